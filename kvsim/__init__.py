@@ -1,0 +1,27 @@
+"""kvsim: a discrete-event simulator of KV-cache scheduling for LLM serving.
+
+```python
+import kvsim
+
+result = kvsim.simulate("trace.jsonl", {"model": "llama-3-8b", "enable_prefix_caching": True})
+result.summary["p99_ttft_ms"], result.requests_frame(), result.steps_frame()
+```
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.version import __version__
+
+if TYPE_CHECKING:
+    from kvsim.run import Result, simulate
+
+__all__ = ["Result", "__version__", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the simulator only when it is asked for, so that `kvsim --help` stays quick."""
+    if name in ("Result", "simulate"):
+        from kvsim import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module 'kvsim' has no attribute {name!r}")

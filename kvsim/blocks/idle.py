@@ -1,0 +1,199 @@
+"""Orders in which idle blocks are given out again.
+
+The order of this structure *is* the eviction policy. Blocks that were never used are not stored:
+a counter stands for them, so that a pool costs nothing until it is used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush, heapreplace
+
+
+class Stack:
+    """Last returned, first reused; blocks never used come last, in ascending order.
+
+    vLLM 0.6.3.post1 `core/block/naive_block.py`: a deque, freed blocks are pushed on its left.
+    """
+
+    __slots__ = ("_end", "_fresh", "_returned")
+
+    def __init__(self, first: int, size: int) -> None:
+        self._returned: list[int] = []
+        self._fresh = first
+        self._end = first + size
+
+    def __len__(self) -> int:
+        return len(self._returned) + self._end - self._fresh
+
+    def pop(self) -> int:
+        """The next block to use."""
+        if self._returned:
+            return self._returned.pop()
+        block = self._fresh
+        assert block < self._end, "no idle block left"
+        self._fresh = block + 1
+        return block
+
+    def pop_many(self, number: int) -> list[int]:
+        """The next `number` blocks, as `pop` would give them one by one."""
+        returned = self._returned
+        if number <= len(returned):
+            taken = returned[: -number - 1 : -1]
+            del returned[len(returned) - number :]
+            return taken
+        taken = returned[::-1]
+        returned.clear()
+        start = self._fresh
+        self._fresh = start + number - len(taken)
+        assert self._fresh <= self._end, "no idle block left"
+        taken.extend(range(start, self._fresh))
+        return taken
+
+    def put(self, block: int) -> None:
+        """Return a block."""
+        self._returned.append(block)
+
+    def put_many(self, blocks: list[int]) -> None:
+        """Return blocks, in this order."""
+        self._returned.extend(blocks)
+
+    def returned(self) -> list[int]:
+        """Idle blocks that were used before, for audits."""
+        return list(self._returned)
+
+    @property
+    def fresh(self) -> range:
+        """Blocks never used."""
+        return range(self._fresh, self._end)
+
+
+class Evictor:
+    """Idle blocks with content, in the eviction order of vLLM 0.6.3.post1.
+
+    The engine (`core/evictor_v2.py`) keeps an insertion-ordered map block → (tokens, last) and
+    walks it from the front with a candidate, at first the front entry: an entry with a later
+    `last` ends the walk; one with more `tokens` (a longer prefix) becomes the candidate. So the
+    walk compares with the *current* candidate, and an older entry behind a newer one is not found.
+
+    The walk is O(entries). Here entries are grouped so that an eviction touches few of them::
+
+        oldest ►  run(last=7)            run(last=9)    ...      consecutive entries, equal `last`
+                    ├ chain 16 32 48 64     ...                  one table released: tokens ascend
+                    └ chain 16 32                                ▲ the tail is the chain's longest
+
+    Within a run nothing ends the walk, so its candidate is the longest prefix, the earliest
+    inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
+    """
+
+    __slots__ = ("_chains", "_home", "_runs")
+
+    def __init__(self) -> None:
+        self._runs: deque[_Run] = deque()
+        self._home: dict[int, list[tuple[int, int]]] = {}
+        """block → the chain that holds it; what a chain holds besides has left."""
+        self._chains = 0
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._home
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._home)
+
+    def add(self, block: int, tokens: int, last: int) -> None:
+        """Insert at the back: `tokens` up to and including the block, last accessed at `last`."""
+        run = self._runs[-1] if self._runs else None
+        if run is None or run.last != last:
+            run = _Run(last)
+            self._runs.append(run)
+        chain = run.open
+        if chain is None or chain[-1][0] >= tokens:
+            run.close()
+            self._chains += 1
+            chain = run.open = []
+            run.order = self._chains
+        chain.append((tokens, block))
+        self._home[block] = chain
+
+    def remove(self, block: int) -> None:
+        """Take a block out because it was hit."""
+        del self._home[block]
+
+    def evict(self) -> int:
+        """Take out the block that the engine's walk ends on."""
+        runs, home = self._runs, self._home
+        while not runs[0].trim(home):
+            runs.popleft()
+        candidate = runs[0]
+        last, tokens = candidate.last, candidate.longest
+        for run in _others(runs):
+            if not run.trim(home):
+                continue
+            if run.last > last:
+                break
+            if run.longest > tokens:
+                candidate, last, tokens = run, run.last, run.longest
+        block = candidate.pop()
+        del home[block]
+        return block
+
+
+def _others(runs: deque[_Run]):  # type: ignore[no-untyped-def]
+    iterator = iter(runs)
+    next(iterator)
+    return iterator
+
+
+class _Run:
+    """Entries inserted one after the other with equal `last`."""
+
+    __slots__ = ("heap", "last", "open", "order")
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.heap: list[tuple[int, int, list[tuple[int, int]]]] = []
+        """(−tokens of the tail, insertion number, chain); the first number may be out of date,
+        then it is too small, because chains only get shorter."""
+        self.open: list[tuple[int, int]] | None = None
+        """The chain that still grows; it is not in the heap."""
+        self.order = 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the candidate, after `trim`."""
+        return -self.heap[0][0]
+
+    def close(self) -> None:
+        """Move the growing chain, if any, into the heap."""
+        if self.open is not None:
+            heappush(self.heap, (-self.open[-1][0], self.order, self.open))
+            self.open = None
+
+    def trim(self, home: dict[int, list[tuple[int, int]]]) -> bool:
+        """Bring the true candidate to the top; False where nothing is left."""
+        self.close()
+        heap = self.heap
+        while heap:
+            key, order, chain = heap[0]
+            while chain and home.get(chain[-1][1]) is not chain:
+                chain.pop()
+            if not chain:
+                heappop(heap)
+            elif -chain[-1][0] != key:
+                heapreplace(heap, (-chain[-1][0], order, chain))
+            else:
+                return True
+        return False
+
+    def pop(self) -> int:
+        """Take the candidate out, after `trim`."""
+        _, order, chain = self.heap[0]
+        block = chain.pop()[1]
+        if chain:
+            heapreplace(self.heap, (-chain[-1][0], order, chain))
+        else:
+            heappop(self.heap)
+        return block

@@ -1,0 +1,235 @@
+"""Block tables of sequences over a GPU pool and a CPU pool.
+
+One class keeps the books for every block manager; a manager says what is special about *full*
+blocks, and what an admission reserves. Questions change nothing; moves assume that the question
+before them was answered with yes.
+
+```
+              table            filled = 10, block_size = 4
+  sequence ─► [ 7 | 3 | 12 ]   7 and 3 are full, 12 holds 2 tokens: 2 empty slots
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvsim.blocks.pool import BlockPool
+from kvsim.errors import EngineStopped
+from kvsim.request import Request, Sequence
+
+Pairs = list[tuple[int, int]]
+"""Copied blocks: (source, target)."""
+
+
+class Tables:
+    """Block tables without sharing, except between the samples of one request.
+
+    The rules of vLLM 0.6.3.post1, `core/block_manager.py` and `core/block/block_table.py`.
+    """
+
+    grows = True
+    """Whether a running request can come to need more blocks than it has. If not, nothing is ever
+    preempted for want of blocks, and a watermark has nothing to guard."""
+
+    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self.block_size = block_size
+        self.gpu = self.make_pool(num_gpu_blocks, 0)
+        self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
+        self.empty_slots = 0
+        """Token slots of tables on the GPU that hold no token."""
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        """A pool of the kind that this manager needs."""
+        return BlockPool(size, first)
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def admission_need(self, request: Request) -> int:
+        """Blocks that admitting a waiting request takes (prefix hits are not discounted)."""
+        return -(-request.sequences[0].length // self.block_size)
+
+    @property
+    def admission_free(self) -> int:
+        """Free GPU blocks, as far as an admission can use them."""
+        return self.gpu.free
+
+    @property
+    def admission_total(self) -> int:
+        """What `admission_free` is when nothing runs."""
+        return self.gpu.size
+
+    def swapped(self, sequence: Sequence) -> bool:
+        """Whether the table of a sequence is on the CPU."""
+        return bool(sequence.table) and sequence.table[0] >= self.cpu.first
+
+    def growth_need(self, sequence: Sequence) -> int:
+        """Blocks that `append` is taken to touch.
+
+        One even where the last block has room: the engine counts the block that is written to.
+        """
+        missing = sequence.length - sequence.filled
+        if missing == 1:
+            return 1
+        size = self.block_size
+        beyond = missing - (size - sequence.filled % size)
+        return 1 - (-beyond // size)
+
+    def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
+        """Blocks of `target` that moving these sequences there is taken to need."""
+        size = self.block_size
+        return sum(self.growth_need(s) + s.filled // size for s in sequences)
+
+    @property
+    def stranded(self) -> int:
+        """Free GPU blocks that no admission can use: none, any block serves any token."""
+        return 0
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Full blocks looked up by content, and how many of them were found."""
+        return 0, 0
+
+    # -- moves ----------------------------------------------------------------------------------
+
+    def allocate(self, sequence: Sequence) -> None:
+        """Give a sequence without a table slots for all its known tokens."""
+        assert not sequence.table
+        sequence.table = self.gpu.take_many(-(-sequence.length // self.block_size))
+        self._filled(sequence)
+
+    def append(self, sequence: Sequence) -> Pairs:
+        """Slots for the known tokens that have none; answers the copies on write."""
+        size, table = self.block_size, sequence.table
+        length, filled = sequence.length, sequence.filled
+        if length > len(table) * size:
+            more = self.gpu.take_many(-(-length // size) - len(table))
+            table.extend(more)
+            self.empty_slots += len(more) * size
+        self.empty_slots -= length - filled
+        copies: Pairs = []
+        while filled < length:
+            place = filled // size
+            filled = min(length, (place + 1) * size)
+            sequence.filled = filled
+            block = table[place]
+            if self.gpu.references[block] > 1:
+                self.gpu.drop(block)
+                table[place] = self.gpu.take()
+                copies.append((block, table[place]))
+            if filled % size == 0:
+                self.fill(sequence, place)
+        return copies
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back the table of a sequence that finished, or will be recomputed."""
+        if not sequence.table:
+            return
+        if self.swapped(sequence):
+            self.free_swapped(sequence)
+        else:
+            self.empty_slots -= self._empty(sequence)
+            self.release(sequence, self.gpu, sequence.access_ns)
+        sequence.table = []
+        sequence.filled = 0
+
+    def fork(self, parent: Sequence, child: Sequence) -> Pairs:
+        """Let `child` hold what `parent` holds; answers the blocks copied at once."""
+        child.table = list(parent.table)
+        child.filled = parent.filled
+        for block in child.table:
+            self.gpu.share(block)
+        self.empty_slots += self._empty(child)
+        return []
+
+    def swap_out(self, sequences: Iterable[Sequence]) -> Pairs:
+        """Move tables to the CPU pool; answers the copies."""
+        return self._swap(sequences, self.gpu, self.cpu, -1)
+
+    def swap_in(self, sequences: Iterable[Sequence]) -> Pairs:
+        """Move tables back to the GPU pool; answers the copies."""
+        return self._swap(sequences, self.cpu, self.gpu, 1)
+
+    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
+        """Note that a sequence is in the batch; answers its leading tokens with known KV."""
+        sequence.access_ns = now_ns
+        return 0
+
+    def composed(self) -> None:
+        """The step is composed."""
+
+    # -- what a manager may do otherwise --------------------------------------------------------
+
+    def fill(self, sequence: Sequence, place: int) -> None:
+        """Block `place` of the table became full."""
+
+    def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
+        """Drop every block of a table, first to last; `access_ns` -1: never scheduled."""
+        pool.drop_table(sequence.table)
+
+    def free_swapped(self, sequence: Sequence) -> None:
+        """Give back a table that is on the CPU."""
+        self.cpu.drop_table(sequence.table)
+
+    def retake(self, sequence: Sequence, pool: BlockPool) -> list[int]:
+        """Blocks of `pool` for a table that moves there."""
+        return pool.take_many(len(sequence.table))
+
+    # -------------------------------------------------------------------------------------------
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        """Assert that pools and tables agree: each reference is an entry of one table."""
+        for pool in (self.gpu, self.cpu):
+            pool.audit()
+        counted: dict[int, int] = {}
+        empty = 0
+        for request in requests:
+            for sequence in request.sequences:
+                for block in sequence.table:
+                    counted[block] = counted.get(block, 0) + 1
+                if not self.swapped(sequence):
+                    empty += self._empty(sequence)
+                assert sequence.filled <= len(sequence.table) * self.block_size
+        held = {**self.gpu.references, **self.cpu.references}
+        self.audit_references(counted, held)
+        assert empty == self.empty_slots, "empty slots were miscounted"
+
+    def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
+        """Assert that the references of the pools are the entries of the tables."""
+        assert counted == held, "references and tables disagree"
+
+    def _empty(self, sequence: Sequence) -> int:
+        return len(sequence.table) * self.block_size - sequence.filled
+
+    def _filled(self, sequence: Sequence) -> None:
+        sequence.filled = sequence.length
+        sequence.seen = 0
+        sequence.gap = False
+        sequence.access_ns = -1
+        self.empty_slots += self._empty(sequence)
+
+    def _swap(
+        self, sequences: Iterable[Sequence], source: BlockPool, target: BlockPool, sign: int
+    ) -> Pairs:
+        pairs: Pairs = []
+        for sequence in sequences:
+            before = sequence.table
+            self.release(sequence, source, -1)
+            sequence.table = self.retake(sequence, target)
+            pairs.extend(zip(before, sequence.table, strict=True))
+            self.empty_slots += sign * self._empty(sequence)
+        return pairs
+
+
+def swap_space_exhausted(request: Request, need: int, free: int) -> EngineStopped:
+    """The outcome of vLLM 0.6.3 where a victim does not fit into the CPU pool."""
+    return EngineStopped(
+        kind="swap-space-exhausted",
+        request_id=request.id,
+        explanation=(
+            f"request {request.id} had to be swapped out, which needs {need} CPU blocks,"
+            f" and {free} were free"
+        ),
+        remedy="raise --swap-space (GiB of CPU memory), or use --preemption-mode recompute",
+        rule="RuntimeError @ core/scheduler.py:1536",
+    )

@@ -1,0 +1,289 @@
+"""One run's settings: a flat table whose every key is also a flag.
+
+Keys carry vLLM's own argument names wherever vLLM has the argument. Three nested tables hold the
+keyword arguments of the policies that they name (`[cost]`, `[block_manager_args]`,
+`[scheduler_args]`); `[goodput]` holds service-level objectives.
+
+```toml
+model = "llama-3-8b"
+hardware = "h100-sxm"
+enable_prefix_caching = true
+num_gpu_blocks_override = 4000
+
+[cost]
+model = "roofline"
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvsim.errors import ConfigError
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+
+
+def _doc(panel: str, text: str) -> Meta:
+    return Meta(description=text, extra={"panel": panel})
+
+
+_LOAD, _ENGINE, _MEMORY, _COST, _RESULT = "Load", "Engine", "Memory", "Time", "Result"
+
+
+class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decides a run, except the trace."""
+
+    # -- load: when requests are sent -----------------------------------------------------------
+    time_scale: Annotated[
+        Annotated[float, Meta(gt=0)],
+        _doc(_LOAD, "Multiplies recorded gaps: 0.5 sends twice as fast."),
+    ] = 1.0
+    request_rate: Annotated[
+        float | None,
+        _doc(
+            _LOAD,
+            "Requests per second of a random process instead of the recorded arrivals;"
+            " inf: all at 0.",
+        ),
+    ] = None
+    burstiness: Annotated[
+        Annotated[float, Meta(gt=0)],
+        _doc(
+            _LOAD,
+            "Gamma shape of the gaps under --request-rate: 1 Poisson, below 1 bursty, inf even.",
+        ),
+    ] = 1.0
+    max_concurrency: Annotated[
+        Positive | None, _doc(_LOAD, "At most this many requests in flight; the rest wait outside.")
+    ] = None
+    sessions: Annotated[
+        Literal["auto", "recorded", "closed"],
+        _doc(
+            _LOAD,
+            "closed: a turn waits for the previous one plus its think time; recorded: as recorded;"
+            " auto: closed where the trace says `after`.",
+        ),
+    ] = "auto"
+    think_time_scale: Annotated[
+        Annotated[float, Meta(ge=0)], _doc(_LOAD, "Multiplies think times of closed sessions.")
+    ] = 1.0
+    max_think_time_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None, _doc(_LOAD, "Caps think times, after scaling.")
+    ] = None
+    spread_ties: Annotated[
+        bool, _doc(_LOAD, "Spread requests that share a recorded time over the gap that follows.")
+    ] = False
+    num_prompts: Annotated[
+        Positive | None, _doc(_LOAD, "Replay only the first so many requests of the trace.")
+    ] = None
+    n: Annotated[Positive, _doc(_LOAD, "Samples per request (parallel sampling).")] = 1
+    seed: Annotated[Natural, _doc(_LOAD, "Seed of every random stream.")] = 0
+
+    # -- engine: what is scheduled when ---------------------------------------------------------
+    engine: Annotated[
+        str, _doc(_ENGINE, "Scheduler to imitate: a name of `kvsim policies`, or module:Class.")
+    ] = "vllm-0.6.3"
+    block_manager: Annotated[
+        str | None,
+        _doc(
+            _ENGINE,
+            "naive, prefix-caching, contiguous or module:Class;"
+            " default: as --enable-prefix-caching says.",
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, _doc(_ENGINE, "Share blocks between requests with equal prefixes.")
+    ] = False
+    block_size: Annotated[Positive, _doc(_ENGINE, "Tokens per block.")] = 16
+    max_num_seqs: Annotated[Positive, _doc(_ENGINE, "Most sequences running at once.")] = 256
+    max_num_batched_tokens: Annotated[
+        Positive | None,
+        _doc(
+            _ENGINE,
+            "Most tokens computed in one step; default: the engine's own rule.",
+        ),
+    ] = None
+    max_model_len: Annotated[
+        Positive | None,
+        _doc(_ENGINE, "Longest prompt plus output; default: the model's own limit."),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, _doc(_ENGINE, "Split prompts into chunks that share steps with decodes.")
+    ] = False
+    preemption_mode: Annotated[
+        Literal["recompute", "swap"] | None,
+        _doc(_ENGINE, "How a victim gives up its blocks; default: the engine's own rule."),
+    ] = None
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], _doc(_ENGINE, "Order of the waiting queue.")
+    ] = "fcfs"
+    watermark: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)],
+        _doc(_ENGINE, "Share of the GPU blocks kept free when a request is admitted."),
+    ] = 0.01
+
+    # -- memory: how many blocks there are ------------------------------------------------------
+    model: Annotated[
+        str,
+        _doc(_MEMORY, "A name in configs/models, or the path of a Hugging Face config.json."),
+    ] = "llama-3-8b"
+    hardware: Annotated[str, _doc(_MEMORY, "A name in configs/hardware, or the path of a TOML.")] = (
+        "h100-sxm"
+    )
+    tensor_parallel_size: Annotated[Positive, _doc(_MEMORY, "GPUs that share each layer.")] = 1
+    dtype: Annotated[
+        Literal["auto", "float16", "bfloat16", "float32"],
+        _doc(_MEMORY, "Type of weights and activations; auto: the model's own."),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float16", "bfloat16", "float32", "fp8"],
+        _doc(_MEMORY, "Type of the KV cache; auto: as --dtype."),
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        _doc(_MEMORY, "Share of GPU memory the engine may use."),
+    ] = 0.9
+    swap_space: Annotated[
+        Annotated[float, Meta(ge=0)], _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks.")
+    ] = 4.0
+    num_gpu_blocks_override: Annotated[
+        Positive | None, _doc(_MEMORY, "GPU blocks, whatever the memory budget says.")
+    ] = None
+    num_cpu_blocks_override: Annotated[
+        Natural | None, _doc(_MEMORY, "CPU blocks, whatever --swap-space says.")
+    ] = None
+    memory_formula: Annotated[
+        Literal["vllm", "nano-vllm"], _doc(_MEMORY, "Whose formula turns memory into blocks.")
+    ] = "vllm"
+
+    # -- tables of keyword arguments ------------------------------------------------------------
+    cost: Annotated[
+        dict[str, Any], _doc(_COST, "`model`: constant, roofline or table; the rest: its arguments.")
+    ] = {}
+    scheduler_args: Annotated[dict[str, Any], _doc(_ENGINE, "Further arguments of the engine.")] = {}
+    block_manager_args: Annotated[
+        dict[str, Any], _doc(_ENGINE, "Further arguments of the block manager.")
+    ] = {}
+    goodput: Annotated[
+        dict[str, Annotated[float, Meta(gt=0)]],
+        _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
+    ] = {}
+
+
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+
+def load_config(
+    path: str | None = None,
+    flags: Mapping[str, Any] | None = None,
+    assignments: Iterable[str] = (),
+) -> RunConfig:
+    """Settings of one run: defaults, then the TOML file, then flags, then `--set a.b=c`.
+
+    Raises `ConfigError` naming the file, the key and the nearest right name.
+    """
+    table: dict[str, Any] = {}
+    where = "configuration"
+    if path is not None:
+        table, where = read_toml(path), path
+        check_keys(table, where)
+    for key, value in (flags or {}).items():
+        if isinstance(value, Mapping):
+            table[key] = {**table.get(key, {}), **value}
+        else:
+            table[key] = value
+    for assignment in assignments:
+        _assign(table, assignment)
+    return make_config(table, where)
+
+
+def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+    """A `RunConfig` from plain values, or a `ConfigError` that names the key."""
+    check_keys(table, where)
+    for key in ("cost", "scheduler_args", "block_manager_args", "goodput"):
+        if key in table and not isinstance(table[key], Mapping):
+            raise ConfigError(f"{where}: {key}: expected a table of keys, got {table[key]!r}")
+    try:
+        config = msgspec.convert(dict(table), RunConfig)
+    except msgspec.ValidationError as error:
+        text, _, at = str(error).partition(" - at `$.")
+        key = at.rstrip("`") or "?"
+        raise ConfigError(f"{where}: {key}: {_lower(text)}, got {table.get(key)!r}") from None
+    if config.request_rate is not None and not config.request_rate > 0:
+        raise ConfigError(
+            f"{where}: request_rate: {config.request_rate} is not above 0; use a rate in requests"
+            " per second, or inf to send all at 0"
+        )
+    for key in config.goodput:
+        if key not in GOODPUT_METRICS:
+            raise ConfigError(
+                f"{where}: goodput: no metric {key!r};{nearest(key, GOODPUT_METRICS)}"
+                f" it takes {', '.join(GOODPUT_METRICS)} (milliseconds)"
+            )
+    return config
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """The table of a TOML file, or a `ConfigError` with its line."""
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def check_keys(table: Mapping[str, Any], where: str) -> None:
+    """Refuse unknown keys, with the nearest right name."""
+    known = RunConfig.__struct_fields__
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"{where}: unknown key {key!r};{nearest(key, known)}"
+                " `kvsim run --help` lists them all"
+            )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` did you mean X?`, or nothing where no known word is near."""
+    found = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return f" did you mean {found[0]!r}?" if found else ""
+
+
+def to_table(config: RunConfig) -> dict[str, Any]:
+    """The plain values of a configuration, in declaration order."""
+    return {key: getattr(config, key) for key in RunConfig.__struct_fields__}
+
+
+def _assign(table: dict[str, Any], assignment: str) -> None:
+    """Put `a.b=value` into `table`; the value is TOML, or a bare word taken as text."""
+    path, equals, text = assignment.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {assignment}: expected KEY=VALUE or TABLE.KEY=VALUE")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, key = path.strip().split(".")
+    for parent in parents:
+        inner = table.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {assignment}: {parent!r} is not a table")
+        table = inner
+    table[key] = value
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,67 @@
+"""One step as a record of the step-log format, with digests of queues and block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from zlib import crc32
+
+from kvsim.plan import SWAP, Plan
+from kvsim.request import RUNNING, Request
+from kvsim.schedule.batch import Batch
+
+Record = dict[str, Any]
+
+
+def step_record(batch: Batch, plan: Plan, step: int, time: float, added: int) -> Record:
+    """The record of a step just composed; `finish_record` completes it."""
+    return {
+        "step": step,
+        "time": time,
+        "added": added,
+        "prefill": [
+            [p.request.id, p.scheduled, p.cached, p.computed_before, int(p.samples)]
+            for p in plan.prefills
+        ],
+        "decode": _ids(plan.decodes),
+        "preempted": [[request.id, means] for request, means in plan.preempted],
+        "swapped_out": [request.id for request, means in plan.preempted if means == SWAP],
+        "swapped_in": _ids(plan.swapped_in),
+        "ignored": _ids(plan.ignored),
+        "waiting": len(batch.waiting),
+        "running": len(batch.running),
+        "swapped": len(batch.swapped),
+        "free_gpu_blocks": batch.blocks.gpu.free,
+        "free_cpu_blocks": batch.blocks.cpu.free,
+        "batched_tokens": plan.batched_tokens,
+        "blocks_to_copy": len(plan.copies),
+        "blocks_to_swap_in": len(plan.swaps_in),
+        "blocks_to_swap_out": len(plan.swaps_out),
+        "q": [_queue_digest(q) for q in (batch.waiting, batch.running, batch.swapped)],
+        "bt": _table_digest(plan),
+    }
+
+
+def finish_record(record: Record, batch: Batch, ended: Iterable[Request]) -> Record:
+    """Add what output processing did."""
+    record["finished"] = [request.id for request in ended if not request.reason]
+    record["free_gpu_blocks_end"] = batch.blocks.gpu.free
+    return record
+
+
+def _ids(requests: Iterable[Request]) -> list[str]:
+    return [request.id for request in requests]
+
+
+def _queue_digest(queue: Iterable[Request]) -> int:
+    return crc32(",".join(_ids(queue)).encode())
+
+
+def _table_digest(plan: Plan) -> int:
+    digest = 0
+    for request, _, _ in plan.entries:
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                text = f"{request.id}={','.join(map(str, sequence.table))};"
+                digest = crc32(text.encode(), digest)
+    return digest

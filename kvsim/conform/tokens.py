@@ -1,0 +1,39 @@
+"""Token streams of the conformance traces: known prompts, outputs made by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from zlib import crc32
+
+import xxhash
+
+
+class RuleStream:
+    """A prompt of known tokens, continued by the test corpus's rule for generated tokens.
+
+    Output token k of label L is `crc32("L:k") mod 32000`. Keys are chained xxh64 digests.
+    """
+
+    def __init__(self, label: str, prompt: Seq[int], sample: int | None = None) -> None:
+        self._id = label
+        self._label = label if sample is None else f"{label}/{sample}"
+        self._prompt = prompt
+        self._tokens = list(prompt)
+        self._keys: list[int] = []
+        self._digest = b""
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        """Keys of full blocks `first .. last - 1`; always asked with the same block size."""
+        tokens, keys, start = self._tokens, self._keys, len(self._prompt)
+        for k in range(len(tokens) - start, last * block_size - start):
+            tokens.append(crc32(f"{self._label}:{k}".encode()) % 32000)
+        while len(keys) < last:
+            place = len(keys) * block_size
+            block = repr(tokens[place : place + block_size]).encode()
+            self._digest = xxhash.xxh128_digest(self._digest + block)
+            keys.append(int.from_bytes(self._digest, "little"))
+        return keys[first:last]
+
+    def sample(self, index: int) -> RuleStream:
+        """The stream of the corpus's sample `index - 1`."""
+        return RuleStream(self._id, self._prompt, index - 1)

@@ -1,0 +1,72 @@
+"""Prices a step: how many nanoseconds the modelled engine needs for a plan.
+
+A cost model is a small class behind a name of `COSTS`, or an outsider's `package.module:Class`.
+Swap copies between GPU and CPU are not priced here but on the link (`kvsim.link`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from kvsim.config import RunConfig
+from kvsim.cost.constant import ConstantCost
+from kvsim.cost.roofline import RooflineCost
+from kvsim.cost.table import TableCost
+from kvsim.errors import ConfigError
+from kvsim.hardware import Hardware
+from kvsim.library import construct
+from kvsim.model import Model
+
+if TYPE_CHECKING:
+    from kvsim.plan import Plan
+
+__all__ = ["COSTS", "ConstantCost", "Cost", "RooflineCost", "TableCost", "make_cost"]
+
+
+@runtime_checkable
+class Cost(Protocol):
+    """What a replica needs of a cost model; the plan is only read."""
+
+    @property
+    def kind(self) -> str:
+        """How its figures came about: constant, roofline, estimated, measured or scaled."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """One line that names the figures; it labels every result."""
+        ...
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds from dispatch to the tokens of `plan`; at least 0."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Figures and sources in plain values, for the provenance of a result."""
+        ...
+
+
+COSTS: dict[str, type[Cost]] = {
+    "constant": ConstantCost,
+    "roofline": RooflineCost,
+    "table": TableCost,
+}
+
+
+def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
+    """The cost model of `[cost]`: `model` names it (default roofline), the rest are its arguments.
+
+    The subtable `link` belongs to the link and is skipped. A constructor may name `model`,
+    `hardware` and `config` to be given them. Raises `ConfigError`.
+    """
+    args = {key: value for key, value in config.cost.items() if key not in ("model", "link")}
+    name = config.cost.get("model", "roofline")
+    if not isinstance(name, str):
+        raise ConfigError(f"cost: model: expected a name of {', '.join(COSTS)}, got {name!r}")
+    cost = construct("cost", COSTS, name, args, model=model, hardware=hardware, config=config)
+    if not isinstance(cost, Cost):
+        raise ConfigError(
+            f"cost: {name}: a cost model has step_ns(plan), describe(), kind and source;"
+            " see kvsim.cost.Cost"
+        )
+    return cost

@@ -1,0 +1,172 @@
+"""A hardware profile: measured step times of one model on one device, in one JSON document.
+
+```
+{"schema": "kvsim.profile/1", "source": "measured", "created": ...,
+ "device": {...}, "software": {...}, "model": {...}, "engine": {...},
+ "ceilings": {...}, "rows": [...],         what was measured
+ "fit": {...},                             what a table cost model reads
+ "error": {...}}                           how good it is on rows held out
+```
+
+Times are microseconds. `fit` holds curves and grids over *raw* counts; between grid points they are
+interpolated linearly (`kvsim.cost.table`).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from kvsim.errors import ConfigError
+from kvsim.library import convert, find, read_json
+
+Positive = Annotated[int, Meta(ge=1)]
+Us = Annotated[float, Meta(ge=0)]
+
+
+class Curve(Struct, frozen=True, forbid_unknown_fields=True):
+    """Times `us[i]` at points `x[i]`; in the file `x` carries the name of its unit."""
+
+    x: list[float]
+    us: list[Us]
+
+
+class DenseCurve(Curve, frozen=True, forbid_unknown_fields=True):
+    """Everything but attention and logits, all layers together, by tokens in the step.
+
+    Padding to captured sizes is folded in: a point per size, or per token count.
+    """
+
+    x: list[float] = field(name="tokens")
+
+
+class HeadCurve(Curve, frozen=True, forbid_unknown_fields=True):
+    """Output projection and sampler by rows of logits."""
+
+    x: list[float] = field(name="samples")
+
+
+class Grid(Struct, frozen=True, forbid_unknown_fields=True):
+    """Times `us[i][j]` of one layer at `(x[i], ctx[j])`; rows may end early, but have 2 entries."""
+
+    x: list[float]
+    ctx: list[float]
+    us: list[list[Us]]
+
+
+class DecodeGrid(Grid, frozen=True, forbid_unknown_fields=True):
+    """Decode attention by sequences and the mean of their lengths."""
+
+    x: list[float] = field(name="n")
+
+
+class PrefillGrid(Grid, frozen=True, forbid_unknown_fields=True):
+    """Attention of one prompt chunk by its tokens and the tokens of context before them."""
+
+    x: list[float] = field(name="q")
+    tile: Positive = 1
+    """Queries per tile of the kernel: a chunk costs what the next multiple costs."""
+
+
+class Fit(Struct, frozen=True, forbid_unknown_fields=True):
+    """What prices a step."""
+
+    dense: DenseCurve
+    head: HeadCurve
+    prefill: PrefillGrid
+    decode_v1: DecodeGrid | UnsetType = UNSET
+    """The kernel that reads a sequence in one pass."""
+    decode_v2: DecodeGrid | UnsetType = UNSET
+    """The kernel that splits sequences into partitions."""
+    step: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    """(a0, a1, a2): step = a0 + a1 x kernels + a2 x sequences."""
+    launch_floor_us: Us = 0.0
+    """Least time of a step that is launched kernel by kernel."""
+    copied_block_us: Us = 0.0
+    """One block copied on the GPU."""
+    swap: dict[str, Any] = {}
+    """Host link, by layout and direction; for the reader, steps do not use it."""
+
+
+class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
+    """Geometry the profile was measured with."""
+
+    name: str
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    ffn: Positive
+    vocab: Positive
+    dtype: str
+    kv_dtype: str
+    tp: Positive = 1
+
+
+class ProfiledEngine(Struct, frozen=True):
+    """Settings of the engine that was measured; further keys are kept by the file only."""
+
+    block_size: Positive
+    graph: bool = True
+    """Decode-only steps replay a captured graph."""
+
+
+class Profile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The document; its key `schema` is called `version` here."""
+
+    version: Literal["kvsim.profile/1"] = field(name="schema")
+    source: Literal["measured", "scaled", "roofline", "public-table"]
+    created: str
+    device: dict[str, Any]
+    model: ProfiledModel
+    engine: ProfiledEngine
+    fit: Fit
+    software: dict[str, Any] = {}
+    ceilings: dict[str, Any] = {}
+    rows: list[Any] = []
+    error: dict[str, Any] = {}
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """The profile that a shipped name or the path of a JSON file stands for.
+
+    Raises `ConfigError` that names the file and the key.
+    """
+    path = find("profiles", name_or_path)
+    profile = convert(read_json(path), Profile, str(path))
+    for key, part in _parts(profile.fit):
+        problem = _problem_of_curve(part) if isinstance(part, Curve) else _problem_of_grid(part)
+        if problem:
+            raise ConfigError(f"{path}: fit.{key}: {problem}")
+    return profile
+
+
+def _parts(fit: Fit) -> list[tuple[str, Curve | Grid]]:
+    parts = ((key, getattr(fit, key)) for key in Fit.__struct_fields__)
+    return [(key, part) for key, part in parts if isinstance(part, Curve | Grid)]
+
+
+def _problem_of_curve(curve: Curve) -> str:
+    if len(curve.us) != len(curve.x):
+        return f"{len(curve.us)} times for {len(curve.x)} points; give one each"
+    return _problem_of_axis(curve.x)
+
+
+def _problem_of_grid(grid: Grid) -> str:
+    if len(grid.us) != len(grid.x):
+        return f"{len(grid.us)} rows of times for {len(grid.x)} points; give one each"
+    for row in grid.us:
+        if not 2 <= len(row) <= len(grid.ctx):
+            return f"a row of {len(row)} times for {len(grid.ctx)} contexts; give 2 up to all"
+    return _problem_of_axis(grid.x) or _problem_of_axis(grid.ctx)
+
+
+def _problem_of_axis(points: list[float]) -> str:
+    if len(points) < 2:
+        return "a line needs at least 2 points"
+    if any(b <= a for a, b in pairwise(points)):
+        return "points must increase"
+    return ""

@@ -1,0 +1,137 @@
+"""Step time from data-sheet peaks: every kernel takes its arithmetic or its traffic, whichever is
+longer.
+
+```
+step = host + layers x floor + 2 all-reduces per layer
+     + max(FLOPs of the linear layers, reading their weights once)
+     + max(FLOPs of prompt attention, reading its keys and values)
+     + max(FLOPs of decode attention, reading its keys and values)
+     + max(FLOPs of the logits, reading the output projection)
+     + copied blocks, read and written
+```
+
+Kernels run one after another, so their times add up; only within one kernel do arithmetic and
+traffic overlap. Attention is causal: token i of a prompt chunk sees the context and i tokens of the
+chunk. Activations, embeddings and norms are part of the floor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.config import RunConfig
+from kvsim.hardware import Hardware
+from kvsim.memory import block_bytes, token_bytes
+from kvsim.model import DTYPE_BYTES, Model
+
+if TYPE_CHECKING:
+    from kvsim.plan import Plan
+
+
+class RooflineCost:
+    """A roofline of one GPU of the tensor-parallel group; all of them do the same work.
+
+    Efficiencies (shares of the peaks) and overheads default to the hardware's own.
+    """
+
+    kind = "roofline"
+
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        config: RunConfig,
+        *,
+        compute_efficiency: float | None = None,
+        bandwidth_efficiency: float | None = None,
+        layer_overhead_us: float | None = None,
+        step_overhead_us: float | None = None,
+    ) -> None:
+        settings = {
+            "compute_efficiency": compute_efficiency,
+            "bandwidth_efficiency": bandwidth_efficiency,
+            "layer_overhead_us": layer_overhead_us,
+            "step_overhead_us": step_overhead_us,
+        }
+        self._settings = {
+            key: getattr(hardware, key) if value is None else value
+            for key, value in settings.items()
+        }
+        _check(self._settings)
+        self._model, self._hardware = model, hardware
+        self._tensor_parallel_size = config.tensor_parallel_size
+        self._set_coefficients(config)
+
+    def _set_coefficients(self, config: RunConfig) -> None:
+        """All prices in nanoseconds, so that a step is a few products."""
+        model, hardware, settings = self._model, self._hardware, self._settings
+        tp, layers = self._tensor_parallel_size, model.num_hidden_layers
+        shard, dtype = model.shard(tp), model.dtype(config.dtype)
+        element = DTYPE_BYTES[dtype]
+        flop_ns = 1e9 / (hardware.flop_s(dtype) * settings["compute_efficiency"])
+        byte_ns = 1 / (hardware.memory_bandwidth_gb_s * settings["bandwidth_efficiency"])
+        self._step_ns = settings["step_overhead_us"] * 1e3
+        self._layers_ns = layers * settings["layer_overhead_us"] * 1e3
+        self._token_ns = 2 * shard.linear_parameters * flop_ns
+        self._weights_ns = shard.linear_parameters * element * byte_ns
+        self._sample_ns = 2 * shard.head_parameters * flop_ns
+        self._head_ns = shard.head_parameters * element * byte_ns
+        # Query x key and probability x value: a product and a sum each, per head and dimension.
+        self._pair_ns = 4 * layers * shard.heads * model.head_dim * flop_ns
+        self._kv_ns = token_bytes(model, config) * byte_ns
+        self._decode_context_ns = max(self._pair_ns, self._kv_ns)
+        self._copy_ns = 2 * block_bytes(model, config) * byte_ns
+        self._reduced_token_ns = 0.0
+        if tp > 1:
+            moved = 2 * (tp - 1) / tp * model.hidden_size * element
+            self._reduced_token_ns = 2 * layers * moved / hardware.all_reduce.bandwidth_gb_s
+            self._layers_ns += 2 * layers * hardware.all_reduce.latency_us * 1e3
+
+    @property
+    def source(self) -> str:
+        """Hardware, model and efficiencies."""
+        gpus = "" if self._tensor_parallel_size == 1 else f"{self._tensor_parallel_size} x "
+        compute = self._settings["compute_efficiency"]
+        bandwidth = self._settings["bandwidth_efficiency"]
+        return (
+            f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name},"
+            f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
+        )
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step."""
+        tokens = plan.decode_seqs
+        ns = self._step_ns + plan.context_tokens * self._decode_context_ns
+        if plan.chunks:
+            pairs = read = 0
+            for new, context in plan.chunks:
+                tokens += new
+                read += context + new
+                pairs += new * context + new * (new + 1) // 2
+            ns += max(pairs * self._pair_ns, read * self._kv_ns)
+        if tokens:
+            ns += self._layers_ns + tokens * self._reduced_token_ns
+            ns += max(tokens * self._token_ns, self._weights_ns)
+        if plan.samples:
+            ns += max(plan.samples * self._sample_ns, self._head_ns)
+        return round(ns + plan.copied_blocks * self._copy_ns)
+
+    def describe(self) -> dict[str, Any]:
+        """Settings, and the source of every figure of the hardware."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "hardware": self._hardware.name,
+            "model": self._model.name,
+            "tensor_parallel_size": self._tensor_parallel_size,
+            **self._settings,
+            "sources": self._hardware.source,
+        }
+
+
+def _check(settings: dict[str, float]) -> None:
+    for key, value in settings.items():
+        if key.endswith("efficiency") and not 0 < value <= 1:
+            raise ValueError(f"{key}: {value} is not a share; use a value above 0 and at most 1")
+        if key.endswith("_us") and not 0 <= value < float("inf"):
+            raise ValueError(f"{key}: {value} is not a time; use microseconds of at least 0")

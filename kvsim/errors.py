@@ -1,0 +1,49 @@
+"""What can go wrong, and who is told.
+
+```
+KvsimError            one line for the user: what, where, remedy; the command line exits with 2
+├── ConfigError       a setting, a flag, a model, a hardware file, an impossible memory budget
+├── TraceError        a trace file: FILE:LINE: FIELD: what is wrong; what to do
+└── OutputError       a result that could not be written or read
+EngineStopped         the *simulated* engine died or got stuck: an outcome of a run, not an error of ours
+```
+
+Broken promises inside kvsim are `AssertionError`s.
+"""
+
+
+class KvsimError(Exception):
+    """Something the user can mend; its text is one clear line."""
+
+
+class ConfigError(KvsimError):
+    """A setting is unknown, malformed, out of range, or impossible together with others."""
+
+
+class TraceError(KvsimError):
+    """A trace file cannot be read as what it claims to be."""
+
+
+class OutputError(KvsimError):
+    """A result cannot be written, or a result folder cannot be read back."""
+
+
+class EngineStopped(Exception):
+    """The modelled engine raises here; `rule` names the place in its source.
+
+    Raised by faithful schedulers and block managers, caught by the replica, which ends the run
+    with this as its outcome.
+    """
+
+    def __init__(self, kind: str, request_id: str, explanation: str, remedy: str, rule: str) -> None:
+        super().__init__(f"{kind}: {explanation}")
+        self.kind = kind
+        """Short name, e.g. `swap-space-exhausted`."""
+        self.request_id = request_id
+        """The request at which it happened."""
+        self.explanation = explanation
+        """What happened, in words."""
+        self.remedy = remedy
+        """The knob that avoids it."""
+        self.rule = rule
+        """Exception class and place in the engine's source, e.g. `RuntimeError @ core/scheduler.py:1536`."""

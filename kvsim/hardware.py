@@ -1,0 +1,82 @@
+"""One GPU and its links, as figures with a stated source each.
+
+Read from a TOML of `configs/hardware`. Nothing here was measured by kvsim: peaks are the maker's
+data sheet, efficiencies are fitted to public measurements or estimated, as `source` says per
+figure. Measured step times are profiles (`kvsim.cost.profile`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from kvsim.config import read_toml
+from kvsim.errors import ConfigError
+from kvsim.library import convert, find
+
+Above0 = Annotated[float, Meta(gt=0, le=1e9)]
+AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+GIB = 2**30
+
+
+class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sum over the GPUs of one tensor-parallel group.
+
+    Time: `latency_us` + 2 (n - 1) / n x bytes / `bandwidth_gb_s` for n GPUs (ring all-reduce).
+    """
+
+    latency_us: AtLeast0
+    bandwidth_gb_s: Above0
+
+
+class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU; GiB are 2^30 bytes, GB are 10^9 bytes."""
+
+    name: str
+    memory_gib: Above0
+    """Total memory as the CUDA runtime reports it, which is below the size on the box."""
+    context_gib: AtLeast0
+    """Memory in use as soon as a process has a CUDA context, before anything is allocated."""
+    library_gib: AtLeast0
+    """Memory that libraries take outside the tensor allocator while the model runs."""
+    memory_bandwidth_gb_s: Above0
+    tflop_s: dict[str, Above0]
+    """Dense peak per type: float32, float16, bfloat16, fp8."""
+    compute_efficiency: Share
+    """Reached share of `tflop_s` in matrix products."""
+    bandwidth_efficiency: Share
+    """Reached share of `memory_bandwidth_gb_s` when weights and KV are read."""
+    layer_overhead_us: AtLeast0
+    """Launch floors and small kernels of one layer, per step."""
+    step_overhead_us: AtLeast0
+    """Host work between two steps that the GPU waits for."""
+    link_bandwidth_gb_s: Above0
+    """Host link, one direction, as reached by large copies from pinned memory."""
+    copy_overhead_us: AtLeast0
+    """Shortest time of one copy over the host link."""
+    all_reduce: AllReduce
+    source: dict[str, str]
+    """Where each figure comes from, by key."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Total memory."""
+        return int(self.memory_gib * GIB)
+
+    def flop_s(self, dtype: str) -> float:
+        """Peak floating-point operations per second, or a `ConfigError` if none is stated."""
+        if dtype not in self.tflop_s:
+            raise ConfigError(
+                f"hardware {self.name}: no tflop_s for {dtype};"
+                f" use --dtype {' or '.join(self.tflop_s)}, or add the figure"
+            )
+        return self.tflop_s[dtype] * 1e12
+
+
+def load_hardware(name_or_path: str) -> Hardware:
+    """The GPU that a shipped name or the path of a TOML stands for."""
+    path = str(find("hardware", name_or_path))
+    return convert(read_toml(path), Hardware, path)

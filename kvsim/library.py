@@ -1,0 +1,206 @@
+"""Finds what a name stands for: a shipped file, or the class behind a policy's name.
+
+A constructor's signature is the schema of its settings: `construct` checks the user's arguments
+against it before calling, so that a policy states each of its settings exactly once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from kvsim.config import nearest
+from kvsim.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_KINDS = {
+    "models": ("model", "models", ".toml"),
+    "hardware": ("hardware", "hardware", ".toml"),
+    "profiles": ("profile", "hardware", ".json"),
+    "runs": ("run", "runs", ".toml"),
+}
+"""Kind -> (word in messages, folder of `configs`, suffix)."""
+
+
+def find(kind: str, name_or_path: str) -> Path:
+    """The file that `name_or_path` means, for a kind of `models`, `hardware`, `profiles`, `runs`.
+
+    A file that exists is taken as it is; anything else must be the name of a shipped file.
+    Raises `ConfigError` with the nearest right name and the list of names.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    word, folder, suffix = _KINDS[kind]
+    shipped = _shipped() / folder / f"{name_or_path}{suffix}"
+    if name_or_path in names(kind):
+        return shipped
+    if len(path.parts) > 1 or path.suffix in (".toml", ".json"):
+        raise ConfigError(f"{name_or_path}: no such file; give a {word} file that exists")
+    raise ConfigError(
+        f"no {word} named {name_or_path!r};{nearest(name_or_path.lower(), names(kind))}"
+        f" give one of {_listed(names(kind))}, or the path of a file"
+    )
+
+
+def names(kind: str) -> list[str]:
+    """Names of the shipped files of a kind, in alphabetical order."""
+    _, folder, suffix = _KINDS[kind]
+    return sorted(path.stem for path in (_shipped() / folder).glob(f"*{suffix}"))
+
+
+def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:
+    """A `struct` from plain values, or a `ConfigError` that names `where` and the key."""
+    for key in table:
+        if key not in struct.__struct_encode_fields__:
+            raise ConfigError(
+                f"{where}: unknown key {key!r};{nearest(key, struct.__struct_encode_fields__)}"
+                f" it takes {_listed(struct.__struct_encode_fields__)}"
+            )
+    try:
+        return msgspec.convert(dict(table), struct)
+    except msgspec.ValidationError as error:
+        text, _, at = str(error).partition(" - at `$.")
+        key = f"{at.rstrip('`')}: " if at else ""
+        raise ConfigError(f"{where}: {key}{text[:1].lower()}{text[1:]}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table of a JSON file without NaN and infinities, or a `ConfigError` with its line."""
+    try:
+        table = json.loads(
+            path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite
+        )
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: expected a table of keys, got a {type(table).__name__}")
+    return table
+
+
+def construct(
+    kind: str, table: Mapping[str, Any], name: str, args: Mapping[str, Any], /, **given: Any
+) -> Any:
+    """The object that `name` stands for: a key of `table`, or `package.module:Class`.
+
+    `kind` is the word for messages (`cost`, `engine`, ...). Of `given`, what the constructor
+    names is passed on; `args` are the user's and must be keyword arguments of the constructor.
+    Raises `ConfigError` for an unknown name, a missing, unknown or ill-typed argument, and in
+    place of a `ValueError` of the constructor.
+    """
+    return build(f"{kind}: {name}", _constructor(kind, table, name), args, **given)
+
+
+def build(
+    label: str, constructor: Callable[..., Any], args: Mapping[str, Any], /, **given: Any
+) -> Any:
+    """`constructor` called with the user's `args` and those of `given` that it names.
+
+    `label` opens every message. Errors as in `construct`.
+    """
+    parameters = _parameters(label, constructor)
+    settable = [key for key in parameters if key not in given]
+    for key in args:
+        if key not in settable:
+            takes = f"it takes {_listed(settable)}" if settable else "it takes no arguments"
+            raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
+    for key in settable:
+        if key not in args and parameters[key].default is inspect.Parameter.empty:
+            raise ConfigError(f"{label} needs {key!r}")
+    checked = {
+        key: _checked(f"{label}: {key}", value, _hint(constructor, parameters[key]))
+        for key, value in args.items()
+    }
+    try:
+        return constructor(**checked, **{k: v for k, v in given.items() if k in parameters})
+    except ValueError as error:
+        raise ConfigError(f"{label}: {error}") from None
+
+
+def _shipped() -> Path:
+    """The folder `configs`: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "_configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _constructor(kind: str, table: Mapping[str, Any], name: str) -> Any:
+    if name in table:
+        return table[name]
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"{kind}: no {name!r};{nearest(name, table)}"
+            f" give one of {_listed(table)}, or package.module:Class"
+        )
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # whatever an outsider's module does while it is imported
+        raise ConfigError(
+            f"{kind}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{kind}: module {module_name!r} has no class {attribute!r};"
+            f"{nearest(attribute, vars(module))} write package.module:Class"
+        )
+    return found
+
+
+def _parameters(label: str, constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What can be passed by keyword."""
+    try:
+        signature = inspect.signature(constructor)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{label} does not say what arguments it takes") from None
+    return {
+        key: parameter
+        for key, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def _hint(constructor: Any, parameter: inspect.Parameter) -> Any:
+    """The type that the constructor declares for a parameter; `Any` where it declares none."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    function = constructor if isinstance(constructor, FunctionType) else constructor.__init__
+    scope = getattr(function, "__globals__", {})
+    alone = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return get_type_hints(alone, scope, include_extras=True)[parameter.name]
+    except NameError:  # imported for type checkers only
+        return Any
+
+
+def _checked(label: str, value: Any, hint: Any) -> Any:
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise ConfigError(f"{label}: {text[:1].lower()}{text[1:]} ({value!r})") from None
+    except TypeError:  # a type that cannot be checked
+        return value
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(words)

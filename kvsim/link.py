@@ -1,0 +1,88 @@
+"""Times of swap copies over the host link: pure figures, without a clock.
+
+A swap moves whole blocks. How many copies that takes decides its speed more than the link does:
+a block kept layer by layer is many small pieces, each of which costs at least `copy_overhead_us`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from kvsim.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.hardware import Hardware
+from kvsim.library import build
+from kvsim.model import Model
+
+
+class LinkTimes:
+    """One direction of the host link of one GPU.
+
+    A block of `block_bytes` bytes takes pieces x max(`copy_overhead_us`, piece / bandwidth).
+    `layout` `layer` has 2 x layers pieces, keys and values of each layer apart (vLLM 0.6.3,
+    vllm/worker/cache_engine.py: one tensor per layer); `cross` has one. Bandwidth and overhead
+    default to the hardware's. `block_us` sets the time of a block instead of all these.
+    Raises `ValueError`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        block_bytes: int,
+        *,
+        layout: Literal["layer", "cross"] | None = None,
+        bandwidth_gb_s: float | None = None,
+        copy_overhead_us: float | None = None,
+        block_us: float | None = None,
+    ) -> None:
+        if block_us is not None:
+            if (layout, bandwidth_gb_s, copy_overhead_us) != (None, None, None):
+                raise ValueError(
+                    "block_us is the whole time of a block; leave out the other settings"
+                )
+            self._described: dict[str, Any] = {"block_us": _time("block_us", block_us)}
+            self._block_ns = block_us * 1e3
+            return
+        bandwidth = hardware.link_bandwidth_gb_s if bandwidth_gb_s is None else bandwidth_gb_s
+        overhead = hardware.copy_overhead_us if copy_overhead_us is None else copy_overhead_us
+        if not 0 < bandwidth < float("inf"):
+            raise ValueError(f"bandwidth_gb_s: {bandwidth} is not a bandwidth above 0")
+        pieces = 1 if layout == "cross" else 2 * model.num_hidden_layers
+        self._block_ns = pieces * max(
+            _time("copy_overhead_us", overhead) * 1e3, block_bytes / pieces / bandwidth
+        )
+        self._described = {
+            "layout": layout or "layer",
+            "pieces_per_block": pieces,
+            "block_bytes": block_bytes,
+            "bandwidth_gb_s": bandwidth,
+            "copy_overhead_us": overhead,
+            "block_us": self._block_ns / 1e3,
+        }
+
+    def transfer_ns(self, blocks: int) -> int:
+        """Nanoseconds for `blocks` blocks in one direction, one after another."""
+        return round(blocks * self._block_ns)
+
+    def describe(self) -> dict[str, Any]:
+        """Figures in plain values, for the provenance of a result."""
+        return dict(self._described)
+
+
+def make_link(model: Model, hardware: Hardware, config: RunConfig, block_bytes: int) -> LinkTimes:
+    """The link of `[cost.link]`; raises `ConfigError`."""
+    args = config.cost.get("link", {})
+    if not isinstance(args, Mapping):
+        raise ConfigError(f"cost.link: expected a table of keys, got {args!r}")
+    times: LinkTimes = build(
+        "cost.link", LinkTimes, args, model=model, hardware=hardware, block_bytes=block_bytes
+    )
+    return times
+
+
+def _time(key: str, us: float) -> float:
+    if not 0 <= us < float("inf"):
+        raise ValueError(f"{key}: {us} is not a time; use microseconds of at least 0")
+    return us

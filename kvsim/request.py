@@ -1,0 +1,178 @@
+"""A request while it is being simulated: facts of the trace, standing, and what it has cost.
+
+```
+          admit                  finish
+WAITING ────────► RUNNING ──────────────► FINISHED
+   ▲   ╲            │  ▲  ╲ preempt (recompute): back to WAITING
+   │    ╲ ignore    │  │
+ arrive  ► IGNORED  ▼  │ swap in
+                  SWAPPED
+```
+
+A `Request` owns 1..n `Sequence`s (more than one only after a fork, `n > 1`). Queues hold requests;
+block tables belong to sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
+"""States of a sequence; IGNORED: ended by the engine without completing."""
+
+
+class Stream(Protocol):
+    """Identity of the blocks of one token stream (prompt, then output)."""
+
+    def keys(self, first: int, last: int, block_size: int) -> Seq[int]:
+        """Keys of the full blocks `first .. last - 1` of `block_size` tokens.
+
+        Equal keys mean: the same tokens in this block *and* in everything before it.
+        """
+        ...
+
+    def sample(self, index: int) -> Stream:
+        """A stream (`index` > 0) with the same prompt and another output, for `n > 1`."""
+        ...
+
+
+class Sequence:
+    """One token stream of a request and its block table."""
+
+    __slots__ = (
+        "access_ns",
+        "computed",
+        "filled",
+        "gap",
+        "keys",
+        "last_token_ns",
+        "length",
+        "prompt_stage",
+        "request",
+        "sample",
+        "seen",
+        "state",
+        "stream",
+        "table",
+    )
+
+    def __init__(self, request: Request, stream: Stream | None, sample: int = 0) -> None:
+        self.request = request
+        self.sample = sample
+        self.stream = stream
+        self.state = WAITING
+        self.length = request.input_length
+        """Known tokens: prompt and generated, the newest included, whose KV is not written yet."""
+        self.computed = 0
+        """Tokens whose KV exists."""
+        self.prompt_stage = True
+        """True until all known tokens have been computed once since (re-)admission."""
+        self.table: list[int] = []
+        """Physical block ids, in token order; empty: holds nothing."""
+        self.filled = 0
+        """Tokens that have a slot in the table."""
+        self.keys: list[int] = []
+        """Keys of the leading full blocks, extended when needed."""
+        self.seen = 0
+        """Leading blocks known to be computed (prefix caching)."""
+        self.gap = False
+        """True once a block that is not computed ended the count of `seen`."""
+        self.access_ns = -1
+        """When it was last scheduled since its table was allocated; -1: not yet."""
+        self.last_token_ns = -1
+        """When its newest generated token came to exist; -1: there is none."""
+
+    def child(self, sample: int) -> Sequence:
+        """A further sample (`n > 1`) that has the same tokens so far; it holds no blocks yet."""
+        stream = None if self.stream is None else self.stream.sample(sample + 1)
+        twin = Sequence(self.request, stream, sample)
+        twin.state = RUNNING
+        twin.length = self.length
+        twin.computed = self.computed
+        twin.prompt_stage = False
+        twin.keys = list(self.keys)
+        return twin
+
+
+class Request:
+    """One request of the trace inside one run."""
+
+    __slots__ = (
+        "arrival_ns",
+        "blocked_steps",
+        "cached_tokens",
+        "client_queue_ns",
+        "finish_ns",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "id",
+        "index",
+        "input_length",
+        "lost_tokens",
+        "n",
+        "num_preemptions",
+        "output_length",
+        "output_lengths",
+        "output_tokens",
+        "priority",
+        "reason",
+        "recached_tokens",
+        "recomputed_tokens",
+        "released_ns",
+        "sequences",
+        "session",
+        "swapped_in_blocks",
+        "swapped_out_blocks",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        id: str,
+        input_length: int,
+        output_length: int,
+        stream: Stream | None = None,
+        *,
+        n: int = 1,
+        output_lengths: tuple[int, ...] | None = None,
+        priority: int = 0,
+        session: str | None = None,
+    ) -> None:
+        self.index = index
+        self.id = id
+        self.input_length = input_length
+        self.output_length = output_length
+        """The true output length. Only the mechanism (stop test) and oracles may read it."""
+        self.n = n
+        self.output_lengths = output_lengths
+        """True lengths of the n samples, if they differ."""
+        self.priority = priority
+        self.session = session
+        self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
+        self.released_ns = 0
+        """When the client wanted to send it."""
+        self.client_queue_ns = 0
+        """Wait for one of the client's `max_concurrency` slots, before `arrival_ns`."""
+        self.arrival_ns = 0
+        """When the engine got it; latencies count from here."""
+        self.first_scheduled_ns = -1
+        self.first_token_ns = -1
+        self.finish_ns = -1
+        self.reason = ""
+        """Empty: completed (or still under way); otherwise why it was rejected."""
+        self.output_tokens = 0
+        """Tokens generated so far, of all samples."""
+        self.num_preemptions = 0
+        self.cached_tokens = 0
+        """Prompt tokens whose computation a prefix hit saved at the first admission."""
+        self.recached_tokens = 0
+        """The same at later admissions, after a recompute preemption."""
+        self.lost_tokens = 0
+        """Most tokens whose KV a recompute preemption threw away."""
+        self.recomputed_tokens = 0
+        """Tokens whose KV was computed, lost to a preemption, and computed again."""
+        self.swapped_out_blocks = 0
+        self.swapped_in_blocks = 0
+        self.blocked_steps = 0
+        """Scheduling calls in which it stood at the head of the queue and was refused."""

@@ -1,0 +1,1 @@
+"""Schedulers: what each step of an engine does."""

@@ -1,0 +1,244 @@
+"""The queues and the step being composed: the one place where requests move.
+
+```
+ arrive        admit                       finish
+────────► waiting ────────► running ─────────────────► ended
+             │  ▲              │ ▲
+      ignore │  └── requeue ───┤ │ swap_in
+             ▼    (recompute)  ▼ │
+           ended             swapped
+```
+
+Schedulers propose; these moves keep queues, block tables, the plan and the per-request figures
+consistent, so that no policy can corrupt a count. A preempted request leaves `running` at once,
+but joins `waiting` or `swapped` only when the scheduler requeues, as the engines do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvsim.blocks.tables import Tables, swap_space_exhausted
+from kvsim.plan import RECOMPUTE, SWAP, Plan, Prefill
+from kvsim.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
+
+
+class Batch:
+    """All requests of one replica that have arrived and not ended."""
+
+    def __init__(self, blocks: Tables) -> None:
+        self.blocks = blocks
+        self.waiting: deque[Request] = deque()
+        self.running: deque[Request] = deque()
+        self.swapped: deque[Request] = deque()
+        self.ended: list[Request] = []
+        """Requests that ended since the replica last looked, in order."""
+        self.aside: list[Request] = []
+        """Requests that an engine keeps out of its queues for a step, with their blocks."""
+        self.lost: list[Request] = []
+        """Requests that ended without giving their blocks back."""
+        self.token_gaps_ns: dict[int, int] = {}
+        """Time between consecutive tokens of a sequence → how often it occurred."""
+        self.plan = Plan()
+        self.now_ns = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running) + len(self.swapped)
+
+    # -- moves while a step is composed ----------------------------------------------------------
+
+    def arrive(self, request: Request) -> None:
+        """Join the end of the waiting queue."""
+        self.waiting.append(request)
+
+    def begin(self, now_ns: int) -> Plan:
+        """Start to compose a step."""
+        self.now_ns = now_ns
+        self.plan = Plan()
+        return self.plan
+
+    def admit(self, request: Request) -> None:
+        """Give the head of the waiting queue its blocks."""
+        assert self.waiting[0] is request
+        self.waiting.popleft()
+        for sequence in request.sequences:
+            if sequence.state == WAITING:
+                self.blocks.allocate(sequence)
+                sequence.state = RUNNING
+        if request.first_scheduled_ns < 0:
+            request.first_scheduled_ns = self.now_ns
+
+    def grow(self, request: Request) -> None:
+        """Slots for the newest tokens of a running request; a shared block is copied first."""
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                copies = self.blocks.append(sequence)
+                if copies:
+                    self.plan.copies.extend(copies)
+
+    def ignore(self, request: Request, reason: str) -> None:
+        """End a request that the engine gives up; the caller has taken it off its queue.
+
+        Blocks that it still holds are lost.
+        """
+        if any(sequence.table for sequence in request.sequences):
+            self.lost.append(request)
+        for sequence in request.sequences:
+            if sequence.state != FINISHED:
+                sequence.state = IGNORED
+        request.reason = reason
+        self.plan.ignored.append(request)
+        self._end(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take all blocks of a running request; its tokens will be computed again."""
+        lost = 0
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                lost = max(lost, sequence.computed)
+                sequence.state = WAITING
+                self.blocks.free(sequence)
+                sequence.computed = 0
+                sequence.prompt_stage = True
+        request.lost_tokens = max(request.lost_tokens, lost)
+        request.num_preemptions += 1
+        self.plan.preempted.append((request, RECOMPUTE))
+
+    def swap_out(self, request: Request) -> list[tuple[int, int]]:
+        """Move the blocks of a running request to the CPU; answers the copies.
+
+        Raises `EngineStopped` where the CPU pool is too small, as vLLM 0.6.3 does.
+        """
+        blocks = self.blocks
+        moving = [s for s in request.sequences if s.state == RUNNING]
+        need = blocks.swap_need(moving, blocks.cpu)
+        if need > blocks.cpu.free:
+            raise swap_space_exhausted(request, need, blocks.cpu.free)
+        pairs = blocks.swap_out(moving)
+        for sequence in moving:
+            sequence.state = SWAPPED
+        request.num_preemptions += 1
+        request.swapped_out_blocks += len(pairs)
+        self.plan.preempted.append((request, SWAP))
+        return pairs
+
+    def swap_in(self, request: Request) -> None:
+        """Move the blocks of the head of the swapped queue back to the GPU."""
+        assert self.swapped[0] is request
+        self.swapped.popleft()
+        moving = [s for s in request.sequences if s.state == SWAPPED]
+        pairs = self.blocks.swap_in(moving)
+        for sequence in moving:
+            sequence.state = RUNNING
+        request.swapped_in_blocks += len(pairs)
+        self.plan.swaps_in.extend(pairs)
+        self.plan.swapped_in.append(request)
+
+    def run_prefill(self, request: Request, scheduled: int) -> None:
+        """Compute `scheduled` of the request's known tokens in this step, less prefix hits.
+
+        A chunk always computes at least one token (vLLM 0.6.3 `worker/model_runner.py`,
+        `_compute_for_prefix_cache_hit`).
+        """
+        sequence = request.sequences[0]
+        known = self.blocks.scheduled(sequence, self.now_ns)
+        before = sequence.computed
+        end = min(sequence.length, before + scheduled)
+        if known <= before:
+            cached = 0
+        elif known < end:
+            cached = known - before
+        else:
+            cached = end - before - 1
+        samples = before + scheduled >= sequence.length
+        plan = self.plan
+        plan.entries.append((request, scheduled, samples))
+        plan.prefills.append(Prefill(request, scheduled, cached, before, samples))
+        plan.chunks.append((scheduled - cached, before + cached))
+        plan.samples += samples
+        if request.num_preemptions == 0:
+            request.cached_tokens += cached
+        else:
+            request.recached_tokens += cached
+            again = min(before + scheduled, request.lost_tokens) - (before + cached)
+            if again > 0:
+                request.recomputed_tokens += again
+
+    def run_decode(self, request: Request, tokens: int = 1) -> None:
+        """Produce one more token for each running sequence of a request.
+
+        `tokens` above 1: a sample whose lost KV is computed again on the way.
+        """
+        plan, scheduled, now_ns = self.plan, self.blocks.scheduled, self.now_ns
+        plan.entries.append((request, tokens, True))
+        plan.decodes.append(request)
+        if tokens > 1:
+            plan.chunks.append((tokens - 1, 0))
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                scheduled(sequence, now_ns)
+                plan.decode_seqs += 1
+                plan.context_tokens += sequence.length
+
+    def composed(self) -> Plan:
+        """The step is complete."""
+        self.blocks.composed()
+        self.plan.samples += self.plan.decode_seqs
+        return self.plan
+
+    # -- moves when a step's time has passed -----------------------------------------------------
+
+    def token(self, sequence: Sequence) -> None:
+        """One more token of a sequence exists."""
+        now_ns = self.now_ns
+        sequence.length += 1
+        request = sequence.request
+        request.output_tokens += 1
+        last = sequence.last_token_ns
+        if last >= 0:
+            gaps = self.token_gaps_ns
+            gap = now_ns - last
+            gaps[gap] = gaps.get(gap, 0) + 1
+        elif request.first_token_ns < 0:
+            request.first_token_ns = now_ns
+        sequence.last_token_ns = now_ns
+
+    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Let further samples of a request hold what its first sequence holds."""
+        for child in children:
+            parent.request.sequences.append(child)
+            if child.state == RUNNING:
+                self.blocks.fork(parent, child)
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """A sequence has all its tokens: its blocks are free."""
+        sequence.state = FINISHED
+        self.blocks.free(sequence)
+
+    def finish(self, request: Request) -> None:
+        """Every sequence of a request has ended."""
+        self._end(request)
+
+    def lose(self, request: Request) -> None:
+        """Forget a request without freeing its blocks, as an engine with that fault does."""
+        for sequence in request.sequences:
+            sequence.state = IGNORED
+        request.reason = "lost-by-engine"
+        self.lost.append(request)
+        self._end(request)
+
+    # -------------------------------------------------------------------------------------------
+
+    def audit(self) -> None:
+        """Assert that queues, states, tables and pools agree."""
+        queues = (self.waiting, self.running, self.swapped, self.aside, self.lost)
+        everywhere = [request for queue in queues for request in queue]
+        assert len(set(everywhere)) == len(everywhere), "a request is in two queues"
+        for queue, state in ((self.running, RUNNING), (self.swapped, SWAPPED)):
+            for request in queue:
+                assert all(s.state in (state, FINISHED) for s in request.sequences)
+        self.blocks.audit(everywhere)
+
+    def _end(self, request: Request) -> None:
+        request.finish_ns = self.now_ns
+        self.ended.append(request)

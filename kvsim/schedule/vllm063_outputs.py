@@ -1,0 +1,65 @@
+"""What vLLM 0.6.3.post1 does with a step's tokens (`engine/output_processor/single_step.py`).
+
+The prompt's blocks are shared by all samples: the first token forks the sequence.
+"""
+
+from __future__ import annotations
+
+from kvsim.plan import Plan
+from kvsim.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
+from kvsim.schedule.batch import Batch
+
+
+def process_outputs(batch: Batch, plan: Plan, max_model_len: int) -> int:
+    """Book the tokens of a step in batch order; answers how many requests ended."""
+    before = len(batch.ended)
+    for request, tokens, samples in plan.entries:
+        computed(request, tokens)
+        if samples:
+            _sampled(batch, request, max_model_len)
+    return len(batch.ended) - before
+
+
+def stops(sequence: Sequence, max_model_len: int) -> bool:
+    """Whether a sequence has its last token: end of sequence, or the length limit.
+
+    A sequence can hold `max_model_len` + 1 tokens.
+    """
+    request = sequence.request
+    generated = sequence.length - request.input_length
+    if generated >= request.output_length or sequence.length > max_model_len:
+        return True
+    lengths = request.output_lengths
+    return lengths is not None and generated == lengths[sequence.sample]
+
+
+def computed(request: Request, tokens: int) -> None:
+    """The KV of `tokens` more tokens of each unfinished sequence exists."""
+    for sequence in request.sequences:
+        if sequence.state <= SWAPPED:
+            sequence.computed += tokens
+            if sequence.computed == sequence.length:
+                sequence.prompt_stage = False
+
+
+def _sampled(batch: Batch, request: Request, max_model_len: int) -> None:
+    if request.n == 1:
+        sequence = request.sequences[0]
+        batch.token(sequence)
+        if stops(sequence, max_model_len):
+            batch.end_sequence(sequence)
+            batch.finish(request)
+        return
+    for sequence in [s for s in request.sequences if s.state == RUNNING]:
+        children: list[Sequence] = []
+        if len(request.sequences) == 1:
+            children = [sequence.child(sample) for sample in range(request.n - 1)]
+        for sampled in (*children, sequence):
+            batch.token(sampled)
+            if stops(sampled, max_model_len):
+                sampled.state = FINISHED
+        batch.fork(sequence, children)
+        if sequence.state == FINISHED:
+            batch.end_sequence(sequence)
+    if all(s.state == FINISHED for s in request.sequences):
+        batch.finish(request)

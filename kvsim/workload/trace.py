@@ -1,0 +1,113 @@
+"""A request trace in memory: what every reader produces and everything else consumes.
+
+```
+Trace ── header facts, notes of the reader, sha256
+  └─ rows: list[Row] in file order, sorted by arrival
+        └─ content: None | HashContent | TokenContent | SegmentContent | ParentContent
+```
+
+The field names are those of the native format (`kvsim_trace` version 1); times are integer
+nanoseconds from the start of the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Runs = tuple[tuple[int, int], ...]
+"""Ids as runs `(start, count)`: `start, start + 1, ...`, concatenated."""
+
+
+@dataclass(slots=True, frozen=True)
+class HashContent:
+    """Anonymised block ids of the prompt, and of the blocks that fill during decode.
+
+    `output[j]` is block `input_length // block_size + j` of the stream (prompt, then output).
+    """
+
+    prompt: Runs
+    output: Runs = ()
+
+
+@dataclass(slots=True, frozen=True)
+class TokenContent:
+    """Real token ids: exactly `input_length` and, if known, `output_length` of them."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class SegmentContent:
+    """Named shared segments `(name, length)` at the start of the prompt; the rest is unique."""
+
+    segments: tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True, frozen=True)
+class ParentContent:
+    """The first `keep` tokens of the stream of row `parent` (an index); the rest is unique."""
+
+    parent: int
+    keep: int
+
+
+Content = HashContent | TokenContent | SegmentContent | ParentContent
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """One request of a trace."""
+
+    index: int
+    """Position in the file, from 0: the tie-break everywhere."""
+    id: str
+    line: int
+    """Line of the uncompressed file, for messages."""
+    arrival_ns: int | None
+    """Recorded arrival from trace start; None where the trace has no times."""
+    input_length: int
+    output_length: int
+    content: Content | None = None
+    """None: unique content, which hits nothing and which nothing hits (except a `parent` row)."""
+    after: int = -1
+    """Index of the row whose completion releases this one in session replay, or -1."""
+    delay_ns: int = 0
+    """Think time between that completion and this release."""
+    session: str | None = None
+    turn: int | None = None
+    scope: str | None = None
+    """Namespace of hash ids or segment names; None: the common one."""
+    salt: str | None = None
+    """Enters every block key: nothing is shared across salts."""
+    model: str | None = None
+    priority: int = 0
+    """Lower is served first, as in vLLM."""
+    deadline_ns: int | None = None
+    tags: dict[str, Any] | None = None
+    observed: dict[str, Any] | None = None
+    """What a real system did; never seen by a policy."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A whole trace and where it came from."""
+
+    path: str
+    format: str
+    """`native`, `mooncake`, `azure`."""
+    sha256: str
+    """Of the uncompressed bytes."""
+    rows: list[Row]
+    block_size: int | None = None
+    """Tokens per hash id, if rows have hash ids."""
+    hash_kind: Literal["prefix", "content"] | None = None
+    partial_hash: bool | None = None
+    """True: `ceil(L / block_size)` ids a prompt; False: `floor`."""
+    hash_scope: Literal["global", "session"] = "global"
+    origin: str | None = None
+    """Absolute time of arrival 0, ISO 8601, where the source has one."""
+    source: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the reader dropped, changed or wants the user to know, one line each."""

@@ -1,0 +1,6 @@
+"""Makes `from shared import ...` work in every test module."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

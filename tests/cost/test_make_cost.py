@@ -1,0 +1,138 @@
+"""Choosing a cost model by name, and calling any constructor with a user's arguments."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cost.plans import plan
+
+from kvsim.config import make_config
+from kvsim.cost import COSTS, Cost, RooflineCost, make_cost
+from kvsim.errors import ConfigError
+from kvsim.hardware import load_hardware
+from kvsim.library import construct
+from kvsim.model import load_model
+
+
+def made(**cost: Any) -> Cost:
+    config = make_config({"cost": cost})
+    return make_cost(config, load_model("tiny"), load_hardware("h100-sxm"))
+
+
+def test_roofline_is_the_default() -> None:
+    assert isinstance(made(), RooflineCost)
+    assert isinstance(made(compute_efficiency=0.5), RooflineCost)
+
+
+def test_arguments_reach_the_constructor_and_the_link_is_skipped() -> None:
+    cost = made(model="constant", step_us=7, link={"layout": "cross"})
+    assert cost.step_ns(plan()) == 7000
+
+
+@pytest.mark.parametrize("name", ["constant", "roofline"])
+def test_cost_models_describe_themselves(name: str) -> None:
+    cost = made(model=name)
+    assert isinstance(cost, Cost)
+    assert cost.describe()["kind"] == cost.kind == name
+    assert cost.describe()["source"] == cost.source
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        (
+            {"model": "constant", "step_ms": 6},
+            r"cost: constant takes no 'step_ms'; did you mean 'step_us'\? it takes step_us,"
+            " prefill_token_us, decode_seq_us, context_token_ns$",
+        ),
+        ({"model": "constant", "step_us": "6"}, r"cost: constant: step_us: expected `float`"),
+        ({"model": "constant", "step_us": -6}, r"cost: constant: step_us: expected a whole"),
+        ({"model": "constant", "context_token_ns": 4.5}, r"context_token_ns: expected `int`"),
+        ({"model": "rofline"}, r"cost: no 'rofline'; did you mean 'roofline'\? give one of const"),
+        ({"model": 3}, r"cost: model: expected a name of constant, roofline, table, got 3"),
+        ({"model": "table"}, r"cost: table needs 'profile'"),
+        ({"model": "table", "profile": "none"}, r"no profile named 'none'"),
+        ({"hardware": "h200-sxm"}, r"cost: roofline takes no 'hardware'"),
+        ({"compute_efficiency": 2}, r"cost: roofline: compute_efficiency: 2"),
+        ({"model": "no_such_module:Cost"}, r"cost: cannot import 'no_such_module'"),
+        ({"model": "kvsim.cost:Nothing"}, r"cost: module 'kvsim.cost' has no class 'Nothing'"),
+        ({"model": "kvsim.cost:"}, r"cost: module 'kvsim.cost' has no class ''"),
+        ({"model": "kvsim.plan:Plan"}, r"cost: kvsim.plan:Plan: a cost model has step_ns"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(cost: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        made(**cost)
+    assert "\n" not in str(caught.value)
+
+
+OUTSIDER = """
+class Cost:
+    kind = "constant"
+    source = "an outsider's"
+
+    def __init__(self, model, every_step_ns: int = 1):
+        self.layers, self.ns = model.num_hidden_layers, every_step_ns
+
+    def step_ns(self, plan):
+        return self.ns * self.layers
+
+    def describe(self):
+        return {}
+"""
+
+
+@pytest.fixture
+def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "outsiders_cost.py").write_text(OUTSIDER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "outsiders_cost", raising=False)
+    return "outsiders_cost:Cost"
+
+
+def test_an_outsiders_class_is_given_what_it_names(outsider: str) -> None:
+    assert made(model=outsider, every_step_ns=5).step_ns(plan()) == 10
+
+
+def test_an_outsiders_signature_is_its_schema(outsider: str) -> None:
+    with pytest.raises(ConfigError, match=r"takes no 'every_step'; did you mean 'every_step_ns'"):
+        made(model=outsider, every_step=5)
+    with pytest.raises(ConfigError, match=r"every_step_ns: expected `int`, got `str`"):
+        made(model=outsider, every_step_ns="5")
+
+
+def test_an_outsiders_broken_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_cost.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot import 'broken_cost': ZeroDivisionError"):
+        made(model="broken_cost:Cost")
+
+
+class Policy:
+    """A constructor with a type that only type checkers see."""
+
+    def __init__(self, batch: "Batch", share: float, mode: str = "a") -> None:  # type: ignore[name-defined]  # noqa: F821
+        if share > 1:
+            raise ValueError(f"share: {share} is above 1")
+        self.values = (batch, share, mode)
+
+
+def test_construct_passes_only_what_the_constructor_names() -> None:
+    policy = construct("engine", {"p": Policy}, "p", {"share": 1}, batch=3, unused=4)
+    assert policy.values == (3, 1.0, "a")
+
+
+def test_construct_names_what_is_missing_or_refused() -> None:
+    with pytest.raises(ConfigError, match="engine: p needs 'share'"):
+        construct("engine", {"p": Policy}, "p", {}, batch=3)
+    with pytest.raises(ConfigError, match=r"engine: p: share: 2\.0 is above 1"):
+        construct("engine", {"p": Policy}, "p", {"share": 2}, batch=3)
+    with pytest.raises(ConfigError, match="engine: p takes no 'batch'"):
+        construct("engine", {"p": Policy}, "p", {"share": 1, "batch": 1}, batch=3)
+    with pytest.raises(ConfigError, match=r"engine: builtins:dict (does not say|takes no)"):
+        construct("engine", {}, "builtins:dict", {"share": 1})
+
+
+def test_every_cost_is_in_the_table() -> None:
+    assert set(COSTS) == {"constant", "roofline", "table"}
