@@ -1,0 +1,1 @@
+"""What a run amounted to: figures, files, pages, differences between runs."""

@@ -1,0 +1,68 @@
+"""Thins a long time line out to few bins without changing its means or its extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Bins(NamedTuple):
+    """A time line cut at `edges_ns`; arrays have one entry per bin."""
+
+    edges_ns: Ints
+    exact: bool
+    """Each bin is one state of the time line, so that mean, low and high are the same."""
+    mean: dict[str, Floats]
+    """Time-weighted."""
+    low: dict[str, Ints]
+    high: dict[str, Ints]
+
+
+def bin_states(start_ns: Ints, end_ns: int, columns: Mapping[str, Ints], limit: int) -> Bins:
+    """Cut states that hold from `start_ns[i]` to `start_ns[i + 1]`, the last to `end_ns`.
+
+    `start_ns` is sorted and begins at 0; a state without duration counts for nothing. There are at
+    most `limit` bins: one per state if that suffices, else of equal width (but for the last).
+    """
+    instants = np.unique(np.append(start_ns, end_ns))
+    exact = len(instants) - 1 <= limit
+    edges = instants if exact else even_edges(end_ns, limit)
+    if len(edges) < 2:
+        empty: dict[str, Floats] = {name: np.zeros(0) for name in columns}
+        nothing = {name: np.zeros(0, dtype=np.int64) for name in columns}
+        return Bins(edges, exact, empty, nothing, nothing)
+
+    cuts = np.union1d(instants, edges)
+    state = np.searchsorted(start_ns, cuts[:-1], side="right") - 1
+    weight = np.diff(cuts)
+    first = np.searchsorted(cuts, edges[:-1])
+    widths = np.diff(edges)
+    mean, low, high = {}, {}, {}
+    for name, column in columns.items():
+        values = column[state]
+        mean[name] = np.add.reduceat(values * weight.astype(float), first) / widths
+        low[name] = np.minimum.reduceat(values, first)
+        high[name] = np.maximum.reduceat(values, first)
+    return Bins(edges, exact, mean, low, high)
+
+
+def even_edges(end_ns: int, limit: int) -> Ints:
+    """Edges of at most `limit` bins of equal whole width that cover `0 .. end_ns`."""
+    width = max(1, -(-end_ns // limit))
+    return np.unique(np.append(np.arange(0, end_ns, width), end_ns))
+
+
+def bin_events(instants_ns: Ints, amounts: Ints, edges_ns: Ints) -> Ints:
+    """The sum of the amounts whose instants lie in each bin; the last bin includes its end."""
+    bins = len(edges_ns) - 1
+    index = np.clip(np.searchsorted(edges_ns, instants_ns, side="right") - 1, 0, bins - 1)
+    sums = np.zeros(max(bins, 0), dtype=np.int64)
+    if bins > 0:
+        np.add.at(sums, index, amounts)
+    return sums

@@ -1,0 +1,248 @@
+"""Writes the comparison of runs as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvsim.report import panels, wording
+from kvsim.report.compare import (
+    NO_DIFFERENCE,
+    Row,
+    cautions,
+    compare_table,
+    config_differences,
+    difference_words,
+    relative_words,
+)
+from kvsim.report.compare_figures import COMPARED, difference_figures, level_figures, run_colour
+from kvsim.report.distribution_figures import distribution_figures
+from kvsim.report.document import document, figure_place
+from kvsim.report.figures import Figure
+from kvsim.report.html import Html, element, join, key_of, panel, table
+from kvsim.report.metrics import LATENCIES
+from kvsim.report.numerals import count, percent, plural, seconds, show, signed
+from kvsim.report.pairing import Pairs, pair
+from kvsim.report.phases import PHASES
+from kvsim.report.view import look_at
+
+Summaries = Sequence[tuple[str, Mapping[str, Any]]]
+
+HEADLINES = (
+    "output_throughput",
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "p99_tpot_ms",
+    "p99_e2el_ms",
+    "num_preemptions",
+    "kv_cache_usage_mean",
+    "prefix_cache_hit_rate",
+)
+"""Keys of the figures that a comparison opens with."""
+
+
+def build_comparison(
+    runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]],
+) -> str:
+    """One page on two runs or more, each (name, summary, requests, steps).
+
+    All are compared with the first. Equal inputs give equal bytes.
+    """
+    summaries = [(name, summary) for name, summary, *_ in runs]
+    rows = compare_table(summaries)
+    paired = [(name, pair(runs[0][2], requests)) for name, _, requests, _ in runs[1:]]
+    views = [(name, look_at(*run)) for name, *run in runs]
+    spread = distribution_figures(
+        [(name, run_colour(i), view.durations) for i, (name, view) in enumerate(views)], marks=False
+    )
+    differences = difference_figures(
+        [(i, name, pairs) for i, (name, pairs) in enumerate(paired, 1) if pairs and pairs.number]
+    )
+    levels = level_figures(views)
+    sections = {
+        "Differences": _headlines(summaries, rows),
+        "Settings": _settings(summaries),
+        "All figures": _figures_table(summaries, rows),
+        "Request by request": _request_by_request(summaries, paired, differences),
+        "Latency": join((_key(summaries), _side_by_side(spread))),
+        "Over time": join((_key(summaries), *(figure_place(figure) for figure in levels))),
+    }
+    names = [name for name, _ in summaries]
+    title = f"{', '.join(names[1:])} against {names[0]}"
+    return document(title, _header(title, summaries), sections, [*differences, *spread, *levels])
+
+
+def _header(title: str, runs: Summaries) -> Html:
+    remarks: list[tuple[str, str]] = [(caution, "warning") for caution in cautions(runs)]
+    for name, summary in runs:
+        fate, *others = wording.verdict(summary)
+        alarming = [remark for remark in others if remark.tone != "plain"]
+        remarks += [(f"{name}: {text}", tone) for text, tone in (fate, *alarming)]
+    return join(
+        (
+            element("p", "kvsim comparison", class_="eyebrow"),
+            element("h1", title),
+            *(_run_line(i, name, summary) for i, (name, summary) in enumerate(runs)),
+            element(
+                "ul", *(element("li", t, class_=tone) for t, tone in remarks), class_="verdict"
+            ),
+        )
+    )
+
+
+def _run_line(i: int, name: str, summary: Mapping[str, Any]) -> Html:
+    return element(
+        "div",
+        element("span", class_="swatch", style=f"--colour: var(--{run_colour(i)})"),
+        element("strong", name),
+        element("span", wording.subject(summary["meta"]), class_="muted"),
+        panels.tags(summary),
+        class_="run",
+    )
+
+
+def _headlines(runs: Summaries, rows: Sequence[Row]) -> Html:
+    """Cards of the main differences, per run."""
+    shown = [row for row in rows if row.metric.key in HEADLINES]
+    parts: list[Html] = []
+    for i, (name, _) in enumerate(runs[1:]):
+        if len(runs) > 2:
+            parts.append(element("h3", name))
+        parts.append(element("dl", *(_card(row, i) for row in shown), class_="cards"))
+    return join(parts)
+
+
+def _card(row: Row, i: int) -> Html:
+    unit = row.metric.unit
+    words = relative_words(row, i) or difference_words(row, i) or "–"
+    before, after = show(row.values[0], unit), show(row.values[i + 1], unit)
+    return element(
+        "div",
+        element("dt", row.metric.label),
+        element("dd", words, class_=f"value {row.judge(i)}"),
+        element("dd", f"{before} → {after}", class_="detail"),
+        class_="card",
+    )
+
+
+def _settings(runs: Summaries) -> Html:
+    """Only what is not the same."""
+    differing = config_differences(runs)
+    if not differing:
+        return panel(None, element("p", f"{NO_DIFFERENCE.capitalize()} in any setting."))
+    head = ["Setting", *(name for name, _ in runs)]
+    return panel(None, table(head, ((key, *texts) for key, texts in differing), text_columns=99))
+
+
+def _figures_table(runs: Summaries, rows: Sequence[Row]) -> Html:
+    """Values and differences, in groups; green is better, red is worse."""
+    head: list[object] = ["", runs[0][0]]
+    for name, _ in runs[1:]:
+        head += [name, "Difference", "Relative"]
+    body: list[Html] = []
+    group = ""
+    for row in rows:
+        if row.metric.group != group:
+            group = row.metric.group
+            body.append(element("tr", element("td", group, colspan=len(head)), class_="group"))
+        body.append(_figures_row(row))
+    lead = "Green is better, red is worse; where neither direction is better as such, no colour."
+    header = element("tr", *(element("th", cell, class_="number") for cell in head))
+    whole = element("table", element("thead", header), element("tbody", *body))
+    return join((element("p", lead), panel(None, element("div", whole, class_="scroll"))))
+
+
+def _figures_row(row: Row) -> Html:
+    unit = row.metric.unit
+    cells = [element("td", row.metric.label), _number(show(row.values[0], unit))]
+    for i, other in enumerate(row.values[1:]):
+        cells.append(_number(show(other, unit)))
+        cells.append(_number(difference_words(row, i), row.judge(i)))
+        cells.append(_number(relative_words(row, i), row.judge(i)))
+    return element("tr", *cells)
+
+
+def _number(text: str, judgement: str = "") -> Html:
+    return element("td", text, class_=f"number {judgement}".strip())
+
+
+def _request_by_request(
+    runs: Summaries, paired: Sequence[tuple[str, Pairs | None]], figures: Sequence[Figure]
+) -> Html:
+    first = runs[0][0]
+    parts: list[Html] = []
+    for name, pairs in paired:
+        if len(paired) > 1:
+            parts.append(element("h3", f"{name} against {first}"))
+        if pairs is None:
+            text = f"{name} and {first} had different requests, so that there are no pairs."
+            parts.append(panel(None, element("p", text)))
+        elif not pairs.number:
+            text = f"No request was completed by both {name} and {first}."
+            parts.append(panel(None, element("p", text)))
+        else:
+            parts += [_pairs_lead(first, name, pairs), _pairs_table(pairs)]
+            parts.append(_phases_table((first, name), pairs))
+    if len(paired) > 1:
+        parts.append(_key(runs, skip=1))
+    return join((*parts, _side_by_side(figures)))
+
+
+def _pairs_lead(first: str, name: str, pairs: Pairs) -> Html:
+    text = f"{plural(pairs.number, 'request')} completed by both, compared one by one"
+    text += " with the same arrivals." if pairs.same_arrivals else ", though arrivals differ."
+    for alone, number in ((first, pairs.only_first), (name, pairs.only_other)):
+        if number:
+            text += f" {count(number)} completed by {alone} alone are left out."
+    return element("p", text)
+
+
+def _pairs_table(pairs: Pairs) -> Html:
+    """How the differences of the pairs are distributed."""
+    rows = []
+    for kind in COMPARED:
+        changes = pairs.differences_ns(kind)
+        label = f"{LATENCIES[kind]} difference"
+        if not changes.any():
+            rows.append([label, NO_DIFFERENCE, *[""] * 7])
+            continue
+        cuts = np.percentile(changes, (5, 50, 95))
+        shares = [float(np.mean(part)) for part in (changes < 0, changes == 0, changes > 0)]
+        ends = (changes.min(), *cuts, changes.max())
+        rows.append(
+            [
+                label,
+                _signed_ns(float(changes.mean())),
+                *(_signed_ns(float(cut)) for cut in ends),
+                *(percent(share) for share in shares),
+            ]
+        )
+    head = ["", "mean", "lowest", "p5", "p50", "p95", "highest", "quicker", "equal", "slower"]
+    return panel(None, table(head, (row + [""] * (len(head) - len(row)) for row in rows)))
+
+
+def _phases_table(names: tuple[str, str], pairs: Pairs) -> Html:
+    """Where the difference of the mean E2EL comes from; the parts add up."""
+    rows = []
+    for name in (*PHASES[1:], "e2el", PHASES[0]):
+        before, after = (float(np.mean(ns[name])) for ns in (pairs.first_ns, pairs.other_ns))
+        label = {"e2el": "E2EL, their sum"}.get(name) or panels.PHASE_LABELS[name]
+        change = NO_DIFFERENCE if before == after else _signed_ns(after - before)
+        rows.append([label, seconds(before / 1e9), seconds(after / 1e9), change])
+    return panel("Where the mean difference comes from", table(["", *names, "Difference"], rows))
+
+
+def _signed_ns(ns: float) -> str:
+    return signed(ns / 1e9, "s")
+
+
+def _key(runs: Summaries, skip: int = 0) -> Html:
+    """Which colour is which run."""
+    entries = [(f"var(--{run_colour(i)})", name) for i, (name, _) in enumerate(runs)]
+    return key_of(entries[skip:])
+
+
+def _side_by_side(figures: Sequence[Figure]) -> Html:
+    return element("div", *(figure_place(figure) for figure in figures), class_="trio")

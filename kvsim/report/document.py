@@ -1,0 +1,79 @@
+"""Puts a page together: one file that needs nothing else and asks no network for anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from string import Template
+
+from kvsim.report.figures import Figure
+from kvsim.report.html import Html, element, join
+from kvsim.version import __version__
+
+
+def document(
+    title: str, header: Html, sections: Mapping[str, Html], figures: Iterable[Figure]
+) -> str:
+    """The whole HTML file; the sections, by title, hold a `figure_place` for each figure."""
+    from plotly.offline import get_plotlyjs
+
+    links = (element("a", name, href=f"#{_anchor(name)}") for name in sections)
+    body = join(
+        (
+            element("header", element("div", header)),
+            element("nav", element("div", *links)),
+            element("main", *(_section(name, content) for name, content in sections.items())),
+            element("footer", f"kvsim {__version__}"),
+        )
+    )
+    drawn = [{"id": f.id, "time": f.time, "data": f.data, "layout": f.layout} for f in figures]
+    here = resources.files(__package__)
+    return Template(_text(here, "page.html")).substitute(
+        title=element("title", f"{title} · kvsim"),
+        style=_text(here, "page.css"),
+        body=body,
+        # `<` could otherwise end the script element that holds the data.
+        figures=json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=get_plotlyjs(),
+        script=_text(here, "page.js"),
+    )
+
+
+def figure_place(figure: Figure) -> Html:
+    """Heading, note, legend and the empty place that the script draws into."""
+    entries = [
+        element(
+            "button",
+            element("span", class_=f"swatch {entry.kind}", style=f"--colour: {entry.colour}"),
+            entry.label,
+            type="button",
+            data_figure=figure.id,
+            data_traces=",".join(map(str, entry.traces)),
+            aria_pressed="true",
+        )
+        for entry in figure.legend
+    ]
+    return element(
+        "figure",
+        element(
+            "figcaption",
+            element("h3", figure.title),
+            element("p", figure.note) if figure.note else None,
+        ),
+        element("div", *entries, class_="legend") if entries else None,
+        element("div", id=figure.id, class_="plot", style=f"height: {figure.height}px"),
+    )
+
+
+def _section(title: str, content: Html) -> Html:
+    return element("section", element("h2", title), content, id=_anchor(title))
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def _text(folder: Traversable, name: str) -> str:
+    return folder.joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,169 @@
+"""Writes results to a folder and reads them back: all of a run, or nothing of it.
+
+```
+DIR/summary.json       figures and provenance
+DIR/requests.parquet   one row per request
+DIR/steps.parquet      one row per step
+DIR/report.html        the page, if given; requests.csv and steps.csv, if asked for
+```
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import OutputError
+from kvsim.report import tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUMMARY, REQUESTS, STEPS, PAGE = "summary.json", "requests", "steps", "report.html"
+_REMEDY = "give a folder that `kvsim run --out` wrote"
+
+Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""Summary, requests and steps, shaped as `summarise` takes and gives them."""
+
+
+def write_results(
+    out_dir: str | Path,
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    *,
+    csv: bool = False,
+    page: str | None = None,
+) -> list[Path]:
+    """Write a run's files into `out_dir`, which is made if need be; returns their paths.
+
+    Everything is written beside the target first and then moved into place, the summary last.
+    Files of these names are replaced, others left alone. Raises `OutputError` naming the folder.
+    """
+    out = Path(out_dir)
+    with _failing_clearly(out), _beside(out) as partial:
+        _fill(partial, summary, requests, steps, csv=csv, page=page)
+        written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
+        return [path.replace(out / path.name) for path in written]
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write one text file, whole or not at all. Raises `OutputError` naming it."""
+    target = Path(path)
+    with _failing_clearly(target), _beside(target.parent) as partial:
+        written = partial / "text"
+        written.write_text(text, encoding="utf-8", newline="\n")
+        return written.replace(target)
+
+
+def read_results(directory: str | Path) -> Results:
+    """Read back what `write_results` wrote. Raises `OutputError` naming the file and the remedy."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: no such folder; {_REMEDY}")
+    summary = _read_summary(folder / SUMMARY)
+    requests = _read_columns(folder / f"{REQUESTS}.parquet", tables.requests_columns)
+    steps = _read_columns(folder / f"{STEPS}.parquet", tables.steps_columns)
+    if len(requests["id"]) != summary["num_requests"] or len(steps["start_ns"]) != summary["steps"]:
+        raise OutputError(
+            f"{folder}: {SUMMARY} counts {summary['num_requests']} requests and {summary['steps']}"
+            f" steps, its tables hold {len(requests['id'])} and {len(steps['start_ns'])}: files of"
+            " different runs; run it again"
+        )
+    return summary, requests, steps
+
+
+def _fill(
+    folder: Path,
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    *,
+    csv: bool,
+    page: str | None,
+) -> None:
+    import pyarrow.parquet as pq
+
+    text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    (folder / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
+    if page is not None:
+        (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")
+    for name, table in (
+        (REQUESTS, tables.requests_table(requests)),
+        (STEPS, tables.steps_table(steps)),
+    ):
+        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
+        if csv:
+            from pyarrow.csv import write_csv
+
+            write_csv(table, folder / f"{name}.csv")
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    with _reading(path):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
+    if not known or not {"num_requests", "steps"} <= summary.keys():
+        raise OutputError(
+            f"{path}: not a kvsim summary; give a folder that `kvsim run --out` wrote"
+        )
+    return dict(summary)
+
+
+def _read_columns(path: Path, columns: Callable[[pa.Table], dict[str, Any]]) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    with _reading(path):
+        # A file handle, so that a folder of this name is not read as a data set.
+        with path.open("rb") as file:
+            table = pq.read_table(file)
+        try:
+            return columns(table)
+        except KeyError as error:
+            raise OutputError(
+                f"{path}: {error.args[0]}: not written by this version of kvsim; run it again"
+            ) from None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn every way in which a file can be unreadable into one line."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise OutputError(f"{path}: no such file; {_REMEDY}") from None
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # also of pyarrow and json
+        line = str(error).splitlines()[0]
+        raise OutputError(f"{path}: damaged or not written by kvsim: {line}") from None
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A passing place inside `folder`, which is made if need be and, on failure, unmade."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".kvsim-", dir=folder) as partial:
+            yield Path(partial)
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def _failing_clearly(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).splitlines()[0]
+        raise OutputError(
+            f"{target}: cannot be written: {reason}; free some space or choose another place"
+        ) from None

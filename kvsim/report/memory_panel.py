@@ -1,0 +1,54 @@
+"""Shows how the memory of a GPU was shared out, and how many blocks that made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvsim.report.html import Html, key_of, panel, strip
+from kvsim.report.numerals import count, percent, size
+from kvsim.report.provenance import facts, flat
+
+PARTS = (
+    ("weight_bytes", "weights", "var(--memory-weights)"),
+    ("activation_bytes", "activations, estimated", "var(--memory-activations)"),
+    ("overhead_bytes", "overhead, estimated", "var(--memory-overhead)"),
+    ("kv_bytes", "KV blocks", "var(--used)"),
+)
+"""Terms of a budget, `kvsim.memory.Budget`, that add up to the memory the engine may use."""
+
+
+def memory_panel(meta: Mapping[str, Any]) -> Html:
+    """The budget of one GPU term by term, and the blocks that came of it."""
+    budget = flat(meta.get("memory") or {})
+    blocks = panel("Blocks", facts(_blocks(budget, meta)))
+    if not budget.get("memory_bytes"):
+        return blocks
+    whole = budget["memory_bytes"]
+    parts = [(colour, max(budget.get(key) or 0, 0), label) for key, label, colour in PARTS]
+    rest = whole - sum(part for _, part, _ in parts)
+    parts.append(("var(--free)", max(rest, 0), "left to others"))
+    words = [
+        (colour, f"{label}: {size(part)}, {percent(part / whole)}") for colour, part, label in parts
+    ]
+    bar = strip((colour, part / whole, label) for colour, part, label in parts)
+    return Html(panel(f"Budget of one GPU, {size(whole)}", bar, key_of(words)) + blocks)
+
+
+def _blocks(budget: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of blocks and how they came about; other terms as they are."""
+    named = {key for key, *_ in PARTS} | {"memory_bytes"}
+    total = meta.get("num_gpu_blocks")
+    slots = (total or 0) * (meta.get("block_size") or 0)
+    run = None if total is None else f"{count(total)}, room for {count(slots)} tokens"
+    return {
+        "GPU blocks of the run": run,
+        "Kept free at admission": meta.get("watermark_blocks"),
+        "CPU blocks of the run": meta.get("num_cpu_blocks"),
+        "Tokens per block": meta.get("block_size"),
+        **{
+            key: value
+            for key, value in budget.items()
+            if key not in named and key not in ("num_gpu_blocks", "num_cpu_blocks")
+        },
+    }

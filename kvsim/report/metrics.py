@@ -1,0 +1,137 @@
+"""Lists the figures of a summary that are worth showing: name, unit, which direction is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from kvsim.recorder import BLOCKED
+
+Better = Literal["lower", "higher", ""]
+
+
+class Metric(NamedTuple):
+    """One figure of a summary."""
+
+    key: str
+    """Key of the summary; `a.b` is key `b` of table `a`."""
+    label: str
+    unit: str
+    """A key of `numerals.UNITS`."""
+    better: Better
+    """Empty: neither direction is better as such."""
+    group: str
+
+
+def value(summary: Mapping[str, Any], key: str) -> float | None:
+    """The figure named by `key`; None where it is undefined or absent."""
+    found: Any = summary
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int | float) else None
+
+
+LATENCIES = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2EL",
+    "queue": "Queue",
+}
+"""Kinds of latency that have full statistics, with their names for people."""
+
+BLOCKED_BY = {
+    "slots": "max_num_seqs reached",
+    "tokens": "max_num_batched_tokens used up",
+    "blocks": "too few free blocks",
+    "watermark": "held by the watermark",
+    "swapped": "swapped requests go first",
+    "preempted": "a preemption in this step",
+}
+"""Why the head of the waiting queue was refused, for people."""
+
+_SHOWN = ("mean", "p50", "p90", "p99")
+
+
+def _metrics() -> tuple[Metric, ...]:
+    rows: list[Metric] = []
+
+    def group(name: str, *metrics: tuple[str, str, str, Better]) -> None:
+        rows.extend(Metric(*metric, name) for metric in metrics)
+
+    group(
+        "Requests",
+        ("completed", "Completed", "requests", "higher"),
+        ("rejected", "Rejected", "requests", "lower"),
+        ("unfinished", "Unfinished", "requests", "lower"),
+    )
+    group(
+        "Throughput",
+        ("duration", "Duration", "s", "lower"),
+        ("request_throughput", "Request throughput", "requests/s", "higher"),
+        ("request_goodput", "Request goodput", "requests/s", "higher"),
+        ("output_throughput", "Output token throughput", "tokens/s", "higher"),
+        ("total_token_throughput", "Total token throughput", "tokens/s", "higher"),
+        ("max_concurrent_requests", "Peak concurrent requests", "requests", ""),
+    )
+    group(
+        "Latency",
+        *(
+            (f"{statistic}_{kind}_ms", f"{label} {statistic}", "ms", "lower")
+            for kind, label in LATENCIES.items()
+            for statistic in _SHOWN
+        ),
+        ("mean_prefill_ms", "Prefill mean", "ms", "lower"),
+        ("mean_decode_ms", "Decode mean", "ms", "lower"),
+        ("mean_client_queue_ms", "Client queue mean", "ms", "lower"),
+    )
+    group(
+        "Preemption",
+        ("num_preemptions", "Preemptions", "preemptions", "lower"),
+        ("num_preemptions_by_mode.recompute", "Preemptions by recompute", "preemptions", "lower"),
+        ("num_preemptions_by_mode.swap", "Preemptions by swap", "preemptions", "lower"),
+        ("preempted_requests", "Requests preempted", "requests", "lower"),
+        ("recomputed_tokens", "Tokens computed again", "tokens", "lower"),
+        ("swapped_out_blocks", "Blocks swapped out", "blocks", "lower"),
+        ("swapped_in_blocks", "Blocks swapped in", "blocks", "lower"),
+        ("copied_blocks", "Blocks copied on write", "blocks", "lower"),
+        ("link_busy_share", "Link busy", "share", ""),
+        ("link_wait_s", "Waiting for the link", "s", "lower"),
+    )
+    group(
+        "Memory",
+        ("kv_cache_usage_mean", "KV cache usage mean", "share", ""),
+        ("kv_cache_usage_max", "KV cache usage max", "share", ""),
+        ("cpu_cache_usage_mean", "CPU pool usage mean", "share", ""),
+        ("cpu_cache_usage_max", "CPU pool usage max", "share", ""),
+        ("internal_fragmentation", "Internal fragmentation", "share", "lower"),
+        ("external_fragmentation", "External fragmentation", "share", "lower"),
+    )
+    group(
+        "Prefix cache",
+        ("prefix_cache_hit_tokens", "Hit tokens", "tokens", "higher"),
+        ("prefix_cache_preempted_hit_tokens", "Hit tokens after preemption", "tokens", ""),
+        ("prefix_cache_hit_rate", "Hit rate", "share", "higher"),
+        ("prefix_cache_hit_rate_with_preempted", "Hit rate with preempted", "share", ""),
+        ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
+        ("prefix_cache_request_hit_share", "Requests with a hit", "share", "higher"),
+    )
+    group(
+        "Queues",
+        ("waiting_mean", "Waiting mean", "", "lower"),
+        ("waiting_max", "Waiting max", "requests", "lower"),
+        ("running_mean", "Running mean", "", ""),
+        ("running_max", "Running max", "requests", ""),
+        ("swapped_mean", "Swapped mean", "", "lower"),
+        ("swapped_max", "Swapped max", "requests", "lower"),
+        *(
+            (f"head_blocked_s.{cause}", f"Head waits: {BLOCKED_BY[cause]}", "s", "lower")
+            for cause in BLOCKED[1:]
+        ),
+        ("steps", "Steps", "steps", ""),
+    )
+    return tuple(rows)
+
+
+METRICS = _metrics()
+"""Every figure that a comparison shows, in order."""

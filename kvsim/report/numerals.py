@@ -1,0 +1,111 @@
+"""Writes numbers for people: grouped digits, three or four figures, a fitting unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+MISSING = "–"
+SPACE = "\u00a0"
+"""Between a number and its unit, so that no line breaks there."""
+
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def count(value: float) -> str:
+    """`12,031`."""
+    return f"{round(value):,}"
+
+
+def number(value: float) -> str:
+    """Three figures or more, without an exponent: `0.0123`, `1.71`, `215`, `12,031`; ints whole."""
+    if isinstance(value, int) or abs(value) >= 100 or value == 0:
+        return count(value)
+    if abs(value) >= 1:
+        return _three(value)
+    return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
+
+
+def seconds(value: float) -> str:
+    """`23.3 ms`, `1.41 s`, `69.6 s`, `2 min 4 s`, `3 h 25 min`."""
+    size = abs(value)
+    if size >= 7200:
+        return f"{int(value / 3600)}{SPACE}h{SPACE}{int(size / 60) % 60}{SPACE}min"
+    if size >= 120:
+        return f"{int(value / 60)}{SPACE}min{SPACE}{int(size) % 60}{SPACE}s"
+    if value == 0:
+        return f"0{SPACE}s"
+    if size >= 1:
+        return f"{_three(value)}{SPACE}s"
+    if size >= 1e-3:
+        return f"{_three(value * 1e3)}{SPACE}ms"
+    return f"{_three(value * 1e6)}{SPACE}µs"
+
+
+def milliseconds(value: float) -> str:
+    """A duration given in milliseconds, in the unit that fits."""
+    return seconds(value / 1e3)
+
+
+def percent(value: float) -> str:
+    """A share of 1, at least 0, as `12.3 %`."""
+    if value < 0.0005:
+        return f"<0.1{SPACE}%" if value else f"0{SPACE}%"
+    return f"{value * 100:.1f}{SPACE}%" if value < 1 else f"{value * 100:.0f}{SPACE}%"
+
+
+def size(value: float) -> str:
+    """Bytes as `55.0 GiB`."""
+    power = 0
+    while abs(value) >= 1024 and power < len(_BYTES) - 1:
+        value, power = value / 1024, power + 1
+    return f"{value:.{0 if power == 0 else 1}f}{SPACE}{_BYTES[power]}"
+
+
+def plural(value: int, noun: str) -> str:
+    """`1 request`, `12,031 requests`."""
+    return f"{count(value)}{SPACE}{noun}{'' if value == 1 else 's'}"
+
+
+def show(value: float | None, unit: str) -> str:
+    """A figure in its unit, one of `UNITS`; `MISSING` where it is undefined."""
+    return MISSING if value is None else UNITS[unit](value)
+
+
+def signed(value: float, unit: str) -> str:
+    """A difference with its sign, in a unit of `UNITS`; shares in percentage points."""
+    sign = "−" if value < 0 else "+" if value > 0 else ""
+    if unit == "share":
+        return f"{sign}{number(abs(value) * 100)}{SPACE}points"
+    return f"{sign}{show(abs(value), unit)}"
+
+
+def signed_percent(value: float) -> str:
+    """A relative difference: `+12.3 %`, `−45 %`."""
+    return f"{'−' if value < 0 else '+'}{percent(abs(value))}"
+
+
+def _three(value: float) -> str:
+    size = abs(value)
+    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+
+
+def _per_second(what: str) -> Callable[[float], str]:
+    return lambda value: f"{number(value)}{SPACE}{what}/s"
+
+
+UNITS: dict[str, Callable[[float], str]] = {
+    "s": seconds,
+    "ms": milliseconds,
+    "share": percent,
+    "bytes": size,
+    "requests": count,
+    "tokens": count,
+    "blocks": count,
+    "steps": count,
+    "preemptions": count,
+    "": number,
+    "requests/s": _per_second("req"),
+    "tokens/s": _per_second("tok"),
+}
+"""How each unit is written."""

@@ -1,0 +1,65 @@
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const plots = new Map(figures.map((figure) => [figure.id, document.getElementById(figure.id)]));
+  const timePlots = figures.filter((figure) => figure.time).map((figure) => plots.get(figure.id));
+  const config = {
+    responsive: true,
+    displaylogo: false,
+    showTips: false,
+    doubleClick: "reset",
+    modeBarButtons: [["toImage", "resetScale2d"]],
+  };
+
+  // Colours and fonts are written as var(--name), so that the style sheet alone decides them.
+  const painted = (value, style) => {
+    if (typeof value === "string") {
+      return value.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());
+    }
+    if (value === null || typeof value !== "object" || typeof value[0] === "number") return value;
+    if (Array.isArray(value)) return value.map((inner) => painted(inner, style));
+    const entries = Object.entries(value).map(([key, inner]) => [key, painted(inner, style)]);
+    return Object.fromEntries(entries);
+  };
+
+  const draw = () => {
+    const style = getComputedStyle(document.documentElement);
+    return Promise.all(
+      figures.map((figure) =>
+        Plotly.react(
+          plots.get(figure.id),
+          painted(figure.data, style),
+          painted(figure.layout, style),
+          config,
+        ),
+      ),
+    );
+  };
+
+  // A zoom of one time chart, by whatever gesture, is a zoom of all.
+  const follow = (source) => {
+    const [from, to] = source.layout.xaxis.range;
+    for (const plot of timePlots) {
+      const range = plot.layout.xaxis.range;
+      if (range[0] !== from || range[1] !== to) {
+        Plotly.relayout(plot, { "xaxis.range": [from, to] });
+      }
+    }
+  };
+
+  const toggle = (button) => {
+    const shown = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(shown));
+    const traces = button.dataset.traces.split(",").map(Number);
+    Plotly.restyle(plots.get(button.dataset.figure), { visible: shown }, traces);
+  };
+
+  draw().then(() => {
+    for (const plot of timePlots) plot.on("plotly_relayout", () => follow(plot));
+    for (const button of document.querySelectorAll(".legend button")) {
+      button.addEventListener("click", () => toggle(button));
+    }
+    document.documentElement.dataset.drawn = "true";
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+})();

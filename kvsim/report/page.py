@@ -1,0 +1,112 @@
+"""Writes the report of one run as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from kvsim.report import panels, wording
+from kvsim.report.distribution_figures import distribution_figures
+from kvsim.report.document import document, figure_place
+from kvsim.report.event_figures import event_figures
+from kvsim.report.figures import Figure
+from kvsim.report.html import Html, element, join
+from kvsim.report.memory_panel import memory_panel
+from kvsim.report.provenance import provenance_panels
+from kvsim.report.state_figures import state_figures
+from kvsim.report.view import View, look_at
+
+ORDER = (
+    "gpu-blocks",
+    "cpu-blocks",
+    "preemptions",
+    "swaps",
+    "queues",
+    "blocked",
+    "batch",
+    "hit-rate",
+    "fragmentation",
+)
+"""Figures over time, from cause to effect."""
+
+
+def build_page(
+    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Any]
+) -> str:
+    """The report of a run, for `report.html`.
+
+    Takes what `summarise` gives and takes. The file needs no other file and no network; equal
+    inputs give equal bytes.
+    """
+    run = look_at(summary, requests, steps)
+    timed = _time_figures(run)
+    spread = distribution_figures([("requests", "used", run.durations)], marks=True)
+    sections = {
+        "Key figures": panels.cards(summary),
+        "Latency": _latency(run, spread),
+        "Over time": _over_time(timed),
+        "Requests": _requests(run),
+        "Prefix cache": panels.hit_rate_table(summary),
+        "Memory": memory_panel(summary["meta"]),
+        "Provenance": provenance_panels(summary["meta"]),
+    }
+    if not summary["meta"].get("prefix_caching"):
+        del sections["Prefix cache"]
+    return document(_name(summary), _header(summary), sections, [*spread, *timed])
+
+
+def _header(summary: Mapping[str, Any]) -> Html:
+    remarks = (element("li", text, class_=tone) for text, tone in wording.verdict(summary))
+    return join(
+        (
+            element("p", "kvsim run report", class_="eyebrow"),
+            element("h1", _name(summary)),
+            element("p", wording.subject(summary["meta"]), class_="subject"),
+            panels.tags(summary),
+            element("ul", *remarks, class_="verdict"),
+        )
+    )
+
+
+def _time_figures(run: View) -> list[Figure]:
+    if not run.end_ns or not len(run.steps["start_ns"]):
+        return []
+    figures = [*state_figures(run), *event_figures(run)]
+    return sorted(figures, key=lambda figure: ORDER.index(figure.id))
+
+
+def _latency(run: View, figures: list[Figure]) -> Html:
+    lead = "Of completed requests, from the arrival at the engine. The curves show which share of"
+    lead += " them took at most so long."
+    trio = element("div", *(figure_place(figure) for figure in figures), class_="trio")
+    return join((element("p", lead), trio, panels.latency_table(run.summary)))
+
+
+def _over_time(figures: list[Figure]) -> Html:
+    if not figures:
+        return element("p", "No step was run, so there is nothing to draw.")
+    lead = "Drag across a chart to zoom all of them, double-click to see the whole run again."
+    return join((element("p", lead), *(figure_place(figure) for figure in figures)))
+
+
+def _requests(run: View) -> Html:
+    parts: list[object] = []
+    if run.summary["completed"]:
+        parts += [
+            element("h3", "Where the time of the mean request went"),
+            panels.mean_phases(run.requests, run.durations),
+            element("h3", "Slowest requests"),
+            panels.slowest_table(run.requests, run.durations),
+        ]
+    if run.summary["rejected"]:
+        parts += [
+            element("h3", "Rejected requests"),
+            panels.rejected_table(run.summary, run.requests),
+        ]
+    return join(parts or [element("p", "No request was completed or rejected.")])
+
+
+def _name(summary: Mapping[str, Any]) -> str:
+    path = (summary["meta"].get("trace") or {}).get("path")
+    return PurePath(str(path)).name if path else "Run"

@@ -1,0 +1,55 @@
+"""Sets two runs of the same requests against each other, request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.report import phases
+from kvsim.report.phases import Floats
+
+
+class Pairs(NamedTuple):
+    """The requests that both runs completed."""
+
+    number: int
+    only_first: int
+    """Completed by the first run alone."""
+    only_other: int
+    same_arrivals: bool
+    """Both engines got every pair at the same time."""
+    first_ns: dict[str, Floats]
+    """Durations of the pairs in the first run, keyed as in `phases.durations_ns`."""
+    other_ns: dict[str, Floats]
+
+    def differences_ns(self, kind: str) -> Floats:
+        """Other minus first, one per pair for which both are defined."""
+        return phases.defined(self.other_ns[kind] - self.first_ns[kind])
+
+
+def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
+    """Pairs by position in the trace; None where the runs had different requests there."""
+    _, mine, theirs = np.intersect1d(
+        _ints(first["index"]), _ints(other["index"]), assume_unique=True, return_indices=True
+    )
+    for name in ("id", "input_length", "output_length"):
+        if not np.array_equal(np.asarray(first[name])[mine], np.asarray(other[name])[theirs]):
+            return None
+    done, also = phases.completed(first)[mine], phases.completed(other)[theirs]
+    both = done & also
+    mine, theirs = mine[both], theirs[both]
+    arrivals = _ints(first["arrival_ns"])[mine], _ints(other["arrival_ns"])[theirs]
+    return Pairs(
+        number=len(mine),
+        only_first=int((done & ~also).sum()),
+        only_other=int((also & ~done).sum()),
+        same_arrivals=bool(np.array_equal(*arrivals)),
+        first_ns={kind: ns[mine] for kind, ns in phases.durations_ns(first).items()},
+        other_ns={kind: ns[theirs] for kind, ns in phases.durations_ns(other).items()},
+    )
+
+
+def _ints(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.asarray(column, dtype=np.int64)

@@ -1,0 +1,108 @@
+"""Shows where a run came from and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kvsim.report.html import Html, element, join, panel
+from kvsim.report.numerals import MISSING, count, size
+from kvsim.report.wording import time_source
+
+
+def provenance_panels(meta: Mapping[str, Any]) -> Html:
+    """Command, trace, versions, time source and the full configuration."""
+    trace = meta.get("trace") or {}
+    origin = {
+        "Trace": trace.get("path"),
+        "Trace format": trace.get("format"),
+        "Trace SHA-256": trace.get("sha256"),
+        "Requests in the trace": trace.get("requests"),
+        "Seed": meta.get("seed"),
+        "kvsim": meta.get("kvsim_version"),
+        "Engine": meta.get("engine"),
+        "Scheduler": meta.get("scheduler"),
+        "Block manager": meta.get("block_manager"),
+        "Step times": time_source(meta),
+    }
+    notes = [str(note) for note in trace.get("notes") or ()]
+    listed = element("ul", *(element("li", note) for note in notes)) if notes else None
+    return join(
+        (
+            panel("To repeat it", element("pre", meta.get("command") or MISSING)),
+            element(
+                "div",
+                panel(
+                    "Origin", facts(origin), listed and _named("Notes of the trace reader", listed)
+                ),
+                panel("Configuration", element("pre", to_toml(meta.get("config") or {}))),
+                panel("Cost model", facts(flat(meta.get("cost") or {}))),
+                panel("Link between GPU and CPU", facts(flat(meta.get("link") or {}))),
+                class_="columns",
+            ),
+        )
+    )
+
+
+def to_toml(table: Mapping[str, Any], name: str = "") -> str:
+    """The text of a configuration file; keys without a value, which mean the default, are left out.
+
+    The text `inf`, as which a summary keeps an infinite number, becomes the number again.
+    """
+    lines = [f"[{name}]"] if name else []
+    inner = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            inner.append(to_toml(value, f"{name}.{key}" if name else key) if value else "")
+        elif value is not None:
+            lines.append(f"{key} = {_literal(value)}")
+    return "\n\n".join(part for part in ("\n".join(lines), *inner) if part)
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(inner) for inner in value)}]"
+    if value in ("inf", "-inf"):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def facts(named: Mapping[str, Any]) -> Html:
+    """Names and values; the unit is taken from the end of the name, None is left out."""
+    pairs = (
+        (element("dt", key), element("dd", _written(key, value)))
+        for key, value in named.items()
+        if value is not None
+    )
+    return element("dl", *(part for pair in pairs for part in pair), class_="facts")
+
+
+def _written(key: str, value: Any) -> str:
+    """A value as its key's unit suggests."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if key.endswith("_bytes"):
+            return f"{size(value)} ({count(value)} bytes)"
+        if key.endswith("bytes_per_s"):
+            return f"{size(value)}/s"
+        return str(value) if key == "Seed" else f"{value:,.6g}"
+    if isinstance(value, list):
+        return ", ".join(str(inner) for inner in value)
+    return str(value)
+
+
+def _named(title: str, content: Html) -> Html:
+    return join((element("h3", title), content))

@@ -1,0 +1,67 @@
+"""Reduces many values to mean, median, deviation and percentiles, the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+PERCENTILES = (50, 90, 95, 99)
+STATISTICS = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
+"""Prefixes of result keys, as in `vllm bench serve`."""
+
+
+def describe(values: Floats) -> dict[str, float | None]:
+    """`STATISTICS` of plain values: numpy's linear percentiles, population deviation.
+
+    All None where there are no values. Sums are exactly rounded, so that they do not depend on
+    the order in which a processor adds.
+    """
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((values - mean) ** 2) / len(values))
+    cuts = np.percentile(values, PERCENTILES)
+    return _named(mean, deviation, (float(cut) for cut in cuts))
+
+
+def describe_counts(counts: Mapping[int, int]) -> dict[str, float | None]:
+    """`STATISTICS` of values given as `{value: how many}`, equal to those of the long list."""
+    values = np.array(sorted(value for value, count in counts.items() if count > 0), dtype=float)
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    weights = np.array([counts[int(value)] for value in values])
+    total = int(weights.sum())
+    mean = math.fsum(values * weights) / total
+    deviation = math.sqrt(math.fsum((values - mean) ** 2 * weights) / total)
+    ends = np.cumsum(weights)
+    return _named(mean, deviation, (_percentile(values, ends, p) for p in PERCENTILES))
+
+
+def weighted_mean(values: NDArray[np.int64], weights: NDArray[np.int64]) -> float | None:
+    """The mean over the whole weight; None where there is no weight."""
+    total = int(weights.sum())
+    return math.fsum(values.astype(float) * weights) / total if total else None
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """`part / whole`; None where either is missing or `whole` is 0."""
+    return part / whole if part is not None and whole else None
+
+
+def _percentile(values: Floats, ends: NDArray[np.int64], percent: float) -> float:
+    """Linear percentile of `values[i]` repeated up to rank `ends[i]`."""
+    position = (int(ends[-1]) - 1) * percent / 100
+    low = math.floor(position)
+    high = min(low + 1, int(ends[-1]) - 1)
+    pair = values[np.searchsorted(ends, [low, high], side="right")]
+    return float(np.percentile(pair, (position - low) * 100))
+
+
+def _named(mean: float, deviation: float, cuts: Iterator[float]) -> dict[str, float | None]:
+    percentiles = dict(zip((f"p{p}" for p in PERCENTILES), cuts, strict=True))
+    return {"mean": mean, "median": percentiles["p50"], "std": deviation, **percentiles}

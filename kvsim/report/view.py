@@ -1,0 +1,54 @@
+"""Cuts a run into pieces small enough to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvsim.recorder import BLOCKED
+from kvsim.report import binning, phases, timeline
+from kvsim.report.binning import Bins, Ints
+from kvsim.report.figures import Points, TimeAxis, time_axis
+
+FINE, COARSE = 1500, 240
+"""Bins for levels, which are drawn as lines, and for averages, which must not flicker."""
+
+
+class Cut(NamedTuple):
+    """A time line in bins."""
+
+    x: Points
+    """Edges in the unit of the time axis."""
+    bins: Bins
+    """Columns of `timeline.states`, and `blocked_CAUSE`: the share of time it applied."""
+
+
+class View(NamedTuple):
+    """A run, ready to be drawn."""
+
+    summary: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    steps: Mapping[str, Ints]
+    durations: Mapping[str, phases.Floats]
+    """Of each request in ns, as `phases.durations_ns` gives them."""
+    end_ns: int
+    axis: TimeAxis
+    fine: Cut
+    coarse: Cut
+
+
+def look_at(
+    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Ints]
+) -> View:
+    """Cut a run into at most `FINE` and at most `COARSE` bins."""
+    end_ns = timeline.run_end_ns(steps, requests)
+    axis = time_axis(end_ns)
+    rows = timeline.states(steps, end_ns, summary["meta"])
+    causes = {f"blocked_{name}": (rows["blocked"] == i) * 1 for i, name in enumerate(BLOCKED) if i}
+
+    def cut(limit: int) -> Cut:
+        bins = binning.bin_states(rows["start_ns"], end_ns, {**rows, **causes}, limit)
+        return Cut(axis.of(bins.edges_ns), bins)
+
+    durations = phases.durations_ns(requests)
+    return View(summary, requests, steps, durations, end_ns, axis, cut(FINE), cut(COARSE))

@@ -1,0 +1,148 @@
+"""Says in sentences what a run amounted to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from kvsim.report.numerals import count, percent, plural, seconds
+
+Tone = Literal["plain", "warning", "bad"]
+
+
+class Remark(NamedTuple):
+    """One sentence and how alarming it is."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+def verdict(summary: Mapping[str, Any]) -> list[Remark]:
+    """What happened to the requests, how the run ended, and what preemption cost."""
+    remarks = [_fate(summary), *_outcome(summary), _preemption(summary)]
+    waits = summary["watermark_wait_s"]
+    if waits:
+        remarks.append(
+            Remark(
+                f"For {seconds(waits)} only the watermark held the head of the queue back"
+                f" ({plural(summary['watermark_wait_steps'], 'step')})."
+            )
+        )
+    return remarks + _extrapolation(summary["meta"].get("cost") or {})
+
+
+def measured(meta: Mapping[str, Any]) -> bool:
+    """Whether step times come from measurements on the hardware in question."""
+    return bool((meta.get("cost") or {}).get("kind") == "measured")
+
+
+def time_source(meta: Mapping[str, Any]) -> str:
+    """`MEASURED` or `ESTIMATED`, with the source that the cost model names."""
+    source = (meta.get("cost") or {}).get("source")
+    label = "MEASURED" if measured(meta) else "ESTIMATED"
+    return f"{label} step times ({source})" if source else f"{label} step times"
+
+
+def outcome_title(summary: Mapping[str, Any]) -> str:
+    """The end of the run in few words: `Finished`, `Deadlock`, `Engine stopped: KIND`."""
+    kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")
+    named = kind if kind in ("finished", "deadlock") else f"engine stopped: {kind}"
+    return named[0].upper() + named[1:]
+
+
+def finished(summary: Mapping[str, Any]) -> bool:
+    """Whether the run came to its end, rather than the engine to its own."""
+    return bool(_outcome_of(summary).get("kind") == "finished")
+
+
+def subject(meta: Mapping[str, Any]) -> str:
+    """What was simulated: engine, model, hardware and block pool."""
+    config = meta.get("config") or {}
+    parts = [meta.get("engine") or config.get("engine")]
+    if config.get("model"):
+        parts.append(f"{config['model']} on {config.get('hardware', 'unknown hardware')}")
+    if meta.get("num_gpu_blocks"):
+        parts.append(
+            f"{count(meta['num_gpu_blocks'])} GPU blocks of {meta.get('block_size')} tokens"
+        )
+    parts.append(f"prefix caching {'on' if meta.get('prefix_caching') else 'off'}")
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _outcome_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    return summary["meta"].get("outcome") or {}
+
+
+def _fate(summary: Mapping[str, Any]) -> Remark:
+    total, completed = summary["num_requests"], summary["completed"]
+    if not total:
+        return Remark("No requests.", "warning")
+    within = f" in {seconds(summary['duration'])}"
+    if completed == total:
+        return Remark(f"{plural(total, 'request')} completed{within}, none rejected.")
+    parts = [f"{count(completed)} completed"]
+    if summary["rejected"]:
+        reasons = summary["rejected_by_reason"]
+        named = ", ".join(
+            reason if len(reasons) == 1 else f"{count(n)} {reason}" for reason, n in reasons.items()
+        )
+        parts.append(f"{count(summary['rejected'])} rejected ({named})")
+    if summary["unfinished"]:
+        parts.append(f"{count(summary['unfinished'])} unfinished")
+    return Remark(f"{plural(total, 'request')}{within}: {', '.join(parts)}.", "warning")
+
+
+def _outcome(summary: Mapping[str, Any]) -> list[Remark]:
+    if finished(summary):
+        return []
+    outcome = _outcome_of(summary)
+    where = []
+    if outcome.get("time_s") is not None:
+        where.append(f"after {seconds(outcome['time_s'])}")
+    if outcome.get("step") is not None:
+        where.append(f"at step {count(outcome['step'])}")
+    explanation = _sentence(outcome.get("explanation"))
+    if outcome.get("request") and str(outcome["request"]) not in explanation.split():
+        where.append(f"on request {outcome['request']}")
+    what = f"{outcome_title(summary)} {' '.join(where)}".strip()
+    remarks = [Remark(f"{what}. {explanation[0].upper()}{explanation[1:]}", "bad")]
+    if outcome.get("remedy"):
+        remarks.append(Remark(f"Remedy: {_sentence(outcome['remedy'])}", "bad"))
+    if outcome.get("rule"):
+        remarks.append(Remark(f"Rule of the engine: {_sentence(outcome['rule'])}", "bad"))
+    return remarks
+
+
+def _preemption(summary: Mapping[str, Any]) -> Remark:
+    total = summary["num_preemptions"]
+    if not total:
+        return Remark("No preemptions.")
+    by_mode = summary["num_preemptions_by_mode"]
+    costs = []
+    if by_mode["recompute"]:
+        again = plural(summary["recomputed_tokens"], "token")
+        costs.append(f"{count(by_mode['recompute'])} by recompute, {again} computed again")
+    if by_mode["swap"]:
+        moved = f"{plural(summary['swapped_out_blocks'], 'block')} out,"
+        moved += f" {count(summary['swapped_in_blocks'])} back in"
+        busy = summary["link_busy_share"]
+        link = f", link busy {percent(busy)} of the time" if busy else ""
+        costs.append(f"{count(by_mode['swap'])} by swap, {moved}{link}")
+    share = percent(summary["preempted_requests"] / summary["num_requests"])
+    return Remark(
+        f"{plural(total, 'preemption')}, in {share} of the requests: {'; '.join(costs)}.", "warning"
+    )
+
+
+def _extrapolation(cost: Mapping[str, Any]) -> list[Remark]:
+    """A warning where the cost model priced steps that its profile does not cover."""
+    outside = cost.get("extrapolated_ns")
+    if not outside:
+        return []
+    share = percent(outside / cost["priced_ns"])
+    return [Remark(f"{share} of the step time was priced outside the profile.", "warning")]
+
+
+def _sentence(text: Any) -> str:
+    words = str(text or "no explanation").strip()
+    return words if words.endswith((".", "!", "?")) else f"{words}."

@@ -1,0 +1,150 @@
+"""Pages in a real browser: whole, quiet, and alone."""
+
+from pathlib import Path
+
+import pytest
+from fake_run import fake_run
+from tiny import no_run, tiny_run
+
+from kvsim.report.compare_page import build_comparison
+from kvsim.report.page import build_page
+from kvsim.report.summary import summarise
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def show(browser, tmp_path_factory):
+    """Open one of `PAGES`, once, and return it with what it said and asked for in `noise`."""
+    folder = tmp_path_factory.mktemp("pages")
+    opened = {}
+
+    def open_page(name):
+        if name not in opened:
+            path = folder / f"{name}.html"
+            path.write_text(PAGES[name](), encoding="utf-8")
+            page = opened[name] = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.noise = []
+            page.on("console", lambda message: page.noise.append(message.text))
+            page.on("pageerror", lambda error: page.noise.append(str(error)))
+            page.on("request", lambda request: page.noise.append(request.url))
+            page.goto(path.as_uri())
+            page.locator("html[data-drawn=true]").wait_for()
+            page.noise.remove(path.as_uri())
+        return opened[name]
+
+    return open_page
+
+
+def eventually(page, expression):
+    """Wait until it holds; the page's security policy rules out a wait inside the page."""
+    for _ in range(100):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")
+
+
+def report(run):
+    steps, requests, gaps, meta = run
+    return build_page(summarise(steps, requests, gaps, meta), requests, steps)
+
+
+def comparison(*runs):
+    return build_comparison(
+        [
+            (f"run {i}", summarise(steps, requests, gaps, meta), requests, steps)
+            for i, (steps, requests, gaps, meta) in enumerate(runs)
+        ]
+    )
+
+
+PAGES = {
+    "report": lambda: report(fake_run(rate=8, swap=True)),
+    "tiny": lambda: report(tiny_run()),
+    "empty": lambda: report(no_run()),
+    "comparison": lambda: comparison(fake_run(rate=8), fake_run(rate=8, blocks=960)),
+    "same": lambda: comparison(tiny_run(), tiny_run()),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_draws_every_figure_without_a_word_or_a_request(show, name):
+    page = show(name)
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('.plot')].map(plot => !!plot.querySelector('svg .xtick'))"
+    )
+    assert all(drawn)
+    assert (len(drawn) == 0) == (name == "empty")
+    assert page.locator("h1").is_visible()
+    assert all(heading.is_visible() for heading in page.locator("h2").all())
+    assert page.noise == []
+
+
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_a_page_fits_the_width_of_the_window(show, name):
+    page = show(name)
+    for width in (360, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        eventually(page, f"document.documentElement.scrollWidth <= {width}")
+        narrow = "Math.max(...[...document.querySelectorAll('.plot svg')].map(e => e.clientWidth))"
+        eventually(page, f"{narrow} < {width}")
+    assert page.noise == []
+
+
+def test_a_zoom_of_one_time_figure_is_a_zoom_of_all(show):
+    page = show("report")
+    ranges = """[...document.querySelectorAll('#over-time .plot')]
+        .map(plot => JSON.stringify(plot.layout.xaxis.range))"""
+    [whole] = set(page.evaluate(ranges))
+    plot = page.locator("#queues")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 300, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 500, box["y"] + 70, steps=4)
+    page.mouse.up()
+    eventually(page, f"new Set({ranges}).size === 1 && !{ranges}.includes('{whole}')")
+    page.wait_for_timeout(400)  # two clicks in quick succession would be one gesture
+    page.mouse.dblclick(box["x"] + 400, box["y"] + 60)
+    eventually(page, f"new Set({ranges}).size === 1 && {ranges}.includes('{whole}')")
+
+
+def test_a_legend_hides_and_shows_its_line(show):
+    page = show("report")
+    button = page.locator("#over-time .legend button").first
+    visible = "document.getElementById('gpu-blocks').data[0].visible"
+    button.click()
+    eventually(page, f"{visible} === false")
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    eventually(page, f"{visible} === true")
+
+
+def test_colours_follow_the_readers_scheme(show):
+    page = show("tiny")
+    fill = "document.getElementById('gpu-blocks').data[0].fillcolor"
+    light = page.evaluate(fill)
+    assert light.startswith("#")
+    page.emulate_media(color_scheme="dark")
+    eventually(page, f"{fill} !== '{light}' && {fill}.startsWith('#')")
+    assert page.noise == []

@@ -1,0 +1,187 @@
+import copy
+import io
+import re
+
+import numpy as np
+import pytest
+from fake_run import fake_run
+from rich.console import Console
+from tiny import MS, no_run, tiny_run
+
+from kvsim.report.compare import (
+    cautions,
+    compare_table,
+    config_differences,
+    difference_words,
+    relative_words,
+    render_comparison,
+)
+from kvsim.report.compare_page import build_comparison
+from kvsim.report.numerals import SPACE
+from kvsim.report.pairing import pair
+from kvsim.report.summary import summarise
+
+
+def named(name, run):
+    steps, requests, gaps, meta = run
+    return name, summarise(steps, requests, gaps, meta), requests, steps
+
+
+def row_of(rows, key):
+    [row] = [row for row in rows if row.metric.key == key]
+    return row
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return [named("small", fake_run(rate=8)), named("large", fake_run(rate=8, blocks=960))]
+
+
+def test_differences_are_to_the_first_run(runs):
+    rows = compare_table([run[:2] for run in runs])
+    row = row_of(rows, "output_throughput")
+    small, large = (run[1]["output_throughput"] for run in runs)
+    assert row.values == (small, large)
+    assert row.differences == (large - small,)
+    assert row.relative == (pytest.approx(large / small - 1),)
+
+
+def test_better_depends_on_the_figure(runs):
+    rows = compare_table([run[:2] for run in runs])
+    assert row_of(rows, "output_throughput").judge(0) == "better"  # higher
+    assert row_of(rows, "p99_ttft_ms").judge(0) == "better"  # lower
+    assert row_of(rows, "kv_cache_usage_mean").judge(0) == "different"
+    assert row_of(rows, "completed").judge(0) == "same"
+    backwards = compare_table([run[:2] for run in reversed(runs)])
+    assert row_of(backwards, "p99_ttft_ms").judge(0) == "worse"
+
+
+def test_shares_differ_in_points_and_nothing_relative(runs):
+    row = row_of(compare_table([run[:2] for run in runs]), "kv_cache_usage_mean")
+    assert re.fullmatch(r"−\d+\.\d points", difference_words(row, 0).replace(SPACE, " "))
+    assert relative_words(row, 0) == ""
+
+
+def test_figures_that_a_run_does_not_have_are_neither_better_nor_worse():
+    cached, plain = named("a", fake_run()), named("b", fake_run(caching=False))
+    row = row_of(compare_table([cached[:2], plain[:2]]), "prefix_cache_hit_rate")
+    assert row.judge(0) == "different"
+    assert difference_words(row, 0) == ""
+
+
+def test_figures_that_are_0_everywhere_are_left_out():
+    rows = compare_table([named(name, fake_run(4, rate=0.1))[:2] for name in "ab"])
+    assert "num_preemptions" not in {row.metric.key for row in rows}
+
+
+def test_only_settings_that_differ_are_listed(runs):
+    differing = dict(config_differences([run[:2] for run in runs]))
+    assert differing == {
+        "num_gpu_blocks_override": ("480", "960"),
+        "GPU blocks": ("480", "960"),
+        "watermark blocks": ("4", "9"),
+    }
+
+
+def test_what_makes_runs_incomparable_is_said():
+    one, other = named("one", tiny_run()), named("other", tiny_run())
+    assert cautions([one[:2], other[:2]]) == []
+    other[1]["meta"]["outcome"] = {"kind": "deadlock"}
+    other[1]["meta"]["trace"] = {"sha256": "other"}
+    other[1]["meta"]["cost"] = {"kind": "measured"}
+    other[1]["completed"] = 2
+    said = " ".join(cautions([one[:2], other[:2]]))
+    for word in ("deadlock", "different traces", "different sources", "different numbers"):
+        assert word in said
+
+
+def test_pairs_are_the_requests_that_both_completed():
+    first, other = tiny_run()[1], copy.deepcopy(tiny_run()[1])
+    other["first_token_ns"][0] += 7 * MS
+    other["finish_ns"][0] += 7 * MS
+    other["status"][2] = "rejected"
+    pairs = pair(first, other)
+    assert (pairs.number, pairs.only_first, pairs.only_other) == (2, 1, 0)
+    assert pairs.same_arrivals
+    assert list(pairs.differences_ns("ttft")) == [7 * MS, 0]
+    assert list(pairs.differences_ns("e2el")) == [7 * MS, 0]
+
+
+def test_pairs_of_a_shorter_replay_are_its_common_requests():
+    first, other = fake_run(30)[1], fake_run(30)[1]
+    shorter = {name: column[:10] for name, column in other.items()}
+    assert pair(first, shorter).number == sum(s == "completed" for s in first["status"][:10])
+
+
+def test_different_requests_are_not_paired():
+    first, other = fake_run(30)[1], fake_run(30, seed=1)[1]
+    assert pair(first, other) is None
+
+
+def test_parts_of_the_mean_difference_add_up(runs):
+    pairs = pair(runs[0][2], runs[1][2])
+    parts = sum(pairs.differences_ns(phase).sum() for phase in ("queue", "prefill", "decode"))
+    assert parts == pytest.approx(pairs.differences_ns("e2el").sum())
+
+
+def test_a_run_does_not_differ_from_itself():
+    one = named("one", fake_run(rate=8))
+    rows = compare_table([one[:2], one[:2]])
+    assert {row.judge(0) for row in rows} == {"same"}
+    assert {difference_words(row, 0) for row in rows} == {"no difference"}
+    page = build_comparison([one, ("again", *one[1:])])
+    cells = re.findall(r'<td class="number (\w+)">(.*?)</td>', page)
+    assert {judgement for judgement, _ in cells} == {"same"}
+    assert {words for _, words in cells} == {"no difference", ""}
+    assert "No difference in any setting." in page
+    assert 'TTFT difference</td><td class="number">no difference' in page
+    assert 'E2EL difference</td><td class="number">no difference' in page
+    assert not re.search(r"[+−]\d", page[page.index("<body>") : page.index('id="figures"')])
+
+
+def test_the_terminal_shows_values_and_differences(runs):
+    console = Console(file=io.StringIO(), width=120)
+    render_comparison([run[:2] for run in runs], console)
+    text = console.file.getvalue().replace(SPACE, " ")
+    assert "num_gpu_blocks_override: 480 → 960" in text
+    [line] = [line for line in text.splitlines() if "TTFT p99" in line]
+    assert re.search(r"−\S+ s −\S+ %", line)
+    assert "ESTIMATED" in text
+
+
+def test_the_terminal_says_that_nothing_differs():
+    one = named("one", tiny_run())
+    console = Console(file=io.StringIO(), width=120)
+    render_comparison([one[:2], one[:2]], console)
+    assert "No difference in any figure." in console.file.getvalue()
+
+
+def test_a_comparison_has_all_its_sections(runs):
+    page = build_comparison([*runs, ("third", *runs[0][1:])])
+    assert re.findall(r"<h2>(.*?)</h2>", page) == [
+        *("Differences", "Settings", "All figures", "Request by request", "Latency", "Over time"),
+    ]
+    assert page == build_comparison([*runs, ("third", *runs[0][1:])])
+
+
+@pytest.mark.parametrize("other", [no_run(), fake_run(3, longest=1)])
+def test_runs_without_common_requests_can_be_compared(other):
+    for pages in ([tiny_run(), other], [other, tiny_run()], [other, other]):
+        page = build_comparison([named(f"<b>{i}", run) for i, run in enumerate(pages)])
+        assert "<b>" not in page[page.index("<body>") : page.index('id="figures"')]
+
+
+def test_all_runs_share_one_time_axis():
+    short, long = named("short", tiny_run()), named("long", fake_run(20, rate=1))
+    page = build_comparison([short, long])
+    end_s = np.max(long[3]["end_ns"]) / 1e9
+    assert f'"range":[0,{end_s}]' in page
+
+
+def test_hostile_names_stay_text():
+    hostile = "</script><script>alert(1)</script>"
+    one = named("one", tiny_run())
+    plain = build_comparison([one, ("other", *one[1:])])
+    page = build_comparison([one, (hostile, *one[1:])])
+    assert "<script>alert" not in page
+    assert page.count("</script>") == plain.count("</script>")

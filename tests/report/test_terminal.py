@@ -1,0 +1,42 @@
+import io
+
+import pytest
+from fake_run import fake_run
+from rich.console import Console
+from tiny import no_run, tiny_run
+
+from kvsim.report.numerals import SPACE
+from kvsim.report.summary import summarise
+from kvsim.report.terminal import render
+
+
+def printed(run, width=110):
+    console = Console(file=io.StringIO(), width=width)
+    render(summarise(*run), console)
+    return console.file.getvalue().replace(SPACE, " ")
+
+
+def test_latencies_and_key_figures_are_shown():
+    text = printed(tiny_run())
+    [ttft] = [line for line in text.splitlines() if line.strip().startswith("TTFT")]
+    assert ttft.split("  ")[-1].strip() == "78.8 ms"  # p99 of 10, 20, 80
+    assert "24.0 tok/s output" in text
+    assert "21.1 % of prompt tokens hit" in text
+    assert "ESTIMATED" in text
+
+
+def test_rejections_and_preemptions_cannot_be_overlooked():
+    text = printed(tiny_run())
+    assert "1 rejected (too long)" in text
+    assert "1 preemption" in text
+
+
+def test_reasons_with_brackets_are_not_taken_for_markup():
+    steps, requests, gaps, meta = tiny_run()
+    requests["reason"][3] = "[bold]too long[/bold]"
+    assert "[bold]too long[/bold]" in printed((steps, requests, gaps, meta))
+
+
+@pytest.mark.parametrize("run", [no_run(), fake_run(1), fake_run(caching=False)])
+def test_any_run_can_be_shown_on_a_narrow_terminal(run):
+    assert all(len(line) <= 60 for line in printed(run, 60).splitlines())

@@ -1,0 +1,84 @@
+from fake_run import fake_run
+from tiny import no_run, tiny_run
+
+from kvsim.report import wording
+from kvsim.report.numerals import SPACE
+from kvsim.report.summary import summarise
+
+
+def sentences(run):
+    return [text.replace(SPACE, " ") for text, _ in wording.verdict(summarise(*run))]
+
+
+def test_the_verdict_of_the_tiny_run():
+    assert sentences(tiny_run()) == [
+        "4 requests in 250 ms: 3 completed, 1 rejected (too long).",
+        "1 preemption, in 25.0 % of the requests: 1 by recompute, 1 token computed again.",
+        "For 10.0 ms only the watermark held the head of the queue back (1 step).",
+    ]
+
+
+def test_a_run_without_trouble_says_so():
+    run = fake_run(4, rate=0.1, longest=10**6)
+    assert sentences(run)[1:] == ["No preemptions."]
+    assert sentences(run)[0].endswith("none rejected.")
+
+
+def test_several_reasons_are_counted():
+    steps, requests, gaps, meta = tiny_run()
+    requests["status"] = ["completed", "rejected", "unfinished", "rejected"]
+    requests["reason"] = ["", "cannot fit", "", "too long"]
+    expected = "1 completed, 2 rejected (1 cannot fit, 1 too long), 1 unfinished."
+    assert sentences((steps, requests, gaps, meta))[0].endswith(expected)
+
+
+def test_swapping_says_what_was_moved():
+    steps, requests, gaps, meta = fake_run(rate=8, swap=True)
+    moved = int(steps["swap_out_blocks"].sum())
+    [said] = [text for text in sentences((steps, requests, gaps, meta)) if "preempt" in text]
+    assert f"by swap, {moved} blocks out, {moved} back in" in said
+
+
+def test_an_engine_that_stops_is_explained_with_its_remedy():
+    steps, requests, gaps, meta = tiny_run()
+    meta["outcome"] = {
+        "kind": "swap-space-exhausted",
+        "request": "C",
+        "explanation": "no CPU block is left to swap out to",
+        "remedy": "raise --swap-space",
+        "rule": "RuntimeError @ core/scheduler.py:1536",
+        "step": 6,
+        "time_s": 0.25,
+    }
+    summary = summarise(steps, requests, gaps, meta)
+    assert wording.outcome_title(summary) == "Engine stopped: swap space exhausted"
+    assert [(t.replace(SPACE, " "), tone) for t, tone in wording.verdict(summary)[1:4]] == [
+        (
+            "Engine stopped: swap space exhausted after 250 ms at step 6 on request C."
+            " No CPU block is left to swap out to.",
+            "bad",
+        ),
+        ("Remedy: raise --swap-space.", "bad"),
+        ("Rule of the engine: RuntimeError @ core/scheduler.py:1536.", "bad"),
+    ]
+
+
+def test_times_are_estimated_unless_measured():
+    assert wording.time_source({"cost": {"kind": "measured", "source": "H200"}}) == (
+        "MEASURED step times (H200)"
+    )
+    for kind in ("roofline", "estimated", "scaled", "constant", None):
+        assert wording.time_source({"cost": {"kind": kind}}) == "ESTIMATED step times"
+    assert wording.time_source({}) == "ESTIMATED step times"
+
+
+def test_steps_priced_outside_the_profile_are_told():
+    steps, requests, gaps, meta = tiny_run()
+    meta["cost"] = {"kind": "measured", "priced_ns": 200, "extrapolated_ns": 50}
+    assert "25.0 % of the step time was priced outside the profile." in sentences(
+        (steps, requests, gaps, meta)
+    )
+
+
+def test_no_requests_are_told():
+    assert sentences(no_run())[0] == "No requests."
