@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING, Any
 from kvsim.version import __version__
 
 if TYPE_CHECKING:
-    from kvsim.run import Result, simulate
+    from kvsim.result import Result
+    from kvsim.run import simulate
 
 __all__ = ["Result", "__version__", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the simulator only when it is asked for, so that `kvsim --help` stays quick."""
-    if name in ("Result", "simulate"):
-        from kvsim import run
+    if name == "Result":
+        from kvsim.result import Result
 
-        return getattr(run, name)
+        return Result
+    if name == "simulate":
+        from kvsim.run import simulate
+
+        return simulate
     raise AttributeError(f"module 'kvsim' has no attribute {name!r}")

@@ -136,9 +136,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         _doc(_MEMORY, "A name in configs/models, or the path of a Hugging Face config.json."),
     ] = "llama-3-8b"
-    hardware: Annotated[str, _doc(_MEMORY, "A name in configs/hardware, or the path of a TOML.")] = (
-        "h100-sxm"
-    )
+    hardware: Annotated[
+        str, _doc(_MEMORY, "A name in configs/hardware, or the path of a TOML.")
+    ] = "h100-sxm"
     tensor_parallel_size: Annotated[Positive, _doc(_MEMORY, "GPUs that share each layer.")] = 1
     dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32"],
@@ -167,9 +167,12 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # -- tables of keyword arguments ------------------------------------------------------------
     cost: Annotated[
-        dict[str, Any], _doc(_COST, "`model`: constant, roofline or table; the rest: its arguments.")
+        dict[str, Any],
+        _doc(_COST, "`model`: constant, roofline or table; the rest: its arguments."),
     ] = {}
-    scheduler_args: Annotated[dict[str, Any], _doc(_ENGINE, "Further arguments of the engine.")] = {}
+    scheduler_args: Annotated[
+        dict[str, Any], _doc(_ENGINE, "Further arguments of the engine.")
+    ] = {}
     block_manager_args: Annotated[
         dict[str, Any], _doc(_ENGINE, "Further arguments of the block manager.")
     ] = {}

@@ -5,7 +5,7 @@ KvsimError            one line for the user: what, where, remedy; the command li
 ├── ConfigError       a setting, a flag, a model, a hardware file, an impossible memory budget
 ├── TraceError        a trace file: FILE:LINE: FIELD: what is wrong; what to do
 └── OutputError       a result that could not be written or read
-EngineStopped         the *simulated* engine died or got stuck: an outcome of a run, not an error of ours
+EngineStopped         the *simulated* engine died or got stuck: an outcome of a run
 ```
 
 Broken promises inside kvsim are `AssertionError`s.
@@ -28,15 +28,18 @@ class OutputError(KvsimError):
     """A result cannot be written, or a result folder cannot be read back."""
 
 
-class EngineStopped(Exception):
+class EngineStopped(Exception):  # noqa: N818 - an outcome of a run, not an error of ours
     """The modelled engine raises here; `rule` names the place in its source.
 
     Raised by faithful schedulers and block managers, caught by the replica, which ends the run
     with this as its outcome.
     """
 
-    def __init__(self, kind: str, request_id: str, explanation: str, remedy: str, rule: str) -> None:
-        super().__init__(f"{kind}: {explanation}")
+    def __init__(
+        self, kind: str, request_id: str, explanation: str, remedy: str, rule: str
+    ) -> None:
+        # All of them, so that the exception can be copied from its `args`, as event loops do.
+        super().__init__(kind, request_id, explanation, remedy, rule)
         self.kind = kind
         """Short name, e.g. `swap-space-exhausted`."""
         self.request_id = request_id
@@ -46,4 +49,7 @@ class EngineStopped(Exception):
         self.remedy = remedy
         """The knob that avoids it."""
         self.rule = rule
-        """Exception class and place in the engine's source, e.g. `RuntimeError @ core/scheduler.py:1536`."""
+        """Exception class and place in its source, as `RuntimeError @ core/scheduler.py:1536`."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.explanation}"

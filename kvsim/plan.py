@@ -22,6 +22,8 @@ class Prefill(NamedTuple):
     """Tokens computed before the chunk."""
     samples: bool
     """Whether the chunk reaches the end of the known tokens, so that a token is produced."""
+    charged: int
+    """Of `scheduled`, what is charged to `max_num_batched_tokens`: engines differ on hits."""
 
 
 class Plan:

@@ -37,6 +37,17 @@ class Stream(Protocol):
         ...
 
 
+class ContentStream(Stream, Protocol):
+    """A stream that also knows its blocks apart from what precedes them."""
+
+    def contents(self, first: int, last: int, block_size: int) -> Seq[int]:
+        """Identities of the tokens in the full blocks `first .. last - 1` alone.
+
+        Equal contents mean: the same tokens in this block, whatever is before it.
+        """
+        ...
+
+
 class Sequence:
     """One token stream of a request and its block table."""
 
@@ -48,7 +59,9 @@ class Sequence:
         "keys",
         "last_token_ns",
         "length",
+        "placeholders",
         "prompt_stage",
+        "published",
         "request",
         "sample",
         "seen",
@@ -82,6 +95,18 @@ class Sequence:
         """When it was last scheduled since its table was allocated; -1: not yet."""
         self.last_token_ns = -1
         """When its newest generated token came to exist; -1: there is none."""
+        self.published = 0
+        """Leading blocks of the table that others can hit (managers that publish at allocation)."""
+        self.placeholders = 0
+        """Tokens sampled by steps in flight, not known to the scheduler yet."""
+
+    def block_keys(self, number: int, block_size: int) -> list[int]:
+        """The keys of the first `number` blocks; always asked with the same block size."""
+        keys = self.keys
+        if len(keys) < number:
+            assert self.stream is not None, "block identities are needed"
+            keys.extend(self.stream.keys(len(keys), number, block_size))
+        return keys if len(keys) == number else keys[:number]
 
     def child(self, sample: int) -> Sequence:
         """A further sample (`n > 1`) that has the same tokens so far; it holds no blocks yet."""
@@ -115,6 +140,7 @@ class Request:
         "output_length",
         "output_lengths",
         "output_tokens",
+        "prefix_pos",
         "priority",
         "reason",
         "recached_tokens",
@@ -138,6 +164,7 @@ class Request:
         output_lengths: tuple[int, ...] | None = None,
         priority: int = 0,
         session: str | None = None,
+        prefix_pos: int = 0,
     ) -> None:
         self.index = index
         self.id = id
@@ -149,6 +176,8 @@ class Request:
         """True lengths of the n samples, if they differ."""
         self.priority = priority
         self.session = session
+        self.prefix_pos = prefix_pos
+        """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = 0
         """When the client wanted to send it."""

@@ -6,8 +6,42 @@ a counter stands for them, so that a pool costs nothing until it is used.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from heapq import heappop, heappush, heapreplace
+from typing import Protocol
+
+
+class IdleOrder(Protocol):
+    """What a pool needs of an order; an order may offer more."""
+
+    def __init__(self, first: int, size: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def pop(self) -> int:
+        """The next block to use."""
+        ...
+
+    def pop_many(self, number: int) -> list[int]:
+        """The next `number` blocks, as `pop` would give them one by one."""
+        ...
+
+    def put(self, block: int) -> None:
+        """Return a block."""
+        ...
+
+    def put_many(self, blocks: list[int]) -> None:
+        """Return blocks, in this order."""
+        ...
+
+    def returned(self) -> list[int]:
+        """Idle blocks that were used before, for audits."""
+        ...
+
+    @property
+    def fresh(self) -> range:
+        """Blocks never used."""
+        ...
 
 
 class Stack:
@@ -57,6 +91,78 @@ class Stack:
     def put_many(self, blocks: list[int]) -> None:
         """Return blocks, in this order."""
         self._returned.extend(blocks)
+
+    def returned(self) -> list[int]:
+        """Idle blocks that were used before, for audits."""
+        return list(self._returned)
+
+    @property
+    def fresh(self) -> range:
+        """Blocks never used."""
+        return range(self._fresh, self._end)
+
+
+class TopStack(Stack):
+    """Last returned, first reused; blocks never used come last, in descending order.
+
+    vLLM 0.3.3 `core/block_manager.py`, `BlockAllocator`: a list of all blocks, popped at its end.
+    """
+
+    __slots__ = ()
+
+    def pop(self) -> int:
+        if self._returned:
+            return self._returned.pop()
+        assert self._fresh < self._end, "no idle block left"
+        self._end -= 1
+        return self._end
+
+    def pop_many(self, number: int) -> list[int]:
+        return [self.pop() for _ in range(number)]
+
+
+class Queue:
+    """First returned, first reused; blocks never used come first, in ascending order.
+
+    A block whose content is hit leaves from its place in the queue.
+
+    nano-vllm `nanovllm/engine/block_manager.py`: a deque, freed blocks are pushed on its right.
+    """
+
+    __slots__ = ("_end", "_fresh", "_returned")
+
+    def __init__(self, first: int, size: int) -> None:
+        self._returned: OrderedDict[int, None] = OrderedDict()
+        self._fresh = first
+        self._end = first + size
+
+    def __len__(self) -> int:
+        return len(self._returned) + self._end - self._fresh
+
+    def pop(self) -> int:
+        """The next block to use."""
+        block = self._fresh
+        if block < self._end:
+            self._fresh = block + 1
+            return block
+        assert self._returned, "no idle block left"
+        return self._returned.popitem(last=False)[0]
+
+    def pop_many(self, number: int) -> list[int]:
+        """The next `number` blocks, as `pop` would give them one by one."""
+        return [self.pop() for _ in range(number)]
+
+    def put(self, block: int) -> None:
+        """Return a block."""
+        self._returned[block] = None
+
+    def put_many(self, blocks: list[int]) -> None:
+        """Return blocks, in this order."""
+        self._returned.update(dict.fromkeys(blocks))
+
+    def remove(self, block: int) -> None:
+        """Take out a returned block because it was hit."""
+        del self._returned[block]
 
     def returned(self) -> list[int]:
         """Idle blocks that were used before, for audits."""
@@ -118,9 +224,46 @@ class Evictor:
         chain.append((tokens, block))
         self._home[block] = chain
 
+    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
+        """`add` consecutive full blocks of a table, `size` tokens each, from place `first` on."""
+        if not blocks:
+            return
+        tokens = range((first + 1) * size, (first + len(blocks) + 1) * size, size)
+        self.add(blocks[0], tokens[0], last)
+        chain = self._home[blocks[0]]
+        chain.extend(zip(tokens[1:], blocks[1:], strict=True))
+        self._home.update(dict.fromkeys(blocks, chain))
+
     def remove(self, block: int) -> None:
         """Take a block out because it was hit."""
         del self._home[block]
+
+    def evict_many(self, number: int) -> list[int]:
+        """`number` blocks, as `evict` would give them one by one."""
+        evicted = self._sole_chain(number)
+        while len(evicted) < number:
+            evicted.append(self.evict())
+        return evicted
+
+    def _sole_chain(self, number: int) -> list[int]:
+        """As many of the next blocks as come from the front chain whatever they are.
+
+        That is so where it is alone in its run and the next run is later.
+        """
+        runs, home = self._runs, self._home
+        evicted: list[int] = []
+        if not number or not runs or not runs[0].trim(home) or len(runs[0].heap) > 1:
+            return evicted
+        if len(runs) > 1 and not (runs[1].trim(home) and runs[1].last > runs[0].last):
+            return evicted
+        _, order, chain = runs[0].heap[0]
+        while chain and len(evicted) < number:
+            block = chain.pop()[1]
+            if home.get(block) is chain:
+                del home[block]
+                evicted.append(block)
+        runs[0].heap = [(-chain[-1][0], order, chain)] if chain else []
+        return evicted
 
     def evict(self) -> int:
         """Take out the block that the engine's walk ends on."""

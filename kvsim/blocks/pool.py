@@ -13,7 +13,7 @@ Ids are `first .. first + size - 1`. A pool costs memory for blocks in use or wi
 
 from __future__ import annotations
 
-from kvsim.blocks.idle import Evictor, Stack
+from kvsim.blocks.idle import Evictor, IdleOrder, Stack
 
 
 class BlockPool:
@@ -22,12 +22,15 @@ class BlockPool:
     vLLM 0.6.3.post1 `core/block/naive_block.py`.
     """
 
+    idle_order: type[IdleOrder] = Stack
+    """In which order blocks without content are reused."""
+
     def __init__(self, size: int, first: int = 0) -> None:
         self.size = size
         self.first = first
         self.references: dict[int, int] = {}
         """block → how many tables hold it; idle blocks are absent."""
-        self._blank = Stack(first, size)
+        self._blank = self.idle_order(first, size)
 
     @property
     def free(self) -> int:
@@ -80,7 +83,7 @@ class BlockPool:
         fresh = self._blank.fresh
         assert len(set(returned)) == len(returned), "a block is idle twice"
         assert not set(returned) & self.references.keys(), "a block is idle and in use"
-        assert all(block < fresh.start for block in self.references), "a fresh block is in use"
+        assert not any(block in fresh for block in self.references), "a fresh block is in use"
         assert all(count > 0 for count in self.references.values()), "a block in use has no holder"
         assert self.used + self.free == self.size, "blocks were lost or invented"
 
@@ -127,7 +130,15 @@ class PrefixPool(BlockPool):
         return block
 
     def take_many(self, number: int) -> list[int]:
-        return [self.take() for _ in range(number)]
+        blocks = self._blank.pop_many(min(number, len(self._blank)))
+        if len(blocks) < number:
+            evicted = self._idle.evict_many(number - len(blocks))
+            key_of, block_of = self._key_of, self.block_of
+            for block in evicted:
+                del block_of[key_of.pop(block)]
+            blocks += evicted
+        self.references.update(dict.fromkeys(blocks, 1))
+        return blocks
 
     def holds(self, key: int) -> bool:
         """Whether the content is here in a block in use (hitting it costs no free block)."""
@@ -144,6 +155,28 @@ class PrefixPool(BlockPool):
             self.hits += 1
             self._hit(block)
         return block
+
+    def take_table(self, keys: list[int]) -> list[int]:
+        """`take_keyed` each key, first to last."""
+        block_of = self.block_of
+        table: list[int] = []
+        for place, key in enumerate(keys):
+            if key in block_of:
+                table.append(self.take_keyed(key))
+            elif block_of.keys().isdisjoint(keys[place:]):
+                # Nothing of the rest is here, so no eviction can matter to a later hit.
+                return table + self._take_new(keys[place:])
+            else:
+                table.append(self.take_keyed(key))
+        return table
+
+    def _take_new(self, keys: list[int]) -> list[int]:
+        blocks = self.take_many(len(keys))
+        self.lookups += len(keys)
+        self.block_of.update(zip(keys, blocks, strict=True))
+        self._key_of.update(zip(blocks, keys, strict=True))
+        self._touched += blocks
+        return blocks
 
     def fill(self, block: int, key: int) -> int:
         """A block in use became full; answers the block that carries the content from now on."""
@@ -170,6 +203,27 @@ class PrefixPool(BlockPool):
         self._computed.discard(block)
         stamp = self._last.pop(block, -1) if self._last else -1
         self._idle.add(block, tokens, stamp if access is None else access)
+
+    def drop_keyed_table(self, blocks: list[int], size: int, access: int | None) -> None:
+        """`drop_keyed` the full blocks of a table, first to last, `size` tokens each."""
+        references = self.references
+        counts = [references[block] for block in blocks]
+        alone = counts.index(1) if 1 in counts else len(blocks)
+        if access is None or sum(counts[alone:]) != len(blocks) - alone:
+            alone = len(blocks)
+        for place in range(alone):
+            self.drop_keyed(blocks[place], (place + 1) * size, access)
+        if access is None or alone == len(blocks):
+            return
+        # What is shared is the head of a table, as a rule; the rest goes in one piece.
+        rest = blocks[alone:]
+        for block in rest:
+            del references[block]
+        self._computed.difference_update(rest)
+        if self._last:
+            for block in rest:
+                self._last.pop(block, None)
+        self._idle.add_table(rest, alone, size, access)
 
     def stamp(self, block: int, access: int) -> None:
         """Note when the table that holds a block in use was last scheduled."""

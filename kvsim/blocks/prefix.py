@@ -19,6 +19,7 @@ from kvsim.request import Sequence
 class PrefixCaching(Tables):
     """Automatic prefix caching: blocks with equal content and prefix are one block."""
 
+    needs_keys = True
     gpu: PrefixPool
     cpu: PrefixPool
 
@@ -42,7 +43,7 @@ class PrefixCaching(Tables):
     def allocate(self, sequence: Sequence) -> None:
         assert not sequence.table
         full, rest = divmod(sequence.length, self.block_size)
-        table = [self.gpu.take_keyed(key) for key in self._keys(sequence, full)]
+        table = self.gpu.take_table(self._keys(sequence, full))
         if rest:
             table.append(self.gpu.take())
         sequence.table = table
@@ -72,8 +73,7 @@ class PrefixCaching(Tables):
         full = sequence.filled // size
         access = None if access_ns < 0 else access_ns
         table = sequence.table
-        for place in range(full):
-            pool.drop_keyed(table[place], (place + 1) * size, access)
+        pool.drop_keyed_table(table[:full], size, access)
         for block in table[full:]:
             if access is not None and pool.references[block] > 1:
                 pool.stamp(block, access)
@@ -97,7 +97,7 @@ class PrefixCaching(Tables):
     def retake(self, sequence: Sequence, pool: BlockPool) -> list[int]:
         assert isinstance(pool, PrefixPool)
         full = sequence.filled // self.block_size
-        table = [pool.take_keyed(key) for key in self._keys(sequence, full)]
+        table = pool.take_table(self._keys(sequence, full))
         table.extend(pool.take_many(len(sequence.table) - full))
         return table
 

@@ -28,6 +28,10 @@ class Tables:
     The rules of vLLM 0.6.3.post1, `core/block_manager.py` and `core/block/block_table.py`.
     """
 
+    needs_keys = False
+    """Whether it looks at block identities, so that sequences need a stream."""
+    swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
+    """Where the engine raises if the CPU pool is too small for a victim."""
     grows = True
     """Whether a running request can come to need more blocks than it has. If not, nothing is ever
     preempted for want of blocks, and a watermark has nothing to guard."""
@@ -80,6 +84,14 @@ class Tables:
         size = self.block_size
         return sum(self.growth_need(s) + s.filled // size for s in sequences)
 
+    def match(self, sequence: Sequence) -> list[int]:
+        """Blocks whose content an admission would find computed, from the first token on."""
+        return []
+
+    def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
+        """Free blocks that `hold` (no table yet) or `extend` would use up, for `upto` tokens."""
+        return max(-(-upto // self.block_size) - len(hits) - len(sequence.table), 0)
+
     @property
     def stranded(self) -> int:
         """Free GPU blocks that no admission can use: none, any block serves any token."""
@@ -97,6 +109,31 @@ class Tables:
         assert not sequence.table
         sequence.table = self.gpu.take_many(-(-sequence.length // self.block_size))
         self._filled(sequence)
+
+    def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
+        """Give a sequence without a table `hits`, as `match` answered, and slots up to `upto`."""
+        assert not sequence.table
+        sequence.table = list(hits)
+        sequence.seen = len(hits)
+        sequence.filled = len(hits) * self.block_size
+        sequence.gap = False
+        sequence.access_ns = -1
+        held = self.extend(sequence, upto)
+        assert held, "too few free blocks were left"
+
+    def extend(self, sequence: Sequence, upto: int) -> bool:
+        """Slots for the first `upto` tokens; False, changing nothing, where blocks run out."""
+        size, table = self.block_size, sequence.table
+        missing = upto - len(table) * size
+        if missing > 0:
+            number = -(-missing // size)
+            if number > self.gpu.free:
+                return False
+            table.extend(self.gpu.take_many(number))
+            self.empty_slots += number * size
+        self.empty_slots -= upto - sequence.filled
+        sequence.filled = upto
+        return True
 
     def append(self, sequence: Sequence) -> Pairs:
         """Slots for the known tokens that have none; answers the copies on write."""
@@ -155,8 +192,14 @@ class Tables:
         sequence.access_ns = now_ns
         return 0
 
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        """The first `upto` tokens of a table are known: others may use their full blocks."""
+
     def composed(self) -> None:
         """The step is composed."""
+
+    def computed(self, sequence: Sequence) -> None:
+        """The KV of the first `sequence.computed` tokens exists."""
 
     # -- what a manager may do otherwise --------------------------------------------------------
 
@@ -221,8 +264,8 @@ class Tables:
         return pairs
 
 
-def swap_space_exhausted(request: Request, need: int, free: int) -> EngineStopped:
-    """The outcome of vLLM 0.6.3 where a victim does not fit into the CPU pool."""
+def swap_space_exhausted(request: Request, need: int, free: int, rule: str) -> EngineStopped:
+    """The outcome where a victim does not fit into the CPU pool."""
     return EngineStopped(
         kind="swap-space-exhausted",
         request_id=request.id,
@@ -231,5 +274,5 @@ def swap_space_exhausted(request: Request, need: int, free: int) -> EngineStoppe
             f" and {free} were free"
         ),
         remedy="raise --swap-space (GiB of CPU memory), or use --preemption-mode recompute",
-        rule="RuntimeError @ core/scheduler.py:1536",
+        rule=rule,
     )

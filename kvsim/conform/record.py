@@ -20,7 +20,7 @@ def step_record(batch: Batch, plan: Plan, step: int, time: float, added: int) ->
         "time": time,
         "added": added,
         "prefill": [
-            [p.request.id, p.scheduled, p.cached, p.computed_before, int(p.samples)]
+            [p.request.id, p.charged, p.cached, p.computed_before, int(p.samples)]
             for p in plan.prefills
         ],
         "decode": _ids(plan.decodes),

@@ -24,15 +24,24 @@ class RuleStream:
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of full blocks `first .. last - 1`; always asked with the same block size."""
-        tokens, keys, start = self._tokens, self._keys, len(self._prompt)
-        for k in range(len(tokens) - start, last * block_size - start):
-            tokens.append(crc32(f"{self._label}:{k}".encode()) % 32000)
+        keys = self._keys
         while len(keys) < last:
-            place = len(keys) * block_size
-            block = repr(tokens[place : place + block_size]).encode()
+            block = self._block(len(keys), block_size)
             self._digest = xxhash.xxh128_digest(self._digest + block)
             keys.append(int.from_bytes(self._digest, "little"))
         return keys[first:last]
+
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        """Identities of the tokens in blocks `first .. last - 1`, whatever is before them."""
+        return [xxhash.xxh128_intdigest(self._block(i, block_size)) for i in range(first, last)]
+
+    def _block(self, index: int, block_size: int) -> bytes:
+        """The tokens of a full block, spelled out."""
+        tokens, start = self._tokens, len(self._prompt)
+        end = (index + 1) * block_size
+        for k in range(len(tokens) - start, end - start):
+            tokens.append(crc32(f"{self._label}:{k}".encode()) % 32000)
+        return repr(tokens[end - block_size : end]).encode()
 
     def sample(self, index: int) -> RuleStream:
         """The stream of the corpus's sample `index - 1`."""

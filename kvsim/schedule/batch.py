@@ -51,6 +51,14 @@ class Batch:
         """Join the end of the waiting queue."""
         self.waiting.append(request)
 
+    def refuse(self, request: Request, reason: str) -> None:
+        """Turn a request away as it arrives: it never joins a queue."""
+        for sequence in request.sequences:
+            sequence.state = IGNORED
+        request.reason = reason
+        request.finish_ns = request.arrival_ns
+        self.ended.append(request)
+
     def begin(self, now_ns: int) -> Plan:
         """Start to compose a step."""
         self.now_ns = now_ns
@@ -61,10 +69,24 @@ class Batch:
         """Give the head of the waiting queue its blocks."""
         assert self.waiting[0] is request
         self.waiting.popleft()
+        self.hold(request)
+
+    def hold(self, request: Request) -> None:
+        """Give a waiting request its blocks; it keeps its place in the queue."""
         for sequence in request.sequences:
             if sequence.state == WAITING:
                 self.blocks.allocate(sequence)
                 sequence.state = RUNNING
+        if request.first_scheduled_ns < 0:
+            request.first_scheduled_ns = self.now_ns
+
+    def join(self, request: Request) -> None:
+        """Move the head of the waiting queue, which has its blocks, to the end of `running`."""
+        assert self.waiting[0] is request
+        self.waiting.popleft()
+        self.running.append(request)
+        for sequence in request.sequences:
+            sequence.state = RUNNING
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
 
@@ -107,13 +129,13 @@ class Batch:
     def swap_out(self, request: Request) -> list[tuple[int, int]]:
         """Move the blocks of a running request to the CPU; answers the copies.
 
-        Raises `EngineStopped` where the CPU pool is too small, as vLLM 0.6.3 does.
+        Raises `EngineStopped` where the CPU pool is too small, as vLLM does.
         """
         blocks = self.blocks
         moving = [s for s in request.sequences if s.state == RUNNING]
         need = blocks.swap_need(moving, blocks.cpu)
         if need > blocks.cpu.free:
-            raise swap_space_exhausted(request, need, blocks.cpu.free)
+            raise swap_space_exhausted(request, need, blocks.cpu.free, blocks.swap_space_rule)
         pairs = blocks.swap_out(moving)
         for sequence in moving:
             sequence.state = SWAPPED
@@ -134,26 +156,26 @@ class Batch:
         self.plan.swaps_in.extend(pairs)
         self.plan.swapped_in.append(request)
 
-    def run_prefill(self, request: Request, scheduled: int) -> None:
+    def run_prefill(
+        self, request: Request, scheduled: int, charged: int | None = None, least: int = 1
+    ) -> None:
         """Compute `scheduled` of the request's known tokens in this step, less prefix hits.
 
-        A chunk always computes at least one token (vLLM 0.6.3 `worker/model_runner.py`,
-        `_compute_for_prefix_cache_hit`).
+        `charged`: how many of them the engine charges to its token budget; None: all.
+        `least`: tokens that are computed whatever is hit; one in vLLM 0.6.3
+        (`worker/model_runner.py`, `_compute_for_prefix_cache_hit`).
         """
-        sequence = request.sequences[0]
+        sequence = next(s for s in request.sequences if s.state == RUNNING)
         known = self.blocks.scheduled(sequence, self.now_ns)
         before = sequence.computed
         end = min(sequence.length, before + scheduled)
-        if known <= before:
-            cached = 0
-        elif known < end:
-            cached = known - before
-        else:
-            cached = end - before - 1
+        cached = max(0, min(known, end - least) - before)
         samples = before + scheduled >= sequence.length
         plan = self.plan
         plan.entries.append((request, scheduled, samples))
-        plan.prefills.append(Prefill(request, scheduled, cached, before, samples))
+        if charged is None:
+            charged = scheduled
+        plan.prefills.append(Prefill(request, scheduled, cached, before, samples, charged))
         plan.chunks.append((scheduled - cached, before + cached))
         plan.samples += samples
         if request.num_preemptions == 0:
@@ -180,6 +202,14 @@ class Batch:
                 plan.decode_seqs += 1
                 plan.context_tokens += sequence.length
 
+    def run_token(self, request: Request, context_tokens: int) -> None:
+        """Produce the next token of a request of one sequence, `context_tokens` long by then."""
+        plan = self.plan
+        plan.entries.append((request, 1, True))
+        plan.decodes.append(request)
+        plan.decode_seqs += 1
+        plan.context_tokens += context_tokens
+
     def composed(self) -> Plan:
         """The step is complete."""
         self.blocks.composed()
@@ -187,6 +217,13 @@ class Batch:
         return self.plan
 
     # -- moves when a step's time has passed -----------------------------------------------------
+
+    def compute(self, sequence: Sequence, tokens: int) -> None:
+        """The KV of `tokens` more tokens of a sequence exists."""
+        sequence.computed += tokens
+        if sequence.computed == sequence.length:
+            sequence.prompt_stage = False
+        self.blocks.computed(sequence)
 
     def token(self, sequence: Sequence) -> None:
         """One more token of a sequence exists."""

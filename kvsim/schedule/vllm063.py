@@ -16,6 +16,7 @@ from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
+from kvsim.schedule.groups import by_priority, count, remove_ended, width
 from kvsim.schedule.vllm063_outputs import process_outputs
 
 OK, LATER, NEVER = range(3)
@@ -42,9 +43,7 @@ class Vllm063:
         watermark: float = 0.01,
     ) -> None:
         if max_num_batched_tokens is None:
-            max_num_batched_tokens = (
-                512 if enable_chunked_prefill else max(max_model_len, 2048)
-            )
+            max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
@@ -56,13 +55,15 @@ class Vllm063:
         self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.prompt_limit = (
-            max_model_len
-            if enable_chunked_prefill
-            else min(max_model_len, max_num_batched_tokens)
+            max_model_len if enable_chunked_prefill else min(max_model_len, max_num_batched_tokens)
         )
         self._tokens = 0
         self._seqs = 0
         self._check()
+        self._start()
+
+    def _start(self) -> None:
+        """State of a variant of the engine."""
 
     def _check(self) -> None:
         """Refuse at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
@@ -134,7 +135,10 @@ class Vllm063:
         _run(batch, prompts, [*running_prefills, *back_prefills, *running_decodes, *back_decodes])
 
     def _prompts(self, batch: Batch) -> list[tuple[Request, int]]:
-        """Admit from the head of the waiting queue until one is refused (S:`_schedule_prefills`)."""
+        """Admit from the head of the waiting queue until one is refused.
+
+        `core/scheduler.py`, `_schedule_prefills`.
+        """
         admitted: list[tuple[Request, int]] = []
         waiting, plan = batch.waiting, batch.plan
         while waiting:
@@ -212,7 +216,7 @@ class Vllm063:
                 return False
 
     def _swap_in(self, batch: Batch) -> list[tuple[Request, int]]:
-        """Bring swapped requests back, in order, until one does not fit (S:`_schedule_swapped`)."""
+        """Bring swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
         back: list[tuple[Request, int]] = []
         swapped, blocks = batch.swapped, batch.blocks
         while swapped:
@@ -238,12 +242,12 @@ class Vllm063:
 
     def _preempt_by_priority(self, batch: Batch) -> None:
         """Make the worst of the running give way to a better head of the waiting queue."""
-        running = deque(sorted(batch.running, key=_priority))
+        running = deque(sorted(batch.running, key=by_priority))
         waiting = batch.waiting
         if waiting:
             head = waiting.popleft()
             tokens = self._new_tokens(head, WAITING, chunking=False)
-            while running and _priority(running[-1]) > _priority(head):
+            while running and by_priority(running[-1]) > by_priority(head):
                 if self._admission(batch, head) == OK and self._fits(tokens, width(head)):
                     break
                 victim = running.pop()
@@ -252,7 +256,7 @@ class Vllm063:
                 self._preempt(batch, victim, [])
                 waiting.appendleft(victim)
             waiting.appendleft(head)
-            batch.waiting = deque(sorted(waiting, key=_priority))
+            batch.waiting = deque(sorted(waiting, key=by_priority))
         batch.running = running
 
     # -- rules -----------------------------------------------------------------------------------
@@ -320,30 +324,6 @@ class Vllm063:
         batch.now_ns = now_ns
         if process_outputs(batch, plan, self.max_model_len):
             remove_ended(batch)
-
-
-def width(request: Request) -> int:
-    """Sequences that a request may come to have at most (S:`get_max_num_running_seqs`)."""
-    sequences = request.sequences
-    if request.n > len(sequences):
-        return request.n
-    if len(sequences) == 1:
-        return int(sequences[0].state <= SWAPPED)
-    return sum([s.state <= SWAPPED for s in sequences])
-
-
-def remove_ended(batch: Batch) -> None:
-    """Take requests that ended off the running queue, keeping the order."""
-    batch.running = deque(request for request in batch.running if request.finish_ns < 0)
-
-
-def count(request: Request, state: int) -> int:
-    """Sequences of a request in this state."""
-    return sum([s.state == state for s in request.sequences])
-
-
-def _priority(request: Request) -> tuple[int, int]:
-    return request.priority, request.arrival_ns
 
 
 def _by_stage(

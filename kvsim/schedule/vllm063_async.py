@@ -11,15 +11,15 @@ from kvsim.plan import Plan
 from kvsim.request import SWAPPED, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.vllm063 import Vllm063, remove_ended
+from kvsim.schedule.groups import remove_ended
+from kvsim.schedule.vllm063 import Vllm063
 from kvsim.schedule.vllm063_outputs import computed, stops
 
 
 class Vllm063Async(Vllm063):
     """The same scheduler, whose stop test lags one step."""
 
-    def __init__(self, **knobs: object) -> None:
-        super().__init__(**knobs)  # type: ignore[arg-type]
+    def _start(self) -> None:
         self._pending: dict[Request, None] = {}
         """Requests that got a token in the last step and were not tested yet, in batch order."""
 

@@ -1,0 +1,244 @@
+"""Block managers of nano-vllm: prefix caching over one first-in, first-out queue of idle blocks.
+
+A freed block goes to the end of the queue, its content still hittable, and is overwritten when its
+turn comes: the queue is the eviction order. Of equal blocks the one registered last is hit.
+"""
+
+from __future__ import annotations
+
+from kvsim.blocks.idle import Queue
+from kvsim.blocks.pool import BlockPool
+from kvsim.blocks.tables import Tables
+from kvsim.request import Request, Sequence
+
+
+class NanoPool(BlockPool):
+    """Blocks that remember their content until they are taken for another one."""
+
+    idle_order = Queue
+    _blank: Queue
+
+    def __init__(self, size: int, first: int = 0) -> None:
+        super().__init__(size, first)
+        self.block_of: dict[int, int] = {}
+        """key → the block that was registered for it last."""
+        self.key_of: dict[int, int] = {}
+        """block → the key of its content."""
+        self._cached = 0
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    def take(self) -> int:
+        block = super().take()
+        self.forget(block)
+        return block
+
+    def take_many(self, number: int) -> list[int]:
+        return [self.take() for _ in range(number)]
+
+    def hit(self, block: int) -> None:
+        """One more table holds a block with content, idle or in use."""
+        references = self.references
+        if block in references:
+            references[block] += 1
+        else:
+            self._blank.remove(block)
+            references[block] = 1
+            self._cached -= self._served(block)
+
+    def drop(self, block: int) -> None:
+        super().drop(block)
+        if block not in self.references:
+            self._cached += self._served(block)
+
+    def drop_table(self, table: list[int]) -> None:
+        """`drop` each block, last to first."""
+        for block in reversed(table):
+            self.drop(block)
+
+    def register(self, block: int, key: int) -> None:
+        """A block in use holds the content of `key`, and is the one to be hit from now on."""
+        known = self.block_of.get(key)
+        if known is not None and known not in self.references:
+            self._cached -= self.key_of.get(known) == key
+        self.block_of[key] = block
+        self.key_of[block] = key
+
+    def forget(self, block: int) -> None:
+        """A block was taken: it loses its content."""
+        if block in self.key_of:
+            if self._served(block):
+                self._cached -= 1
+                del self.block_of[self.key_of[block]]
+            del self.key_of[block]
+
+    def _served(self, block: int) -> bool:
+        """Whether the block is the one to be hit for its content."""
+        return block in self.key_of and self.block_of.get(self.key_of[block]) == block
+
+    def audit(self) -> None:
+        super().audit()
+        idle = [block for block in self._blank.returned() if self._served(block)]
+        assert len(idle) == self._cached, "idle blocks with content were miscounted"
+
+
+class NanoTables(Tables):
+    """Block tables of nano-vllm, commit bb823b3 (`nanovllm/engine/block_manager.py`).
+
+    Blocks can be hit once they are computed; the last block of a sequence never hits.
+    """
+
+    needs_keys = True
+    gpu: NanoPool
+
+    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
+        self._lookups = 0
+        self._hits = 0
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        return NanoPool(size, first)
+
+    def admission_need(self, request: Request) -> int:
+        sequence = request.sequences[0]
+        in_use = sum([block in self.gpu.references for block in self.match(sequence)])
+        return -(-sequence.length // self.block_size) - in_use
+
+    def growth_need(self, sequence: Sequence) -> int:
+        """A block only where the newest token opens one."""
+        return int(sequence.length > len(sequence.table) * self.block_size)
+
+    def match(self, sequence: Sequence) -> list[int]:
+        size, block_of = self.block_size, self.gpu.block_of
+        blocks: list[int] = []
+        for key in sequence.block_keys((sequence.length - 1) // size, size):
+            block = block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        return self._lookups, self._hits
+
+    def allocate(self, sequence: Sequence) -> None:
+        assert not sequence.table
+        hits = self.match(sequence)
+        for block in hits:
+            self.gpu.hit(block)
+        rest = -(-sequence.length // self.block_size) - len(hits)
+        sequence.table = hits + self.gpu.take_many(rest)
+        self._filled(sequence)
+        sequence.seen = sequence.published = len(hits)
+        self._lookups += sequence.length // self.block_size
+        self._hits += len(hits)
+
+    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
+        sequence.access_ns = now_ns
+        return sequence.seen * self.block_size
+
+    def computed(self, sequence: Sequence) -> None:
+        full = sequence.computed // self.block_size
+        if full > sequence.published:
+            keys = sequence.block_keys(full, self.block_size)
+            for place in range(sequence.published, full):
+                self.gpu.register(sequence.table[place], keys[place])
+            sequence.published = full
+
+
+class StaleNanoPool(NanoPool):
+    """Blocks whose registrations are never taken back, not even when they are overwritten.
+
+    So a registration can name a block that holds something else by now. A lookup believes it if
+    the block's own tokens agree; what is before the block is not compared.
+    """
+
+    def __init__(self, size: int, first: int = 0) -> None:
+        super().__init__(size, first)
+        self._content_of: dict[int, int] = {}
+
+    def find(self, key: int, content: int) -> int | None:
+        """The block registered for `key`, if it holds these tokens."""
+        block = self.block_of.get(key)
+        if block is None or self._content_of.get(block) != content:
+            return None
+        return block
+
+    def fill(self, block: int, key: int, content: int) -> None:
+        """A block in use holds these tokens, and counts as the content of `key`."""
+        self.register(block, key)
+        self._content_of[block] = content
+
+    def forget(self, block: int) -> None:
+        if block in self.key_of:
+            self._cached -= self._served(block)
+            del self.key_of[block], self._content_of[block]
+
+
+class NanoTables2025(NanoTables):
+    """Block tables of nano-vllm, commit 6ef2a4f (August 2025).
+
+    Blocks can be hit from their allocation on, the last one included. A hit gives the block the
+    key under which it was found, even if others hold it: a block that they fill later is chained
+    to that key.
+    """
+
+    gpu: StaleNanoPool
+
+    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
+        self._chain: dict[tuple[int, int], int] = {}
+        """(key of the block before, content) → key; the pool never forgets keys either."""
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        return StaleNanoPool(size, first)
+
+    def admission_need(self, request: Request) -> int:
+        return -(-request.sequences[0].length // self.block_size)
+
+    def match(self, sequence: Sequence) -> list[int]:
+        blocks: list[int] = []
+        for key, content in self._identities(sequence):
+            block = self.gpu.find(key, content)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def allocate(self, sequence: Sequence) -> None:
+        super().allocate(sequence)
+        for block, (key, content) in zip(sequence.table, self._identities(sequence), strict=False):
+            self.gpu.fill(block, key, content)
+
+    def fill(self, sequence: Sequence, place: int) -> None:
+        (content,) = self._contents(sequence, place, place + 1)
+        before = self.gpu.key_of[sequence.table[place - 1]] if place else _ROOT
+        self.gpu.fill(sequence.table[place], self._key(before, content), content)
+
+    def computed(self, sequence: Sequence) -> None:
+        """Nothing: blocks were registered before they were computed."""
+
+    def _identities(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """Key and content of each full block."""
+        key = _ROOT
+        identities: list[tuple[int, int]] = []
+        for content in self._contents(sequence, 0, sequence.length // self.block_size):
+            key = self._key(key, content)
+            identities.append((key, content))
+        return identities
+
+    def _key(self, before: int, content: int) -> int:
+        return self._chain.setdefault((before, content), len(self._chain))
+
+    def _contents(self, sequence: Sequence, first: int, last: int) -> list[int]:
+        """Contents, or keys where the stream knows no more: then no hit is stale."""
+        stream = sequence.stream
+        assert stream is not None, "block identities are needed"
+        return list(getattr(stream, "contents", stream.keys)(first, last, self.block_size))
+
+
+_ROOT = -1
+"""What the first block of a sequence is chained to."""

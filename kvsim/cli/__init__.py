@@ -1,0 +1,82 @@
+"""The command line: the only place that prints and exits.
+
+Results go to standard output and to files; notes, progress and errors to standard error. Exit
+codes: 0 done, 2 bad input (one line says what and where), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from kvsim.cli import commands, conform, trace
+from kvsim.errors import KvsimError
+
+app = typer.Typer(
+    name="kvsim",
+    help="Simulate the KV cache and the scheduler of an LLM server, from a request trace.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(commands.run)
+app.command()(commands.compare)
+app.command()(commands.report)
+app.command()(commands.policies)
+app.command()(conform.conform)
+app.add_typer(trace.app, name="trace")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from kvsim.version import __version__
+
+        print(f"kvsim {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; an error of the user is one line and code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Schedulers of the user's own live where the command is given.
+    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
+        sys.path.append("")
+    try:
+        code = app(_repeat_lists(given), standalone_mode=False)
+    except KvsimError as error:
+        _fail(str(error))
+    except typer.TyperException as error:
+        _fail(error.format_message())
+    except (typer.Abort, KeyboardInterrupt):
+        print("kvsim: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _repeat_lists(arguments: list[str]) -> list[str]:
+    """`--goodput a b`, as `vllm bench serve` takes it, becomes `--goodput a --goodput b`."""
+    out: list[str] = []
+    listing = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            listing = argument == "--goodput"
+        elif listing and out[-1] != "--goodput" and ":" in argument:
+            out.append("--goodput")
+        elif listing and out[-1] != "--goodput":
+            listing = False
+        out.append(argument)
+    return out
+
+
+def _fail(line: str) -> None:
+    print("kvsim: " + " ".join(line.split()), file=sys.stderr)
+    sys.exit(2)

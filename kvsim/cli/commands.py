@@ -1,0 +1,187 @@
+"""`run`, `compare`, `report` and `policies`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.progress import progress_bar
+from kvsim.config import RunConfig, load_config
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvsim.result import Result
+    from kvsim.workload.trace import Trace
+
+TracePath = Annotated[
+    str, typer.Option("--trace", metavar="FILE", help="Trace: native, Mooncake or Azure; .gz too.")
+]
+TraceFormat = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Its format, if the content does not tell.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
+]
+OutDir = Annotated[
+    str | None,
+    typer.Option("--out", metavar="DIR", help="Write results and report.html into this folder."),
+]
+
+
+@with_run_flags
+def run(
+    trace: TracePath,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."
+        ),
+    ] = None,
+    trace_format: TraceFormat = None,
+    out: OutDir = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Also write CSV tables.")] = False,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Replay a trace through an engine and see where memory and time went."""
+    loaded = load_config(_config_path(config), settings(flags), assignments or ())
+    opened = _open(trace, trace_format)
+    result = _simulate(opened, loaded, "simulating")
+    if out is not None:
+        _write(result, out, csv=csv, page=page)
+    if as_json:
+        print(json.dumps(result.summary, indent=1))
+        return
+    from kvsim.report.terminal import render
+
+    console = _console()
+    render(result.summary, console)
+    if out is not None:
+        written = f"{Path(out) / 'report.html'}" if page else f"{Path(out) / 'summary.json'}"
+        console.print(f"\nwritten to {out}: open {written}", highlight=False)
+
+
+@with_run_flags
+def compare(
+    configs: Annotated[
+        list[str], typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
+    ],
+    trace: TracePath,
+    trace_format: TraceFormat = None,
+    out: OutDir = None,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Run each configuration on the same arrivals and show what differs.
+
+    Flags apply to every configuration.
+    """
+    if len(configs) < 2:
+        raise ConfigError("compare: give two configurations or more")
+    given = settings(flags)
+    loaded = [
+        (_run_name(configs, i), load_config(_config_path(path), given, assignments or ()))
+        for i, path in enumerate(configs)
+    ]
+    opened = _open(trace, trace_format)
+    results = [(name, _simulate(opened, each, name)) for name, each in loaded]
+    from kvsim.report.compare import render_comparison
+
+    console = _console()
+    render_comparison([(name, result.summary) for name, result in results], console)
+    if out is not None:
+        _write_comparison(results, out)
+        console.print(f"\nwritten to {out}: open {Path(out) / 'comparison.html'}", highlight=False)
+
+
+def report(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="What `kvsim run --out` wrote.")],
+) -> None:
+    """Rebuild report.html from the results in a folder."""
+    from kvsim.report.files import PAGE, read_results, write_text
+    from kvsim.report.page import build_page
+
+    path = write_text(Path(directory) / PAGE, build_page(*read_results(directory)))
+    print(path)
+
+
+def policies() -> None:
+    """List every engine, block manager and cost model, with its parameters."""
+    from kvsim.cli.catalogue import catalogue
+
+    console = _console()
+    for table in catalogue():
+        console.print(table)
+
+
+def _open(path: str, trace_format: str | None) -> Trace:
+    from kvsim.workload import open_trace
+
+    opened = open_trace(path, trace_format)
+    for note in opened.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return opened
+
+
+def _simulate(trace: Trace, config: RunConfig, label: str) -> Result:
+    from kvsim.run import simulate
+
+    total = min(len(trace.rows), config.num_prompts or len(trace.rows))
+    command = shlex.join(["kvsim", *sys.argv[1:]])
+    with progress_bar(total, label) as progress:
+        return simulate(trace, config, progress=progress, command=command)
+
+
+def _write(result: Result, out: str, *, csv: bool, page: bool) -> None:
+    from kvsim.report.files import write_results
+
+    html = None
+    if page:
+        from kvsim.report.page import build_page
+
+        html = build_page(result.summary, result.requests, result.steps)
+    write_results(out, result.summary, result.requests, result.steps, csv=csv, page=html)
+
+
+def _write_comparison(results: list[tuple[str, Result]], out: str) -> None:
+    from kvsim.report.compare_page import build_comparison
+    from kvsim.report.files import write_results, write_text
+
+    for name, result in results:
+        write_results(Path(out) / name, result.summary, result.requests, result.steps)
+    page = build_comparison(
+        [(name, result.summary, result.requests, result.steps) for name, result in results]
+    )
+    write_text(Path(out) / "comparison.html", page)
+
+
+def _config_path(config: str | None) -> str | None:
+    if config is None:
+        return None
+    from kvsim.library import find
+
+    return str(find("runs", config))
+
+
+def _run_name(configs: list[str], place: int) -> str:
+    """A configuration's file name without suffix; a number behind it where two are alike."""
+    names = [Path(config).stem for config in configs]
+    same = names[:place].count(names[place])
+    return names[place] if not same else f"{names[place]}-{same + 1}"
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False)

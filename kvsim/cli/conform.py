@@ -1,0 +1,100 @@
+"""`conform`: does kvsim decide what the real engine decided?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvsim.errors import ConfigError
+
+
+def conform(
+    cases: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CASES...", help="Case folders, or files with one case a line; or two logs."
+        ),
+    ],
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="The engine to run.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Write the step logs here.")
+    ] = None,
+    against: Annotated[
+        bool, typer.Option("--against", help="Compare two step logs: A.steps.jsonl B.steps.jsonl.")
+    ] = False,
+) -> None:
+    """Replay recorded cases on the virtual clock and compare every decision.
+
+    Exit code 0 only if all logs are identical, else 1.
+    """
+    if against:
+        raise typer.Exit(_compare_logs(cases))
+    from kvsim.config import nearest
+    from kvsim.conform.builders import BUILDERS
+
+    if engine is None:
+        raise ConfigError(f"conform: give --engine, one of {', '.join(BUILDERS)}")
+    if engine not in BUILDERS:
+        near = nearest(engine, BUILDERS)
+        raise ConfigError(f"--engine: no {engine!r};{near} choose from {', '.join(BUILDERS)}")
+    raise typer.Exit(_replay(cases, engine, out))
+
+
+def _replay(paths: list[str], engine: str, out: str | None) -> int:
+    from kvsim.conform.builders import run_case
+    from kvsim.conform.cases import read_cases
+    from kvsim.conform.compare import first_divergence
+
+    total = identical = compared = records = 0
+    for path in paths:
+        if not Path(path).exists():
+            raise ConfigError(f"{path}: no such file or folder")
+        for case in read_cases(Path(path), engine):
+            if case.recorded is None and len(paths) == 1 and out is None:
+                continue
+            log = list(run_case(engine, case.config, case.trace))
+            total += 1
+            records += len(log)
+            if out is not None:
+                _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
+            if case.recorded is None:
+                continue
+            compared += 1
+            divergence = first_divergence(case.recorded, log)
+            identical += divergence is None
+            if divergence is not None:
+                print(f"{case.name}: recorded | kvsim: {divergence}")
+    if compared < total:
+        print(f"{total - compared} cases have no recorded log of {engine}")
+    print(f"{total} cases, {identical} identical, {records} records")
+    return 0 if identical == compared else 1
+
+
+def _compare_logs(paths: list[str]) -> int:
+    from kvsim.conform.cases import read_log
+    from kvsim.conform.compare import first_divergence
+
+    if len(paths) != 2:
+        raise ConfigError("--against: give two step logs, A.steps.jsonl B.steps.jsonl")
+    for path in paths:
+        if not Path(path).is_file():
+            raise ConfigError(f"{path}: no such file")
+    one, other = (read_log(Path(path)) for path in paths)
+    divergence = first_divergence(one, other)
+    if divergence is None:
+        print(f"identical: {len(one)} records")
+        return 0
+    print(f"{paths[0]} | {paths[1]}: {divergence}")
+    return 1
+
+
+def _write_log(path: Path, log: list[dict[str, object]]) -> None:
+    from kvsim.report.files import write_text
+
+    lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
+    write_text(path, "".join(lines))

@@ -1,0 +1,143 @@
+"""Every setting of a run as a flag, made from `RunConfig`.
+
+`--block-size 32` is `block_size = 32`. Values are text here and become typed by the same rules as
+in a configuration file, so that both give the same messages.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+
+from kvsim.config import GOODPUT_METRICS, RunConfig, nearest
+from kvsim.errors import ConfigError
+
+TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
+"""Keys that hold tables; `--cost-model`, `--goodput` and `--set` reach into them."""
+
+
+def with_run_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, whose last parameter is `**flags`, one option for each setting."""
+    signature = inspect.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own, *_options()]
+    )
+    hints = get_type_hints(command, include_extras=True)
+    hints.pop("flags", None)
+    command.__annotations__ = {**hints, **{p.name: p.annotation for p in _options()}}
+    return command
+
+
+def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given as flags, typed; raises `ConfigError` naming the flag."""
+    table: dict[str, Any] = {}
+    hints = get_type_hints(RunConfig, include_extras=True)
+    for key, value in flags.items():
+        if value is None or value == []:
+            continue
+        if key == "cost_model":
+            table["cost"] = {"model": value}
+        elif key == "goodput":
+            table["goodput"] = dict(map(_objective, value))
+        else:
+            table[key] = _typed(key, value, hints[key])
+    return table
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    flag = f"--{key.replace('_', '-')}"
+    if _plain(hint) is float or float in get_args(_plain(hint)):
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{flag}: {value!r} is not a number") from None
+    try:
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        choices = [c for c in _choices(hint) if c is not None]
+        if choices:
+            near = nearest(str(value), choices)
+            raise ConfigError(
+                f"{flag}: no {value!r};{near} choose from {', '.join(choices)}"
+            ) from None
+        text = str(error)
+        raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}, got {value!r}") from None
+
+
+def _objective(text: str) -> tuple[str, float]:
+    metric, colon, limit = text.partition(":")
+    try:
+        if not colon or metric not in GOODPUT_METRICS:
+            raise ValueError
+        return metric, float(limit)
+    except ValueError:
+        raise ConfigError(
+            f"--goodput {text}: expected METRIC:MILLISECONDS with"
+            f" {', '.join(GOODPUT_METRICS)}, as in --goodput ttft:500 tpot:50"
+        ) from None
+
+
+def _options() -> list[inspect.Parameter]:
+    options = []
+    hints = get_type_hints(RunConfig, include_extras=True)
+    for key in RunConfig.__struct_fields__:
+        meta = next(m for m in hints[key].__metadata__ if m.extra is not None)
+        panel, text = meta.extra["panel"], meta.description
+        if key == "cost":
+            text = "constant, roofline, table or module:Class; its arguments: --set cost.KEY=VALUE."
+            options.append(_option("cost_model", str, "--cost-model", "NAME", text, panel))
+        elif key == "goodput":
+            options.append(_option(key, list[str], "--goodput", "METRIC:MS ...", text, panel))
+        elif key not in TABLES:
+            options.append(_setting(key, hints[key], text, panel))
+    return options
+
+
+def _setting(key: str, hint: Any, text: str, panel: str) -> inspect.Parameter:
+    flag = f"--{key.replace('_', '-')}"
+    if _plain(hint) is bool:
+        return _option(key, bool, f"{flag}/--no-{flag[2:]}", None, text, panel)
+    default = RunConfig.__struct_defaults__[RunConfig.__struct_fields__.index(key)]
+    if default not in (None, ""):
+        text = f"{text} [default: {default}]"
+    choices = [choice for choice in _choices(hint) if choice is not None]
+    kind = _plain(hint)
+    metavar = "|".join(choices) or {int: "N", float: "X"}.get(kind, "TEXT")
+    if not choices and get_origin(kind) is not None:
+        metavar = "X" if float in get_args(kind) else "N" if str not in get_args(kind) else "TEXT"
+    return _option(key, str, flag, metavar, text, panel)
+
+
+def _option(
+    name: str, kind: Any, flag: str, metavar: str | None, text: str, panel: str
+) -> inspect.Parameter:
+    option = typer.Option(
+        flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def _plain(hint: Any) -> Any:
+    """The type without annotations; unions keep their members, stripped."""
+    if get_origin(hint) is Annotated:
+        return _plain(get_args(hint)[0])
+    if get_args(hint) and get_origin(hint) is not Literal:
+        members = tuple(_plain(member) for member in get_args(hint))
+        rest = tuple(member for member in members if member is not type(None))
+        return rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007
+    return hint
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    plain = _plain(hint)
+    return get_args(plain) if get_origin(plain) is Literal else ()

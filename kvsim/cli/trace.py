@@ -1,0 +1,61 @@
+"""`trace`: look at a trace, convert it, or make one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Look at a trace, convert it, or make one.", no_args_is_help=True)
+
+Format = Annotated[
+    str | None, typer.Option("--trace-format", metavar="NAME", help="If the content does not tell.")
+]
+
+
+@app.command()
+def info(
+    file: Annotated[str, typer.Argument(metavar="FILE")],
+    trace_format: Format = None,
+) -> None:
+    """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
+    from kvsim.workload import open_trace
+    from kvsim.workload.info import render, trace_info
+
+    print(render(trace_info(open_trace(file, trace_format))))
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN")],
+    target: Annotated[str, typer.Argument(metavar="OUT")],
+    to: Annotated[str, typer.Option(help="native or mooncake.")] = "native",
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per hash id in OUT (mooncake), if IN has none.")
+    ] = None,
+    trace_format: Format = None,
+) -> None:
+    """Write a trace in another format; what cannot be carried over is said."""
+    from kvsim.workload import open_trace
+    from kvsim.workload.convert import convert as write
+
+    for note in write(open_trace(source, trace_format), target, to, block_size):
+        print(f"note: {note}", file=sys.stderr)
+
+
+@app.command()
+def synth(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="chat, api or agents.")],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="Native format.")],
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Mean requests (api) or sessions per s.")
+    ] = None,
+) -> None:
+    """Make a trace from a seed, with lengths and arrivals like published ones."""
+    from kvsim.workload.native import write
+    from kvsim.workload.synthetic import synthesise
+
+    write(synthesise(kind, seed, requests=requests, rate=rate), out)

@@ -1,0 +1,130 @@
+"""An engine of the corpus from the configuration of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kvsim.blocks import Naive, PrefixCaching
+from kvsim.blocks.nano import NanoTables, NanoTables2025
+from kvsim.blocks.vllm033 import Vllm033Tables
+from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
+from kvsim.conform.record import Record
+from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
+from kvsim.schedule.batch import Batch
+from kvsim.schedule.nano import Nano, Nano2025
+from kvsim.schedule.vllm033 import Vllm033
+from kvsim.schedule.vllm063 import Vllm063
+from kvsim.schedule.vllm063_async import Vllm063Async
+from kvsim.schedule.vllm_v1 import VllmV1
+from kvsim.schedule.vllm_v1_async import VllmV1Async
+
+Config = Mapping[str, Any]
+
+
+def vllm033(config: Config) -> tuple[Vllm033, Batch]:
+    """vLLM 0.3.3."""
+    scheduler = Vllm033(
+        num_gpu_blocks=config["num_gpu_blocks"],
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config.get("max_num_seqs", 256),
+        max_num_batched_tokens=config.get("max_num_batched_tokens"),
+        max_paddings=config.get("max_paddings", 256),
+        preemption_mode=config.get("preemption_mode"),
+        watermark=config.get("watermark", 0.01),
+    )
+    blocks = Vllm033Tables(
+        config["block_size"],
+        config["num_gpu_blocks"],
+        config.get("num_cpu_blocks", 0),
+        config.get("sliding_window"),
+    )
+    return scheduler, Batch(blocks)
+
+
+def vllm063(config: Config) -> tuple[Vllm063, Batch]:
+    """vLLM 0.6.3.post1, synchronous or not."""
+    caching = config.get("enable_prefix_caching", False)
+    manager = PrefixCaching if caching else Naive
+    engine = Vllm063Async if config.get("async_output_proc", False) else Vllm063
+    scheduler = engine(
+        block_size=config["block_size"],
+        num_gpu_blocks=config["num_gpu_blocks"],
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        enable_chunked_prefill=config.get("enable_chunked_prefill", False),
+        enable_prefix_caching=caching,
+        preemption_mode=config.get("preemption_mode"),
+        scheduling_policy=config.get("policy", "fcfs"),
+        watermark=config.get("watermark", 0.01),
+    )
+    pools = manager(config["block_size"], config["num_gpu_blocks"], config.get("num_cpu_blocks", 0))
+    return scheduler, Batch(pools)
+
+
+def nano(config: Config) -> tuple[Nano, Batch]:
+    """nano-vllm, commit bb823b3."""
+    scheduler = Nano(
+        block_size=config["block_size"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+    )
+    return scheduler, Batch(NanoTables(config["block_size"], config["num_gpu_blocks"], 0))
+
+
+def nano_2025(config: Config) -> tuple[Nano2025, Batch]:
+    """nano-vllm, commit 6ef2a4f."""
+    scheduler = Nano2025(
+        block_size=config["block_size"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+    )
+    return scheduler, Batch(NanoTables2025(config["block_size"], config["num_gpu_blocks"], 0))
+
+
+def vllm_v1(config: Config) -> tuple[VllmV1, Batch]:
+    """vLLM V1 0.33.0, synchronous or not."""
+    caching = config.get("enable_prefix_caching", False)
+    manager = VllmV1PrefixTables if caching else VllmV1Tables
+    engine = VllmV1Async if config.get("v1_async", False) else VllmV1
+    scheduler = engine(
+        num_gpu_blocks=config["num_gpu_blocks"],
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        enable_chunked_prefill=config.get("v1_enable_chunked_prefill", True),
+        scheduling_policy=config.get("policy", "fcfs"),
+        watermark=config.get("v1_watermark", 0.0),
+        scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
+        long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
+    )
+    return scheduler, Batch(manager(config["block_size"], config["num_gpu_blocks"]))
+
+
+BUILDERS: dict[str, Callable[[Config], tuple[Any, Batch]]] = {
+    "vllm-0.3.3": vllm033,
+    "vllm-0.6.3": vllm063,
+    "nano-vllm": nano,
+    "nano-vllm-2025-08": nano_2025,
+    "vllm-v1": vllm_v1,
+}
+"""Engine → scheduler and batch of a case."""
+
+STUCK = {"vllm-v1": idled}
+"""Engine → which steps count towards a deadlock; the others: `stalled`."""
+
+
+def run_case(
+    engine: str, config: Config, trace: list[dict[str, Any]], audit: bool = False
+) -> Iterator[Record]:
+    """The step log that kvsim writes for a case."""
+    scheduler, batch = BUILDERS[engine](config)
+    return replay(
+        scheduler,
+        batch,
+        corpus_requests(trace),
+        config.get("max_steps", 1_000_000),
+        batch.audit if audit else None,
+        STUCK.get(engine, stalled),
+    )

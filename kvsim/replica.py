@@ -1,0 +1,270 @@
+"""The event loop: requests arrive, a replica steps, a link carries swapped blocks.
+
+```
+ clients ──arrive──► inbox ─► compose ─► price ─► wait ─► settle ─► record
+    ▲                            ▲                            │
+    └──── a completion releases ─┴──────── next step ◄────────┘
+```
+
+The only module that knows SimPy. Simulated time is integer nanoseconds. Events at the same
+instant: requests first, in order of (arrival, place in the trace), then the engine; so a step that
+starts at t has seen everything that arrived at t or before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, cast
+
+import simpy
+from simpy.events import EventPriority
+
+from kvsim.cost import Cost
+from kvsim.engines import Scheduler
+from kvsim.errors import EngineStopped
+from kvsim.link import LinkTimes
+from kvsim.plan import RECOMPUTE, Plan
+from kvsim.recorder import Recorder
+from kvsim.request import Request
+from kvsim.schedule.batch import Batch
+from kvsim.workload.clients import Clients
+
+AFTER_ARRIVALS = EventPriority(2)
+"""SimPy priority of the engine's events: behind everything else of the same instant."""
+
+NO_PROGRESS_STEPS = 100_000
+"""Steps in a row without a new token and without an end that count as a livelock."""
+
+Process = Generator[simpy.Event, Any, Any]
+
+
+class Later(simpy.Event):
+    """An event of the engine, `delay_ns` from now."""
+
+    def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)
+
+
+class Link:
+    """The host link: one copy at a time, in order of asking."""
+
+    def __init__(self, env: simpy.Environment, times: LinkTimes) -> None:
+        self._env = env
+        self._times = times
+        self._lane = simpy.Resource(env, capacity=1)
+
+    def transfer(self, blocks: int) -> Process:
+        """Copy blocks one way; answers (wait for the link, copy time) in nanoseconds."""
+        asked = self._env.now
+        with self._lane.request() as turn:
+            yield turn
+            started = self._env.now
+            yield Later(self._env, self._times.transfer_ns(blocks))
+        return started - asked, self._env.now - started
+
+
+class Replica:
+    """One engine with its batch, stepping through simulated time."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        batch: Batch,
+        cost: Cost,
+        link: Link,
+        clients: Clients,
+        recorder: Recorder,
+        *,
+        watch: Callable[[Batch, Plan, int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.batch = batch
+        self.cost = cost
+        self.link = link
+        self.clients = clients
+        self.recorder = recorder
+        self.watch = watch
+        """Called with every composed step, before it runs."""
+        self.progress = progress
+        """Called with the number of requests that have just ended."""
+        self._inbox: list[Request] = []
+        self._wake: simpy.Event | None = None
+        self._advanced = 0
+        """Number of the last step that produced a token or ended a request."""
+        self._next_audit = 1
+        env.process(self._arrivals())
+        env.process(self._steps())
+
+    @property
+    def now_ns(self) -> int:
+        """Simulated time; all delays are integers, so the clock is one, too."""
+        return cast(int, self.env.now)
+
+    # -- requests come in ------------------------------------------------------------------------
+
+    def _arrivals(self) -> Process:
+        """Send what the clients send on their own, each at its time."""
+        for time_ns, request in self.clients.start():
+            if time_ns > self.now_ns:
+                yield self.env.timeout(time_ns - self.now_ns)
+            self._offer(request)
+
+    def _offer(self, request: Request) -> None:
+        """A client wants to send a request now; its concurrency limit may hold it back."""
+        if self.clients.offer(request, self.now_ns):
+            self._receive(request)
+
+    def _receive(self, request: Request) -> None:
+        self._inbox.append(request)
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def _release(self, ended: Iterable[Request]) -> None:
+        """Completions let clients send more, now or after their think time."""
+        now_ns = self.now_ns
+        for request in ended:
+            sent, later = self.clients.ended(request, now_ns)
+            for other in sent:
+                self._receive(other)
+            for time_ns, other in later:
+                if time_ns <= now_ns:
+                    self._offer(other)
+                else:
+                    timer = self.env.timeout(time_ns - now_ns, other)
+                    timer.callbacks.append(lambda event: self._offer(event.value))
+
+    # -- the engine ------------------------------------------------------------------------------
+
+    def _steps(self) -> Process:
+        while True:
+            yield from self._step()
+
+    def _step(self) -> Process:
+        env, batch = self.env, self.batch
+        arrived = self._take_inbox()
+        start_ns = self.now_ns
+        plan = self.scheduler.compose(batch, start_ns)
+        if self.watch is not None:
+            self.watch(batch, plan, arrived)
+        self.scheduler.overlap(batch, start_ns)
+        finished = self._drain()
+        if plan.empty:
+            if not finished:
+                yield from self._sleep()
+            return
+        before = _before(batch, plan)
+        moved = (0, 0)
+        if plan.swaps_out or plan.swaps_in:
+            moved = yield from self._swap(plan)
+        step_ns = self.cost.step_ns(plan)
+        if step_ns:
+            yield Later(env, step_ns)
+        self.scheduler.settle(batch, plan, self.now_ns)
+        finished += self._drain()
+        self.recorder.step((start_ns, self.now_ns, *moved, *before, finished))
+        self._check(plan, finished)
+
+    def _swap(self, plan: Plan) -> Process:
+        """Copies block the step, as in vLLM 0.6.3 (`worker/worker.py`, `execute_worker`)."""
+        waited = busy = 0
+        for blocks in (len(plan.swaps_out), len(plan.swaps_in)):
+            if blocks:
+                wait_ns, copy_ns = yield from self.link.transfer(blocks)
+                waited += wait_ns
+                busy += copy_ns
+        return busy, waited
+
+    def _sleep(self) -> Process:
+        """Until somebody arrives: nothing can change before."""
+        if not self._inbox:
+            self._wake = self.env.event()
+            yield self._wake
+            yield Later(self.env, 0)
+
+    def _take_inbox(self) -> int:
+        inbox = self._inbox
+        if not inbox:
+            return 0
+        if len(inbox) > 1:
+            inbox.sort(key=_arrival_order)
+        for request in inbox:
+            self.batch.arrive(request)
+        self._inbox = []
+        return len(inbox)
+
+    def _drain(self) -> int:
+        """Tell the clients who ended; answers how many."""
+        ended = self.batch.ended
+        if not ended:
+            return 0
+        self.batch.ended = []
+        self._release(ended)
+        if self.progress is not None:
+            self.progress(len(ended))
+        return len(ended)
+
+    def _check(self, plan: Plan, finished: int) -> None:
+        """Audit the books now and then; stop a run that goes nowhere."""
+        step = len(self.recorder)
+        if plan.samples or finished:
+            self._advanced = step
+        elif step - self._advanced >= NO_PROGRESS_STEPS:
+            raise EngineStopped(
+                kind="livelock",
+                request_id=plan.preempted[0][0].id if plan.preempted else "",
+                explanation=f"{NO_PROGRESS_STEPS:,} steps in a row produced no token",
+                remedy="give the engine more blocks (--num-gpu-blocks-override)",
+                rule="no progress",
+            )
+        if step == self._next_audit:
+            self.batch.audit()
+            self._next_audit *= 2
+
+
+def _arrival_order(request: Request) -> tuple[int, int]:
+    return request.arrival_ns, request.index
+
+
+def _before(batch: Batch, plan: Plan) -> tuple[int, ...]:
+    """The columns of a step row that are known when it is composed."""
+    blocks = batch.blocks
+    gpu = blocks.gpu
+    computed = cached = recomputes = 0
+    for tokens, _ in plan.chunks:
+        computed += tokens
+    for prefill in plan.prefills:
+        cached += prefill.cached
+    for _, means in plan.preempted:
+        recomputes += means == RECOMPUTE
+    return (
+        len(plan.prefills),
+        computed,
+        cached,
+        plan.decode_seqs,
+        plan.context_tokens,
+        plan.batched_tokens,
+        recomputes,
+        len(plan.preempted) - recomputes,
+        len(plan.swapped_in),
+        len(plan.swaps_out),
+        len(plan.swaps_in),
+        len(plan.copies),
+        len(plan.ignored),
+        len(batch.waiting),
+        len(batch.running),
+        len(batch.swapped),
+        gpu.used,
+        gpu.cached,
+        gpu.free - gpu.cached,
+        blocks.cpu.used,
+        blocks.empty_slots,
+        blocks.stranded,
+        plan.blocked,
+    )

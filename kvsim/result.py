@@ -1,0 +1,152 @@
+"""What a run leaves behind: tables, figures, and everything needed to repeat it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.assembly import Parts
+from kvsim.config import RunConfig, to_table
+from kvsim.engines import ENGINES
+from kvsim.request import Request
+from kvsim.version import __version__
+from kvsim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    kind: str
+    """`finished`, `deadlock`, or the `kind` of an `EngineStopped`."""
+    time_ns: int
+    step: int
+    request: str = ""
+    explanation: str = ""
+    remedy: str = ""
+    rule: str = ""
+
+
+@dataclass
+class Result:
+    """What a run did: one row per step, one per request, and what made it."""
+
+    config: RunConfig
+    meta: dict[str, Any]
+    """Provenance: versions, trace, settings, memory, time source, outcome."""
+    steps: dict[str, np.ndarray]
+    """Columns of `recorder.STEP_COLUMNS`."""
+    requests: dict[str, Any]
+    """Columns, one entry per request in trace order; see `kvsim.report`."""
+    token_gaps_ns: dict[int, int] = field(repr=False)
+    """Time between consecutive tokens of a sequence → how often it occurred."""
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Figures under the result keys of `vllm bench serve`, and those of the KV cache."""
+        from kvsim.report.summary import summarise
+
+        return summarise(self.steps, self.requests, self.token_gaps_ns, self.meta)
+
+    def requests_frame(self) -> pd.DataFrame:
+        """The table of `requests.parquet`."""
+        from kvsim.report.frames import requests_frame
+
+        return requests_frame(self.requests)
+
+    def steps_frame(self) -> pd.DataFrame:
+        """The table of `steps.parquet`."""
+        from kvsim.report.frames import steps_frame
+
+        return steps_frame(self.steps)
+
+
+def request_columns(requests: list[Request]) -> dict[str, Any]:
+    """One entry per request and column, in trace order; -1: never happened."""
+    import numpy as np
+
+    def integers(name: str) -> np.ndarray:
+        return np.array([getattr(request, name) for request in requests], dtype=np.int64)
+
+    return {
+        "id": [request.id for request in requests],
+        "session": [request.session or "" for request in requests],
+        "status": ["rejected" if request.reason else "completed" for request in requests],
+        "reason": [request.reason for request in requests],
+        **{name: integers(name) for name in _REQUEST_INTEGERS},
+        "num_cached_tokens": integers("cached_tokens"),
+    }
+
+
+_REQUEST_INTEGERS = (
+    "index",
+    "input_length",
+    "output_length",
+    "output_tokens",
+    "priority",
+    "n",
+    "released_ns",
+    "arrival_ns",
+    "client_queue_ns",
+    "first_scheduled_ns",
+    "first_token_ns",
+    "finish_ns",
+    "num_preemptions",
+    "recached_tokens",
+    "recomputed_tokens",
+    "swapped_out_blocks",
+    "swapped_in_blocks",
+    "blocked_steps",
+)
+
+
+def provenance(
+    trace: Trace,
+    number: int,
+    config: RunConfig,
+    parts: Parts,
+    outcome: Outcome,
+    command: str,
+) -> dict[str, Any]:
+    """Everything needed to repeat the run and to read its figures."""
+    lookups, hits = parts.blocks.lookups
+    return {
+        "kvsim_version": __version__,
+        "command": command,
+        "config": to_table(config),
+        "trace": {
+            "path": trace.path,
+            "format": trace.format,
+            "sha256": trace.sha256,
+            "requests": number,
+            "notes": list(trace.notes),
+        },
+        "seed": config.seed,
+        "engine": parts.engine,
+        "block_manager": parts.block_manager,
+        "scheduler": ENGINES[parts.engine].about if parts.engine in ENGINES else parts.engine,
+        "max_num_batched_tokens": parts.scheduler.max_num_batched_tokens,
+        "prefix_caching": parts.blocks.needs_keys,
+        "block_size": config.block_size,
+        "num_gpu_blocks": parts.blocks.gpu.size,
+        "num_cpu_blocks": parts.blocks.cpu.size,
+        "watermark_blocks": getattr(parts.scheduler, "watermark_blocks", 0),
+        "memory": parts.memory.describe(),
+        "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},
+        "link": parts.link.describe(),
+        "cache": {"block_lookups": lookups, "block_hits": hits},
+        "goodput": dict(config.goodput),
+        "outcome": {
+            "kind": outcome.kind,
+            "time_s": outcome.time_ns / 1e9,
+            "step": outcome.step,
+            "request": outcome.request,
+            "explanation": outcome.explanation,
+            "remedy": outcome.remedy,
+            "rule": outcome.rule,
+        },
+    }

@@ -1,0 +1,34 @@
+"""Questions that schedulers ask about a request and its sequences."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvsim.request import SWAPPED, Request
+from kvsim.schedule.batch import Batch
+
+
+def width(request: Request) -> int:
+    """Sequences that a request may come to have at most (vLLM 0.6.3 `sequence.py`,
+    `SequenceGroup.get_max_num_running_seqs`)."""
+    sequences = request.sequences
+    if request.n > len(sequences):
+        return request.n
+    if len(sequences) == 1:
+        return int(sequences[0].state <= SWAPPED)
+    return sum([s.state <= SWAPPED for s in sequences])
+
+
+def remove_ended(batch: Batch) -> None:
+    """Take requests that ended off the running queue, keeping the order."""
+    batch.running = deque(request for request in batch.running if request.finish_ns < 0)
+
+
+def count(request: Request, state: int) -> int:
+    """Sequences of a request in this state."""
+    return sum([s.state == state for s in request.sequences])
+
+
+def by_priority(request: Request) -> tuple[int, int]:
+    """Sort key of the priority policy: smaller is served first."""
+    return request.priority, request.arrival_ns

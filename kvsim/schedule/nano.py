@@ -1,0 +1,191 @@
+"""The schedulers of nano-vllm (`nanovllm/engine/scheduler.py`), to be read beside their source.
+
+A step is prompts *or* decodes. `max_num_seqs` bounds the step, not the running queue: what is
+running beyond it waits for its turn. There is no watermark; the victim of a shortage is the tail of
+the running queue, and is recomputed. The engine asserts that every step does something.
+"""
+
+from __future__ import annotations
+
+from kvsim.errors import EngineStopped
+from kvsim.plan import Plan
+from kvsim.recorder import BLOCKED
+from kvsim.request import Request
+from kvsim.schedule.batch import Batch
+from kvsim.schedule.groups import remove_ended
+
+_SLOTS, _TOKENS, _BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
+
+
+class Nano:
+    """nano-vllm, commit bb823b3 (April 2026): prompts in chunks, charged net of prefix hits."""
+
+    rule = "AssertionError @ scheduler.py:71"
+    """Where the engine raises if a step would be empty."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        max_num_seqs: int = 512,
+        max_num_batched_tokens: int | None = None,
+    ) -> None:
+        if block_size < 2:
+            raise ValueError(
+                f"block_size ({block_size}) is below 2: nano-vllm opens a block when the length"
+                " is 1 more than a multiple of block_size; raise it (the engine's own is 256)"
+            )
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = (
+            16384 if max_num_batched_tokens is None else max_num_batched_tokens
+        )
+
+    # -- composing a step ------------------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        """Decide what the next step does."""
+        plan = batch.begin(now_ns)
+        if len(batch):
+            self._prompts(batch)
+            if not plan.entries:
+                self._decodes(batch)
+        return batch.composed()
+
+    def _prompts(self, batch: Batch) -> None:
+        """Start or continue prompts from the head of the waiting queue until one is refused."""
+        waiting, plan = batch.waiting, batch.plan
+        while waiting:
+            request = waiting[0]
+            plan.blocked = self._refusal(batch, request)
+            if plan.blocked:
+                request.blocked_steps += 1
+                return
+            if not self._run(batch, request):
+                return
+
+    def _refusal(self, batch: Batch, request: Request) -> int:
+        """Why the head of the waiting queue gets nothing in this step; 0: it does."""
+        plan, blocks = batch.plan, batch.blocks
+        sequence = request.sequences[0]
+        left = self.max_num_batched_tokens - plan.batched_tokens
+        if len(plan.entries) >= self.max_num_seqs:
+            return _SLOTS
+        if left == 0:
+            return _TOKENS
+        known = sequence.computed
+        if not sequence.table:
+            if blocks.admission_need(request) > blocks.gpu.free:
+                return _BLOCKS
+            known = len(blocks.match(sequence)) * self.block_size
+        # Only the first prompt of a step may be cut into chunks.
+        return _TOKENS if plan.entries and sequence.length - known > left else 0
+
+    def _run(self, batch: Batch, request: Request) -> bool:
+        """Compute what the budget allows of the head's prompt; whether that completes it."""
+        plan, sequence = batch.plan, request.sequences[0]
+        hit = 0
+        if not sequence.table:
+            hit = len(batch.blocks.match(sequence)) * self.block_size
+            batch.hold(request)
+        missing = sequence.length - sequence.computed - hit
+        tokens = min(missing, self.max_num_batched_tokens - plan.batched_tokens)
+        batch.run_prefill(request, hit + tokens, charged=tokens, least=0)
+        plan.batched_tokens += tokens
+        if tokens == missing:
+            batch.join(request)
+        return tokens == missing
+
+    def _decodes(self, batch: Batch) -> None:
+        """One token for the first `max_num_seqs` running requests, the tail giving way."""
+        running, plan = batch.running, batch.plan
+        place = 0
+        while place < len(running) and place < self.max_num_seqs:
+            request = running[place]
+            if self._make_room(batch, request):
+                batch.grow(request)
+                batch.run_decode(request)
+                place += 1
+        if not place:
+            raise self._stopped(batch.waiting[0])
+        plan.batched_tokens = place
+
+    def _make_room(self, batch: Batch, request: Request) -> bool:
+        """Preempt from the tail until `request` can grow; False where it had to go itself."""
+        blocks, running = batch.blocks, batch.running
+        while blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
+            victim = running.pop()
+            batch.preempt(victim)
+            batch.waiting.appendleft(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _stopped(self, head: Request) -> EngineStopped:
+        return EngineStopped(
+            kind="nothing-schedulable",
+            request_id=head.id,
+            explanation=(
+                f"request {head.id}, at the head of the waiting queue, cannot be scheduled, and"
+                " nothing is running; the engine asserts that every step does something"
+            ),
+            remedy="raise --num-gpu-blocks-override or --max-num-batched-tokens",
+            rule=self.rule,
+        )
+
+    def overlap(self, batch: Batch, now_ns: int) -> None:
+        """What the engine does while the model runs: nothing."""
+
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """The step's time has passed: blocks are computed, tokens exist, requests end."""
+        batch.now_ns = now_ns
+        before = len(batch.ended)
+        for request, tokens, samples in plan.entries:
+            sequence = request.sequences[0]
+            batch.compute(sequence, tokens)
+            if samples:
+                batch.token(sequence)
+                if sequence.length - request.input_length >= request.output_length:
+                    batch.end_sequence(sequence)
+                    batch.finish(request)
+        if len(batch.ended) > before:
+            remove_ended(batch)
+
+
+class Nano2025(Nano):
+    """nano-vllm, commit 6ef2a4f (August 2025): whole prompts, hits saving neither blocks nor room.
+
+    A prompt is admitted if its whole length fits the rest of the token budget and of the pool; what
+    it is charged is net of hits.
+    """
+
+    rule = "AssertionError @ scheduler.py:56"
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 512,
+        max_num_batched_tokens: int | None = None,
+    ) -> None:
+        super().__init__(
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        if max_model_len is not None and self.max_num_batched_tokens < max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_model_len"
+                f" ({max_model_len}), and prompts are not cut: raise it, or lower --max-model-len"
+            )
+
+    def _refusal(self, batch: Batch, request: Request) -> int:
+        plan, blocks = batch.plan, batch.blocks
+        if len(plan.entries) >= self.max_num_seqs:
+            return _SLOTS
+        if plan.batched_tokens + request.sequences[0].length > self.max_num_batched_tokens:
+            return _TOKENS
+        return _BLOCKS if blocks.admission_need(request) > blocks.gpu.free else 0

@@ -1,0 +1,239 @@
+"""The scheduler of vLLM 0.3.3 (`core/scheduler.py`), to be read beside its source.
+
+A step is prompts *or* decodes. Prompts are charged as the rectangle they are padded to, and are
+taken on only while nothing is swapped out. A decode step sorts the running requests by age and needs
+a free block for every sequence, whatever room its last block has; the youngest gives way, recomputed
+if it has one sequence, else swapped. What is scheduled is finally sorted by request id, as text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from kvsim.errors import EngineStopped
+from kvsim.plan import Plan
+from kvsim.recorder import BLOCKED
+from kvsim.request import FINISHED, RUNNING, SWAPPED, WAITING, Request, Sequence
+from kvsim.schedule.batch import Batch
+from kvsim.schedule.groups import count, remove_ended, width
+from kvsim.schedule.vllm063_outputs import stops
+
+_SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _SWAPPED = map(
+    BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "swapped")
+)
+
+
+class Vllm033:
+    """vLLM 0.3.3."""
+
+    def __init__(
+        self,
+        *,
+        num_gpu_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        max_paddings: int = 256,
+        preemption_mode: str | None = None,
+        watermark: float = 0.01,
+    ) -> None:
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = max(max_model_len, 2048)
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_paddings = max_paddings
+        self.preemption_mode = preemption_mode
+        self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
+        tokens = self.max_num_batched_tokens
+        if tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
+                " raise it, or lower --max-model-len"
+            )
+        if tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({self.max_num_seqs}):"
+                " raise it, or lower --max-num-seqs"
+            )
+
+    # -- composing a step ------------------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        """Decide what the next step does."""
+        plan = batch.begin(now_ns)
+        if batch.swapped and batch.waiting:
+            plan.blocked = _SWAPPED
+        # A step that only gives up prompts is a prompt step, too: nobody decodes.
+        if batch.swapped or not self._prompts(batch):
+            self._decodes(batch)
+        return batch.composed()
+
+    def _prompts(self, batch: Batch) -> bool:
+        """Admit from the head of the waiting queue until one is refused; whether any left it."""
+        waiting, plan = batch.waiting, batch.plan
+        admitted: list[Request] = []
+        lengths: list[int] = []
+        seqs = sum(map(width, batch.running))
+        while waiting:
+            request = waiting[0]
+            length = _known(request)
+            reason = self._never(batch, request, length)
+            if reason:
+                waiting.popleft()
+                batch.ignore(request, reason)
+                continue
+            plan.blocked = self._refusal(batch, request, [*lengths, length], seqs)
+            if plan.blocked:
+                request.blocked_steps += 1
+                break
+            batch.admit(request)
+            batch.running.append(request)
+            admitted.append(request)
+            lengths.append(length)
+            seqs += width(request)
+        if admitted:
+            plan.batched_tokens = len(lengths) * max(lengths)
+        for request in _in_batch_order(admitted):
+            batch.run_prefill(request, _known(request), least=0)
+        return bool(admitted or plan.ignored)
+
+    def _never(self, batch: Batch, request: Request, length: int) -> str:
+        """Why the engine gives up a prompt; empty: it does not."""
+        if length > min(self.max_model_len, self.max_num_batched_tokens):
+            return "too-long"
+        left = batch.blocks.admission_total - batch.blocks.admission_need(request)
+        return "never-fits" if left < self.watermark_blocks else ""
+
+    def _refusal(self, batch: Batch, request: Request, lengths: list[int], seqs: int) -> int:
+        """Why the last of the prompts of these lengths is not admitted now; 0: it is."""
+        left = batch.blocks.admission_free - batch.blocks.admission_need(request)
+        if left < self.watermark_blocks:
+            return _BLOCKS if left < 0 else _WATERMARK
+        padded = len(lengths) * max(lengths)
+        if padded > self.max_num_batched_tokens:
+            return _TOKENS
+        if seqs + width(request) > self.max_num_seqs:
+            return _SLOTS
+        return _TOKENS if padded - sum(lengths) > self.max_paddings else 0
+
+    def _decodes(self, batch: Batch) -> None:
+        """One token for every running request, the youngest giving way where blocks run out."""
+        batch.running = running = deque(sorted(batch.running, key=_arrival))
+        place = 0
+        while place < len(running):
+            if self._make_room(batch, running[place]):
+                batch.grow(running[place])
+                place += 1
+        batch.swapped = deque(sorted(batch.swapped, key=_arrival))
+        if not batch.plan.preempted:
+            self._swap_in(batch)
+        for request in _in_batch_order(running):
+            batch.run_decode(request)
+        batch.plan.batched_tokens = batch.plan.decode_seqs
+
+    def _make_room(self, batch: Batch, request: Request) -> bool:
+        """Preempt from the tail until `request` can grow; False where it had to go itself."""
+        running = batch.running
+        while count(request, RUNNING) > batch.blocks.gpu.free:
+            victim = running[-1]
+            self._preempt(batch, victim)
+            running.pop()
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, batch: Batch, victim: Request) -> None:
+        """Take the blocks of a victim and queue it up (`_preempt`)."""
+        means = self.preemption_mode or ("recompute" if width(victim) == 1 else "swap")
+        if means == "swap":
+            batch.plan.swaps_out.extend(batch.swap_out(victim))
+            batch.swapped.append(victim)
+        elif count(victim, RUNNING) == 1:
+            batch.preempt(victim)
+            batch.waiting.appendleft(victim)
+        else:
+            raise _recompute_of_many(victim)
+
+    def _swap_in(self, batch: Batch) -> None:
+        """Bring swapped requests back, oldest first, until one does not fit."""
+        swapped, blocks = batch.swapped, batch.blocks
+        seqs = sum(map(width, batch.running))
+        while swapped:
+            request = swapped[0]
+            moving = [s for s in request.sequences if s.state == SWAPPED]
+            left = blocks.gpu.free - blocks.swap_need(moving, blocks.gpu)
+            if left < self.watermark_blocks or seqs + width(request) > self.max_num_seqs:
+                break
+            batch.swap_in(request)
+            batch.grow(request)
+            batch.running.append(request)
+            seqs += width(request)
+
+    def overlap(self, batch: Batch, now_ns: int) -> None:
+        """What the engine does while the model runs: nothing."""
+
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """The step's time has passed: tokens exist, samples fork, requests end."""
+        batch.now_ns = now_ns
+        before = len(batch.ended)
+        for request, tokens, _ in plan.entries:
+            for sequence in [s for s in request.sequences if s.state == RUNNING]:
+                self._sampled(batch, sequence, tokens)
+            if all(s.state == FINISHED for s in request.sequences):
+                batch.finish(request)
+        if len(batch.ended) > before:
+            remove_ended(batch)
+
+    def _sampled(self, batch: Batch, sequence: Sequence, tokens: int) -> None:
+        """Book the token of a sequence, or of all n samples (`engine/llm_engine.py`).
+
+        Every prompt step draws n samples, also one that recomputes the last of earlier samples.
+        """
+        samples = sequence.request.n if sequence.prompt_stage else 1
+        batch.compute(sequence, tokens)
+        children = [sequence.child(sample) for sample in range(samples - 1)]
+        if children:
+            sequence.sample = samples - 1
+        for sampled in (*children, sequence):
+            batch.token(sampled)
+            if stops(sampled, self.max_model_len):
+                sampled.state = FINISHED
+        batch.fork(sequence, children)
+        if sequence.state == FINISHED:
+            batch.end_sequence(sequence)
+
+
+def _known(request: Request) -> int:
+    """Known tokens of the one sequence of a request that waits, or was just admitted."""
+    return next(s.length for s in request.sequences if s.state in (WAITING, RUNNING))
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival_ns
+
+
+def _in_batch_order(requests: Iterable[Request]) -> list[Request]:
+    """`SchedulerOutputs` sorts by LoRA and request id whenever its set of LoRAs is not empty, and
+    a request without LoRA counts as one."""
+    return sorted(requests, key=lambda request: request.id)
+
+
+def _recompute_of_many(request: Request) -> EngineStopped:
+    return EngineStopped(
+        kind="recompute-of-parallel-samples",
+        request_id=request.id,
+        explanation=(
+            f"request {request.id} has several running samples, and the engine can recompute"
+            " only single sequences"
+        ),
+        remedy="leave --preemption-mode to the engine, or use swap",
+        rule="AssertionError @ core/scheduler.py:458",
+    )

@@ -1,0 +1,144 @@
+"""When each request is released: as recorded, or by a random process."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from math import inf, isinf
+from typing import TYPE_CHECKING
+
+from kvsim.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.workload.source import MAX_NS
+from kvsim.workload.trace import Row
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NS_PER_S = 1_000_000_000
+_SUSPICIOUS_RATE = 1000
+
+
+def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
+    """When each row's client wants to send it, in nanoseconds from the start of the run.
+
+    With `request_rate`: a random process in file order, exactly as `vllm bench serve` draws it
+    (vLLM `benchmarks/serve.py`, `get_request`). Otherwise the recorded arrivals, spread if
+    `spread_ties` says so, then scaled. Rows that wait for another one (`waits_for`) take no part;
+    their entries are 0. Raises `ConfigError` where the trace has no times and no rate is given.
+    """
+    free = [index for index, after in enumerate(waits_for(rows, config)) if after < 0]
+    if config.request_rate is None:
+        drawn = _recorded_times([rows[index] for index in free], config)
+    else:
+        drawn = _random_times(len(free), config.request_rate, config)
+    times = [0] * len(rows)
+    for index, time in zip(free, drawn, strict=True):
+        times[index] = time
+    return times
+
+
+def waits_for(rows: Sequence[Row], config: RunConfig) -> list[int]:
+    """For each row the index of the row whose completion releases it, or -1.
+
+    Raises `ConfigError` where closed sessions are asked for and no row names a predecessor.
+    """
+    if config.sessions == "recorded":
+        return [-1] * len(rows)
+    after = [row.after for row in rows]
+    if config.sessions == "closed" and max(after, default=-1) < 0:
+        raise ConfigError(
+            "sessions: closed needs a trace whose rows say `after`; use --sessions recorded"
+        )
+    return after
+
+
+def think_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
+    """For each row the nanoseconds between that completion and its release, scaled, then capped."""
+    cap_s = inf if config.max_think_time_s is None else config.max_think_time_s
+    cap_ns = min(cap_s * _NS_PER_S, MAX_NS)
+    return [round(min(row.delay_ns * config.think_time_scale, cap_ns)) for row in rows]
+
+
+def arrival_notes(rows: Sequence[Row]) -> list[str]:
+    """Warnings about recorded times: a coarse grid, or a rate that suggests the wrong unit."""
+    times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
+    if len(times) < 2:
+        return []
+    notes = []
+    gaps, span_ns = len(times) - 1, times[-1] - times[0]
+    ties = gaps + 1 - len(set(times))
+    if ties * 2 > gaps:
+        notes.append(
+            f"{100 * ties / gaps:.1f} % of the gaps between arrivals are 0: each recorded time is"
+            " an artificial batch; --spread-ties spreads it over the gap that follows"
+        )
+    if gaps * _NS_PER_S > _SUSPICIOUS_RATE * span_ns > 0:
+        rate = gaps * _NS_PER_S / span_ns
+        notes.append(f"{rate:,.0f} requests/s on average: is the unit of the times right?")
+    return notes
+
+
+def random_stream(seed: int, use: str) -> np.random.Generator:
+    """The random numbers for one use: independent of every other use of the same seed."""
+    import numpy as np
+
+    return np.random.default_rng([seed, zlib.crc32(use.encode())])
+
+
+def _recorded_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
+    times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
+    if len(times) < len(rows):
+        raise ConfigError(
+            "the trace has no arrival times; give --request-rate (inf sends all at 0)"
+        )
+    if config.spread_ties:
+        times = _spread(times, config.seed)
+    if config.time_scale == 1:
+        return times
+    if times and times[-1] * config.time_scale >= MAX_NS:
+        raise ConfigError(f"time_scale: {config.time_scale:g} makes the trace last for centuries")
+    return [round(time * config.time_scale) for time in times]
+
+
+def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
+    """Cumulative gaps of mean 1/rate; the first request waits one gap, the last is at n/rate."""
+    import numpy as np
+
+    if not count or isinf(rate):
+        return [0] * count
+    if count / rate * _NS_PER_S >= MAX_NS:
+        raise ConfigError(f"request_rate: {rate:g} makes the run last for centuries")
+    if isinf(config.burstiness):
+        gaps = np.full(count, 1 / rate)
+    else:
+        shape = config.burstiness
+        gaps = random_stream(config.seed, "arrivals").gamma(shape, 1 / (rate * shape), count)
+    times = np.cumsum(gaps)
+    if not np.isfinite(times[-1]):
+        raise ConfigError(f"burstiness: {config.burstiness:g} is too small")
+    if times[-1] > 0:
+        times *= count / rate / times[-1]
+    nanoseconds: list[int] = np.rint(times * _NS_PER_S).astype(np.int64).tolist()
+    return nanoseconds
+
+
+def _spread(times: list[int], seed: int) -> list[int]:
+    """Move requests that share a time by uniform offsets below the gap to the next time.
+
+    The last group takes the median gap. Sorted in file order, so no request overtakes another.
+    """
+    import numpy as np
+
+    recorded = np.array(times, dtype=np.int64)
+    distinct, group, size = np.unique(recorded, return_inverse=True, return_counts=True)
+    if len(distinct) < 2:
+        raise ConfigError(
+            "spread_ties: the recorded times are all the same; give --request-rate instead"
+        )
+    gaps = np.diff(distinct)
+    gaps = np.append(gaps, int(np.median(gaps)))
+    share = random_stream(seed, "spread-ties").random(len(recorded))
+    offsets = np.where(size[group] > 1, np.floor(share * gaps[group]), 0).astype(np.int64)
+    spread: list[int] = np.sort(recorded + offsets).tolist()
+    return spread

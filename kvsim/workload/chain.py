@@ -1,0 +1,106 @@
+"""Checks that hash ids are chained: an id stands for everything up to the end of its block."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from kvsim.workload.runs import merge
+from kvsim.workload.trace import HashContent, Row, Trace
+
+_ROOT = -1
+"""Predecessor of a prompt's first id; as it is 0 - 1, id 0 there counts as inside a run."""
+
+_Spans = list[tuple[int, int, Row]]
+"""First id, last id, and a row that has them."""
+
+
+@dataclass(slots=True)
+class _Scope:
+    heads: dict[int, tuple[int, Row]] = field(default_factory=dict)
+    """Ids that follow something else than the number before, and what they follow."""
+    inside: _Spans = field(default_factory=list)
+    """Ids that follow the number before."""
+    partial: dict[int, tuple[int, Row]] = field(default_factory=dict)
+    """Ids of partial last blocks, and the tokens in them."""
+    full: _Spans = field(default_factory=list)
+    """Ids of full blocks."""
+
+
+def first_conflict(trace: Trace) -> tuple[Row, str] | None:
+    """A row whose ids contradict an earlier row's, and how; None: every id is chained.
+
+    Within a scope each id has one predecessor (a prompt's start counts as one), output ids
+    included, and the id of a partial block always has the same number of tokens. Works on runs:
+    inside a run the predecessor is the number before.
+    """
+    scopes: dict[str | None, _Scope] = defaultdict(_Scope)
+    for row in trace.rows:
+        if isinstance(row.content, HashContent):
+            conflict = _add(scopes[row.scope], row, row.content, trace)
+            if conflict is not None:
+                return row, conflict
+    for scope in scopes.values():
+        found = _covered(scope.heads, scope.inside)
+        if found is not None:
+            one, row, other = found
+            follows = scope.heads[one][0]
+            return _later(row, other), _two_predecessors(one, follows, one - 1)
+        found = _covered(scope.partial, scope.full)
+        if found is not None:
+            one, row, other = found
+            tokens = scope.partial[one][0]
+            what = f"id {one} is a partial block of {tokens} tokens and elsewhere a full one"
+            return _later(row, other), what
+    return None
+
+
+def _add(scope: _Scope, row: Row, content: HashContent, trace: Trace) -> str | None:
+    before = _ROOT
+    for start, count in merge(content.prompt + content.output):
+        last = start + count - 1
+        if start == before + 1:
+            scope.inside.append((start, last, row))
+        else:
+            known, _ = scope.heads.setdefault(start, (before, row))
+            if known != before:
+                return _two_predecessors(start, before, known)
+            if count > 1:
+                scope.inside.append((start + 1, last, row))
+        scope.full.append((start, last, row))
+        before = last
+    tokens = row.input_length % (trace.block_size or 1)
+    if not (trace.partial_hash and tokens):
+        return None
+    start, last, _ = scope.full.pop()
+    if start < last:
+        scope.full.append((start, last - 1, row))
+    known, _ = scope.partial.setdefault(last, (tokens, row))
+    return (
+        None if known == tokens else f"id {last} is a partial block of {tokens} and {known} tokens"
+    )
+
+
+def _covered(points: dict[int, tuple[int, Row]], spans: _Spans) -> tuple[int, Row, Row] | None:
+    """The smallest of `points` inside one of `spans`, with the rows of both."""
+    spans.sort(key=lambda span: span[:2])
+    reach, owner, i = -1, None, 0
+    for point in sorted(points):
+        while i < len(spans) and spans[i][0] <= point:
+            if spans[i][1] > reach:
+                _, reach, owner = spans[i]
+            i += 1
+        if owner is not None and point <= reach:
+            return point, points[point][1], owner
+    return None
+
+
+def _two_predecessors(one: int, before: int, known: int) -> str:
+    def name(predecessor: int) -> str:
+        return "the start" if predecessor == _ROOT else str(predecessor)
+
+    return f"id {one} follows {name(before)} and elsewhere {name(known)}"
+
+
+def _later(row: Row, other: Row) -> Row:
+    return max(row, other, key=lambda r: r.index)

@@ -1,0 +1,116 @@
+"""Who sends next: each request on its own, after another one, or when a slot is free.
+
+```
+ release time reached ──offer──► slot free? ──yes──► sent ──► ended ──► its next turn, later
+                                     └─no─► gate (first released, first sent) ◄─ a slot is free
+```
+
+Pure data: the event loop asks and keeps the time. A client releases a request at `released_ns`
+and sends it at `arrival_ns`; the two differ only under `max_concurrency`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kvsim.config import RunConfig
+from kvsim.request import Request
+from kvsim.workload.arrivals import think_times, waits_for
+from kvsim.workload.trace import Row
+
+SKIPPED = "predecessor-rejected"
+"""Reason of a request whose predecessor never answered: its prompt never came to exist."""
+
+
+class Released(NamedTuple):
+    """What one completion sets free."""
+
+    sent: list[Request]
+    """Requests that leave the gate now: they are sent, their times are set."""
+    later: list[tuple[int, Request]]
+    """Next turns as (release time in ns, request), in that order: offer each at its time."""
+
+
+class Clients:
+    """Every request of a run until it is sent: waiting for its time, its turn or a slot.
+
+    A request whose predecessor was rejected is never sent; it gets the reason `SKIPPED` and is
+    listed in `skipped`, and so are all that follow it.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        rows: Sequence[Row],
+        release_ns: Sequence[int],
+        config: RunConfig,
+    ) -> None:
+        self.skipped: list[Request] = []
+        self._requests = requests
+        self._release_ns = release_ns
+        self._think_ns = think_times(rows, config)
+        self._next: dict[int, list[int]] = {}
+        """Row -> rows that its completion releases."""
+        self._first: list[int] = []
+        for index, after in enumerate(waits_for(rows, config)):
+            if after < 0:
+                self._first.append(index)
+            else:
+                assert after < index, "a row waits for an earlier one"
+                self._next.setdefault(after, []).append(index)
+        self._first.sort(key=release_ns.__getitem__)
+        self._slots = len(requests) if config.max_concurrency is None else config.max_concurrency
+        self._gate: list[tuple[int, int]] = []
+        """Heap of (release time, index) of the requests that wait for a slot."""
+
+    def start(self) -> Iterator[tuple[int, Request]]:
+        """Requests that wait for nothing but their time, as (release time in ns, request).
+
+        In order of (release time, place in the trace). Offer each at its time.
+        """
+        for index in self._first:
+            yield self._release_ns[index], self._requests[index]
+
+    def offer(self, request: Request, now_ns: int) -> bool:
+        """A client wants to send `request` now: True if it is sent, False if it waits at the gate.
+
+        A request that waits comes back from `ended`.
+        """
+        request.released_ns = now_ns
+        heapq.heappush(self._gate, (now_ns, request.index))
+        return request in self._open_gate(now_ns)
+
+    def ended(self, request: Request, now_ns: int) -> Released:
+        """`request` completed or was rejected (it has a reason): what that releases."""
+        self._slots += 1
+        later: list[tuple[int, Request]] = []
+        for index in self._next.get(request.index, ()):
+            if request.reason:
+                self._skip(index)
+            else:
+                later.append((now_ns + self._think_ns[index], self._requests[index]))
+        later.sort(key=lambda turn: turn[0])
+        return Released(self._open_gate(now_ns), later)
+
+    def _open_gate(self, now_ns: int) -> list[Request]:
+        """Send who has waited longest while there are slots."""
+        sent = []
+        while self._slots and self._gate:
+            released_ns, index = heapq.heappop(self._gate)
+            request = self._requests[index]
+            request.arrival_ns = now_ns
+            request.client_queue_ns = now_ns - released_ns
+            self._slots -= 1
+            sent.append(request)
+        return sent
+
+    def _skip(self, index: int) -> None:
+        """Give up a row and all that follow it."""
+        waiting = [index]
+        while waiting:
+            index = waiting.pop()
+            self._requests[index].reason = SKIPPED
+            self.skipped.append(self._requests[index])
+            waiting += self._next.get(index, ())

@@ -1,0 +1,122 @@
+"""Writes a trace as Mooncake rows, which the usual load generators replay against a real engine.
+
+Every row has exactly `timestamp` (integer ms), `input_length`, `output_length` and `hash_ids`
+(one per block, the partial last block included), without a header: what vLLM, SGLang, AIPerf,
+GuideLLM and Dynamo all read.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+
+from kvsim.errors import ConfigError
+from kvsim.request import Stream
+from kvsim.workload import mooncake, sink
+from kvsim.workload.keys import streams
+from kvsim.workload.reuse import ceiling_tokens
+from kvsim.workload.trace import HashContent, Trace
+
+MAX_ID = (1 << 31) - 1
+"""GuideLLM stores ids as 32-bit integers."""
+_NS_PER_MS = 1_000_000
+_FINE_BLOCK = 16
+
+
+def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> list[str]:
+    """Write `trace` as Mooncake rows of `block_size`-token ids, whole or not at all.
+
+    The block size defaults to that of the trace's hash ids, or to 512 if no row says anything
+    about its tokens. Ids are numbered from 0 in order of first use; unique blocks and partial
+    ends have ids of their own. Answers notes, one line each: what the format cannot carry, and
+    how to replay the file. Raises `ConfigError` where the trace has no times or the block size
+    must be chosen.
+    """
+    size = _block_size(trace, block_size)
+    if any(row.arrival_ns is None for row in trace.rows):
+        raise ConfigError(f"{path}: the trace has no arrival times, which Mooncake rows need")
+    if path.endswith(".gz"):
+        raise ConfigError(f"{path}: Mooncake files are plain text; leave out .gz")
+    identities = streams(trace)
+    sink.write_lines(path, _lines(trace, identities, size))
+    notes = _losses(trace, identities, size)
+    if size != mooncake.DEFAULT_BLOCK_SIZE:
+        notes.append(f"tell every reader that ids stand for {size} tokens: most assume 512")
+    return [*notes, f"replay it: {bench_command(path, size, len(trace.rows))}"]
+
+
+def bench_command(path: str, block_size: int, num_prompts: int) -> str:
+    """The `vllm bench serve` command that replays a file of `write_mooncake`.
+
+    Its defaults would read the file as 16-token ids, times as seconds, and 1,000 rows.
+    """
+    return (
+        "vllm bench serve --backend openai --dataset-name timed_trace"
+        f" --dataset-path {shlex.quote(path)} --timed-trace-chunk-hash-size {block_size}"
+        f" --timed-trace-sec-multiplier 0.001 --num-prompts {num_prompts}"
+    )
+
+
+def _block_size(trace: Trace, wanted: int | None) -> int:
+    if wanted is not None:
+        if wanted < 1:
+            raise ConfigError(f"block_size: {wanted} is not above 0")
+        return wanted
+    if trace.block_size is not None:
+        return trace.block_size
+    if any(row.content for row in trace.rows):
+        raise ConfigError(
+            f"{trace.path}: its content has no block size of its own; give --block-size"
+        )
+    return mooncake.DEFAULT_BLOCK_SIZE
+
+
+def _lines(trace: Trace, identities: Sequence[Stream], size: int) -> Iterator[str]:
+    numbers: dict[int, int] = {}
+    for row, stream in zip(trace.rows, identities, strict=True):
+        assert row.arrival_ns is not None
+        full, tail = divmod(row.input_length, size)
+        keys = list(stream.keys(0, full, size))
+        if tail:
+            # The whole prompt as one block: its key says what the partial last block is.
+            keys += stream.keys(0, 1, row.input_length)
+        ids = [numbers.setdefault(key, len(numbers)) for key in keys]
+        if len(numbers) > MAX_ID:
+            raise ConfigError(f"more than {MAX_ID:,} different blocks; give a larger --block-size")
+        table = {
+            "timestamp": round(row.arrival_ns / _NS_PER_MS),
+            "input_length": row.input_length,
+            "output_length": row.output_length,
+            "hash_ids": ids,
+        }
+        yield json.dumps(table)
+
+
+def _losses(trace: Trace, identities: Sequence[Stream], size: int) -> list[str]:
+    """What Mooncake rows cannot say, as notes."""
+    rows = trace.rows
+    lost = {
+        "known content of outputs": sum(
+            type(row.content) is HashContent and bool(row.content.output) for row in rows
+        ),
+        "after and delay_s: every row is sent at its recorded time": sum(
+            row.after >= 0 for row in rows
+        ),
+        "priority": sum(row.priority != 0 for row in rows),
+        "deadline_s": sum(row.deadline_ns is not None for row in rows),
+        "model": sum(row.model is not None for row in rows),
+        "observed": sum(row.observed is not None for row in rows),
+        "tags": sum(row.tags is not None for row in rows),
+        "fractions of a millisecond": sum((row.arrival_ns or 0) % _NS_PER_MS != 0 for row in rows),
+    }
+    notes = [f"lost: {what} ({count:,} rows)" for what, count in lost.items() if count]
+    if any(row.content for row in rows):
+        fine, coarse = (ceiling_tokens(rows, identities, b) for b in (_FINE_BLOCK, size))
+        if coarse < fine:
+            total = sum(row.input_length for row in rows)
+            notes.append(
+                f"sharing below {size} tokens: at most {100 * coarse / total:.2f} % of the input"
+                f" tokens can hit, {100 * fine / total:.2f} % at block {_FINE_BLOCK}"
+            )
+    return notes

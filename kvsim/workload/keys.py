@@ -1,0 +1,274 @@
+"""Identity of blocks: equal keys mean the same tokens in a block and in everything before it.
+
+The key of a block is decided by its last position p in the request's stream (prompt, then
+output). Whatever a row says about its tokens, except for real token ids, turns into spans of
+positions with `key = p + offset`, so the keys of consecutive blocks are a `range`:
+
+| what holds position p | key |
+|---|---|
+| hash ids of H tokens | `node * H + p % H`; `node` numbers the id together with all before it |
+| a named segment | its place in a region given to (scope, segments before it, name) |
+| the first `keep` tokens of a parent | the parent's key at p |
+| nothing known (unique rest, output without ids) | its place in the row's own region |
+| real tokens | chained xxh64, see `TokenStream` |
+
+Regions never overlap: hash ids and segments are positive, unique content is negative, digests lie
+above all. A salt moves every key of a row away from those of other salts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from math import inf
+
+from xxhash import xxh64_intdigest
+
+from kvsim.request import Stream
+from kvsim.workload.runs import merge
+from kvsim.workload.trace import (
+    HashContent,
+    ParentContent,
+    Row,
+    Runs,
+    SegmentContent,
+    TokenContent,
+    Trace,
+)
+
+_REGION = (1 << 24) + 0x9E3779
+"""Width of the region of one row or segment: more than the longest stream, and such that regions
+differ in their low bits too, which hash tables look at first."""
+_SEGMENTS = 1 << 57
+"""Above the keys of all hash ids."""
+_DIGESTS = 1 << 64
+"""Above the keys of everything else."""
+_SALT = 0x9E3779B97F4A7C15F39D
+"""More than all keys of one salt span; odd, so that the hash values of two salts rarely meet."""
+
+
+def streams(trace: Trace) -> list[Stream]:
+    """The stream of every row, in order; keys are comparable within this list."""
+    builder = _Builder(trace)
+    for row in trace.rows:
+        builder.add(row)
+    return list(builder.streams)
+
+
+class SpanStream:
+    """A stream whose keys are spans of consecutive numbers.
+
+    Its first `keep` tokens are those of `base`; from there on, `spans` (stop position, offset)
+    name the tokens, and what no span covers is in the region of `row` alone. `rows` is the number
+    of streams in use: samples take regions above theirs.
+    """
+
+    __slots__ = ("_base", "_input_length", "_keep", "_offsets", "_row", "_rows", "_salt", "_stops")
+
+    def __init__(
+        self,
+        row: int,
+        rows: int,
+        input_length: int,
+        spans: Sequence[tuple[int, int]] = (),
+        *,
+        base: SpanStream | TokenStream | None = None,
+        keep: int = 0,
+        salt: int = 0,
+    ) -> None:
+        self._row = row
+        self._rows = rows
+        self._input_length = input_length
+        self._stops = (*(stop for stop, _ in spans), inf)
+        self._offsets = (*(offset for _, offset in spans), _unique_offset(row))
+        self._base = base
+        self._keep = keep
+        self._salt = salt
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
+        return _salted(self.content_keys(first, last, block_size), self._salt)
+
+    def sample(self, index: int) -> SpanStream:
+        """The same prompt and an output of its own, for `index` > 0."""
+        return _sample_of(self, index, self._row, self._rows, self._input_length, self._salt)
+
+    def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
+        """The same without the salt."""
+        parts: list[list[int]] = []
+        stream: SpanStream | TokenStream | None = self
+        while isinstance(stream, SpanStream) and first < last:
+            own = max(first, stream._keep // block_size)
+            if own < last:
+                parts.append(stream._own_keys(own, last, block_size))
+                last = own
+            stream = stream._base
+        if stream is not None and first < last:
+            parts.append(stream.content_keys(first, last, block_size))
+        return parts[0] if len(parts) == 1 else list(chain.from_iterable(reversed(parts)))
+
+    def _own_keys(self, first: int, last: int, block_size: int) -> list[int]:
+        stops, offsets = self._stops, self._offsets
+        position, end = (first + 1) * block_size - 1, last * block_size
+        keys: list[int] = []
+        span = -1
+        while position < end:
+            span = bisect_right(stops, position, span + 1)
+            stop, offset = int(min(stops[span], end)), offsets[span]
+            keys += range(position + offset, stop + offset, block_size)
+            position += -(-(stop - position) // block_size) * block_size
+        return keys
+
+
+class TokenStream:
+    """A stream of real token ids.
+
+    The digest of a block is xxh64 over the digest of the block before (8 bytes, little-endian,
+    left out for the first block) and its token ids as int64 (nano-vllm,
+    `engine/block_manager.py`, `compute_hash`); the key is 2**64 more. `output` are the generated
+    tokens, as far as known, or a function from their index (0 for the first) to the token. Blocks
+    with an unknown token are in the region of `row` alone, of `rows` streams in use.
+    """
+
+    __slots__ = ("_input_length", "_keys", "_next_token", "_row", "_rows", "_salt", "_tokens")
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int] | Callable[[int], int] = (),
+        *,
+        row: int = 0,
+        rows: int = 1,
+        salt: int = 0,
+    ) -> None:
+        self._tokens = array("q", prompt)
+        self._next_token: Callable[[int], int] | None = None
+        if callable(output):
+            self._next_token = output
+        else:
+            self._tokens.extend(output)
+        self._input_length = len(prompt)
+        self._keys: dict[int, list[int]] = {}
+        """Block size -> keys of the leading blocks."""
+        self._row = row
+        self._rows = rows
+        self._salt = salt
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
+        return _salted(self.content_keys(first, last, block_size), self._salt)
+
+    def sample(self, index: int) -> SpanStream:
+        """The same prompt and an unknown output of its own, for `index` > 0."""
+        return _sample_of(self, index, self._row, self._rows, self._input_length, self._salt)
+
+    def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
+        """The same without the salt."""
+        known = min(last, self._known(last * block_size) // block_size)
+        keys = self._keys.setdefault(block_size, [])
+        for block in range(len(keys), known):
+            tokens = self._tokens[block * block_size : (block + 1) * block_size].tobytes()
+            if block:
+                tokens = (keys[-1] - _DIGESTS).to_bytes(8, "little") + tokens
+            keys.append(_DIGESTS + xxh64_intdigest(tokens))
+        unknown = max(first, known)
+        own = _unique_offset(self._row) - 1
+        rest = range(own + (unknown + 1) * block_size, own + last * block_size + 1, block_size)
+        return [*keys[first:known], *rest]
+
+    def _known(self, length: int) -> int:
+        """Tokens that are known, asking for as many as `length`."""
+        if self._next_token is not None:
+            while len(self._tokens) < length:
+                self._tokens.append(self._next_token(len(self._tokens) - self._input_length))
+        return len(self._tokens)
+
+
+class _Builder:
+    """Gives numbers to what rows may share: salts, chains of hash ids, segments."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.streams: list[SpanStream | TokenStream] = []
+        self._rows = len(trace.rows)
+        self._block_size = trace.block_size or 1
+        self._salts: dict[str | None, int] = {None: 0}
+        self._roots: dict[str | None, int] = {}
+        """Scope -> the node before its first ids, a negative number."""
+        self._edges: dict[tuple[int, int], tuple[int, int]] = {}
+        """(node before, id) -> the first node of a run that begins with the id, and its length."""
+        self._nodes = 0
+        self._segments: dict[tuple[object, str], int] = {}
+        """(what is before, name) -> number of the region."""
+
+    def add(self, row: Row) -> None:
+        """Append the stream of `row`, the next one."""
+        salt = -_SALT * self._salts.setdefault(row.salt, len(self._salts))
+        index, rows, length = row.index, self._rows, row.input_length
+        stream: SpanStream | TokenStream
+        match row.content:
+            case TokenContent(prompt, output):
+                stream = TokenStream(prompt, output or (), row=index, rows=rows, salt=salt)
+            case ParentContent(parent, keep):
+                base = self.streams[parent]
+                stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt)
+            case HashContent() as content:
+                spans = list(self._hash_spans(row, content))
+                stream = SpanStream(index, rows, length, spans, salt=salt)
+            case SegmentContent(segments):
+                spans = list(self._segment_spans(row.scope, segments))
+                stream = SpanStream(index, rows, length, spans, salt=salt)
+            case None:
+                stream = SpanStream(index, rows, length, salt=salt)
+        self.streams.append(stream)
+
+    def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
+        size, position = self._block_size, 0
+        # Without output ids, a partial last block of the prompt ends before its id does.
+        end = inf if content.output else row.input_length
+        for node, count in self._nodes_of(row.scope, merge(content.prompt + content.output)):
+            offset = node * size - position
+            position += count * size
+            yield int(min(position, end)), offset
+
+    def _nodes_of(self, scope: str | None, runs: Runs) -> Iterator[tuple[int, int]]:
+        """The nodes of chained ids as runs; new nodes are numbered in order of appearance."""
+        node = self._roots.setdefault(scope, -1 - len(self._roots))
+        for start, count in runs:
+            while count:
+                edge = self._edges.get((node, start))
+                if edge is None:
+                    edge = self._edges[node, start] = self._nodes, count
+                    self._nodes += count
+                first, length = edge
+                taken = min(count, length)
+                yield first, taken
+                node, start, count = first + taken - 1, start + taken, count - taken
+
+    def _segment_spans(
+        self, scope: str | None, segments: tuple[tuple[str, int], ...]
+    ) -> Iterator[tuple[int, int]]:
+        before: object = ("scope", scope)
+        position = 0
+        for name, length in segments:
+            number = self._segments.setdefault((before, name), len(self._segments))
+            position += length
+            yield position, _SEGMENTS + number * _REGION
+            before = (number, length)
+
+
+def _unique_offset(row: int) -> int:
+    return -(row + 1) * _REGION
+
+
+def _sample_of(
+    base: SpanStream | TokenStream, index: int, row: int, rows: int, input_length: int, salt: int
+) -> SpanStream:
+    return SpanStream(
+        row + index * rows, rows, input_length, base=base, keep=input_length, salt=salt
+    )
+
+
+def _salted(keys: list[int], salt: int) -> list[int]:
+    return [key + salt for key in keys] if salt else keys

@@ -1,0 +1,218 @@
+"""Mooncake traces: JSON Lines of `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+
+Ids are 512-token blocks chained from the start of the prompt, the partial last block included
+(kvcache-ai/Mooncake, FAST25-release/traces). Files of other tools use the same keys with other
+block sizes and optional keys; the number of ids per row tells which sizes are possible.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kvsim.errors import TraceError
+from kvsim.workload import chain
+from kvsim.workload.contents import MAX_ID
+from kvsim.workload.rows import RowRules
+from kvsim.workload.runs import collapse, total
+from kvsim.workload.source import (
+    MAX_TOKENS,
+    Source,
+    identifier,
+    integers,
+    nanoseconds,
+    parse,
+    shown,
+)
+from kvsim.workload.trace import HashContent, Row, Trace
+
+DEFAULT_BLOCK_SIZE = 512
+_NS_PER_MS = 1_000_000
+_ALIASES = {
+    "created_time": "timestamp",
+    "input_tokens": "input_length",
+    "output_tokens": "output_length",
+    "delay_ms": "delay",
+}
+"""Names that some tools write -> Mooncake's."""
+_KEYS = frozenset(
+    {"timestamp", "input_length", "output_length", "hash_ids"}
+    | {"session_id", "delay", "block_size", "request_id", "priority"}
+)
+
+
+def read(source: Source) -> Trace:
+    """A Mooncake trace. Raises `TraceError` at the first line that is wrong.
+
+    Rows without `hash_ids` have unique content. Rows that share a `session_id` are turns: each
+    follows the one before, `delay` ms after its completion. A `block_size` on the rows replaces
+    512; either must agree with the number of ids on every row.
+    """
+    reader = _RowReader(source)
+    for line in source.lines():
+        reader.add(parse(source, line))
+    trace = Trace(
+        path=source.path,
+        format="mooncake",
+        sha256=source.sha256,
+        rows=reader.rules.rows,
+        source={"format": "mooncake", "file": Path(source.path).name, "sha256": source.sha256},
+        notes=reader.notes(),
+    )
+    if any(row.content for row in trace.rows):
+        _settle_blocks(source, trace, reader.block_size or DEFAULT_BLOCK_SIZE)
+    return trace
+
+
+class _RowReader:
+    """Rows of a Mooncake file; remembers the last turn of each session."""
+
+    def __init__(self, source: Source) -> None:
+        self.rules = RowRules(source)
+        self.block_size: int | None = None
+        self._source = source
+        self._last_turn: dict[str, Row] = {}
+        self._counts: Counter[str] = Counter()
+        self._unknown: set[str] = set()
+
+    def add(self, table: dict[str, Any]) -> None:
+        """Check one row, the line last read, and keep it."""
+        source, table = self._source, self._plain(table)
+        input_length = self._whole(table, "input_length", 1)
+        output_length = self._whole(table, "output_length", 0)
+        self.rules.check_total(input_length, output_length, "input_length")
+        session = identifier(source, table, "session_id") if "session_id" in table else None
+        before = self._last_turn.get(session) if session is not None else None
+        row = Row(
+            index=len(self.rules.rows),
+            id=self.rules.id(table, "request_id"),
+            line=source.line,
+            arrival_ns=self.rules.arrival(table, "timestamp", _NS_PER_MS),
+            input_length=input_length,
+            output_length=max(1, output_length),
+            content=self._content(table),
+            after=-1 if before is None else before.index,
+            delay_ns=self._delay(table, before),
+            session=session,
+            turn=None if session is None else 0 if before is None else (before.turn or 0) + 1,
+            priority=self._whole(table, "priority", -MAX_TOKENS) if "priority" in table else 0,
+        )
+        self._note_block_size(table)
+        self._counts["outputs"] += output_length == 0
+        self.rules.append(row)
+        if session is not None:
+            self._last_turn[session] = row
+
+    def notes(self) -> list[str]:
+        """What was changed or left out, for the user."""
+        counts = self._counts
+        texts = {
+            "outputs": "rows of output_length 0, read as 1",
+            "unique": "rows without hash_ids: their content is their own",
+            "turns": "rows wait for the row before them in their session_id; each row is taken as"
+            " a whole prompt, not as what it adds to the session",
+            "delays": "of these have no delay: they follow at once",
+        }
+        notes = [f"{counts[key]} {text}" for key, text in texts.items() if counts[key]]
+        if any(row.priority for row in self.rules.rows):
+            notes.append("priority: lower is served first, as in vLLM (Dynamo: higher first)")
+        if self._unknown:
+            notes.append(f"keys ignored: {', '.join(sorted(self._unknown))}")
+        return notes
+
+    def _plain(self, table: dict[str, Any]) -> dict[str, Any]:
+        """The row under Mooncake's own names, without keys that are null."""
+        plain: dict[str, Any] = {}
+        for key, value in table.items():
+            name = _ALIASES.get(key, key)
+            if name in plain:
+                raise self._source.error(f"this and {name} are the same; keep one", key)
+            if name not in _KEYS:
+                self._unknown.add(shown(key)[1:-1])
+            elif value is not None:
+                plain[name] = value
+        return plain
+
+    def _whole(self, table: dict[str, Any], key: str, low: int) -> int:
+        """An integer, also where an exporter wrote `512.0`."""
+        if key not in table:
+            raise self._source.error(f"missing; give an integer >= {low}", key)
+        value = table[key]
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not low <= value <= MAX_TOKENS:
+            what = f"{shown(table[key])} is not an integer in {low} .. {MAX_TOKENS}; give one"
+            raise self._source.error(what, key)
+        return value
+
+    def _content(self, table: dict[str, Any]) -> HashContent | None:
+        if "hash_ids" in table:
+            return HashContent(collapse(integers(self._source, table, "hash_ids", MAX_ID)))
+        self._counts["unique"] += 1
+        return None
+
+    def _note_block_size(self, table: dict[str, Any]) -> None:
+        if "block_size" not in table:
+            return
+        size = self._whole(table, "block_size", 1)
+        self.block_size = self.block_size or size
+        if size != self.block_size:
+            what = f"{size}, but {self.block_size} on earlier rows; split the file by block size"
+            raise self._source.error(what, "block_size")
+
+    def _delay(self, table: dict[str, Any], before: Row | None) -> int:
+        if "delay" in table and "session_id" not in table:
+            raise self._source.error("without session_id; add that or drop this", "delay")
+        delay_ns = nanoseconds(self._source, table, "delay", _NS_PER_MS) if "delay" in table else 0
+        if before is None:
+            return 0
+        self._counts["turns"] += 1
+        self._counts["delays"] += "delay" not in table
+        return delay_ns
+
+
+def _settle_blocks(source: Source, trace: Trace, size: int) -> None:
+    """Decide rounding and kind of the ids of `size` tokens, or refuse them."""
+    counts = [
+        (row, total(row.content.prompt)) for row in trace.rows if type(row.content) is HashContent
+    ]
+    trace.block_size = size
+    if all(n == -(-row.input_length // size) for row, n in counts):
+        trace.partial_hash = True
+    elif all(n == row.input_length // size for row, n in counts):
+        trace.partial_hash = False
+        trace.notes.append("hash_ids of full blocks only: the partial last block has none")
+    else:
+        _refuse_size(source, size, counts)
+    trace.hash_kind = "prefix"
+    conflict = chain.first_conflict(trace)
+    if conflict is not None:
+        trace.hash_kind = "content"
+        row, what = conflict
+        trace.notes.append(
+            f"hash_ids stand for a block alone, not for all before it (line {row.line}: {what})"
+        )
+
+
+def _refuse_size(source: Source, size: int, counts: list[tuple[Row, int]]) -> NoReturn:
+    """Name the sizes that every row admits, or else the first row that does not fit `size`."""
+    low = max(Fraction(row.input_length, max(n, 1)) for row, n in counts)
+    high = min((Fraction(row.input_length, n - 1) for row, n in counts if n > 1), default=inf)
+    if low < high and all(n for _, n in counts):
+        raise _misfit(source, size, f"[{float(low):g}, {float(high):g})")
+    low = max(Fraction(row.input_length, n + 1) for row, n in counts)
+    high = min((Fraction(row.input_length, n) for row, n in counts if n), default=inf)
+    if low < high:
+        raise _misfit(source, size, f"({float(low):g}, {float(high):g}]")
+    row, n = next((row, n) for row, n in counts if n != -(-row.input_length // size))
+    expected = f"{-(-row.input_length // size)} = ceil({row.input_length}/{size})"
+    raise source.error(f"{n} ids, expected {expected}; mend the ids", "hash_ids", row.line)
+
+
+def _misfit(source: Source, size: int, admitted: str) -> TraceError:
+    what = f"block size {size} does not fit: the id counts admit {admitted}"
+    remedy = "put the right block_size on every row and make sure that timestamp is in ms"
+    return source.error(f"{what}; {remedy}", "hash_ids", line=0)

@@ -1,0 +1,259 @@
+"""The native format, `kvsim_trace` version 1: JSON Lines, a header and one request per line.
+
+```jsonl
+{"kvsim_trace":1,"block_size":64,"hash_kind":"prefix","hash_scope":"session","partial_hash":false}
+{"id":"a/0","session":"a","arrival_s":6.6,"input_length":640,"output_length":70,"hash_runs":[[1,10]]}
+{"id":"a/1","session":"a","arrival_s":9,"after":"a/0","delay_s":2,"input_length":99,"output_length":5}
+```
+
+Names are Mooncake's where the meaning is the same; every time carries its unit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from kvsim.config import nearest
+from kvsim.workload import chain, sink
+from kvsim.workload.contents import (
+    CONTENT_KEYS,
+    ContentReader,
+    content_table,
+    earlier_row,
+    written_id,
+)
+from kvsim.workload.rows import RowRules
+from kvsim.workload.source import (
+    Source,
+    integer,
+    mapping,
+    nanoseconds,
+    parse,
+    shown,
+    string,
+)
+from kvsim.workload.trace import Content, HashContent, Row, Trace
+
+VERSION = 1
+NS_PER_S = 1_000_000_000
+_HASH_KEYS = ("block_size", "hash_kind", "partial_hash")
+_HEADER_KEYS = frozenset({"kvsim_trace", *_HASH_KEYS, "hash_scope", "model", "origin", "source"})
+_ROW_KEYS = frozenset(
+    {"id", "session", "turn", "arrival_s", "after", "delay_s", "input_length", "output_length"}
+    | {"scope", "salt", "model", "priority", "deadline_s", "tags", "observed"}
+    | CONTENT_KEYS
+)
+
+
+def read(source: Source) -> Trace:
+    """A trace in the native format. Raises `TraceError` at the first line that breaks a rule."""
+    lines = source.lines()
+    header = parse(source, next(lines))
+    trace = _header(source, header)
+    model = None if header.get("model") is None else string(source, header, "model")
+    reader = _RowReader(source, trace, model)
+    for line in lines:
+        reader.add(parse(source, line))
+    if not trace.rows:
+        raise source.error("no requests after the header; add one request per line")
+    conflict = chain.first_conflict(trace) if trace.hash_kind == "prefix" else None
+    if conflict is not None:
+        row, what = conflict
+        what = f'{what}; mend the ids or declare hash_kind "content"'
+        raise source.error(what, "hash_ids", row.line)
+    trace.sha256 = source.sha256
+    if reader.ignored:
+        trace.notes.append(f"keys ignored: {', '.join(sorted(reader.ignored))}")
+    return trace
+
+
+def write(trace: Trace, path: str) -> None:
+    """Write a trace in the native format, whole or not at all; gzipped if `path` ends in `.gz`."""
+    sink.write_lines(path, lines(trace))
+
+
+def lines(trace: Trace) -> Iterator[str]:
+    """The lines of the native file of a trace: `read` makes the same rows of them."""
+    yield _text(_header_table(trace))
+    numbered = all(row.id == str(row.index) for row in trace.rows)
+    shared = _shared_model(trace)
+    for row in trace.rows:
+        table = {} if numbered else {"id": written_id(row)}
+        yield _text(table | _row_table(row, trace, shared))
+
+
+def _header(source: Source, table: dict[str, Any]) -> Trace:
+    if "kvsim_trace" not in table:
+        found = ", ".join(map(shown, table)) or "none"
+        raise source.error(
+            f"first line is not a kvsim_trace header; add one above the rows (keys found: {found})"
+        )
+    if shown(table["kvsim_trace"]) != str(VERSION):
+        what = f"version {shown(table['kvsim_trace'])}; give one of those understood: {VERSION}"
+        raise source.error(what, "kvsim_trace")
+    _ignored(source, table, _HEADER_KEYS)
+    given = [key for key in _HASH_KEYS if key in table]
+    missing = [key for key in _HASH_KEYS if key not in table]
+    if given and missing:
+        raise source.error(f"missing in the header, which has {given[0]}; add it", missing[0])
+    return Trace(
+        path=source.path,
+        format="native",
+        sha256="",
+        rows=[],
+        block_size=integer(source, table, "block_size", 1) if given else None,
+        hash_kind=_choice(source, table, "hash_kind", ("prefix", "content")),
+        partial_hash=_choice(source, table, "partial_hash", (True, False)),
+        hash_scope=_choice(source, table, "hash_scope", ("global", "session")) or "global",
+        origin=string(source, table, "origin"),
+        source=mapping(source, table, "source") or {},
+    )
+
+
+def _choice(source: Source, table: dict[str, Any], key: str, choices: tuple[Any, ...]) -> Any:
+    value = table.get(key)
+    if key in table and not any(
+        type(value) is type(choice) and value == choice for choice in choices
+    ):
+        known = " or ".join(map(shown, choices))
+        raise source.error(f"{shown(value)} is not {known}; give one of them", key)
+    return value
+
+
+def _ignored(source: Source, table: dict[str, Any], known: frozenset[str]) -> list[str]:
+    """Keys that are the user's own (`x_...`); any other unknown key is an error."""
+    if known.issuperset(table):
+        return []
+    unknown = [key for key in table if key not in known]
+    for key in unknown:
+        if not key.startswith("x_"):
+            what = f"unknown key;{nearest(key, sorted(known))} keys of your own begin with x_"
+            raise source.error(what, shown(key)[1:-1])
+    return unknown
+
+
+class _RowReader:
+    """Appends checked rows to a trace; remembers what later rows may refer to."""
+
+    def __init__(self, source: Source, trace: Trace, model: str | None) -> None:
+        self.ignored: set[str] = set()
+        self._source = source
+        self._trace = trace
+        self._model = model
+        self._rules = RowRules(source)
+        self._contents = ContentReader(source, trace, self._rules.index_of)
+        trace.rows = self._rules.rows
+
+    def add(self, table: dict[str, Any]) -> None:
+        """Check the row `table`, the line last read, and append it."""
+        source = self._source
+        self.ignored.update(_ignored(source, table, _ROW_KEYS))
+        input_length = integer(source, table, "input_length", 1)
+        output_length = integer(source, table, "output_length", 1)
+        self._rules.check_total(input_length, output_length, "input_length")
+        content = self._contents.read(table, input_length, output_length)
+        after, delay_ns = self._after(table)
+        row = Row(
+            index=len(self._trace.rows),
+            id=self._rules.id(table, "id"),
+            line=source.line,
+            arrival_ns=self._rules.arrival(table, "arrival_s", NS_PER_S),
+            input_length=input_length,
+            output_length=output_length,
+            content=content,
+            after=after,
+            delay_ns=delay_ns,
+            session=string(source, table, "session"),
+            turn=integer(source, table, "turn", 0) if "turn" in table else None,
+            scope=self._scope(table, content),
+            salt=string(source, table, "salt"),
+            model=string(source, table, "model") if "model" in table else self._model,
+            priority=_priority(source, table),
+            deadline_ns=_time(source, table, "deadline_s"),
+            tags=mapping(source, table, "tags"),
+            observed=mapping(source, table, "observed"),
+        )
+        self._rules.append(row)
+
+    def _after(self, table: dict[str, Any]) -> tuple[int, int]:
+        if "after" not in table:
+            if "delay_s" in table:
+                raise self._source.error("without after; add after or drop it", "delay_s")
+            return -1, 0
+        after = earlier_row(self._source, self._rules.index_of, table, "after")
+        return after, _time(self._source, table, "delay_s") or 0
+
+    def _scope(self, table: dict[str, Any], content: Content | None) -> str | None:
+        by_session = self._trace.hash_scope == "session" and isinstance(content, HashContent)
+        if not by_session or "scope" in table:
+            return string(self._source, table, "scope")
+        if "session" in table:
+            return string(self._source, table, "session")
+        what = 'missing; with hash_scope "session" a row with hash ids needs a scope or a session'
+        raise self._source.error(what, "scope")
+
+
+def _time(source: Source, table: dict[str, Any], key: str) -> int | None:
+    return nanoseconds(source, table, key, NS_PER_S) if key in table else None
+
+
+def _priority(source: Source, table: dict[str, Any]) -> int:
+    value = table.get("priority", 0)
+    if type(value) is not int or not -(2**31) <= value < 2**31:
+        raise source.error(f"{shown(value)} is not an integer of 32 bits; give one", "priority")
+    return value
+
+
+def _header_table(trace: Trace) -> dict[str, Any]:
+    table: dict[str, Any] = {"kvsim_trace": VERSION}
+    if trace.block_size is not None:
+        table |= {"block_size": trace.block_size, "hash_kind": trace.hash_kind}
+        table |= {"hash_scope": trace.hash_scope, "partial_hash": trace.partial_hash}
+    optional = {
+        "model": _shared_model(trace),
+        "origin": trace.origin,
+        "source": trace.source or None,
+    }
+    return table | {key: value for key, value in optional.items() if value is not None}
+
+
+def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, Any]:
+    optional = {
+        "session": row.session,
+        "turn": row.turn,
+        "arrival_s": _seconds(row.arrival_ns),
+        "after": written_id(trace.rows[row.after]) if row.after >= 0 else None,
+        "delay_s": _seconds(row.delay_ns or None),
+        "input_length": row.input_length,
+        "output_length": row.output_length,
+        "scope": None if _scope_is_session(row, trace) else row.scope,
+        "salt": row.salt,
+        **content_table(row, trace),
+        "model": None if row.model == shared_model else row.model,
+        "priority": row.priority or None,
+        "deadline_s": _seconds(row.deadline_ns),
+        "tags": row.tags,
+        "observed": row.observed,
+    }
+    return {key: value for key, value in optional.items() if value is not None}
+
+
+def _scope_is_session(row: Row, trace: Trace) -> bool:
+    by_session = trace.hash_scope == "session" and isinstance(row.content, HashContent)
+    return by_session and row.scope == row.session
+
+
+def _seconds(time_ns: int | None) -> float | None:
+    """Seconds as the shortest number that `read` turns into the same nanoseconds."""
+    return None if time_ns is None else time_ns / NS_PER_S
+
+
+def _shared_model(trace: Trace) -> str | None:
+    models = {row.model for row in trace.rows}
+    return models.pop() if len(models) == 1 else None
+
+
+def _text(table: dict[str, Any]) -> str:
+    return json.dumps(table, separators=(",", ":"), allow_nan=False)

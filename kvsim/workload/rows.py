@@ -1,0 +1,65 @@
+"""Rules between the rows of a trace, whatever its format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvsim.workload.source import MAX_TOKENS, Source, identifier, nanoseconds, shown
+from kvsim.workload.trace import Row
+
+
+class RowRules:
+    """Checks each row against the rows before it: unique ids, times in order, nothing in part.
+
+    `rows` and `index_of` (index of each id) grow with `append`. Every method raises `TraceError`
+    at the line that the source read last.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.rows: list[Row] = []
+        self.index_of: dict[str, int] = {}
+        self._source = source
+        self._present: dict[str, bool] = {}
+
+    def id(self, table: dict[str, Any], key: str) -> str:
+        """The row's id; where no row has one, its number from 0."""
+        if not self._on_all_or_none(table, key):
+            return str(len(self.rows))
+        name = identifier(self._source, table, key)
+        if name in self.index_of:
+            line = self.rows[self.index_of[name]].line
+            raise self._source.error(f"{shown(name)} is also on line {line}; make it unique", key)
+        return name
+
+    def arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
+        """The row's time in nanoseconds; None where no row has one."""
+        if not self._on_all_or_none(table, key):
+            return None
+        arrival_ns = nanoseconds(self._source, table, key, unit_ns)
+        self.check_order(arrival_ns, key, table[key])
+        return arrival_ns
+
+    def check_order(self, arrival_ns: int, key: str, value: object) -> None:
+        """Refuse a time before that of the previous row; `value` is how the file writes it."""
+        if self.rows and arrival_ns < (self.rows[-1].arrival_ns or 0):
+            what = f"{shown(value)} is before the previous row's time; sort the file by {key}"
+            raise self._source.error(what, key)
+
+    def check_total(self, input_length: int, output_length: int, key: str) -> None:
+        """Refuse a request of more than `MAX_TOKENS` tokens."""
+        total = input_length + output_length
+        if total > MAX_TOKENS:
+            what = f"with the output it makes {total} tokens, above {MAX_TOKENS}; shorten it"
+            raise self._source.error(what, key)
+
+    def append(self, row: Row) -> None:
+        """Take a checked row in."""
+        self.index_of[row.id] = row.index
+        self.rows.append(row)
+
+    def _on_all_or_none(self, table: dict[str, Any], key: str) -> bool:
+        present = key in table
+        if self._present.setdefault(key, present) != present:
+            word = "earlier rows lack it" if present else "missing, but earlier rows have it"
+            raise self._source.error(f"{word}; give it on all rows or on none", key)
+        return present

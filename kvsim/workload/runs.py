@@ -1,0 +1,39 @@
+"""Hash ids as runs of consecutive numbers: a prompt of thousands of ids is a handful of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvsim.workload.trace import Runs
+
+
+def collapse(ids: Iterable[int]) -> Runs:
+    """The longest runs that spell out `ids`."""
+    runs: list[tuple[int, int]] = []
+    start = end = -1
+    for one in ids:
+        if one == end:
+            end += 1
+        else:
+            if end > start:
+                runs.append((start, end - start))
+            start, end = one, one + 1
+    if end > start:
+        runs.append((start, end - start))
+    return tuple(runs)
+
+
+def merge(runs: Iterable[tuple[int, int]]) -> Runs:
+    """The same ids in the longest runs."""
+    merged: list[tuple[int, int]] = []
+    for start, count in runs:
+        if merged and start == merged[-1][0] + merged[-1][1]:
+            merged[-1] = (merged[-1][0], merged[-1][1] + count)
+        else:
+            merged.append((start, count))
+    return tuple(merged)
+
+
+def total(runs: Runs) -> int:
+    """Number of ids."""
+    return sum(count for _, count in runs)

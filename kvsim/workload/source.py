@@ -1,0 +1,254 @@
+"""Reads a trace file as a stream of clean lines, and says where and why it is not clean."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from kvsim.errors import TraceError
+
+MAX_LINE_BYTES = 1 << 26
+"""A longer line is refused, so that a damaged or hostile file cannot fill the memory."""
+MAX_TOKENS = (1 << 24) - 1
+"""Most tokens of one request, prompt and output together."""
+MAX_NS = 1 << 62
+"""Times stay below this (146 years), so that they fit into 64 bits with room for a run."""
+
+_GZIP = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Source:
+    """One trace file, opened: plain or gzip (told apart by the first two bytes), UTF-8.
+
+    Iterate `lines()` to the end; `line` is the number of the line last read (of the uncompressed
+    text, from 1) and `sha256` covers the uncompressed bytes read so far. Everything that is wrong
+    with the file is raised as a `TraceError` of one line.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.line = 0
+        self._hash = hashlib.sha256()
+        self._ahead: list[tuple[int, str]] = []
+        self._stored = _open(path)
+        self._file: IO[bytes] = self._stored
+        if self._stored.peek(2)[:2] == _GZIP:
+            self._file = io.BufferedReader(gzip.GzipFile(fileobj=self._stored))
+        self._texts = self._read()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._stored.close()
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the uncompressed bytes read so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    def head(self, count: int) -> list[str]:
+        """The first `count` lines that are not blank, fewer if there are fewer; reads no rows."""
+        while len(self._ahead) < count:
+            found = next(self._texts, None)
+            if found is None:
+                break
+            self._ahead.append(found)
+        return [text for _, text in self._ahead[:count]]
+
+    def lines(self) -> Iterator[str]:
+        """Every line that is not blank, without its line end. To be called once."""
+        for number, text in chain(self._ahead, self._texts):
+            self.line = number
+            yield text
+
+    def error(self, what: str, field: str = "", line: int | None = None) -> TraceError:
+        """`FILE:LINE: FIELD: what`, ready to raise: the line last read, or `line`; 0: no line."""
+        number = self.line if line is None else line
+        where = f"{self.path}:{number}" if number else self.path
+        return TraceError(f"{where}: {field + ': ' if field else ''}{what}")
+
+    def _read(self) -> Iterator[tuple[int, str]]:
+        number = 0
+        while raw := self._raw(number + 1):
+            number += 1
+            self._hash.update(raw)
+            if len(raw) > MAX_LINE_BYTES:
+                what = f"the line is longer than {MAX_LINE_BYTES:,} bytes; write one request a line"
+                raise self.error(what, line=number)
+            if number == 1:
+                raw = raw.removeprefix(_BYTE_ORDER_MARK)
+            try:
+                text = raw.decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                what = f"not UTF-8 at byte {error.start + 1} of the line; save it as UTF-8"
+                raise self.error(what, line=number) from None
+            if text and not text.isspace():
+                yield number, text
+
+    def _raw(self, number: int) -> bytes:
+        try:
+            return self._file.readline(MAX_LINE_BYTES + 1)
+        except EOFError:
+            what = "the gzip file ends too early; fetch it again"
+        except (gzip.BadGzipFile, zlib.error):
+            what = "the gzip file is damaged; fetch it again"
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}; check the disk"
+        raise self.error(what, line=number)
+
+
+def _open(path: str) -> io.BufferedReader:
+    try:
+        return Path(path).open("rb")
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file; give the path of a trace") from None
+    except IsADirectoryError:
+        kind = "a folder of WEKA session files" if _is_weka(path) else "a folder"
+        raise TraceError(f"{path}: {kind}; give one trace file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TraceError(f"{path}: cannot be read: {reason}; check the path and its rights") from None
+
+
+def _is_weka(folder: str) -> bool:
+    return next(Path(folder).glob("trace_*.json"), None) is not None
+
+
+def parse(source: Source, text: str) -> dict[str, Any]:
+    """The JSON object of a line; no NaN, no infinity, no repeated key."""
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise source.error("not JSON: nested too deeply; flatten it") from None
+    except json.JSONDecodeError as error:
+        what = f"not JSON: {error.msg} at column {error.colno}; write one object a line"
+        raise source.error(what) from None
+    except ValueError as error:
+        what = str(error)
+        if "integer string conversion" in what:
+            what = "an integer has too many digits"
+        raise source.error(f"not strict JSON: {what}; mend the line") from None
+    if not isinstance(value, dict):
+        raise source.error(f"a JSON {_kind(value)}, not an object; write one object a line")
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {shown(twice)} is there twice")
+    return table
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{shown(text)[1:-1]} is too large for a number")
+    return number
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite
+)
+
+
+def shown(value: object) -> str:
+    """A value for a message: as JSON would write it, on one line, cut at 40 characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _kind(value: object) -> str:
+    names = {list: "list", str: "string", bool: "truth value", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+_MISSING = object()
+
+
+def integer(
+    source: Source, table: dict[str, Any], key: str, low: int, high: int = MAX_TOKENS
+) -> int:
+    """`table[key]`, an integer in `low .. high` (not `true`, not `512.0`)."""
+    value = table.get(key, _MISSING)
+    if type(value) is int and low <= value <= high:
+        return value
+    if value is _MISSING:
+        raise source.error(f"missing; give an integer >= {low}", key)
+    if type(value) is int and value > high:
+        raise source.error(f"{shown(value)} is above {high}; give less", key)
+    raise source.error(f"{shown(value)} is not an integer >= {low}; give one", key)
+
+
+def integers(source: Source, table: dict[str, Any], key: str, high: int) -> list[int]:
+    """`table[key]`, a list of integers in `0 .. high`."""
+    values = table[key]
+    if not isinstance(values, list):
+        raise source.error(f"{shown(values)} is not a list of integers; give one", key)
+    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) > high):
+        bad = next(v for v in values if type(v) is not int or not 0 <= v <= high)
+        raise source.error(f"{shown(bad)} is not an integer in 0 .. {high}; give one", key)
+    return values
+
+
+def nanoseconds(source: Source, table: dict[str, Any], key: str, unit_ns: int) -> int:
+    """`table[key]`, a number >= 0 of units of `unit_ns`, rounded to whole nanoseconds."""
+    value = table[key]
+    if type(value) is not int and type(value) is not float:
+        raise source.error(f"{shown(value)} is not a number >= 0; give one", key)
+    if value < 0:
+        raise source.error(f"{shown(value)} is negative; count from the start of the trace", key)
+    if value * unit_ns >= MAX_NS:
+        raise source.error(f"{shown(value)} is too large; subtract the first time", key)
+    return round(value * unit_ns)
+
+
+def string(source: Source, table: dict[str, Any], key: str) -> str | None:
+    """`table[key]`, a string without lone surrogates; None where there is none."""
+    value = table.get(key, _MISSING)
+    if value is _MISSING:
+        return None
+    if type(value) is not str:
+        raise source.error(f"{shown(value)} is not a string; put it in quotes", key)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise source.error(f"{shown(value)} holds half a surrogate pair; mend it", key) from None
+    return value
+
+
+def identifier(source: Source, table: dict[str, Any], key: str) -> str:
+    """`table[key]`, a string or an integer, as text."""
+    value = table[key]
+    if type(value) is int:
+        return str(value)
+    if type(value) is not str:
+        raise source.error(f"{shown(value)} is not a string or an integer; give one", key)
+    return string(source, table, key) or ""
+
+
+def mapping(source: Source, table: dict[str, Any], key: str) -> dict[str, Any] | None:
+    """`table[key]`, an object; None where there is none."""
+    value = table.get(key, _MISSING)
+    if value is _MISSING:
+        return None
+    if not isinstance(value, dict):
+        raise source.error(f"{shown(value)} is not an object; give one", key)
+    return value

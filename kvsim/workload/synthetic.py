@@ -1,0 +1,273 @@
+"""Makes traces of three kinds of load, reproducibly, after public traces.
+
+| kind | what | after |
+|---|---|---|
+| `chat` | short conversations over shared system prompts | Azure prompts, Mooncake outputs |
+| `api` | bursts of completion calls, most of them on files seen before | Azure code |
+| `agents` | sessions that append to a growing context until it is full | WEKA Claude Code |
+
+Lengths and times come from `kvsim.workload.published`. What no source tells (what is shared, how
+many turns a chat has) is chosen here, and the trace's `source.note` says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from random import Random
+
+from kvsim.config import nearest
+from kvsim.errors import ConfigError
+from kvsim.workload import native, published
+from kvsim.workload.published import Quantiles, draw
+from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
+
+_NS_PER_MS = 1_000_000
+_FIRST_TOKEN_MS, _TOKEN_MS = 200, 20
+"""Assumed service times, for the recorded arrivals of turns after the first."""
+_SLOWEST, _FASTEST = 1e-6, 1e6
+"""Rates in 1/s whose times stay within the trace format."""
+
+Segments = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """A load of sessions whose turns continue the turn before."""
+
+    systems: tuple[Segments, ...]
+    """Shared beginnings; the k-th is chosen 1/k times as often as the first."""
+    first: Quantiles
+    """Tokens of a session's first message."""
+    message: Quantiles
+    """Tokens that a later turn adds to prompt and output of the turn before."""
+    output: Quantiles
+    think_ms: Quantiles
+    going_on: float
+    """Chance of another turn."""
+    rewriting: float
+    """Chance that a turn keeps only a part of the conversation."""
+    max_tokens: int
+    """A session ends before a request of more tokens, prompt and output together."""
+
+
+CHAT = Sessions(
+    systems=((("assistant", 280),), (("support", 560),), (("tutor", 140),)),
+    first=((0, 4), (0.5, 150), (0.75, 400), (0.9, 1100), (0.99, 3000), (1, 4000)),
+    message=((0, 2), (0.5, 60), (0.75, 160), (0.9, 400), (0.99, 1400), (1, 3000)),
+    output=published.MOONCAKE_OUTPUT,
+    think_ms=((0, 1000), (0.5, 8000), (0.9, 30_000), (1, 90_000)),
+    going_on=0.66,
+    rewriting=0.0,
+    max_tokens=8191,
+)
+AGENTS = Sessions(
+    systems=(
+        (("tools", 1480), ("coder", 640)),
+        (("tools", 1480), ("reviewer", 420)),
+        (("tools", 1480), ("researcher", 560)),
+    ),
+    first=((0, 60), (0.5, 500), (0.9, 3200), (1, 8000)),
+    message=published.WEKA_GROWTH,
+    output=published.WEKA_OUTPUT,
+    think_ms=published.WEKA_THINK_MS,
+    going_on=1.0,
+    rewriting=published.WEKA_REWRITES,
+    max_tokens=23_999,
+)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A request that has no place in the file yet."""
+
+    arrival_ns: int
+    input_length: int
+    output_length: int
+    segments: Segments = ()
+    session: str | None = None
+    turn: int | None = None
+    before: _Turn | None = None
+    keep: int = 0
+    think_ns: int = 0
+    index: int = -1
+    """Its place, once it has one."""
+
+
+def synthesise(
+    kind: str, seed: int = 0, *, requests: int | None = None, rate: float | None = None
+) -> Trace:
+    """A trace of a kind of `KINDS`. Equal arguments give equal traces.
+
+    `requests`: how many; `rate`: what begins in a second on average, sessions or (`api`) requests.
+    Both default to those of the shipped traces. Raises `ConfigError`.
+    """
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise ConfigError(f"kind of trace: no {kind!r};{nearest(kind, KINDS)} it takes {known}")
+    load = KINDS[kind]
+    size = load.requests if requests is None else requests
+    per_s = load.rate if rate is None else rate
+    if size < 1:
+        raise ConfigError(f"requests: {size} is not above 0")
+    if not _SLOWEST <= per_s <= _FASTEST:
+        raise ConfigError(f"rate: {per_s:g} is not in {_SLOWEST:g} .. {_FASTEST:g}")
+    rows: list[Row] = []
+    for turn in islice(load.turns(Random(f"{kind} {seed}"), per_s), size):
+        turn.index = len(rows)
+        rows.append(_row(turn))
+    command = f"kvsim trace synth {kind} --seed {seed}"
+    command += "" if requests is None else f" --requests {requests}"
+    command += "" if rate is None else f" --rate {rate:g}"
+    source = {"format": "synthetic", "command": command, "note": load.note}
+    trace = Trace(path=f"{kind}.jsonl", format="native", sha256="", rows=rows, source=source)
+    text = "".join(f"{line}\n" for line in native.lines(trace))
+    trace.sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return trace
+
+
+def _row(turn: _Turn) -> Row:
+    before = turn.before
+    content: Content | None = None
+    if before is not None:
+        content = ParentContent(before.index, turn.keep)
+    elif turn.segments:
+        content = SegmentContent(turn.segments)
+    return Row(
+        index=turn.index,
+        id=str(turn.index),
+        line=turn.index + 2,
+        arrival_ns=turn.arrival_ns,
+        input_length=turn.input_length,
+        output_length=turn.output_length,
+        content=content,
+        after=-1 if before is None else before.index,
+        delay_ns=turn.think_ns,
+        session=turn.session,
+        turn=turn.turn,
+    )
+
+
+def _session_turns(load: Sessions, random: Random, per_s: float) -> Iterator[_Turn]:
+    """Turns of all sessions, in order of arrival, for ever; sessions begin at random (Poisson)."""
+    waiting: list[tuple[int, int, _Turn]] = []
+    serial = count()
+    clock_s = 0.0
+    for number in count():
+        clock_s += random.expovariate(per_s)
+        start_ns = round(clock_s * 1000) * _NS_PER_MS
+        while waiting and waiting[0][0] <= start_ns:
+            turn = heapq.heappop(waiting)[2]
+            yield turn
+            following = _next_turn(load, turn, random)
+            if following is not None:
+                heapq.heappush(waiting, (following.arrival_ns, next(serial), following))
+        first = _first_turn(load, start_ns, f"s{number}", random)
+        heapq.heappush(waiting, (start_ns, next(serial), first))
+
+
+def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> _Turn:
+    weights = [1 / (k + 1) for k in range(len(load.systems))]
+    system = random.choices(load.systems, weights)[0]
+    length = sum(tokens for _, tokens in system)
+    return _Turn(
+        arrival_ns=start_ns,
+        input_length=length + draw(load.first, random),
+        output_length=draw(load.output, random),
+        segments=system,
+        session=session,
+        turn=0,
+    )
+
+
+def _next_turn(load: Sessions, turn: _Turn, random: Random) -> _Turn | None:
+    """The turn that follows, or None where the session ends."""
+    if random.random() >= load.going_on:
+        return None
+    keep = turn.input_length + turn.output_length
+    if random.random() < load.rewriting:
+        keep = round(keep * random.random())
+    think_ns = draw(load.think_ms, random) * _NS_PER_MS
+    service_ns = (_FIRST_TOKEN_MS + _TOKEN_MS * turn.output_length) * _NS_PER_MS
+    following = _Turn(
+        arrival_ns=turn.arrival_ns + service_ns + think_ns,
+        input_length=keep + max(1, draw(load.message, random)),
+        output_length=draw(load.output, random),
+        session=turn.session,
+        turn=(turn.turn or 0) + 1,
+        before=turn,
+        keep=keep,
+        think_ns=think_ns,
+    )
+    fits = following.input_length + following.output_length <= load.max_tokens
+    return following if fits else None
+
+
+_INSTRUCTIONS = 48
+"""Tokens with which every call of some length begins."""
+_OPEN_FILES = 24
+"""Files that calls are about, at any time."""
+_SAME_FILE = 0.7
+"""Chance that a call is about an open file, not about one that replaces it."""
+
+
+def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
+    """Completion calls: instructions, then a part of a file, then what only this call has."""
+    clock_us = 0
+    scale = 1e6 / published.mean(published.AZURE_CODE_GAP_US) / per_s
+    files = [f"file-{number}" for number in range(_OPEN_FILES)]
+    for number in count(_OPEN_FILES):
+        length = draw(published.AZURE_CODE_INPUT, random)
+        segments: Segments = ()
+        if length > _INSTRUCTIONS + 16:
+            place = random.randrange(_OPEN_FILES)
+            if random.random() >= _SAME_FILE:
+                files[place] = f"file-{number}"
+            shared = round((length - _INSTRUCTIONS) * random.uniform(0.5, 0.95))
+            segments = (("instructions", _INSTRUCTIONS), (files[place], shared))
+        yield _Turn(
+            arrival_ns=clock_us * 1000,
+            input_length=length,
+            output_length=draw(published.AZURE_CODE_OUTPUT, random),
+            segments=segments,
+        )
+        clock_us += round(draw(published.AZURE_CODE_GAP_US, random) * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of synthetic trace, with the size and the rate of the shipped one."""
+
+    turns: Callable[[Random, float], Iterator[_Turn]]
+    requests: int
+    rate: float
+    note: str
+
+
+KINDS = {
+    "chat": Kind(
+        lambda random, per_s: _session_turns(CHAT, random, per_s),
+        requests=1200,
+        rate=5.0,
+        note="outputs after Mooncake conversation (FAST25), prompts near Azure conversation"
+        " (2023); system prompts, turns and think times chosen",
+    ),
+    "api": Kind(
+        _api_turns,
+        requests=1500,
+        rate=4.0,
+        note="prompts, outputs and burstiness after Azure code (2023); the rate and what calls"
+        " share chosen",
+    ),
+    "agents": Kind(
+        lambda random, per_s: _session_turns(AGENTS, random, per_s),
+        requests=600,
+        rate=0.2,
+        note="growth, outputs, think times and rewriting after WEKA Claude Code sessions; first"
+        " prompts chosen, sessions end before 24,000 tokens",
+    ),
+}
+"""Name -> kind."""

@@ -1,0 +1,93 @@
+"""Orders of idle blocks."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twins.evictor import WalkingEvictor
+
+from kvsim.blocks.idle import Evictor, Stack
+
+
+def test_fresh_blocks_come_in_ascending_order_and_returned_ones_before_them() -> None:
+    stack = Stack(first=10, size=4)
+    assert [stack.pop(), stack.pop()] == [10, 11]
+    stack.put(10)
+    stack.put(11)
+    assert [stack.pop(), stack.pop(), stack.pop()] == [11, 10, 12]
+    assert len(stack) == 1
+
+
+@given(st.lists(st.one_of(st.integers(1, 9), st.just(0)), max_size=40))
+def test_taking_many_equals_taking_one_by_one(moves: list[int]) -> None:
+    one, many = Stack(0, 60), Stack(0, 60)
+    held: list[int] = []
+    for move in moves:
+        if move == 0:
+            one.put_many(held)
+            many.put_many(held)
+            held = []
+        elif len(one) >= move:
+            blocks = [one.pop() for _ in range(move)]
+            assert many.pop_many(move) == blocks
+            held += blocks
+        assert len(one) == len(many)
+
+
+def test_a_pool_of_any_size_costs_nothing_before_it_is_used() -> None:
+    stack = Stack(0, 10**15)
+    assert len(stack) == 10**15
+    assert stack.pop_many(3) == [0, 1, 2]
+
+
+def test_a_run_of_equal_times_gives_up_its_longest_prefix_first() -> None:
+    evictor = Evictor()
+    for block, tokens in ((1, 16), (2, 32), (3, 48)):
+        evictor.add(block, tokens, last=5)
+    assert [evictor.evict() for _ in range(3)] == [3, 2, 1]
+
+
+def test_an_older_entry_behind_a_newer_one_is_not_preferred_for_its_age() -> None:
+    evictor = Evictor()
+    evictor.add(1, 16, last=9)
+    evictor.add(2, 16, last=3)
+    assert evictor.evict() == 1
+
+
+def test_the_walk_compares_with_the_current_candidate() -> None:
+    evictor = Evictor()
+    evictor.add(1, 16, last=9)
+    evictor.add(2, 32, last=3)  # longer: the candidate from here on, with its own time
+    evictor.add(3, 64, last=5)  # later than 3: the walk ends, although 5 is below 9
+    assert evictor.evict() == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+@settings(deadline=None)
+@given(data=st.data())
+def test_eviction_equals_the_walk_of_the_engine(seed: int, data: st.DataObject) -> None:
+    rng = random.Random(data.draw(st.integers(0, 2**32)) + seed)
+    clever, dull = Evictor(), WalkingEvictor()
+    now, fresh = 0, 0
+    for _ in range(rng.randint(1, 60)):
+        kind = rng.random()
+        if kind < 0.45:
+            now += rng.choice((0, 0, 1))
+            last = rng.choice((now, now, now, -1, rng.randint(-1, now + 1)))
+            length = rng.randint(1, 6)
+            for place in range(length):
+                tokens = 16 * (place + 1 if rng.random() < 0.8 else rng.randint(1, 6))
+                clever.add(fresh, tokens, last)
+                dull.add(fresh, tokens, last)
+                fresh += 1
+        elif dull.entries and kind < 0.65:
+            block = rng.choice(list(dull.entries))
+            clever.remove(block)
+            dull.remove(block)
+        elif dull.entries:
+            assert clever.evict() == dull.evict()
+        assert len(clever) == len(dull.entries)
+        assert set(clever) == set(dull.entries)
+    while dull.entries:
+        assert clever.evict() == dull.evict()

@@ -1,0 +1,64 @@
+"""Small worlds for whole-run tests: traces in memory, and times that can be added in the head."""
+
+from typing import Any
+
+from kvsim.workload.trace import HashContent, Row, Trace
+
+MS = 1_000_000
+
+
+def trace(*rows: tuple[float, int, int], **more: Any) -> Trace:
+    """A trace of (arrival in ms, input length, output length)."""
+    made = [
+        Row(i, f"r{i}", i + 2, round(arrival * MS), length, output)
+        for i, (arrival, length, output) in enumerate(rows)
+    ]
+    return Trace("in memory", "native", "0" * 64, made, **more)
+
+
+def hashed(block_size: int, *rows: tuple[float, int, int, list[int]]) -> Trace:
+    """A trace of (arrival in ms, input length, output length, ids of the full prompt blocks)."""
+    made = [
+        Row(
+            i,
+            f"r{i}",
+            i + 2,
+            round(arrival * MS),
+            length,
+            output,
+            HashContent(tuple((each, 1) for each in ids)),
+        )
+        for i, (arrival, length, output, ids) in enumerate(rows)
+    ]
+    return Trace(
+        "in memory",
+        "native",
+        "0" * 64,
+        made,
+        block_size=block_size,
+        hash_kind="prefix",
+        partial_hash=False,
+    )
+
+
+def config(**settings: Any) -> dict[str, Any]:
+    """A tiny engine: blocks of 4 tokens, 10 ms a step and 1 ms a prompt token, decodes free."""
+    table: dict[str, Any] = {
+        "block_size": 4,
+        "num_gpu_blocks_override": 100,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "watermark": 0.0,
+        "swap_space": 0.0,
+        "cost": {
+            "model": "constant",
+            "step_us": 10_000,
+            "prefill_token_us": 1_000,
+            "decode_seq_us": 0,
+            "context_token_ns": 0,
+            "link": {"block_us": 500},
+        },
+    }
+    table["cost"].update(settings.pop("cost", {}))
+    return {**table, **settings}
