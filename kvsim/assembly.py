@@ -48,17 +48,15 @@ def assemble(config: RunConfig) -> Parts:
     manager = config.block_manager
     if manager is None:
         manager = engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
-    if config.enable_prefix_caching and manager in ("naive", "contiguous"):
-        raise ConfigError(
-            f"block_manager: {manager} shares nothing; leave out --enable-prefix-caching"
-        )
-    knobs["enable_prefix_caching"] = manager not in ("naive", "contiguous")
     blocks = construct("block_manager", BLOCK_MANAGERS, manager, config.block_manager_args, **knobs)
-    _check_swapping(config, blocks, manager)
+    knobs["enable_prefix_caching"] = blocks.needs_keys
+    scheduler = _scheduler(config, engine, knobs)
+    _check_manager(config, blocks, manager)
+    _check_chunks(config, scheduler, blocks)
     return Parts(
         config.engine,
         manager,
-        _scheduler(config, engine, knobs),
+        scheduler,
         blocks,
         make_cost(config, model, hardware),
         make_link(model, hardware, config, block_bytes(model, config)),
@@ -95,7 +93,23 @@ def _check_pool(config: RunConfig, memory: Budget, max_model_len: int) -> None:
         )
 
 
-def _check_swapping(config: RunConfig, blocks: Tables, manager: str) -> None:
+def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
+    """Refuse what a block manager cannot do."""
+    if config.enable_prefix_caching and not blocks.needs_keys:
+        raise ConfigError(
+            f"block_manager: {manager} shares nothing; leave out --enable-prefix-caching"
+        )
     may_swap = config.scheduling_policy == "priority" and config.n > 1
     if not blocks.grows and (may_swap or config.preemption_mode == "swap"):
         raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
+
+
+def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:
+    """Refuse chunk sizes at which vLLM 0.6.3 dies with its first chunk."""
+    tokens = scheduler.max_num_batched_tokens
+    whole = blocks.needs_keys and getattr(scheduler, "whole_blocks", False)
+    if config.enable_chunked_prefill and whole and tokens % config.block_size:
+        raise ConfigError(
+            f"max_num_batched_tokens: {tokens} is no multiple of block_size"
+            f" ({config.block_size}), as chunked prefill with prefix caching demands"
+        )

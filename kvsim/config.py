@@ -153,7 +153,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_MEMORY, "Share of GPU memory the engine may use."),
     ] = 0.9
     swap_space: Annotated[
-        Annotated[float, Meta(ge=0)], _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks.")
+        Annotated[float, Meta(ge=0, le=1e6)],
+        _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
     ] = 4.0
     num_gpu_blocks_override: Annotated[
         Positive | None, _doc(_MEMORY, "GPU blocks, whatever the memory budget says.")

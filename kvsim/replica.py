@@ -14,7 +14,7 @@ starts at t has seen everything that arrived at t or before.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import simpy
 from simpy.events import EventPriority
@@ -36,6 +36,18 @@ NO_PROGRESS_STEPS = 100_000
 """Steps in a row without a new token and without an end that count as a livelock."""
 
 Process = Generator[simpy.Event, Any, Any]
+
+
+class Watcher(Protocol):
+    """Is shown every step in full; it must not change anything."""
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """A step was composed, before it runs; `arrived` requests joined the queue before it."""
+        ...
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """The step that was composed last is over; `ended`: who ended in it, in order."""
+        ...
 
 
 class Later(simpy.Event):
@@ -79,7 +91,7 @@ class Replica:
         clients: Clients,
         recorder: Recorder,
         *,
-        watch: Callable[[Batch, Plan, int], None] | None = None,
+        watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.env = env
@@ -89,8 +101,7 @@ class Replica:
         self.link = link
         self.clients = clients
         self.recorder = recorder
-        self.watch = watch
-        """Called with every composed step, before it runs."""
+        self.watcher = watcher
         self.progress = progress
         """Called with the number of requests that have just ended."""
         self._inbox: list[Request] = []
@@ -151,12 +162,12 @@ class Replica:
         arrived = self._take_inbox()
         start_ns = self.now_ns
         plan = self.scheduler.compose(batch, start_ns)
-        if self.watch is not None:
-            self.watch(batch, plan, arrived)
+        if self.watcher is not None:
+            self.watcher.composed(batch, plan, start_ns, arrived)
         self.scheduler.overlap(batch, start_ns)
-        finished = self._drain()
+        ended = self._drain()
         if plan.empty:
-            if not finished:
+            if not ended:
                 yield from self._sleep()
             return
         before = _before(batch, plan)
@@ -167,9 +178,11 @@ class Replica:
         if step_ns:
             yield Later(env, step_ns)
         self.scheduler.settle(batch, plan, self.now_ns)
-        finished += self._drain()
-        self.recorder.step((start_ns, self.now_ns, *moved, *before, finished))
-        self._check(plan, finished)
+        ended += self._drain()
+        if self.watcher is not None:
+            self.watcher.settled(batch, ended)
+        self.recorder.step((start_ns, self.now_ns, *moved, *before, len(ended)))
+        self._check(plan, len(ended))
 
     def _swap(self, plan: Plan) -> Process:
         """Copies block the step, as in vLLM 0.6.3 (`worker/worker.py`, `execute_worker`)."""
@@ -199,16 +212,14 @@ class Replica:
         self._inbox = []
         return len(inbox)
 
-    def _drain(self) -> int:
-        """Tell the clients who ended; answers how many."""
-        ended = self.batch.ended
-        if not ended:
-            return 0
-        self.batch.ended = []
-        self._release(ended)
-        if self.progress is not None:
-            self.progress(len(ended))
-        return len(ended)
+    def _drain(self) -> list[Request]:
+        """Tell the clients who ended; answers them."""
+        ended, self.batch.ended = self.batch.ended, []
+        if ended:
+            self._release(ended)
+            if self.progress is not None:
+                self.progress(len(ended))
+        return ended
 
     def _check(self, plan: Plan, finished: int) -> None:
         """Audit the books now and then; stop a run that goes nowhere."""

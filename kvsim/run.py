@@ -12,7 +12,7 @@ from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import EngineStopped
 from kvsim.recorder import Recorder
-from kvsim.replica import Link, Replica
+from kvsim.replica import Link, Replica, Watcher
 from kvsim.request import Request
 from kvsim.result import Outcome, Result, provenance, request_columns
 from kvsim.schedule.batch import Batch
@@ -30,12 +30,14 @@ def simulate(
     config: RunConfig | Mapping[str, Any] | str | Path | None = None,
     *,
     progress: Progress | None = None,
+    watcher: Watcher | None = None,
     command: str = "",
 ) -> Result:
     """Replay a trace under a configuration.
 
     `trace`: a path or an opened trace. `config`: settings as a table, a path of a TOML file, or
-    None for the defaults. `progress` is called with the number of requests that have just ended.
+    None for the defaults. `progress` is called with the number of requests that have just ended,
+    `watcher` with every step.
     Raises `TraceError` and `ConfigError`; what goes wrong inside the simulated engine is an
     outcome in `Result.meta["outcome"]`, not an exception.
     """
@@ -52,7 +54,7 @@ def simulate(
     clients = Clients(requests, rows, release_times(rows, config), config)
     batch = Batch(parts.blocks)
     recorder = Recorder()
-    outcome = _play(parts, batch, clients, recorder, progress)
+    outcome = _play(parts, batch, clients, recorder, progress, watcher)
     _account(requests, outcome)
     return Result(
         config,
@@ -89,6 +91,7 @@ def _play(
     clients: Clients,
     recorder: Recorder,
     progress: Progress | None,
+    watcher: Watcher | None,
 ) -> Outcome:
     """Run the event loop until nothing more can happen."""
     env = simpy.Environment()
@@ -101,6 +104,7 @@ def _play(
         clients,
         recorder,
         progress=progress,
+        watcher=watcher,
     )
     try:
         env.run()

@@ -50,6 +50,9 @@ def run(
     out: OutDir = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write CSV tables.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    step_log: Annotated[
+        str | None, typer.Option("--step-log", metavar="FILE", help="Write every decision here.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     assignments: Assignments = None,
     **flags: Any,
@@ -57,7 +60,7 @@ def run(
     """Replay a trace through an engine and see where memory and time went."""
     loaded = load_config(_config_path(config), settings(flags), assignments or ())
     opened = _open(trace, trace_format)
-    result = _simulate(opened, loaded, "simulating")
+    result = _simulate(opened, loaded, "simulating", step_log)
     if out is not None:
         _write(result, out, csv=csv, page=page)
     if as_json:
@@ -134,13 +137,19 @@ def _open(path: str, trace_format: str | None) -> Trace:
     return opened
 
 
-def _simulate(trace: Trace, config: RunConfig, label: str) -> Result:
+def _simulate(trace: Trace, config: RunConfig, label: str, step_log: str | None = None) -> Result:
+    from kvsim.conform.step_log import StepLog
     from kvsim.run import simulate
 
     total = min(len(trace.rows), config.num_prompts or len(trace.rows))
     command = shlex.join(["kvsim", *sys.argv[1:]])
     with progress_bar(total, label) as progress:
-        return simulate(trace, config, progress=progress, command=command)
+        if step_log is None:
+            return simulate(trace, config, progress=progress, command=command)
+        with StepLog(step_log) as log:
+            result = simulate(trace, config, progress=progress, watcher=log, command=command)
+            log.stopped(result.meta["outcome"])
+            return result
 
 
 def _write(result: Result, out: str, *, csv: bool, page: bool) -> None:

@@ -22,14 +22,18 @@ TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
 
 def with_run_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, whose last parameter is `**flags`, one option for each setting."""
-    signature = inspect.signature(command)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*own, *_options()]
-    )
     hints = get_type_hints(command, include_extras=True)
-    hints.pop("flags", None)
-    command.__annotations__ = {**hints, **{p.name: p.annotation for p in _options()}}
+    signature = inspect.signature(command)
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    parameters = [*own, *_options()]
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=None
+    )
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
 
 

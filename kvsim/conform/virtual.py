@@ -98,9 +98,7 @@ class _Clock:
     When nothing is left to compose, the last one is *drained*.
     """
 
-    def __init__(
-        self, scheduler: Any, batch: Batch, arrivals: list[tuple[float, Request]]
-    ) -> None:
+    def __init__(self, scheduler: Any, batch: Batch, arrivals: list[tuple[float, Request]]) -> None:
         self._scheduler = scheduler
         self._batch = batch
         self._arrivals = deque(arrivals)

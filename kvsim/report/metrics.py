@@ -53,29 +53,21 @@ BLOCKED_BY = {
 _SHOWN = ("mean", "p50", "p90", "p99")
 
 
-def _metrics() -> tuple[Metric, ...]:
-    rows: list[Metric] = []
-
-    def group(name: str, *metrics: tuple[str, str, str, Better]) -> None:
-        rows.extend(Metric(*metric, name) for metric in metrics)
-
-    group(
-        "Requests",
+_GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
+    "Requests": (
         ("completed", "Completed", "requests", "higher"),
         ("rejected", "Rejected", "requests", "lower"),
         ("unfinished", "Unfinished", "requests", "lower"),
-    )
-    group(
-        "Throughput",
+    ),
+    "Throughput": (
         ("duration", "Duration", "s", "lower"),
         ("request_throughput", "Request throughput", "requests/s", "higher"),
         ("request_goodput", "Request goodput", "requests/s", "higher"),
         ("output_throughput", "Output token throughput", "tokens/s", "higher"),
         ("total_token_throughput", "Total token throughput", "tokens/s", "higher"),
         ("max_concurrent_requests", "Peak concurrent requests", "requests", ""),
-    )
-    group(
-        "Latency",
+    ),
+    "Latency": (
         *(
             (f"{statistic}_{kind}_ms", f"{label} {statistic}", "ms", "lower")
             for kind, label in LATENCIES.items()
@@ -84,9 +76,8 @@ def _metrics() -> tuple[Metric, ...]:
         ("mean_prefill_ms", "Prefill mean", "ms", "lower"),
         ("mean_decode_ms", "Decode mean", "ms", "lower"),
         ("mean_client_queue_ms", "Client queue mean", "ms", "lower"),
-    )
-    group(
-        "Preemption",
+    ),
+    "Preemption": (
         ("num_preemptions", "Preemptions", "preemptions", "lower"),
         ("num_preemptions_by_mode.recompute", "Preemptions by recompute", "preemptions", "lower"),
         ("num_preemptions_by_mode.swap", "Preemptions by swap", "preemptions", "lower"),
@@ -97,27 +88,24 @@ def _metrics() -> tuple[Metric, ...]:
         ("copied_blocks", "Blocks copied on write", "blocks", "lower"),
         ("link_busy_share", "Link busy", "share", ""),
         ("link_wait_s", "Waiting for the link", "s", "lower"),
-    )
-    group(
-        "Memory",
+    ),
+    "Memory": (
         ("kv_cache_usage_mean", "KV cache usage mean", "share", ""),
         ("kv_cache_usage_max", "KV cache usage max", "share", ""),
         ("cpu_cache_usage_mean", "CPU pool usage mean", "share", ""),
         ("cpu_cache_usage_max", "CPU pool usage max", "share", ""),
         ("internal_fragmentation", "Internal fragmentation", "share", "lower"),
         ("external_fragmentation", "External fragmentation", "share", "lower"),
-    )
-    group(
-        "Prefix cache",
+    ),
+    "Prefix cache": (
         ("prefix_cache_hit_tokens", "Hit tokens", "tokens", "higher"),
         ("prefix_cache_preempted_hit_tokens", "Hit tokens after preemption", "tokens", ""),
         ("prefix_cache_hit_rate", "Hit rate", "share", "higher"),
         ("prefix_cache_hit_rate_with_preempted", "Hit rate with preempted", "share", ""),
         ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
         ("prefix_cache_request_hit_share", "Requests with a hit", "share", "higher"),
-    )
-    group(
-        "Queues",
+    ),
+    "Queues": (
         ("waiting_mean", "Waiting mean", "", "lower"),
         ("waiting_max", "Waiting max", "requests", "lower"),
         ("running_mean", "Running mean", "", ""),
@@ -129,9 +117,8 @@ def _metrics() -> tuple[Metric, ...]:
             for cause in BLOCKED[1:]
         ),
         ("steps", "Steps", "steps", ""),
-    )
-    return tuple(rows)
+    ),
+}
 
-
-METRICS = _metrics()
+METRICS = tuple(Metric(*metric, name) for name, group in _GROUPS.items() for metric in group)
 """Every figure that a comparison shows, in order."""

@@ -270,6 +270,8 @@ class Vllm063:
                 number += 1
                 tokens += sequence.length - sequence.computed if sequence.prompt_stage else 1
         if chunking and number == 1:
+            if self.whole_blocks and self.max_num_batched_tokens % self.block_size:
+                raise deaths.chunk_of_part_blocks(request)
             left = self.max_num_batched_tokens - self._tokens
             if tokens > left:
                 tokens = left - left % self.block_size if self.whole_blocks else left

@@ -60,3 +60,17 @@ def stopped_but_not_ended(request: Request) -> EngineStopped:
         remedy="raise --max-model-len, or leave out requests that are longer",
         rule="AssertionError @ core/scheduler.py:541",
     )
+
+
+def chunk_of_part_blocks(request: Request) -> EngineStopped:
+    """The outcome where chunks cannot end on block boundaries, as prefix caching demands."""
+    return EngineStopped(
+        kind="chunk-of-part-blocks",
+        request_id=request.id,
+        explanation=(
+            "with chunked prefill and prefix caching, the engine refuses the first chunk unless"
+            " max_num_batched_tokens is a multiple of block_size"
+        ),
+        remedy="make --max-num-batched-tokens a multiple of --block-size",
+        rule="ValueError @ core/scheduler.py, _get_num_new_tokens",
+    )

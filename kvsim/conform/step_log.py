@@ -1,0 +1,81 @@
+"""Writes the step log of any run, record by record."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvsim.conform.record import Record, finish_record, step_record
+from kvsim.errors import OutputError
+from kvsim.plan import Plan
+from kvsim.request import Request
+from kvsim.schedule.batch import Batch
+
+
+class StepLog:
+    """A file of step records; it appears under its name only when the run is over.
+
+    A context manager, and a watcher of a replica. `time` is in simulated seconds. Raises
+    `OutputError` where the file cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._record: Record = {}
+        self._step = 0
+
+    def __enter__(self) -> StepLog:
+        try:
+            handle, self._partial = tempfile.mkstemp(
+                prefix=f".{self._path.name}-", dir=self._path.parent
+            )
+        except OSError as error:
+            raise self._failed(error) from None
+        self._file = os.fdopen(handle, "w", encoding="utf-8", newline="\n")
+        return self
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """Take down a step that has just been composed."""
+        self._record = step_record(batch, plan, self._step, now_ns / 1e9, arrived)
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """Complete the record and write it."""
+        finish_record(self._record, batch, ended)
+        try:
+            self._file.write(json.dumps(self._record, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise self._failed(error) from None
+        self._step += 1
+
+    def stopped(self, outcome: Mapping[str, Any]) -> None:
+        """The run is over; if the engine died or got stuck, the last record says so."""
+        if outcome["kind"] != "finished":
+            text = outcome["rule"] or outcome["kind"]
+            record = {"step": self._step, "time": outcome["time_s"], "error": text}
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._file.close()
+            if kind is None:
+                Path(self._partial).chmod(0o644)
+                Path(self._partial).replace(self._path)
+        except OSError as failure:
+            raise self._failed(failure) from None
+        finally:
+            with suppress(OSError):
+                Path(self._partial).unlink()
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(f"{self._path}: cannot be written: {error.strerror or error}")
