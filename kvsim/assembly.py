@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
 from typing import Any, NamedTuple
+
+import msgspec
 
 from kvsim.blocks import BLOCK_MANAGERS, Tables
 from kvsim.config import RunConfig, nearest
@@ -16,11 +18,24 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.model import load_model
 
+SCHEDULER_SETTINGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "preemption_mode",
+    "scheduling_policy",
+    "watermark",
+    "scheduler_reserve_full_isl",
+    "long_prefill_token_threshold",
+)
+"""Settings that only some engines have."""
+
 
 class Parts(NamedTuple):
     """The objects of one run that depend on its settings alone."""
 
-    engine: str
+    config: RunConfig
+    """The settings, with the engine's own where none were given."""
     block_manager: str
     scheduler: Scheduler
     blocks: Tables
@@ -30,31 +45,28 @@ class Parts(NamedTuple):
 
 
 def assemble(config: RunConfig) -> Parts:
-    """Scheduler, block manager, cost model, link and memory budget of a configuration."""
+    """Scheduler, block manager, cost model, link and memory budget of a configuration.
+
+    Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
+    """
     model = load_model(config.model)
     hardware = load_hardware(config.hardware)
-    max_model_len = config.max_model_len or model.max_position_embeddings
     engine = _engine(config.engine)
-    knobs = {
-        **{key: getattr(config, key) for key in RunConfig.__struct_fields__},
-        "max_model_len": max_model_len,
-    }
+    config = _with_defaults(config, engine, model.max_position_embeddings)
+    _check_engine(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
-    draft = _scheduler(config, engine, {**knobs, "num_gpu_blocks": 1})
+    draft = _scheduler(config, engine, {"num_gpu_blocks": 1})
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
-    _check_pool(config, memory, max_model_len)
-    knobs["num_gpu_blocks"] = memory.num_gpu_blocks
-    knobs["num_cpu_blocks"] = memory.num_cpu_blocks
-    manager = config.block_manager
-    if manager is None:
-        manager = engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
-    blocks = construct("block_manager", BLOCK_MANAGERS, manager, config.block_manager_args, **knobs)
-    knobs["enable_prefix_caching"] = blocks.needs_keys
-    scheduler = _scheduler(config, engine, knobs)
+    pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
+    _check_pool(config, memory)
+    manager = _manager(config, engine)
+    given = {**_given(config), **pools}
+    blocks = construct("block_manager", BLOCK_MANAGERS, manager, config.block_manager_args, **given)
+    scheduler = _scheduler(config, engine, {**pools, "enable_prefix_caching": blocks.needs_keys})
     _check_manager(config, blocks, manager)
     _check_chunks(config, scheduler, blocks)
     return Parts(
-        config.engine,
+        config,
         manager,
         scheduler,
         blocks,
@@ -66,30 +78,93 @@ def assemble(config: RunConfig) -> Parts:
 
 def _engine(name: str) -> Engine:
     """The entry of the table; an outsider's scheduler goes with the managers of vLLM 0.6.3."""
-    if name in ENGINES or ":" not in name:
-        if name not in ENGINES:
-            raise ConfigError(
-                f"engine: no {name!r};{nearest(name, ENGINES)} there are {', '.join(ENGINES)},"
-                " or package.module:Class"
-            )
+    if name in ENGINES:
         return ENGINES[name]
+    if ":" not in name:
+        raise ConfigError(
+            f"engine: no {name!r};{nearest(name, ENGINES)} there are {', '.join(ENGINES)},"
+            " or package.module:Class"
+        )
     return ENGINES["vllm-0.6.3"]
 
 
-def _scheduler(config: RunConfig, engine: Engine, knobs: Mapping[str, Any]) -> Scheduler:
+def _with_defaults(config: RunConfig, engine: Engine, longest: int) -> RunConfig:
+    """The settings that the whole run needs, filled in as the engine does."""
+    own = {
+        "block_size": engine.block_size,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "max_model_len": longest,
+    }
+    if config.block_manager is not None:
+        own["enable_prefix_caching"] = config.block_manager == engine.prefix_manager
+    missing = {key: value for key, value in own.items() if getattr(config, key) is None}
+    return msgspec.structs.replace(config, **missing)
+
+
+def _given(config: RunConfig) -> dict[str, Any]:
+    """The settings that have a value, as arguments for constructors."""
+    values = {key: getattr(config, key) for key in RunConfig.__struct_fields__}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
     table = {name: entry.scheduler for name, entry in ENGINES.items()}
-    scheduler: Scheduler = construct("engine", table, config.engine, config.scheduler_args, **knobs)
+    if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
+        table[config.engine] = engine.asynchronous
+    given = {**_given(config), **further}
+    scheduler: Scheduler = construct("engine", table, config.engine, config.scheduler_args, **given)
     return scheduler
 
 
-def _check_pool(config: RunConfig, memory: Budget, max_model_len: int) -> None:
-    """Refuse a `max_model_len` that the pool cannot hold (vLLM 0.6.3 `worker/worker.py:491`)."""
-    room = memory.num_gpu_blocks * config.block_size
-    if max_model_len > room:
+def _asynchronous(config: RunConfig) -> bool:
+    """Whether the engine works asynchronously, as it does where nothing speaks against it."""
+    return (
+        config.n == 1
+        and config.async_scheduling is not False
+        and (not config.disable_async_output_proc)
+    )
+
+
+def _manager(config: RunConfig, engine: Engine) -> str:
+    """The name of the block manager."""
+    if config.block_manager is None:
+        return engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
+    fitting = {engine.block_manager, engine.prefix_manager, *engine.others} - {""}
+    if config.block_manager in BLOCK_MANAGERS and config.block_manager not in fitting:
         raise ConfigError(
-            f"max_model_len: {max_model_len} tokens do not fit into the KV cache of {room} tokens"
-            f" ({memory.num_gpu_blocks} blocks of {config.block_size}); lower --max-model-len or"
-            " raise --gpu-memory-utilization"
+            f"block_manager: {config.block_manager} does not go with {config.engine}, which takes"
+            f" {', '.join(sorted(fitting))}"
+        )
+    return config.block_manager
+
+
+def _check_engine(config: RunConfig, engine: Engine) -> None:
+    """Refuse settings that the engine does not have."""
+    constructor = inspect.signature(engine.scheduler).parameters
+    for key in SCHEDULER_SETTINGS:
+        if getattr(config, key) is not None and key not in constructor and ":" not in config.engine:
+            raise ConfigError(f"{key}: {config.engine} has no such setting; leave it out")
+    for key, name in (("async_scheduling", "vllm-v1"), ("disable_async_output_proc", "vllm-0.6.3")):
+        if getattr(config, key) is not None and config.engine != name:
+            raise ConfigError(f"{key}: a setting of {name}; {config.engine} has it not")
+    if config.n > 1 and not engine.samples:
+        raise ConfigError(f"n: {config.engine} has no parallel samples here; use --n 1")
+    if config.block_manager is None:
+        if config.enable_prefix_caching and not engine.prefix_manager:
+            raise ConfigError(f"enable_prefix_caching: {config.engine} has no prefix cache")
+        if not config.enable_prefix_caching and not engine.block_manager:
+            raise ConfigError(f"enable_prefix_caching: {config.engine} cannot do without")
+
+
+def _check_pool(config: RunConfig, memory: Budget) -> None:
+    """Refuse a `max_model_len` that the pool cannot hold (vLLM 0.6.3 `worker/worker.py:491`)."""
+    assert config.block_size is not None and config.max_model_len is not None
+    room = memory.num_gpu_blocks * config.block_size
+    if config.max_model_len > room:
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
+            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); lower"
+            " --max-model-len or raise --gpu-memory-utilization"
         )
 
 
@@ -105,8 +180,14 @@ def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
 
 
 def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:
-    """Refuse chunk sizes at which vLLM 0.6.3 dies with its first chunk."""
+    """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
     tokens = scheduler.max_num_batched_tokens
+    assert config.block_size is not None and config.max_model_len is not None
+    if not getattr(scheduler, "chunked", True) and tokens < config.max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens: {tokens} is below max_model_len ({config.max_model_len});"
+            " raise it, lower --max-model-len, or use --enable-chunked-prefill"
+        )
     whole = blocks.needs_keys and getattr(scheduler, "whole_blocks", False)
     if config.enable_chunked_prefill and whole and tokens % config.block_size:
         raise ConfigError(

@@ -101,10 +101,17 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, _doc(_ENGINE, "Share blocks between requests with equal prefixes.")
-    ] = False
-    block_size: Annotated[Positive, _doc(_ENGINE, "Tokens per block.")] = 16
-    max_num_seqs: Annotated[Positive, _doc(_ENGINE, "Most sequences running at once.")] = 256
+        bool | None,
+        _doc(_ENGINE, "Share blocks between equal prefixes; default: as the engine does."),
+    ] = None
+    block_size: Annotated[
+        Positive | None,
+        _doc(_ENGINE, "Tokens per block; default: the engine's (16, nano-vllm 256)."),
+    ] = None
+    max_num_seqs: Annotated[
+        Positive | None,
+        _doc(_ENGINE, "Most sequences running at once; default: the engine's."),
+    ] = None
     max_num_batched_tokens: Annotated[
         Positive | None,
         _doc(
@@ -117,19 +124,46 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_ENGINE, "Longest prompt plus output; default: the model's own limit."),
     ] = None
     enable_chunked_prefill: Annotated[
-        bool, _doc(_ENGINE, "Split prompts into chunks that share steps with decodes.")
-    ] = False
+        bool | None,
+        _doc(
+            _ENGINE,
+            "Split prompts into chunks that share steps with decodes; default: as the engine does.",
+        ),
+    ] = None
     preemption_mode: Annotated[
         Literal["recompute", "swap"] | None,
         _doc(_ENGINE, "How a victim gives up its blocks; default: the engine's own rule."),
     ] = None
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority"], _doc(_ENGINE, "Order of the waiting queue.")
-    ] = "fcfs"
+        Literal["fcfs", "priority"] | None,
+        _doc(_ENGINE, "Order of the waiting queue; default: fcfs."),
+    ] = None
     watermark: Annotated[
-        Annotated[float, Meta(ge=0, lt=1)],
-        _doc(_ENGINE, "Share of the GPU blocks kept free when a request is admitted."),
-    ] = 0.01
+        Annotated[float, Meta(ge=0, lt=1)] | None,
+        _doc(
+            _ENGINE,
+            "Share of the GPU blocks kept free when a request is admitted;"
+            " default: the engine's (vLLM 0.x 0.01, V1 0).",
+        ),
+    ] = None
+    scheduler_reserve_full_isl: Annotated[
+        bool | None,
+        _doc(_ENGINE, "V1: admit a request only if its whole known sequence fits; default: yes."),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        Natural | None, _doc(_ENGINE, "V1: longest chunk of one request; default: 0, no limit.")
+    ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        _doc(_ENGINE, "V1: compose a step while the one before computes; default: yes."),
+    ] = None
+    disable_async_output_proc: Annotated[
+        bool | None,
+        _doc(
+            _ENGINE,
+            "vLLM 0.6.3: test for the end of a request at once, not one step later; default: no.",
+        ),
+    ] = None
 
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
@@ -182,6 +216,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
     ] = {}
 
+
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens per block of an engine that has no default of its own."""
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 

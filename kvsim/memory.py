@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvsim.config import RunConfig
+from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
 from kvsim.model import DTYPE_BYTES, Model
@@ -58,7 +58,7 @@ def token_bytes(model: Model, config: RunConfig) -> int:
 
 def block_bytes(model: Model, config: RunConfig) -> int:
     """Bytes of one KV block on one GPU of the tensor-parallel group."""
-    return config.block_size * token_bytes(model, config)
+    return (config.block_size or DEFAULT_BLOCK_SIZE) * token_bytes(model, config)
 
 
 @dataclass(frozen=True, slots=True)

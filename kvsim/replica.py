@@ -6,6 +6,9 @@
     └──── a completion releases ─┴──────── next step ◄────────┘
 ```
 
+An engine that schedules asynchronously has two steps in flight: it composes a step while the one
+before computes, so a request that arrives during step i runs in step i + 2.
+
 The only module that knows SimPy. Simulated time is integer nanoseconds. Events at the same
 instant: requests first, in order of (arrival, place in the trace), then the engine; so a step that
 starts at t has seen everything that arrived at t or before.
@@ -13,8 +16,9 @@ starts at t has seen everything that arrived at t or before.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import simpy
 from simpy.events import EventPriority
@@ -58,6 +62,18 @@ class Later(simpy.Event):
         self._ok = True
         self._value = None
         env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)
+
+
+class Flight(NamedTuple):
+    """A step that is under way."""
+
+    plan: Plan
+    start_ns: int
+    end_ns: int
+    moved: tuple[int, int]
+    """Time on the link, and waiting for it."""
+    before: tuple[int, ...]
+    """The columns of its row that were known when it was composed."""
 
 
 class Link:
@@ -105,7 +121,11 @@ class Replica:
         self.progress = progress
         """Called with the number of requests that have just ended."""
         self._inbox: list[Request] = []
+        self._flying: deque[Flight] = deque()
+        self._in_flight: int = getattr(scheduler, "in_flight", 1)
+        """Steps that may be under way when the next one is composed, that one included."""
         self._wake: simpy.Event | None = None
+        self._arrive = getattr(scheduler, "arrive", Batch.arrive)
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
         self._next_audit = 1
@@ -158,7 +178,8 @@ class Replica:
             yield from self._step()
 
     def _step(self) -> Process:
-        env, batch = self.env, self.batch
+        """Compose one step; unless more may be in flight, wait for the oldest and settle it."""
+        batch = self.batch
         arrived = self._take_inbox()
         start_ns = self.now_ns
         plan = self.scheduler.compose(batch, start_ns)
@@ -166,23 +187,43 @@ class Replica:
             self.watcher.composed(batch, plan, start_ns, arrived)
         self.scheduler.overlap(batch, start_ns)
         ended = self._drain()
-        if plan.empty:
-            if not ended:
-                yield from self._sleep()
+        if plan.computes or not (plan.empty or self._flying):
+            yield from self._dispatch(plan, start_ns)
+        elif ended or not plan.empty:
+            # Nothing runs, but something happened: a step without duration.
+            self.recorder.step((start_ns, start_ns, 0, 0, *_before(batch, plan), len(ended)))
+        elif not (self._flying or self._inbox):
+            yield from self._sleep()
             return
-        before = _before(batch, plan)
-        moved = (0, 0)
-        if plan.swaps_out or plan.swaps_in:
-            moved = yield from self._swap(plan)
-        step_ns = self.cost.step_ns(plan)
-        if step_ns:
-            yield Later(env, step_ns)
-        self.scheduler.settle(batch, plan, self.now_ns)
-        ended += self._drain()
+        if self._flying and not (plan.computes and len(self._flying) < self._in_flight):
+            ended += yield from self._land(len(ended))
         if self.watcher is not None:
             self.watcher.settled(batch, ended)
-        self.recorder.step((start_ns, self.now_ns, *moved, *before, len(ended)))
-        self._check(plan, len(ended))
+
+    def _dispatch(self, plan: Plan, composed_ns: int) -> Process:
+        """Start a step behind those in flight; swap copies block it."""
+        before = _before(self.batch, plan)
+        moved = (0, 0)
+        if plan.swaps_out or plan.swaps_in:
+            assert not self._flying, "copies block a step, so none may be in flight"
+            moved = yield from self._swap(plan)
+        ready_ns = self._flying[-1].end_ns if self._flying else self.now_ns
+        end_ns = ready_ns + self.cost.step_ns(plan)
+        start_ns = ready_ns if self._flying else composed_ns
+        self._flying.append(Flight(plan, start_ns, end_ns, moved, before))
+
+    def _land(self, already: int) -> Process:
+        """Wait for the oldest step in flight and settle it; answers who ended."""
+        flight = self._flying.popleft()
+        if flight.end_ns > self.now_ns:
+            yield Later(self.env, flight.end_ns - self.now_ns)
+        self.scheduler.settle(self.batch, flight.plan, flight.end_ns)
+        ended = self._drain()
+        number = already + len(ended)
+        row = (flight.start_ns, flight.end_ns, *flight.moved, *flight.before, number)
+        self.recorder.step(row)
+        self._check(flight.plan, number)
+        return ended
 
     def _swap(self, plan: Plan) -> Process:
         """Copies block the step, as in vLLM 0.6.3 (`worker/worker.py`, `execute_worker`)."""
@@ -208,7 +249,7 @@ class Replica:
         if len(inbox) > 1:
             inbox.sort(key=_arrival_order)
         for request in inbox:
-            self.batch.arrive(request)
+            self._arrive(self.batch, request)
         self._inbox = []
         return len(inbox)
 

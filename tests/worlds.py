@@ -51,6 +51,7 @@ def config(**settings: Any) -> dict[str, Any]:
         "max_num_seqs": 8,
         "watermark": 0.0,
         "swap_space": 0.0,
+        "disable_async_output_proc": True,
         "cost": {
             "model": "constant",
             "step_us": 10_000,

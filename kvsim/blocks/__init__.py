@@ -6,13 +6,21 @@ know: `block_size`, `num_gpu_blocks`, `num_cpu_blocks`, `max_model_len`, or argu
 
 from kvsim.blocks.contiguous import Contiguous
 from kvsim.blocks.naive import Naive
+from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.prefix import PrefixCaching
 from kvsim.blocks.tables import Tables
+from kvsim.blocks.vllm033 import Vllm033Tables
+from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
 
 BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "naive": Naive,
     "prefix-caching": PrefixCaching,
     "contiguous": Contiguous,
+    "vllm-0.3.3": Vllm033Tables,
+    "vllm-v1": VllmV1Tables,
+    "vllm-v1-prefix-caching": VllmV1PrefixTables,
+    "nano-vllm": NanoTables,
+    "nano-vllm-2025-08": NanoTables2025,
 }
 """Names of `--block-manager`."""
 

@@ -111,12 +111,13 @@ class Vllm033Tables(Tables):
         table = sequence.table
         self.empty_slots -= self._empty(sequence)
         opens = len(table) * self.block_size < sequence.length
-        fresh = opens and not 0 < self.window <= len(table)
-        if opens:
-            table.append(self.gpu.take() if fresh else table[len(table) % self.window])
+        if opens and 0 < self.window <= len(table):
+            table.append(table[len(table) % self.window])
+        elif opens:
+            table.append(self.gpu.take())
         self._fill(sequence, sequence.length)
         block = table[-1]
-        if fresh or self.gpu.references.get(block) == 1:
+        if self.gpu.references.get(block) == 1:
             return []
         table[-1] = self.gpu.take()
         self._drop(self.gpu, block, sequence)

@@ -50,28 +50,29 @@ def _replay(paths: list[str], engine: str, out: str | None) -> int:
     from kvsim.conform.cases import read_cases
     from kvsim.conform.compare import first_divergence
 
-    total = identical = compared = records = 0
+    compared = identical = records = alone = 0
     for path in paths:
         if not Path(path).exists():
             raise ConfigError(f"{path}: no such file or folder")
         for case in read_cases(Path(path), engine):
-            if case.recorded is None and len(paths) == 1 and out is None:
+            if case.recorded is None and out is None:
+                alone += 1
                 continue
             log = list(run_case(engine, case.config, case.trace))
-            total += 1
-            records += len(log)
             if out is not None:
                 _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
             if case.recorded is None:
+                alone += 1
                 continue
             compared += 1
+            records += len(log)
             divergence = first_divergence(case.recorded, log)
             identical += divergence is None
             if divergence is not None:
                 print(f"{case.name}: recorded | kvsim: {divergence}")
-    if compared < total:
-        print(f"{total - compared} cases have no recorded log of {engine}")
-    print(f"{total} cases, {identical} identical, {records} records")
+    if alone:
+        print(f"{alone} cases have no recorded log of {engine}: not compared")
+    print(f"{compared} cases, {identical} identical, {records} records")
     return 0 if identical == compared else 1
 
 

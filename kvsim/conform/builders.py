@@ -119,8 +119,13 @@ def run_case(
     engine: str, config: Config, trace: list[dict[str, Any]], audit: bool = False
 ) -> Iterator[Record]:
     """The step log that kvsim writes for a case."""
-    scheduler, batch = BUILDERS[engine](config)
-    return replay(
+    try:
+        scheduler, batch = BUILDERS[engine](config)
+    except ValueError as refusal:
+        # The engine refuses to start with these settings.
+        yield {"step": 0, "time": 0.0, "error": f"ValueError: {refusal}"}
+        return
+    yield from replay(
         scheduler,
         batch,
         corpus_requests(trace),

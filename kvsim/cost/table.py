@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.config import RunConfig
+from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
 from kvsim.cost.profile import DecodeGrid, Grid, Profile, load_profile
 from kvsim.memory import kv_dtype
 from kvsim.model import Model
@@ -161,7 +161,9 @@ def _refuse_mismatch(profile: Profile, model: Model, config: RunConfig) -> None:
         ("tensor_parallel_size", config.tensor_parallel_size, made.tp),
     ]
     if profile.source != "scaled":
-        pairs.append(("block_size", config.block_size, profile.engine.block_size))
+        pairs.append(
+            ("block_size", config.block_size or DEFAULT_BLOCK_SIZE, profile.engine.block_size)
+        )
     for key, wanted, found in pairs:
         if wanted != found:
             raise ValueError(

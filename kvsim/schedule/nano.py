@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvsim.errors import EngineStopped
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
-from kvsim.request import Request
+from kvsim.request import Request, Sequence
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import remove_ended
 
@@ -126,8 +126,9 @@ class Nano:
             kind="nothing-schedulable",
             request_id=head.id,
             explanation=(
-                f"request {head.id}, at the head of the waiting queue, cannot be scheduled, and"
-                " nothing is running; the engine asserts that every step does something"
+                f"request {head.id} ({head.sequences[0].length} tokens), at the head of the waiting"
+                " queue, cannot be scheduled, and nothing is running; the engine asserts that every"
+                " step does something"
             ),
             remedy="raise --num-gpu-blocks-override or --max-num-batched-tokens",
             rule=self.rule,
@@ -147,11 +148,17 @@ class Nano:
             batch.compute(sequence, tokens)
             if samples:
                 batch.token(sequence)
-                if sequence.length - request.input_length >= request.output_length:
+                if stops(sequence):
                     batch.end_sequence(sequence)
                     batch.finish(request)
         if len(batch.ended) > before:
             remove_ended(batch)
+
+
+def stops(sequence: Sequence) -> bool:
+    """Whether a sequence has its last token; there is no limit on the length."""
+    request = sequence.request
+    return sequence.length - request.input_length >= request.output_length
 
 
 class Nano2025(Nano):

@@ -1,9 +1,10 @@
 """The scheduler of vLLM 0.3.3 (`core/scheduler.py`), to be read beside its source.
 
 A step is prompts *or* decodes. Prompts are charged as the rectangle they are padded to, and are
-taken on only while nothing is swapped out. A decode step sorts the running requests by age and needs
-a free block for every sequence, whatever room its last block has; the youngest gives way, recomputed
-if it has one sequence, else swapped. What is scheduled is finally sorted by request id, as text.
+taken on only while nothing is swapped out. A decode step sorts the running requests by age and
+needs a free block for every sequence, whatever room its last block has; the youngest gives way,
+recomputed if it has one sequence, else swapped. What is scheduled is finally sorted by request id,
+as text.
 """
 
 from __future__ import annotations
@@ -200,8 +201,6 @@ class Vllm033:
         samples = sequence.request.n if sequence.prompt_stage else 1
         batch.compute(sequence, tokens)
         children = [sequence.child(sample) for sample in range(samples - 1)]
-        if children:
-            sequence.sample = samples - 1
         for sampled in (*children, sequence):
             batch.token(sampled)
             if stops(sampled, self.max_model_len):

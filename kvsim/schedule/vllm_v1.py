@@ -17,7 +17,7 @@ from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request, Sequence
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import by_priority, remove_ended
-from kvsim.schedule.vllm_v1_outputs import process_token, wants_no_more
+from kvsim.schedule.vllm_v1_outputs import process_token, stops
 
 _SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")
@@ -93,7 +93,6 @@ class VllmV1:
         scheduled: dict[Request, int] = {}
         blocks = batch.blocks
         extend, size, shares = blocks.extend, blocks.block_size, blocks.needs_keys
-        last = self.max_model_len - 1
         budget = self.max_num_batched_tokens
         for request in tuple(batch.running):
             if budget == 0:
@@ -101,18 +100,13 @@ class VllmV1:
             sequence = request.sequences[0]
             if sequence.state != RUNNING:
                 continue
-            computed, length = sequence.computed, sequence.length
-            if sequence.placeholders:
-                if wants_no_more(sequence):
-                    continue
-                tokens = length + sequence.placeholders - computed
-            else:
-                tokens = length - computed
-            if tokens > 1 or computed == last:
-                tokens = min(tokens, most, budget, last - computed)
-                if tokens == 0:
-                    continue
-            upto = computed + tokens
+            length, coming = sequence.length, sequence.placeholders
+            if coming and stops(sequence, self.max_model_len, coming):
+                continue
+            tokens = length + coming - sequence.computed
+            if tokens > 1:
+                tokens = min(tokens, most, budget)
+            upto = sequence.computed + tokens
             while not extend(sequence, upto):
                 victim = self._take_victim(batch)
                 budget += scheduled.pop(victim, 0)
@@ -128,7 +122,10 @@ class VllmV1:
         return scheduled
 
     def _admitted(self, batch: Batch, most: int) -> list[tuple[Request, int, int]]:
-        """Admit from the head of the queue until one is refused: (request, cached, computed)."""
+        """Admit from the head of the queue until one is refused.
+
+        Answers (request, tokens that hits save, tokens to compute) of each.
+        """
         admitted: list[tuple[Request, int, int]] = []
         waiting, blocks, plan = batch.waiting, batch.blocks, batch.plan
         if waiting and plan.preempted:

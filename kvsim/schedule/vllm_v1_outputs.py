@@ -1,8 +1,4 @@
-"""What ends a request of vLLM V1 (`v1/core/sched/utils.py`, `check_stop`).
-
-The engine knows the length of an output beforehand: it is `max_tokens` of a request that ignores
-the end of sequence, as replayed requests do.
-"""
+"""What ends a request of vLLM V1 (`v1/core/sched/utils.py`, `check_stop`)."""
 
 from __future__ import annotations
 
@@ -10,25 +6,23 @@ from kvsim.request import Request, Sequence
 from kvsim.schedule.batch import Batch
 
 
-def process_token(batch: Batch, request: Request, max_model_len: int) -> bool:
-    """Book a token that was sampled; answers whether the request has ended with it.
+def stops(sequence: Sequence, max_model_len: int, coming: int = 0) -> bool:
+    """Whether a sequence has its last token, or will have it when `coming` more are known.
 
-    A sequence can hold `max_model_len` tokens.
+    The engine can know it beforehand: the length is `max_tokens` of a request that ignores the end
+    of sequence, as replayed requests do. A sequence can hold `max_model_len` tokens.
     """
+    request = sequence.request
+    length = sequence.length + coming
+    return length >= max_model_len or length - request.input_length >= request.output_length
+
+
+def process_token(batch: Batch, request: Request, max_model_len: int) -> bool:
+    """Book a token that was sampled; answers whether the request has ended with it."""
     sequence = request.sequences[0]
     batch.token(sequence)
-    length = sequence.length
-    if length < max_model_len and length - request.input_length < request.output_length:
+    if not stops(sequence, max_model_len):
         return False
     batch.end_sequence(sequence)
     batch.finish(request)
     return True
-
-
-def wants_no_more(sequence: Sequence) -> bool:
-    """Whether the tokens sampled by steps in flight are the last ones it wants."""
-    if not sequence.placeholders:
-        return False
-    request = sequence.request
-    certain = sequence.computed + 2 - sequence.placeholders
-    return certain >= request.input_length + request.output_length

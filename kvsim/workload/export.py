@@ -43,7 +43,8 @@ def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> li
     notes = _losses(trace, identities, size)
     if size != mooncake.DEFAULT_BLOCK_SIZE:
         notes.append(f"tell every reader that ids stand for {size} tokens: most assume 512")
-    return [*notes, f"replay it: {bench_command(path, size, len(trace.rows))}"]
+    command = bench_command(path, size, len(trace.rows))
+    return [*notes, f"to replay it (vLLM assumes 16-token ids, seconds, 1,000 rows): {command}"]
 
 
 def bench_command(path: str, block_size: int, num_prompts: int) -> str:
@@ -110,7 +111,9 @@ def _losses(trace: Trace, identities: Sequence[Stream], size: int) -> list[str]:
         "tags": sum(row.tags is not None for row in rows),
         "fractions of a millisecond": sum((row.arrival_ns or 0) % _NS_PER_MS != 0 for row in rows),
     }
-    notes = [f"lost: {what} ({count:,} rows)" for what, count in lost.items() if count]
+    notes = [
+        f"lost: {what} ({count:,} of {len(rows):,} rows)" for what, count in lost.items() if count
+    ]
     if any(row.content for row in rows):
         fine, coarse = (ceiling_tokens(rows, identities, b) for b in (_FINE_BLOCK, size))
         if coarse < fine:

@@ -108,15 +108,19 @@ class _RowReader:
 
     def notes(self) -> list[str]:
         """What was changed or left out, for the user."""
-        counts = self._counts
         texts = {
-            "outputs": "rows of output_length 0, read as 1",
-            "unique": "rows without hash_ids: their content is their own",
-            "turns": "rows wait for the row before them in their session_id; each row is taken as"
-            " a whole prompt, not as what it adds to the session",
-            "delays": "of these have no delay: they follow at once",
+            "outputs": "output_length 0 read as 1",
+            "unique": "no hash_ids, so nothing is shared",
+            "turns": "wait for the row before them in their session_id, each taken as a whole"
+            " prompt, not as what it adds to the session",
+            "delays": "follow the row before them without delay, as none is given",
         }
-        notes = [f"{counts[key]} {text}" for key, text in texts.items() if counts[key]]
+        rows = f"{len(self.rules.rows):,} rows"
+        notes = [
+            f"{text} ({self._counts[key]:,} of {rows})"
+            for key, text in texts.items()
+            if self._counts[key]
+        ]
         if any(row.priority for row in self.rules.rows):
             notes.append("priority: lower is served first, as in vLLM (Dynamo: higher first)")
         if self._unknown:

@@ -41,7 +41,7 @@ class Source:
         self._ahead: list[tuple[int, str]] = []
         self._stored = _open(path)
         self._file: IO[bytes] = self._stored
-        if self._stored.peek(2)[:2] == _GZIP:
+        if self._is_gzip():
             self._file = io.BufferedReader(gzip.GzipFile(fileobj=self._stored))
         self._texts = self._read()
 
@@ -78,6 +78,13 @@ class Source:
         where = f"{self.path}:{number}" if number else self.path
         return TraceError(f"{where}: {field + ': ' if field else ''}{what}")
 
+    def _is_gzip(self) -> bool:
+        try:
+            return self._stored.peek(len(_GZIP)).startswith(_GZIP)
+        except OSError as error:
+            self._stored.close()
+            raise self.error(_unreadable(error)) from None
+
     def _read(self) -> Iterator[tuple[int, str]]:
         number = 0
         while raw := self._raw(number + 1):
@@ -104,7 +111,7 @@ class Source:
         except (gzip.BadGzipFile, zlib.error):
             what = "the gzip file is damaged; fetch it again"
         except OSError as error:
-            what = f"cannot be read: {error.strerror}; check the disk"
+            what = _unreadable(error)
         raise self.error(what, line=number)
 
 
@@ -117,8 +124,12 @@ def _open(path: str) -> io.BufferedReader:
         kind = "a folder of WEKA session files" if _is_weka(path) else "a folder"
         raise TraceError(f"{path}: {kind}; give one trace file") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise TraceError(f"{path}: cannot be read: {reason}; check the path and its rights") from None
+        raise TraceError(f"{path}: {_unreadable(error)}") from None
+
+
+def _unreadable(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return f"cannot be read: {reason}; check the path and the disk"
 
 
 def _is_weka(folder: str) -> bool:

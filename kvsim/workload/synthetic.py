@@ -258,7 +258,7 @@ KINDS = {
     "api": Kind(
         _api_turns,
         requests=1500,
-        rate=4.0,
+        rate=8.0,
         note="prompts, outputs and burstiness after Azure code (2023); the rate and what calls"
         " share chosen",
     ),

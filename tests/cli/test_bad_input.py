@@ -73,6 +73,12 @@ CASES = [
         ["run", "--trace", CHAT, "--block-manager", "naive", "--enable-prefix-caching"],
         ["naive", "--enable-prefix-caching"],
     ),
+    (["run", "--trace", CHAT, "--engine", "nano-vllm", "--watermark", "0.1"], ["watermark"]),
+    (["run", "--trace", CHAT, "--engine", "nano-vllm", "--n", "2"], ["nano-vllm", "--n 1"]),
+    (["run", "--trace", CHAT, "--engine", "vllm-0.3.3", "--enable-prefix-caching"], ["0.3.3"]),
+    (["run", "--trace", CHAT, "--engine", "nano-vllm", "--no-enable-prefix-caching"], ["nano"]),
+    (["run", "--trace", CHAT, "--engine", "vllm-v1", "--block-manager", "nano-vllm"], ["vllm-v1"]),
+    (["run", "--trace", CHAT, "--async-scheduling"], ["async_scheduling", "vllm-v1"]),
     (["compare", "naive", "--trace", CHAT], ["two configurations"]),
     (["compare", "naive", "naiv", "--trace", CHAT], ["naiv"]),
     (["report", "/nowhere"], ["/nowhere"]),
@@ -108,19 +114,14 @@ def refused(arguments: list[str], words: list[str], cwd: Path) -> None:
     assert result.stdout == ""
 
 
-@pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cwd")
-
-
 @pytest.mark.parametrize(("arguments", "words"), CASES, ids=lambda x: " ".join(x[-2:]))
 def test_one_line_and_nothing_written(
-    arguments: list[str], words: list[str], shared_folder: Path
+    arguments: list[str], words: list[str], tmp_path: Path
 ) -> None:
     if arguments[0] == "run" and len(arguments) > 1:
         arguments = [*arguments, "--out", "result"]
-    refused(arguments, words, shared_folder)
-    assert list(shared_folder.iterdir()) == []
+    refused(arguments, words, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

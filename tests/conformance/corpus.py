@@ -1,0 +1,55 @@
+"""Recorded cases as tests: which ones run, and what a difference looks like.
+
+`KVSIM_WHOLE=1` runs all of them.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared import SHARED
+
+from kvsim.conform.builders import run_case
+from kvsim.conform.cases import PREFIXES, Case, read_cases
+from kvsim.conform.compare import first_divergence
+from kvsim.conform.record import Record
+
+CORPUS = SHARED / "conformance"
+WHOLE = bool(os.environ.get("KVSIM_WHOLE"))
+_BIG_BYTES = 200_000
+"""Size of a log from which on a case is only run with KVSIM_WHOLE=1, and not audited."""
+
+
+def recorded_folders(engine: str, path: Path) -> list[Path]:
+    """The case folders in `path` that have a log of this engine."""
+    logs = sorted(path.glob(f"*/{PREFIXES[engine]}.steps.jsonl*"))
+    return [log.parent for log in logs if WHOLE or log.stat().st_size < _BIG_BYTES]
+
+
+def recorded_case(engine: str, folder: Path) -> Case:
+    """The case of a folder."""
+    (case,) = read_cases(folder, engine)
+    return case
+
+
+def recorded_lines(engine: str, path: Path, every: int) -> Iterator[Case]:
+    """The cases of a file, one of so many."""
+    for number, case in enumerate(read_cases(path, engine)):
+        if WHOLE or number % every == 0:
+            yield case
+
+
+def check(engine: str, case: Case) -> None:
+    """Assert that kvsim writes the recorded log: every record, every field."""
+    log = list(run_case(engine, case.config, case.trace, audit=len(case.trace) < 1000))
+    assert case.recorded is not None
+    assert_equal(case.recorded, log, f"{engine}, {case.name}: recorded | kvsim")
+
+
+def assert_equal(expected: list[Record], log: list[Record], what: str) -> None:
+    """Assert that two logs are the same, and that `log` lacks no field."""
+    divergence = first_divergence(expected, log)
+    assert divergence is None, f"{what}: {divergence}"
+    for one, other in zip(expected, log, strict=True):
+        missing = one.keys() - other.keys()
+        assert not missing, f"{what}: step {one['step']} lacks {missing}"

@@ -1,0 +1,57 @@
+"""A file is read as clean lines, however it is stored."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from kvsim.workload.source import Source, shown
+
+TEXT = '{"a":1}\n\n{"b":"ü"}\n'.encode()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(TEXT, id="plain"),
+        pytest.param(TEXT.replace(b"\n", b"\r\n"), id="CRLF"),
+        pytest.param(TEXT.rstrip(b"\n"), id="no last line end"),
+        pytest.param(b"\xef\xbb\xbf" + TEXT, id="byte-order mark"),
+        pytest.param(gzip.compress(TEXT), id="gzip"),
+        pytest.param(gzip.compress(TEXT[:9]) + gzip.compress(TEXT[9:]), id="gzip of two members"),
+    ],
+)
+def test_lines_are_the_same_however_they_are_stored(stored: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(stored)
+    with Source(str(path)) as source:
+        seen = [(source.line, line) for line in source.lines()]
+    assert seen == [(1, '{"a":1}'), (3, '{"b":"ü"}')]
+
+
+def test_the_digest_covers_the_uncompressed_bytes(tmp_path: Path) -> None:
+    for number, stored in enumerate((TEXT, gzip.compress(TEXT))):
+        path = tmp_path / str(number)
+        path.write_bytes(stored)
+        with Source(str(path)) as source:
+            list(source.lines())
+            assert source.sha256 == hashlib.sha256(TEXT).hexdigest()
+
+
+def test_looking_ahead_loses_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(TEXT)
+    with Source(str(path)) as source:
+        assert source.head(1) == ['{"a":1}']
+        assert source.head(9) == ['{"a":1}', '{"b":"ü"}']
+        assert source.line == 0
+        assert len(list(source.lines())) == 2
+
+
+def test_values_are_shown_on_one_short_line() -> None:
+    assert shown("a\nb") == '"a\\nb"'
+    assert shown([1, None, True]) == "[1, null, true]"
+    assert len(shown("x" * 1000)) == 40
