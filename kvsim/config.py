@@ -165,6 +165,15 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
 
+    on_engine_error: Annotated[
+        Literal["stop", "reject"],
+        _doc(
+            _ENGINE,
+            "Where the real engine would die or get stuck: stop the run there, or run it again with"
+            " the request refused at arrival.",
+        ),
+    ] = "stop"
+
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
         str,

@@ -17,7 +17,8 @@ starts at t has seen everything that arrived at t or before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
 
 import simpy
@@ -44,6 +45,10 @@ Process = Generator[simpy.Event, Any, Any]
 
 class Watcher(Protocol):
     """Is shown every step in full; it must not change anything."""
+
+    def begin(self) -> None:
+        """A run begins; what was seen before belongs to an attempt that was given up."""
+        ...
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """A step was composed, before it runs; `arrived` requests joined the queue before it."""
@@ -107,6 +112,7 @@ class Replica:
         clients: Clients,
         recorder: Recorder,
         *,
+        refused: Mapping[str, str] = MappingProxyType({}),
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -117,7 +123,11 @@ class Replica:
         self.link = link
         self.clients = clients
         self.recorder = recorder
+        self.refused = refused
+        """Request id → why it is turned away at arrival."""
         self.watcher = watcher
+        if watcher is not None:
+            watcher.begin()
         self.progress = progress
         """Called with the number of requests that have just ended."""
         self._inbox: list[Request] = []
@@ -249,7 +259,10 @@ class Replica:
         if len(inbox) > 1:
             inbox.sort(key=_arrival_order)
         for request in inbox:
-            self._arrive(self.batch, request)
+            if request.id in self.refused:
+                self.batch.refuse(request, self.refused[request.id])
+            else:
+                self._arrive(self.batch, request)
         self._inbox = []
         return len(inbox)
 

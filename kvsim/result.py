@@ -30,6 +30,12 @@ class Outcome(NamedTuple):
     remedy: str = ""
     rule: str = ""
 
+    def describe(self) -> dict[str, Any]:
+        """In plain values, for the provenance of a result."""
+        table = self._asdict()
+        table["time_s"] = table.pop("time_ns") / 1e9
+        return table
+
 
 @dataclass
 class Result:
@@ -107,17 +113,18 @@ _REQUEST_INTEGERS = (
 def provenance(
     trace: Trace,
     number: int,
-    config: RunConfig,
     parts: Parts,
     outcome: Outcome,
+    errors: list[Outcome],
     command: str,
 ) -> dict[str, Any]:
     """Everything needed to repeat the run and to read its figures."""
     lookups, hits = parts.blocks.lookups
+    config = parts.config
     return {
         "kvsim_version": __version__,
         "command": command,
-        "config": to_table(parts.config),
+        "config": to_table(config),
         "trace": {
             "path": trace.path,
             "format": trace.format,
@@ -131,7 +138,7 @@ def provenance(
         "scheduler": ENGINES[config.engine].about if config.engine in ENGINES else config.engine,
         "max_num_batched_tokens": parts.scheduler.max_num_batched_tokens,
         "prefix_caching": parts.blocks.needs_keys,
-        "block_size": parts.config.block_size,
+        "block_size": config.block_size,
         "num_gpu_blocks": parts.blocks.gpu.size,
         "num_cpu_blocks": parts.blocks.cpu.size,
         "watermark_blocks": getattr(parts.scheduler, "watermark_blocks", 0),
@@ -140,13 +147,6 @@ def provenance(
         "link": parts.link.describe(),
         "cache": {"block_lookups": lookups, "block_hits": hits},
         "goodput": dict(config.goodput),
-        "outcome": {
-            "kind": outcome.kind,
-            "time_s": outcome.time_ns / 1e9,
-            "step": outcome.step,
-            "request": outcome.request,
-            "explanation": outcome.explanation,
-            "remedy": outcome.remedy,
-            "rule": outcome.rule,
-        },
+        "outcome": outcome.describe(),
+        "engine_errors": [error.describe() for error in errors],
     }

@@ -38,6 +38,11 @@ def simulate(
     `trace`: a path or an opened trace. `config`: settings as a table, a path of a TOML file, or
     None for the defaults. `progress` is called with the number of requests that have just ended,
     `watcher` with every step.
+
+    With `on_engine_error = "reject"`, a run that ends in an engine error starts again with the
+    request at fault refused at arrival, as often as it takes: what the engine decides is never
+    patched in the middle.
+
     Raises `TraceError` and `ConfigError`; what goes wrong inside the simulated engine is an
     outcome in `Result.meta["outcome"]`, not an exception.
     """
@@ -49,16 +54,22 @@ def simulate(
     if not isinstance(trace, Trace):
         trace = open_trace(str(trace))
     rows = trace.rows[: config.num_prompts]
-    parts = assemble(config)
-    requests = make_requests(trace, rows, config, parts)
-    clients = Clients(requests, rows, release_times(rows, config), config)
-    batch = Batch(parts.blocks)
-    recorder = Recorder()
-    outcome = _play(parts, batch, clients, recorder, progress, watcher)
+    errors: list[Outcome] = []
+    while True:
+        parts = assemble(config)
+        requests = make_requests(trace, rows, config, parts)
+        clients = Clients(requests, rows, release_times(rows, config), config)
+        batch = Batch(parts.blocks)
+        recorder = Recorder()
+        refused = {error.request: error.kind for error in errors}
+        outcome = _play(parts, batch, clients, recorder, refused, progress, watcher)
+        if config.on_engine_error == "stop" or outcome.request in ("", *refused):
+            break
+        errors.append(outcome)
     _account(requests, outcome)
     return Result(
         config,
-        provenance(trace, len(rows), config, parts, outcome, command),
+        provenance(trace, len(rows), parts, outcome, errors, command),
         recorder.columns(),
         request_columns(requests),
         batch.token_gaps_ns,
@@ -90,6 +101,7 @@ def _play(
     batch: Batch,
     clients: Clients,
     recorder: Recorder,
+    refused: Mapping[str, str],
     progress: Progress | None,
     watcher: Watcher | None,
 ) -> Outcome:
@@ -103,6 +115,7 @@ def _play(
         Link(env, parts.link),
         clients,
         recorder,
+        refused=refused,
         progress=progress,
         watcher=watcher,
     )

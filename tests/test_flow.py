@@ -24,6 +24,9 @@ TRACES = Path(__file__).resolve().parents[1] / "traces"
 class Auditor:
     """Checks the books after every step."""
 
+    def begin(self) -> None:
+        pass
+
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         batch.audit()
 
@@ -152,7 +155,10 @@ def test_prefix_caching_without_shared_content_decides_as_naive(
         {},
         {"enable_prefix_caching": True},
         {"preemption_mode": "swap"},
-        {"enable_chunked_prefill": True},
+        {"enable_chunked_prefill": True, "on_engine_error": "reject"},
+        {"engine": "vllm-v1"},
+        {"engine": "vllm-0.3.3"},
+        {"engine": "nano-vllm", "block_size": 16, "on_engine_error": "reject"},
         {"block_manager": "contiguous"},
     ],
     ids=str,

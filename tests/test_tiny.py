@@ -120,6 +120,24 @@ def test_a_full_cpu_pool_ends_the_engine_and_the_run_says_so() -> None:
     assert result.requests["status"] == ["rejected"] * 3
 
 
+def test_a_request_that_kills_the_engine_can_be_refused_instead() -> None:
+    """The run above once more, with r1 turned away at arrival."""
+    result = kvsim.simulate(
+        trace((0, 8, 4), (0, 8, 4), (500, 4, 1)),
+        config(
+            num_gpu_blocks_override=5,
+            max_model_len=20,
+            num_cpu_blocks_override=1,
+            preemption_mode="swap",
+            on_engine_error="reject",
+        ),
+    )
+    assert result.meta["outcome"]["kind"] == "finished"
+    assert [error["request"] for error in result.meta["engine_errors"]] == ["r1"]
+    assert result.requests["status"] == ["completed", "rejected", "completed"]
+    assert result.requests["reason"][1] == "swap-space-exhausted"
+
+
 def test_a_swapped_request_between_total_and_watermark_waits_for_ever() -> None:
     """r1 goes out with 6 full blocks. It needs 7 of 10 to come back; the watermark keeps 4."""
     result = kvsim.simulate(

@@ -40,6 +40,12 @@ class StepLog:
         self._file = os.fdopen(handle, "w", encoding="utf-8", newline="\n")
         return self
 
+    def begin(self) -> None:
+        """Start over: what was written belongs to an attempt that was given up."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._step = 0
+
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
         self._record = step_record(batch, plan, self._step, now_ns / 1e9, arrived)

@@ -19,7 +19,7 @@ class Remark(NamedTuple):
 
 def verdict(summary: Mapping[str, Any]) -> list[Remark]:
     """What happened to the requests, how the run ended, and what preemption cost."""
-    remarks = [_fate(summary), *_outcome(summary), _preemption(summary)]
+    remarks = [_fate(summary), *_outcome(summary), *_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
     if waits:
         remarks.append(
@@ -111,6 +111,18 @@ def _outcome(summary: Mapping[str, Any]) -> list[Remark]:
     if outcome.get("rule"):
         remarks.append(Remark(f"Rule of the engine: {_sentence(outcome['rule'])}", "bad"))
     return remarks
+
+
+def _engine_errors(summary: Mapping[str, Any]) -> list[Remark]:
+    """Requests refused at arrival because the engine would have died or got stuck on them."""
+    errors = summary["meta"].get("engine_errors") or []
+    if not errors:
+        return []
+    kinds = ", ".join(sorted({str(error["kind"]).replace("-", " ") for error in errors}))
+    refused = plural(len(errors), "request")
+    return [
+        Remark(f"{refused} refused at arrival, where the engine would have ended: {kinds}.", "bad")
+    ]
 
 
 def _preemption(summary: Mapping[str, Any]) -> Remark:
