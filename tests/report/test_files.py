@@ -1,5 +1,6 @@
 import json
 import resource
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -77,25 +78,29 @@ def test_writing_again_replaces_results_and_leaves_other_files_alone(tmp_path):
     assert (tmp_path / "requests.csv").read_text() == "a trace of mine"
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """Files cannot grow beyond 100 bytes."""
+    """Files cannot grow beyond 100 bytes; no longer than needed, since pytest writes, too."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, full_disk):
+def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "summary.json").write_text("{}")
     for name in ("new", "old"):
-        with pytest.raises(OutputError, match=rf"{name}: cannot be written: .*; free some space"):
-            write_results(tmp_path / name, *results())
+        message = rf"{name}: cannot be written: .*; free some space"
+        given = results()
+        with pytest.raises(OutputError, match=message), full_disk():
+            write_results(tmp_path / name, *given)
     assert not (tmp_path / "new").exists()
     assert [p.name for p in (tmp_path / "old").iterdir()] == ["summary.json"]
     assert (tmp_path / "old" / "summary.json").read_text() == "{}"
-    with pytest.raises(OutputError, match=r"page\.html: cannot be written"):
+    with pytest.raises(OutputError, match=r"page\.html: cannot be written"), full_disk():
         write_text(tmp_path / "page.html", "x" * 1000)
     assert not (tmp_path / "page.html").exists()
 
