@@ -12,6 +12,9 @@ from shared import SHARED, needs_shared
 from worlds import MS, config, hashed
 
 import kvsim
+from kvsim.blocks.eviction import EVICTIONS
+from kvsim.blocks.growth import GROWTH
+from kvsim.blocks.idle import IDLE_ORDERS
 from kvsim.plan import Plan
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
@@ -114,6 +117,30 @@ def make_trace(drawn: list[tuple[int, int, int, int]]) -> Trace:
 def test_every_run_balances(drawn: list[tuple[int, int, int, int]], chosen: dict[str, Any]) -> None:
     trace = make_trace(drawn)
     table = config(**chosen, cost={"step_us": 10_000, "prefill_token_us": 0})
+    result = kvsim.simulate(trace, table, watcher=Auditor())
+    check(result, trace)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows,
+    settings_of_runs,
+    st.sampled_from(tuple(GROWTH)),
+    st.sampled_from(tuple(IDLE_ORDERS)),
+    st.sampled_from(tuple(EVICTIONS)),
+)
+def test_rules_can_be_mixed_freely(
+    drawn: list[tuple[int, int, int, int]],
+    chosen: dict[str, Any],
+    growth: str,
+    idle_order: str,
+    eviction: str,
+) -> None:
+    rules = {"growth": growth, "idle_order": idle_order}
+    if chosen["enable_prefix_caching"]:
+        rules["eviction"] = eviction
+    trace = make_trace(drawn)
+    table = config(**chosen, block_manager_args=rules, cost={"prefill_token_us": 0})
     result = kvsim.simulate(trace, table, watcher=Auditor())
     check(result, trace)
 

@@ -13,7 +13,8 @@ Ids are `first .. first + size - 1`. A pool costs memory for blocks in use or wi
 
 from __future__ import annotations
 
-from kvsim.blocks.idle import Evictor, IdleOrder, Stack
+from kvsim.blocks.eviction import EvictionOrder, Evictor
+from kvsim.blocks.idle import IdleOrder, Stack
 
 
 class BlockPool:
@@ -25,12 +26,14 @@ class BlockPool:
     idle_order: type[IdleOrder] = Stack
     """In which order blocks without content are reused."""
 
-    def __init__(self, size: int, first: int = 0) -> None:
+    def __init__(
+        self, size: int, first: int = 0, idle_order: type[IdleOrder] | None = None
+    ) -> None:
         self.size = size
         self.first = first
         self.references: dict[int, int] = {}
         """block → how many tables hold it; idle blocks are absent."""
-        self._blank = self.idle_order(first, size)
+        self._blank = (idle_order or self.idle_order)(first, size)
 
     @property
     def free(self) -> int:
@@ -97,12 +100,18 @@ class PrefixPool(BlockPool):
     vLLM 0.6.3.post1 `core/block/prefix_caching_block.py`, `core/evictor_v2.py`.
     """
 
-    def __init__(self, size: int, first: int = 0) -> None:
-        super().__init__(size, first)
+    def __init__(
+        self,
+        size: int,
+        first: int = 0,
+        idle_order: type[IdleOrder] | None = None,
+        eviction: type[EvictionOrder] = Evictor,
+    ) -> None:
+        super().__init__(size, first, idle_order)
         self.block_of: dict[int, int] = {}
         """key → the block with that content, in use or idle."""
         self._key_of: dict[int, int] = {}
-        self._idle = Evictor()
+        self._idle = eviction()
         self._last: dict[int, int] = {}
         """Blocks in use that a freed table stamped with its access time."""
         self._computed: set[int] = set()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvsim.blocks.eviction import EVICTIONS
 from kvsim.blocks.pool import BlockPool, PrefixPool
-from kvsim.blocks.tables import Tables
+from kvsim.blocks.tables import Tables, named
 from kvsim.errors import EngineStopped
 from kvsim.request import Sequence
 
@@ -23,15 +24,31 @@ class PrefixCaching(Tables):
     gpu: PrefixPool
     cpu: PrefixPool
 
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        *,
+        growth: str = "one-each",
+        idle_order: str = "stack",
+        eviction: str = "vllm-0.6.3",
+    ) -> None:
+        self.eviction = named("eviction", EVICTIONS, eviction)
+        """In which order idle blocks with content are reused; a name of `EVICTIONS`."""
+        super().__init__(
+            block_size, num_gpu_blocks, num_cpu_blocks, growth=growth, idle_order=idle_order
+        )
+
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return PrefixPool(size, first)
+        return PrefixPool(size, first, self.idle_order, self.eviction)
 
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
         assert isinstance(target, PrefixPool)
         size = self.block_size
         need = 0
         for sequence in sequences:
-            keys = self._keys(sequence, sequence.filled // size)
+            keys = sequence.block_keys(sequence.filled // size, self.block_size)
             need += self.growth_need(sequence) + len(keys)
             need -= sum([target.holds(key) for key in keys])
         return need
@@ -43,7 +60,7 @@ class PrefixCaching(Tables):
     def allocate(self, sequence: Sequence) -> None:
         assert not sequence.table
         full, rest = divmod(sequence.length, self.block_size)
-        table = self.gpu.take_table(self._keys(sequence, full))
+        table = self.gpu.take_table(sequence.block_keys(full, self.block_size))
         if rest:
             table.append(self.gpu.take())
         sequence.table = table
@@ -64,7 +81,7 @@ class PrefixCaching(Tables):
         self.cpu.mark_computed()
 
     def fill(self, sequence: Sequence, place: int) -> None:
-        key = self._keys(sequence, place + 1)[place]
+        key = sequence.block_keys(place + 1, self.block_size)[place]
         sequence.table[place] = self.gpu.fill(sequence.table[place], key)
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
@@ -97,14 +114,6 @@ class PrefixCaching(Tables):
     def retake(self, sequence: Sequence, pool: BlockPool) -> list[int]:
         assert isinstance(pool, PrefixPool)
         full = sequence.filled // self.block_size
-        table = pool.take_table(self._keys(sequence, full))
+        table = pool.take_table(sequence.block_keys(full, self.block_size))
         table.extend(pool.take_many(len(sequence.table) - full))
         return table
-
-    def _keys(self, sequence: Sequence, number: int) -> list[int]:
-        """The keys of the first `number` blocks."""
-        keys = sequence.keys
-        if len(keys) < number:
-            assert sequence.stream is not None, "prefix caching needs block identities"
-            keys.extend(sequence.stream.keys(len(keys), number, self.block_size))
-        return keys if len(keys) == number else keys[:number]

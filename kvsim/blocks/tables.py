@@ -12,11 +12,16 @@ before them was answered with yes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+from kvsim.blocks.growth import GROWTH
+from kvsim.blocks.idle import IDLE_ORDERS
 from kvsim.blocks.pool import BlockPool
 from kvsim.errors import EngineStopped
 from kvsim.request import Request, Sequence
+
+T = TypeVar("T")
 
 Pairs = list[tuple[int, int]]
 """Copied blocks: (source, target)."""
@@ -36,8 +41,21 @@ class Tables:
     """Whether a running request can come to need more blocks than it has. If not, nothing is ever
     preempted for want of blocks, and a watermark has nothing to guard."""
 
-    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        *,
+        growth: str = "one-each",
+        idle_order: str = "stack",
+    ) -> None:
+        """`growth`, `idle_order`: names of `GROWTH` and `IDLE_ORDERS`; others than vLLM 0.6.3's
+        are for research. Raises `ValueError`."""
         self.block_size = block_size
+        self._growth = named("growth", GROWTH, growth)
+        self.idle_order = named("idle_order", IDLE_ORDERS, idle_order)
+        """In which order blocks without content are reused."""
         self.gpu = self.make_pool(num_gpu_blocks, 0)
         self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
         self.empty_slots = 0
@@ -45,7 +63,7 @@ class Tables:
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         """A pool of the kind that this manager needs."""
-        return BlockPool(size, first)
+        return BlockPool(size, first, self.idle_order)
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -68,16 +86,8 @@ class Tables:
         return bool(sequence.table) and sequence.table[0] >= self.cpu.first
 
     def growth_need(self, sequence: Sequence) -> int:
-        """Blocks that `append` is taken to touch.
-
-        One even where the last block has room: the engine counts the block that is written to.
-        """
-        missing = sequence.length - sequence.filled
-        if missing == 1:
-            return 1
-        size = self.block_size
-        beyond = missing - (size - sequence.filled % size)
-        return 1 - (-beyond // size)
+        """Free blocks that `append` is taken to need."""
+        return self._growth(self, sequence)
 
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
         """Blocks of `target` that moving these sequences there is taken to need."""
@@ -262,6 +272,13 @@ class Tables:
             pairs.extend(zip(before, sequence.table, strict=True))
             self.empty_slots += sign * self._empty(sequence)
         return pairs
+
+
+def named(argument: str, table: Mapping[str, T], name: str) -> T:
+    """The entry of a table of rules; raises `ValueError` that names the argument."""
+    if name not in table:
+        raise ValueError(f"{argument}: no {name!r}; choose from {', '.join(table)}")
+    return table[name]
 
 
 def swap_space_exhausted(request: Request, need: int, free: int, rule: str) -> EngineStopped:

@@ -65,6 +65,43 @@ def test_growth_asks_for_a_block_even_where_the_last_has_room() -> None:
     assert tables.growth_need(a) == 1
 
 
+def test_growth_can_ask_only_when_a_block_opens() -> None:
+    tables = Naive(4, 6, 0, growth="when-needed")
+    a = sequence("012")
+    tables.allocate(a)
+    a.length += 1
+    assert tables.growth_need(a) == 0
+    tables.append(a)
+    a.length += 1
+    assert tables.growth_need(a) == 1
+
+
+def test_growth_asks_for_the_copy_of_a_shared_block() -> None:
+    tables = Naive(4, 6, 0, growth="when-needed")
+    parent = sequence("012345", n=2)
+    tables.allocate(parent)
+    tables.fork(parent, parent.child(0))
+    parent.length += 1
+    assert tables.growth_need(parent) == 1
+
+
+def test_the_least_recently_used_content_goes_first_and_tails_before_heads() -> None:
+    tables = PrefixCaching(4, 4, 0, eviction="lru")
+    a, b = sequence("0123456701"), sequence("xxxxyyyyz", index=1)
+    tables.allocate(a)
+    tables.free(a)
+    tables.allocate(b)
+    tables.free(b)
+    c = sequence("01234567z", index=2)
+    tables.allocate(c)
+    assert tables.lookups == (6, 1)  # of a, its first block is left; its second went first
+
+
+def test_an_unknown_rule_names_the_rules() -> None:
+    with pytest.raises(ValueError, match="growth: no 'never'; choose from one-each, when-needed"):
+        Naive(4, 4, 0, growth="never")
+
+
 def test_a_shared_last_block_is_copied_before_it_is_written() -> None:
     tables = Naive(4, 6, 0)
     parent = sequence("012345", n=2)

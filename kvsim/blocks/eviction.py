@@ -1,0 +1,246 @@
+"""Orders in which idle blocks with content are evicted; a hit takes a block out of the order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from typing import Protocol
+
+
+class EvictionOrder(Protocol):
+    """What a prefix-caching pool needs of an order. The constructor takes nothing."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def add(self, block: int, tokens: int, last: int) -> None:
+        """A block became idle: `tokens` up to and including it, last accessed at `last`."""
+        ...
+
+    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
+        """`add` consecutive full blocks of a table, `size` tokens each, from place `first` on."""
+        ...
+
+    def remove(self, block: int) -> None:
+        """Take a block out because it was hit."""
+        ...
+
+    def evict(self) -> int:
+        """Take out the next block to lose its content."""
+        ...
+
+    def evict_many(self, number: int) -> list[int]:
+        """`number` blocks, as `evict` would give them one by one."""
+        ...
+
+
+class LeastRecentlyUsed:
+    """Blocks that became idle first go first; of one table, the last block first.
+
+    The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
+
+    def add(self, block: int, tokens: int, last: int) -> None:
+        """Insert at the back."""
+        self._blocks[block] = None
+
+    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
+        """Insert the blocks of a table at the back, last to first."""
+        self._blocks.update(dict.fromkeys(reversed(blocks)))
+
+    def remove(self, block: int) -> None:
+        """Take a block out because it was hit."""
+        del self._blocks[block]
+
+    def evict(self) -> int:
+        """Take out the front block."""
+        return self._blocks.popitem(last=False)[0]
+
+    def evict_many(self, number: int) -> list[int]:
+        """`number` blocks from the front."""
+        return [self.evict() for _ in range(number)]
+
+
+class Evictor:
+    """Idle blocks with content, in the eviction order of vLLM 0.6.3.post1.
+
+    The engine (`core/evictor_v2.py`) keeps an insertion-ordered map block → (tokens, last) and
+    walks it from the front with a candidate, at first the front entry: an entry with a later
+    `last` ends the walk; one with more `tokens` (a longer prefix) becomes the candidate. So the
+    walk compares with the *current* candidate, and an older entry behind a newer one is not found.
+
+    The walk is O(entries). Here entries are grouped so that an eviction touches few of them::
+
+        oldest ►  run(last=7)            run(last=9)    ...      consecutive entries, equal `last`
+                    ├ chain 16 32 48 64     ...                  one table released: tokens ascend
+                    └ chain 16 32                                ▲ the tail is the chain's longest
+
+    Within a run nothing ends the walk, so its candidate is the longest prefix, the earliest
+    inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
+    """
+
+    __slots__ = ("_chains", "_home", "_runs")
+
+    def __init__(self) -> None:
+        self._runs: deque[_Run] = deque()
+        self._home: dict[int, list[tuple[int, int]]] = {}
+        """block → the chain that holds it; what a chain holds besides has left."""
+        self._chains = 0
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._home
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._home)
+
+    def add(self, block: int, tokens: int, last: int) -> None:
+        """Insert at the back: `tokens` up to and including the block, last accessed at `last`."""
+        run = self._runs[-1] if self._runs else None
+        if run is None or run.last != last:
+            run = _Run(last)
+            self._runs.append(run)
+        chain = run.open
+        if chain is None or chain[-1][0] >= tokens:
+            run.close()
+            self._chains += 1
+            chain = run.open = []
+            run.order = self._chains
+        chain.append((tokens, block))
+        self._home[block] = chain
+
+    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
+        """`add` consecutive full blocks of a table, `size` tokens each, from place `first` on."""
+        if not blocks:
+            return
+        tokens = range((first + 1) * size, (first + len(blocks) + 1) * size, size)
+        self.add(blocks[0], tokens[0], last)
+        chain = self._home[blocks[0]]
+        chain.extend(zip(tokens[1:], blocks[1:], strict=True))
+        self._home.update(dict.fromkeys(blocks, chain))
+
+    def remove(self, block: int) -> None:
+        """Take a block out because it was hit."""
+        del self._home[block]
+
+    def evict_many(self, number: int) -> list[int]:
+        """`number` blocks, as `evict` would give them one by one."""
+        evicted = self._sole_chain(number)
+        while len(evicted) < number:
+            evicted.append(self.evict())
+        return evicted
+
+    def _sole_chain(self, number: int) -> list[int]:
+        """As many of the next blocks as come from the front chain whatever they are.
+
+        That is so where it is alone in its run and the next run is later.
+        """
+        runs, home = self._runs, self._home
+        evicted: list[int] = []
+        if not number or not runs or not runs[0].trim(home) or len(runs[0].heap) > 1:
+            return evicted
+        if len(runs) > 1 and not (runs[1].trim(home) and runs[1].last > runs[0].last):
+            return evicted
+        _, order, chain = runs[0].heap[0]
+        while chain and len(evicted) < number:
+            block = chain.pop()[1]
+            if home.get(block) is chain:
+                del home[block]
+                evicted.append(block)
+        runs[0].heap = [(-chain[-1][0], order, chain)] if chain else []
+        return evicted
+
+    def evict(self) -> int:
+        """Take out the block that the engine's walk ends on."""
+        runs, home = self._runs, self._home
+        while not runs[0].trim(home):
+            runs.popleft()
+        candidate = runs[0]
+        last, tokens = candidate.last, candidate.longest
+        for run in _others(runs):
+            if not run.trim(home):
+                continue
+            if run.last > last:
+                break
+            if run.longest > tokens:
+                candidate, last, tokens = run, run.last, run.longest
+        block = candidate.pop()
+        del home[block]
+        return block
+
+
+def _others(runs: deque[_Run]) -> Iterator[_Run]:
+    iterator = iter(runs)
+    next(iterator)
+    return iterator
+
+
+class _Run:
+    """Entries inserted one after the other with equal `last`."""
+
+    __slots__ = ("heap", "last", "open", "order")
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.heap: list[tuple[int, int, list[tuple[int, int]]]] = []
+        """(−tokens of the tail, insertion number, chain); the first number may be out of date,
+        then it is too small, because chains only get shorter."""
+        self.open: list[tuple[int, int]] | None = None
+        """The chain that still grows; it is not in the heap."""
+        self.order = 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the candidate, after `trim`."""
+        return -self.heap[0][0]
+
+    def close(self) -> None:
+        """Move the growing chain, if any, into the heap."""
+        if self.open is not None:
+            heappush(self.heap, (-self.open[-1][0], self.order, self.open))
+            self.open = None
+
+    def trim(self, home: dict[int, list[tuple[int, int]]]) -> bool:
+        """Bring the true candidate to the top; False where nothing is left."""
+        self.close()
+        heap = self.heap
+        while heap:
+            key, order, chain = heap[0]
+            while chain and home.get(chain[-1][1]) is not chain:
+                chain.pop()
+            if not chain:
+                heappop(heap)
+            elif -chain[-1][0] != key:
+                heapreplace(heap, (-chain[-1][0], order, chain))
+            else:
+                return True
+        return False
+
+    def pop(self) -> int:
+        """Take the candidate out, after `trim`."""
+        _, order, chain = self.heap[0]
+        block = chain.pop()[1]
+        if chain:
+            heapreplace(self.heap, (-chain[-1][0], order, chain))
+        else:
+            heappop(self.heap)
+        return block
+
+
+EVICTIONS: dict[str, type[EvictionOrder]] = {"vllm-0.6.3": Evictor, "lru": LeastRecentlyUsed}
+"""Names of the argument `eviction` of `prefix-caching`."""
