@@ -173,10 +173,25 @@ class TokenStream:
             if block:
                 tokens = (keys[-1] - _DIGESTS).to_bytes(8, "little") + tokens
             keys.append(_DIGESTS + xxh64_intdigest(tokens))
-        unknown = max(first, known)
+        return [*keys[first:known], *self._own(max(first, known), last, block_size)]
+
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        """Identities of the tokens of the blocks `first .. last - 1`, whatever precedes them.
+
+        nano-vllm of August 2025 believes a stale entry whose block holds the same tokens.
+        """
+        known = min(last, self._known(last * block_size) // block_size)
+        digests = [
+            _DIGESTS
+            + xxh64_intdigest(self._tokens[block * block_size : (block + 1) * block_size].tobytes())
+            for block in range(first, known)
+        ]
+        return [*digests, *self._own(max(first, known), last, block_size)]
+
+    def _own(self, first: int, last: int, block_size: int) -> range:
+        """Keys of blocks with an unknown token, in the region of the row."""
         own = _unique_offset(self._row) - 1
-        rest = range(own + (unknown + 1) * block_size, own + last * block_size + 1, block_size)
-        return [*keys[first:known], *rest]
+        return range(own + (first + 1) * block_size, own + last * block_size + 1, block_size)
 
     def _known(self, length: int) -> int:
         """Tokens that are known, asking for as many as `length`."""

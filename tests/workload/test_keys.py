@@ -169,3 +169,13 @@ def test_an_unknown_output_belongs_to_its_row() -> None:
     one, other = (TokenStream([1, 2, 3], row=row, rows=2) for row in (0, 1))
     assert one.keys(0, 1, 3) == other.keys(0, 1, 3)
     assert not set(one.keys(1, 9, 3)) & set(other.keys(1, 9, 3))
+
+
+def test_contents_are_the_tokens_of_a_block_whatever_precedes_them() -> None:
+    """Blocks of 2: the second blocks hold the same tokens behind other first blocks."""
+    one, other = TokenStream([1, 2, 7, 8, 5]), TokenStream([3, 4, 7, 8, 5], row=1, rows=2)
+    assert one.keys(1, 2, 2) != other.keys(1, 2, 2)
+    assert one.contents(1, 2, 2) == other.contents(1, 2, 2)
+    assert one.contents(0, 1, 2) != other.contents(0, 1, 2)
+    assert one.contents(2, 3, 2) != other.contents(2, 3, 2)  # their last tokens are unknown
+    assert one.contents(0, 1, 2) == one.keys(0, 1, 2)  # the first block has nothing before it
