@@ -17,6 +17,7 @@ from kvsim.library import construct
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.model import load_model
+from kvsim.schedule.victims import make_victim
 
 SCHEDULER_SETTINGS = (
     "max_num_seqs",
@@ -24,6 +25,7 @@ SCHEDULER_SETTINGS = (
     "enable_chunked_prefill",
     "preemption_mode",
     "scheduling_policy",
+    "victim",
     "watermark",
     "scheduler_reserve_full_isl",
     "long_prefill_token_threshold",
@@ -111,7 +113,9 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     table = {name: entry.scheduler for name, entry in ENGINES.items()}
     if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
         table[config.engine] = engine.asynchronous
-    given = {**_given(config), **further}
+    assert config.max_model_len is not None
+    victim = make_victim(config.victim, seed=config.seed, max_model_len=config.max_model_len)
+    given = {**_given(config), **further, "victim": victim}
     scheduler: Scheduler = construct("engine", table, config.engine, config.scheduler_args, **given)
     return scheduler
 

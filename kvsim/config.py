@@ -138,6 +138,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["fcfs", "priority"] | None,
         _doc(_ENGINE, "Order of the waiting queue; default: fcfs."),
     ] = None
+    victim: Annotated[
+        str | None,
+        _doc(
+            _ENGINE,
+            "Who gives way when blocks run out: a name of `kvsim policies`, or module:function;"
+            " default: the engine's own rule.",
+        ),
+    ] = None
     watermark: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None,
         _doc(

@@ -24,7 +24,8 @@ class Scheduler(Protocol):
 
     The constructor may name `block_size`, `num_gpu_blocks`, `max_model_len`, `max_num_seqs`,
     `max_num_batched_tokens`, `enable_chunked_prefill`, `enable_prefix_caching`,
-    `preemption_mode`, `scheduling_policy`, `watermark` and arguments of its own; a `ValueError`
+    `preemption_mode`, `scheduling_policy`, `victim` (`schedule.victims.Victim`, None: its own
+    rule), `watermark` and arguments of its own; a `ValueError`
     is a refusal to start. A scheduler must not read `Request.output_length`.
 
     It may have `in_flight`, the number of steps composed before the oldest is settled (1 where it

@@ -99,7 +99,35 @@ def construct(
     Raises `ConfigError` for an unknown name, a missing, unknown or ill-typed argument, and in
     place of a `ValueError` of the constructor.
     """
-    return build(f"{kind}: {name}", _constructor(kind, table, name), args, **given)
+    return build(f"{kind}: {name}", look_up(kind, table, name), args, **given)
+
+
+def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
+    """The callable behind a key of `table` or behind `package.module:name`, not called.
+
+    Raises `ConfigError` for an unknown name and a module that cannot be imported.
+    """
+    if name in table:
+        return table[name]
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"{kind}: no {name!r};{nearest(name, table)}"
+            f" give one of {_listed(table)}, or package.module:Class"
+        )
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # whatever an outsider's module does while it is imported
+        raise ConfigError(
+            f"{kind}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{kind}: module {module_name!r} has no class {attribute!r};"
+            f"{nearest(attribute, vars(module))} write package.module:Class"
+        )
+    return found
 
 
 def build(
@@ -140,30 +168,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
     return number
-
-
-def _constructor(kind: str, table: Mapping[str, Any], name: str) -> Any:
-    if name in table:
-        return table[name]
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(
-            f"{kind}: no {name!r};{nearest(name, table)}"
-            f" give one of {_listed(table)}, or package.module:Class"
-        )
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # whatever an outsider's module does while it is imported
-        raise ConfigError(
-            f"{kind}: cannot import {module_name!r}: {type(error).__name__}: {error}"
-        ) from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(
-            f"{kind}: module {module_name!r} has no class {attribute!r};"
-            f"{nearest(attribute, vars(module))} write package.module:Class"
-        )
-    return found
 
 
 def _parameters(label: str, constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -18,9 +18,11 @@ LAYERS = [
     {"hardware", "schedule"},
     {"memory", "link", "engines", "conform"},
     {"cost"},
+    {"calibrate"},
     {"replica", "assembly", "report"},
     {"result"},
     {"run"},
+    {"experiments"},
     {"cli", "__init__"},
     {"__main__"},
 ]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from kvsim.cli import commands, conform, trace
+from kvsim.cli import commands, conform, experiments, profile, trace
 from kvsim.errors import KvsimError
 
 app = typer.Typer(
@@ -27,7 +27,9 @@ app.command()(commands.compare)
 app.command()(commands.report)
 app.command()(commands.policies)
 app.command()(conform.conform)
+app.command()(experiments.experiment)
 app.add_typer(trace.app, name="trace")
+app.add_typer(profile.app, name="profile")
 
 
 @app.callback(invoke_without_command=True)
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KvsimError as error:
         _fail(str(error))
     except typer.TyperException as error:
+        if not error.format_message():  # no command: the help has been printed
+            sys.exit(2)
         _fail(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         print("kvsim: interrupted", file=sys.stderr)

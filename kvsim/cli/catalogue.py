@@ -10,12 +10,46 @@ from rich import box
 from rich.table import Table
 
 from kvsim.blocks import BLOCK_MANAGERS
+from kvsim.blocks.eviction import EVICTIONS
+from kvsim.blocks.growth import GROWTH
+from kvsim.blocks.idle import IDLE_ORDERS
 from kvsim.config import RunConfig
 from kvsim.cost import COSTS
 from kvsim.engines import ENGINES
+from kvsim.schedule.victims import VICTIMS
 
-SHARED = frozenset(("self", "model", "hardware", "config", "num_gpu_blocks", "num_cpu_blocks"))
-"""Constructor arguments that the run provides."""
+SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
+    "num_gpu_blocks",
+    "num_cpu_blocks",
+}
+"""Arguments that the run provides."""
+
+
+CHOICES = {
+    "--preemption-mode": {
+        "recompute": "the victim's blocks are freed; its tokens are computed again",
+        "swap": "the victim's blocks are copied to the CPU, and back when there is room",
+        "(default)": "the engine's rule: vLLM 0.x swaps requests with several samples only",
+    },
+    "--scheduling-policy": {
+        "fcfs": "first come, first served",
+        "priority": "lower priority numbers first, then arrival; may preempt worse ones",
+    },
+    "--sessions": {
+        "recorded": "every turn at its recorded time",
+        "closed": "a turn waits for the one before and its think time",
+        "auto": "closed where the trace says what a turn waits for",
+    },
+    "--memory-formula": {
+        "vllm": "total x utilization - weights - activation peak",
+        "nano-vllm": "total x utilization - used - (peak - current)",
+    },
+    "--on-engine-error": {
+        "stop": "the run ends where the real engine would die or get stuck",
+        "reject": "the run starts again with the request refused at arrival",
+    },
+}
+"""Policies that are settings with a few values."""
 
 
 def catalogue() -> Iterator[Table]:
@@ -24,10 +58,19 @@ def catalogue() -> Iterator[Table]:
     yield _table("--engine NAME", "scheduler_args", engines)
     yield _table("--block-manager NAME", "block_manager_args", _described(BLOCK_MANAGERS))
     yield _table("--cost-model NAME", "cost", _described(COSTS))
+    yield _table("--victim NAME", "victim", _described(VICTIMS))
+    for key, rules in (("growth", GROWTH), ("idle_order", IDLE_ORDERS), ("eviction", EVICTIONS)):
+        yield _choices(
+            f"--set block_manager_args.{key}=", {name: _first_line(r) for name, r in rules.items()}
+        )
+    for flag, choices in CHOICES.items():
+        yield _choices(flag, choices)
 
 
-def _described(classes: Mapping[str, type]) -> dict[str, tuple[str, type]]:
-    return {name: (_first_line(each), each) for name, each in classes.items()}
+def _described(
+    policies: Mapping[str, Callable[..., Any]],
+) -> dict[str, tuple[str, Callable[..., Any]]]:
+    return {name: (_first_line(each), each) for name, each in policies.items()}
 
 
 def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..., Any]]]) -> Table:
@@ -38,6 +81,17 @@ def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..
     for name, (about, constructor) in rows.items():
         table.add_row(name, about, _parameters(constructor, table_key))
     table.add_row("package.module:Class", "your own", "", style="dim")
+    return table
+
+
+def _choices(flag: str, choices: Mapping[str, str]) -> Table:
+    table = Table(
+        title=f"{flag} NAME", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    table.add_column("name", no_wrap=True, style="bold")
+    table.add_column("what it is")
+    for name, about in choices.items():
+        table.add_row(name, about)
     return table
 
 
@@ -56,5 +110,5 @@ def _parameters(constructor: Callable[..., Any], table_key: str) -> str:
     return ", ".join(words)
 
 
-def _first_line(described: type) -> str:
+def _first_line(described: Callable[..., Any]) -> str:
     return (inspect.getdoc(described) or "").splitlines()[0].rstrip(".")

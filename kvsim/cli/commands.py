@@ -185,7 +185,7 @@ def _config_path(config: str | None) -> str | None:
 
 def _run_name(configs: list[str], place: int) -> str:
     """A configuration's file name without suffix; a number behind it where two are alike."""
-    names = [Path(config).stem for config in configs]
+    names = [Path(config).name.removesuffix(".toml") for config in configs]
     same = names[:place].count(names[place])
     return names[place] if not same else f"{names[place]}-{same + 1}"
 

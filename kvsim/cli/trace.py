@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kvsim.errors import ConfigError
+
 app = typer.Typer(help="Look at a trace, convert it, or make one.", no_args_is_help=True)
 
 Format = Annotated[
@@ -46,16 +48,41 @@ def convert(
 
 @app.command()
 def synth(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="chat, api or agents.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="chat, api, agents or random.")],
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="Native format.")],
     seed: Annotated[int, typer.Option(min=0)] = 0,
     requests: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
     rate: Annotated[
         float | None, typer.Option(help="Mean requests (api) or sessions per s.")
     ] = None,
+    input_len: Annotated[int, typer.Option(help="random: tokens of a prompt.")] = 1024,
+    output_len: Annotated[int, typer.Option(help="random: tokens of an output.")] = 128,
+    range_ratio: Annotated[
+        float, typer.Option(help="random: lengths are uniform in LEN × (1 ± this).")
+    ] = 0.0,
+    long_inputs: Annotated[
+        str, typer.Option(metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer.")
+    ] = "0:1",
+    long_outputs: Annotated[
+        str, typer.Option(metavar="SHARE:FACTOR", help="random: likewise, chosen on its own.")
+    ] = "0:1",
 ) -> None:
-    """Make a trace from a seed, with lengths and arrivals like published ones."""
+    """Make a trace from a seed, with lengths and arrivals like published ones.
+
+    random: lengths as the random data set of `vllm bench serve` draws them, and no arrivals.
+    """
     from kvsim.workload.native import write
     from kvsim.workload.synthetic import synthesise
 
-    write(synthesise(kind, seed, requests=requests, rate=rate), out)
+    if kind != "random":
+        write(synthesise(kind, seed, requests=requests, rate=rate), out)
+        return
+    from kvsim.workload.lengths import REQUESTS, Lengths, parse_long, synthesise_lengths
+
+    if rate is not None:
+        raise ConfigError("--rate: random traces have no arrivals; give --request-rate to the run")
+    inputs = Lengths(input_len, *parse_long("--long-inputs", long_inputs))
+    outputs = Lengths(output_len, *parse_long("--long-outputs", long_outputs))
+    number = REQUESTS if requests is None else requests
+    trace = synthesise_lengths(inputs, outputs, seed, range_ratio=range_ratio, requests=number)
+    write(trace, out)

@@ -70,6 +70,20 @@ class PrefillGrid(Grid, frozen=True, forbid_unknown_fields=True):
     """Queries per tile of the kernel: a chunk costs what the next multiple costs."""
 
 
+class MixedGrid(Struct, frozen=True, forbid_unknown_fields=True):
+    """Attention of one launch that serves a prompt chunk and decodes together, one layer.
+
+    `us[i][j][k][l]` at `(q[i], ctx[j], n[k], kv[l])`: tokens of the chunk and of its context,
+    decoding sequences and the mean of their lengths.
+    """
+
+    q: list[float]
+    ctx: list[float]
+    n: list[float]
+    kv: list[float]
+    us: list[list[list[list[Us]]]]
+
+
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     """What prices a step."""
 
@@ -80,6 +94,8 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     """The kernel that reads a sequence in one pass."""
     decode_v2: DecodeGrid | UnsetType = UNSET
     """The kernel that splits sequences into partitions."""
+    mixed: MixedGrid | UnsetType = UNSET
+    """An engine that serves chunks and decodes in one launch; without it, they take one each."""
     step: tuple[float, float, float] = (0.0, 1.0, 0.0)
     """(a0, a1, a2): step = a0 + a1 x kernels + a2 x sequences."""
     launch_floor_us: Us = 0.0
@@ -137,16 +153,31 @@ def load_profile(name_or_path: str) -> Profile:
     """
     path = find("profiles", name_or_path)
     profile = convert(read_json(path), Profile, str(path))
-    for key, part in _parts(profile.fit):
-        problem = _problem_of_curve(part) if isinstance(part, Curve) else _problem_of_grid(part)
+    for key in Fit.__struct_fields__:
+        problem = _problem(getattr(profile.fit, key))
         if problem:
             raise ConfigError(f"{path}: fit.{key}: {problem}")
     return profile
 
 
-def _parts(fit: Fit) -> list[tuple[str, Curve | Grid]]:
-    parts = ((key, getattr(fit, key)) for key in Fit.__struct_fields__)
-    return [(key, part) for key, part in parts if isinstance(part, Curve | Grid)]
+def _problem(part: object) -> str:
+    """What is wrong with a part of `fit`; empty if nothing is."""
+    if isinstance(part, Curve):
+        return _problem_of_curve(part)
+    if isinstance(part, Grid):
+        return _problem_of_grid(part)
+    return _problem_of_mixed(part) if isinstance(part, MixedGrid) else ""
+
+
+def _problem_of_mixed(grid: MixedGrid) -> str:
+    axes = {"q": grid.q, "ctx": grid.ctx, "n": grid.n, "kv": grid.kv}
+    tables: list[Any] = [grid.us]
+    for name, axis in axes.items():
+        for table in tables:
+            if len(table) != len(axis):
+                return f"{len(table)} entries for {len(axis)} points of {name}; give one each"
+        tables = [inner for table in tables for inner in table]
+    return next((f"{k}: {p}" for k, axis in axes.items() if (p := _problem_of_axis(axis))), "")
 
 
 def _problem_of_curve(curve: Curve) -> str:

@@ -1,23 +1,24 @@
 """Step time looked up in measured tables.
 
 ```
-kernels = dense[tokens] + layers x (decode[n, mean context] + sum of prefill[q, context])
-        + head[samples] + copied blocks
+kernels = dense[tokens] + layers x attention + head[samples] + copied blocks
 step    = a0 + a1 x kernels + a2 x sequences, at least the launch floor if launched eagerly
+
+attention = decode[n, mean context] + sum of prefill[q, context]
+            or, in an engine that serves both in one launch, mixed[q, context, n, mean context]
 ```
 
-Tables are interpolated linearly in raw counts: on public decode tables that errs less than
-logarithmic axes or one fitted formula. Below the first point the first value holds; past the last
-the last slope continues, but never downwards. Steps outside the tables are counted.
+Tables are interpolated linearly in raw counts (`kvsim.cost.interpolation`): on public decode tables
+that errs less than logarithmic axes or one fitted formula. Steps outside the tables are counted.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
-from kvsim.cost.profile import DecodeGrid, Grid, Profile, load_profile
+from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.profile import Curve, DecodeGrid, MixedGrid, Profile, load_profile
 from kvsim.memory import kv_dtype
 from kvsim.model import Model
 
@@ -36,7 +37,7 @@ class TableCost:
     """Prices with a profile that was made for this model, dtype, tensor parallelism and block size.
 
     `decode_kernel` chooses between the decode kernels of the profile. Raises `ValueError` for a
-    profile of something else; a profile marked `scaled` may have another block size.
+    profile of something else; only one that was not measured may have another block size.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class TableCost:
             raise ValueError(f"decode_kernel: profile {profile} has no decode_{decode_kernel}")
         self._fit, self._decode, self._decode_kernel = fit, decode, decode_kernel
         self._layers = model.num_hidden_layers
-        self._outside = False
+        self._dense_us: dict[int, float] = {}
+        """Looked up before, within the curve; likewise `_head_us`."""
+        self._head_us: dict[int, float] = {}
+        self._look = Interpolation()
         self.priced_steps = 0
         self.extrapolated_steps = 0
         """Steps for which at least one table was left; likewise `extrapolated_ns`."""
@@ -74,26 +78,26 @@ class TableCost:
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        self._outside = False
+        self._look.outside, fit = False, self._fit
         tokens = seqs = plan.decode_seqs
-        attention_us = 0.0
-        if seqs:
-            attention_us = self._at(self._decode, seqs, plan.context_tokens / seqs)
-        tile = self._fit.prefill.tile
-        for new, context in plan.chunks:
+        for new, _ in plan.chunks:
             tokens += new
             seqs += 1
-            attention_us += self._at(self._fit.prefill, -(-new // tile) * tile, context)
-        kernels_us = plan.copied_blocks * self._fit.copied_block_us
+        kernels_us = plan.copied_blocks * fit.copied_block_us
         if tokens:
-            kernels_us += self._along(self._fit.dense.x, self._fit.dense.us, tokens)
-            kernels_us += self._layers * attention_us
+            dense_us = self._dense_us.get(tokens)
+            if dense_us is None:
+                dense_us = self._look_up(fit.dense, self._dense_us, tokens)
+            kernels_us += dense_us + self._layers * self._attention_us(plan)
         if plan.samples:
-            kernels_us += self._along(self._fit.head.x, self._fit.head.us, plan.samples)
-        a0, a1, a2 = self._fit.step
+            head_us = self._head_us.get(plan.samples)
+            if head_us is None:
+                head_us = self._look_up(fit.head, self._head_us, plan.samples)
+            kernels_us += head_us
+        a0, a1, a2 = fit.step
         us = a0 + a1 * kernels_us + a2 * seqs
-        if plan.chunks or not self._profile.engine.graph:
-            us = max(us, self._fit.launch_floor_us)
+        if us < fit.launch_floor_us and (plan.chunks or not self._profile.engine.graph):
+            us = fit.launch_floor_us
         return self._counted(max(round(us * 1000), 0))
 
     def describe(self) -> dict[str, Any]:
@@ -116,33 +120,44 @@ class TableCost:
     def _counted(self, ns: int) -> int:
         self.priced_steps += 1
         self.priced_ns += ns
-        if self._outside:
+        if self._look.outside:
             self.extrapolated_steps += 1
             self.extrapolated_ns += ns
         return ns
 
-    def _at(self, grid: Grid, x: float, ctx: float) -> float:
-        """The grid at a point: along the context in the two rows around `x`, then between them."""
-        xs, rows = grid.x, grid.us
-        i = bisect_left(xs, x, 1, len(xs) - 1)
-        around = (
-            self._along(grid.ctx, rows[i - 1], ctx),
-            self._along(grid.ctx, rows[i], ctx),
-        )
-        return self._along(xs[i - 1 : i + 1], around, x)
+    def _look_up(self, curve: Curve, known: dict[int, float], count: int) -> float:
+        """A curve at a count, kept in `known` if the count lies within it."""
+        us = self._look.along(curve.x, curve.us, count)
+        if curve.x[0] <= count <= curve.x[-1]:
+            known[count] = us
+        return us
 
-    def _along(self, xs: list[float], us: list[float] | tuple[float, float], x: float) -> float:
-        """The line through the points `(xs[i], us[i])` at `x`; `us` may end before `xs`."""
-        last = len(us) - 1
-        if x <= xs[0]:
-            self._outside = self._outside or x < xs[0]
-            return us[0]
-        i = bisect_left(xs, x, 1, last)
-        value = us[i - 1] + (us[i] - us[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
-        if x > xs[last]:
-            self._outside = True
-            return max(value, us[last])
-        return value
+    def _attention_us(self, plan: Plan) -> float:
+        """One layer's attention."""
+        us, seqs, look, fit = 0.0, plan.decode_seqs, self._look, self._fit
+        if seqs:
+            mean = plan.context_tokens / seqs
+            if plan.chunks and isinstance(fit.mixed, MixedGrid):
+                return self._mixed_us(fit.mixed, plan.chunks, seqs, mean)
+            decode = self._decode
+            us = look.between(decode.x, decode.ctx, decode.us, seqs, mean)
+        prefill, tile = fit.prefill, fit.prefill.tile
+        for new, context in plan.chunks:
+            padded = -(-new // tile) * tile
+            us += look.between(prefill.x, prefill.ctx, prefill.us, padded, context)
+        return us
+
+    def _mixed_us(
+        self, grid: MixedGrid, chunks: list[tuple[int, int]], seqs: int, mean: float
+    ) -> float:
+        """One launch for chunks and decodes.
+
+        Measured with one chunk; a further one adds what it takes beyond the smallest chunk, so
+        that the launch and the decodes count once.
+        """
+        smallest = (int(grid.q[0]), int(grid.ctx[0]))
+        *times, base = self._look.mixed(grid, [*chunks, smallest], seqs, mean)
+        return sum(times) - (len(chunks) - 1) * base
 
 
 def _refuse_mismatch(profile: Profile, model: Model, config: RunConfig) -> None:
@@ -160,7 +175,7 @@ def _refuse_mismatch(profile: Profile, model: Model, config: RunConfig) -> None:
         ("kv_cache_dtype", kv_dtype(model, config), made.kv_dtype),
         ("tensor_parallel_size", config.tensor_parallel_size, made.tp),
     ]
-    if profile.source != "scaled":
+    if profile.source == "measured":
         pairs.append(
             ("block_size", config.block_size or DEFAULT_BLOCK_SIZE, profile.engine.block_size)
         )

@@ -7,12 +7,15 @@ the running queue, and is recomputed. The engine asserts that every step does so
 
 from __future__ import annotations
 
+from itertools import islice
+
 from kvsim.errors import EngineStopped
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import Request, Sequence
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import remove_ended
+from kvsim.schedule.victims import Victim, tail
 
 _SLOTS, _TOKENS, _BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
 
@@ -29,6 +32,7 @@ class Nano:
         block_size: int,
         max_num_seqs: int = 512,
         max_num_batched_tokens: int | None = None,
+        victim: Victim | None = None,
     ) -> None:
         if block_size < 2:
             raise ValueError(
@@ -40,6 +44,7 @@ class Nano:
         self.max_num_batched_tokens = (
             16384 if max_num_batched_tokens is None else max_num_batched_tokens
         )
+        self.victim = victim or tail
 
     # -- composing a step ------------------------------------------------------------------------
 
@@ -97,12 +102,12 @@ class Nano:
         return tokens == missing
 
     def _decodes(self, batch: Batch) -> None:
-        """One token for the first `max_num_seqs` running requests, the tail giving way."""
+        """One token for the first `max_num_seqs` running requests, those behind giving way."""
         running, plan = batch.running, batch.plan
         place = 0
         while place < len(running) and place < self.max_num_seqs:
             request = running[place]
-            if self._make_room(batch, request):
+            if self._make_room(batch, place):
                 batch.grow(request)
                 batch.run_decode(request)
                 place += 1
@@ -110,11 +115,14 @@ class Nano:
             raise self._stopped(batch.waiting[0])
         plan.batched_tokens = place
 
-    def _make_room(self, batch: Batch, request: Request) -> bool:
-        """Preempt from the tail until `request` can grow; False where it had to go itself."""
+    def _make_room(self, batch: Batch, place: int) -> bool:
+        """Preempt until the request at `place` can grow; False where it had to go itself."""
         blocks, running = batch.blocks, batch.running
+        request = running[place]
         while blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
-            victim = running.pop()
+            behind = tuple(islice(running, place + 1, None)) or (request,)
+            victim = self.victim(behind, blocks)
+            running.remove(victim)
             batch.preempt(victim)
             batch.waiting.appendleft(victim)
             if victim is request:
@@ -177,11 +185,13 @@ class Nano2025(Nano):
         max_model_len: int | None = None,
         max_num_seqs: int = 512,
         max_num_batched_tokens: int | None = None,
+        victim: Victim | None = None,
     ) -> None:
         super().__init__(
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            victim=victim,
         )
         if max_model_len is not None and self.max_num_batched_tokens < max_model_len:
             raise ValueError(

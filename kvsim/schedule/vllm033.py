@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from kvsim.errors import EngineStopped
 from kvsim.plan import Plan
@@ -18,6 +19,7 @@ from kvsim.recorder import BLOCKED
 from kvsim.request import FINISHED, RUNNING, SWAPPED, WAITING, Request, Sequence
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import count, remove_ended, width
+from kvsim.schedule.victims import Victim, tail
 from kvsim.schedule.vllm063_outputs import stops
 
 _SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _SWAPPED = map(
@@ -38,6 +40,7 @@ class Vllm033:
         max_paddings: int = 256,
         preemption_mode: str | None = None,
         watermark: float = 0.01,
+        victim: Victim | None = None,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max(max_model_len, 2048)
@@ -47,6 +50,7 @@ class Vllm033:
         self.max_paddings = max_paddings
         self.preemption_mode = preemption_mode
         self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.victim = victim or tail
         self._check()
 
     def _check(self) -> None:
@@ -128,7 +132,7 @@ class Vllm033:
         batch.running = running = deque(sorted(batch.running, key=_arrival))
         place = 0
         while place < len(running):
-            if self._make_room(batch, running[place]):
+            if self._make_room(batch, place):
                 batch.grow(running[place])
                 place += 1
         batch.swapped = deque(sorted(batch.swapped, key=_arrival))
@@ -138,13 +142,15 @@ class Vllm033:
             batch.run_decode(request)
         batch.plan.batched_tokens = batch.plan.decode_seqs
 
-    def _make_room(self, batch: Batch, request: Request) -> bool:
-        """Preempt from the tail until `request` can grow; False where it had to go itself."""
+    def _make_room(self, batch: Batch, place: int) -> bool:
+        """Preempt until the request at `place` can grow; False where it had to go itself."""
         running = batch.running
+        request = running[place]
         while count(request, RUNNING) > batch.blocks.gpu.free:
-            victim = running[-1]
+            behind = tuple(islice(running, place + 1, None)) or (request,)
+            victim = self.victim(behind, batch.blocks)
             self._preempt(batch, victim)
-            running.pop()
+            running.remove(victim)
             if victim is request:
                 return False
         return True

@@ -17,6 +17,7 @@ from kvsim.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import by_priority, count, remove_ended, width
+from kvsim.schedule.victims import Victim, tail
 from kvsim.schedule.vllm063_outputs import process_outputs
 
 OK, LATER, NEVER = range(3)
@@ -41,6 +42,7 @@ class Vllm063:
         preemption_mode: str | None = None,
         scheduling_policy: str = "fcfs",
         watermark: float = 0.01,
+        victim: Victim | None = None,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
@@ -54,6 +56,7 @@ class Vllm063:
         self.preemption_mode = preemption_mode
         self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
         self.watermark_blocks = int(watermark * num_gpu_blocks)
+        self.victim = victim or tail
         self.prompt_limit = (
             max_model_len if enable_chunked_prefill else min(max_model_len, max_num_batched_tokens)
         )
@@ -175,7 +178,7 @@ class Vllm063:
     def _running(
         self, batch: Batch, victims: list[Request], swapped_out: list[Request]
     ) -> list[tuple[Request, int]]:
-        """Let running requests grow, the tail giving way where blocks run out."""
+        """Let running requests grow, those behind giving way where blocks run out."""
         scheduled: list[tuple[Request, int]] = []
         running = batch.running
         self._begin_running(batch)
@@ -199,7 +202,7 @@ class Vllm063:
     def _make_room(
         self, batch: Batch, request: Request, victims: list[Request], swapped_out: list[Request]
     ) -> bool:
-        """Preempt from the tail until `request` can grow; False where it had to go itself."""
+        """Preempt until `request` can grow; False where it had to go itself."""
         blocks = batch.blocks
         while True:
             need = 0
@@ -208,7 +211,10 @@ class Vllm063:
                     need += blocks.growth_need(sequence)
             if need <= blocks.gpu.free:
                 return True
-            victim = batch.running.pop() if batch.running else request
+            victim = request
+            if batch.running:
+                victim = self.victim(batch.running, blocks)
+                batch.running.remove(victim)
             if not self._ended_meanwhile(batch, victim):
                 means = self._preempt(batch, victim, batch.plan.swaps_out)
                 (swapped_out if means == "swap" else victims).append(victim)

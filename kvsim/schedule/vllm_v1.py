@@ -16,7 +16,8 @@ from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request, Sequence
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import by_priority, remove_ended
+from kvsim.schedule.groups import remove_ended
+from kvsim.schedule.victims import Victim, priority, tail
 from kvsim.schedule.vllm_v1_outputs import process_token, stops
 
 _SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _PREEMPTED = map(
@@ -45,6 +46,7 @@ class VllmV1:
         watermark: float = 0.0,
         scheduler_reserve_full_isl: bool = True,
         long_prefill_token_threshold: int = 0,
+        victim: Victim | None = None,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if enable_chunked_prefill else max(8192, max_model_len)
@@ -58,6 +60,7 @@ class VllmV1:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.chunked = enable_chunked_prefill
         self.priority = scheduling_policy == "priority"
+        self.victim = victim or (priority if self.priority else tail)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserve_full_isl = scheduler_reserve_full_isl
         """Whether an admission must find blocks for the whole known sequence, not its chunk."""
@@ -195,11 +198,8 @@ class VllmV1:
         return _WATERMARK if guarded and need + self.watermark_blocks > free else 0
 
     def _take_victim(self, batch: Batch) -> Request:
-        running = batch.running
-        if not self.priority:
-            return running.pop()
-        victim = max(running, key=by_priority)
-        running.remove(victim)
+        victim = self.victim(batch.running, batch.blocks)
+        batch.running.remove(victim)
         return victim
 
     def _preempt(self, batch: Batch, victim: Request) -> None:

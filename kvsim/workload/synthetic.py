@@ -106,8 +106,10 @@ def synthesise(
     Both default to those of the shipped traces. Raises `ConfigError`.
     """
     if kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise ConfigError(f"kind of trace: no {kind!r};{nearest(kind, KINDS)} it takes {known}")
+        near, known = nearest(kind, (*KINDS, "random")), ", ".join(KINDS)
+        raise ConfigError(
+            f"kind of trace: no {kind!r};{near} it takes {known}; on the command line also random"
+        )
     load = KINDS[kind]
     size = load.requests if requests is None else requests
     per_s = load.rate if rate is None else rate
@@ -122,7 +124,12 @@ def synthesise(
     command = f"kvsim trace synth {kind} --seed {seed}"
     command += "" if requests is None else f" --requests {requests}"
     command += "" if rate is None else f" --rate {rate:g}"
-    source = {"format": "synthetic", "command": command, "note": load.note}
+    return made_trace(kind, rows, command, load.note)
+
+
+def made_trace(kind: str, rows: list[Row], command: str, note: str) -> Trace:
+    """A trace of these rows, with the checksum of the native file that it would be written to."""
+    source = {"format": "synthetic", "command": command, "note": note}
     trace = Trace(path=f"{kind}.jsonl", format="native", sha256="", rows=rows, source=source)
     text = "".join(f"{line}\n" for line in native.lines(trace))
     trace.sha256 = hashlib.sha256(text.encode()).hexdigest()

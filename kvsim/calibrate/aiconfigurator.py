@@ -1,0 +1,234 @@
+"""Profiles from the kernel tables of AIConfigurator (github.com/ai-dynamo/aiconfigurator).
+
+```
+DIR/decode.csv      q_heads, kv_heads, head_dim, kv_dtype, n_seqs, ctx -> us, one layer
+DIR/prefill.csv     q_heads, kv_heads, head_dim, kv_dtype, n_seqs, q_tokens -> us, one layer
+DIR/gemm.csv        m, n, k -> us, y[m,n] = x[m,k] W[n,k]^T
+DIR/allreduce.csv   num_gpus, mode, bytes -> us; only for tensor parallelism
+```
+
+They are that project's Parquet tables, bf16, as CSV in microseconds. A surface is fitted to each
+kernel (`kvsim.calibrate.surface`) and evaluated at counts of our own, so a profile holds none of
+the measured rows. Its errors are those of points that the fit has not seen.
+
+Not in the tables, and therefore estimated: norms, rotary embedding and activation (their traffic at
+the memory's bandwidth and `SMALL_KERNEL_US` each), the context of a prompt chunk (its arithmetic or
+its traffic), the sampler, and the host (`step_overhead_us` of the hardware).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.calibrate.kernels import Attention, Gemm, Peaks
+from kvsim.calibrate.rows import numbers
+from kvsim.calibrate.surface import Error, Floats, error
+from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.profile import (
+    DecodeGrid,
+    DenseCurve,
+    Fit,
+    HeadCurve,
+    PrefillGrid,
+    Profile,
+    ProfiledEngine,
+    ProfiledModel,
+)
+from kvsim.errors import ConfigError
+from kvsim.hardware import Hardware, load_hardware
+from kvsim.model import Model, Shard, load_model
+
+BLOCK_SIZE = 64
+"""Tokens per page of the measured attention kernels."""
+SMALL_KERNELS, SMALL_KERNEL_US = 4, 2.5
+"""Two norms, rotary embedding and activation of a layer; least time of each (an estimate)."""
+SAMPLER_US = 30.0
+"""An estimate."""
+
+TOKENS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512]
+TOKENS += [640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 6144, 8192]
+SEQS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+CONTEXTS = [2, 4, 8, *[base << i for i in range(13) for base in (16, 24)][:-1]]
+CHUNKS = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
+BEFORE = [0, 256, 1024, 4096, 16384, 65536]
+"""The counts at which surfaces are evaluated."""
+
+
+class Parts(NamedTuple):
+    """What the kernels of one GPU are fitted with."""
+
+    folder: Path
+    shard: Shard
+    tp: int
+    peaks: Peaks
+
+
+def import_profile(
+    folder: Path,
+    model_name: str,
+    hardware_name: str,
+    tp: int = 1,
+    created: str = "",
+    note: str = "",
+) -> Profile:
+    """The profile of a model on the GPU whose tables `folder` holds.
+
+    `hardware_name` gives peaks and the host's time; `created` and `note`, what the tables do not
+    say: when and with what they were measured. Raises `ConfigError` that names file, line and
+    column, also where the tables have no row for the model's heads.
+    """
+    model, hardware = load_model(model_name), load_hardware(hardware_name)
+    dtype = model.dtype("auto")
+    if dtype != "bfloat16":
+        raise ConfigError(f"{folder}: the tables are of bfloat16; {model.name} is {dtype}")
+    peaks = Peaks(hardware.flop_s(dtype), hardware.memory_bandwidth_gb_s * 1e9)
+    parts = Parts(folder, model.shard(tp), tp, peaks)
+    decode = Attention.decode(folder / "decode.csv", parts.shard, peaks)
+    prefill = Attention.prefill(folder / "prefill.csv", parts.shard, peaks)
+    gemm = Gemm(folder / "gemm.csv", peaks)
+    return Profile(
+        version="kvsim.profile/1",
+        source="public-table",
+        created=created,
+        device={"name": hardware.name},
+        software={"source": _SOURCE, "note": note, "changes": _CHANGES},
+        model=_profiled(model, tp),
+        engine=ProfiledEngine(block_size=BLOCK_SIZE),
+        fit=Fit(
+            dense=_dense(parts, gemm),
+            head=_head(parts, gemm),
+            prefill=_prefill_grid(parts, prefill),
+            decode_v2=_decode_grid(decode),
+            step=(hardware.step_overhead_us, 1.0, 0.0),
+        ),
+        error=_errors(parts, decode, prefill, gemm, hardware),
+    )
+
+
+_SOURCE = (
+    "kernel tables of github.com/ai-dynamo/aiconfigurator, Apache-2.0,"
+    " copyright NVIDIA Corporation & Affiliates"
+)
+_CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is reproduced"
+
+
+def _profiled(model: Model, tp: int) -> ProfiledModel:
+    return ProfiledModel(
+        name=model.name,
+        layers=model.num_hidden_layers,
+        hidden=model.hidden_size,
+        heads=model.num_attention_heads,
+        kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        ffn=model.intermediate_size,
+        vocab=model.vocab_size,
+        dtype="bfloat16",
+        kv_dtype="bfloat16",
+        tp=tp,
+    )
+
+
+def _shapes(shard: Shard) -> dict[str, tuple[int, int]]:
+    """(n, k) of the matrix products of a layer."""
+    hidden = shard.model.hidden_size
+    return {
+        "qkv": (shard.qkv_size, hidden),
+        "o": (hidden, shard.heads * shard.model.head_dim),
+        "gate_up": (2 * shard.intermediate_size, hidden),
+        "down": (hidden, shard.intermediate_size),
+    }
+
+
+def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:
+    model, tokens = parts.shard.model, np.array(TOKENS, float)
+    layer = sum(gemm.us(tokens, n, k) for n, k in _shapes(parts.shard).values())
+    layer = layer + _small_us(parts, tokens) + _all_reduce_us(parts, tokens)
+    return DenseCurve([float(t) for t in TOKENS], _rounded(layer * model.num_hidden_layers))
+
+
+def _small_us(parts: Parts, tokens: Floats) -> Floats:
+    """Norms with their residual, rotary embedding and activation: launches and traffic."""
+    shard = parts.shard
+    values = 8 * shard.model.hidden_size + 2 * shard.qkv_size + 3 * shard.intermediate_size
+    return SMALL_KERNELS * SMALL_KERNEL_US + tokens * values * 2 / parts.peaks.bandwidth * 1e6
+
+
+def _all_reduce_us(parts: Parts, tokens: Floats) -> Floats:
+    """Two all-reduces of the hidden states, along the measured sizes."""
+    if parts.tp == 1:
+        return np.zeros_like(tokens)
+    path = parts.folder / "allreduce.csv"
+    rows = sorted(
+        (size, us)
+        for _, (mode, gpus, size, us) in numbers(path, ("num_gpus", "bytes", "us"), label="mode")
+        if mode == "graph" and gpus == parts.tp
+    )
+    if len(rows) < 2:
+        raise ConfigError(f"{path}: no rows of mode graph for {parts.tp} GPUs")
+    sizes, times = [size for size, _ in rows], [us for _, us in rows]
+    look, width = Interpolation(), 2 * parts.shard.model.hidden_size
+    return np.array([2 * look.along(sizes, times, t * width) for t in tokens])
+
+
+def _head(parts: Parts, gemm: Gemm) -> HeadCurve:
+    samples = [t for t in TOKENS if t <= 1024]
+    hidden, words = parts.shard.model.hidden_size, parts.shard.vocab_size
+    us = gemm.us(np.array(samples, float), words, hidden) + SAMPLER_US
+    return HeadCurve([float(s) for s in samples], _rounded(us))
+
+
+def _decode_grid(decode: Attention) -> DecodeGrid:
+    """Rows end where the tables end for as many sequences."""
+    rows = []
+    for n in SEQS:
+        contexts = np.array([c for c in CONTEXTS if c <= decode.longest(n)], float)
+        rows.append(_rounded(decode.surface.at(np.full_like(contexts, n), contexts)))
+    return DecodeGrid([float(n) for n in SEQS], [float(c) for c in CONTEXTS], rows)
+
+
+def _prefill_grid(parts: Parts, prefill: Attention) -> PrefillGrid:
+    """Measured without context; the context adds its arithmetic or its traffic."""
+    shard, q = parts.shard, np.array(CHUNKS, float)
+    alone = prefill.surface.at(np.ones_like(q), q)
+    flops = 4 * shard.heads * shard.model.head_dim * q * q / 2
+    rate = float((flops / alone).max())
+    row_bytes = 4 * shard.kv_heads * shard.model.head_dim
+    rows = []
+    for chunk, us in zip(q, alone, strict=True):
+        per_token = max(
+            4 * shard.heads * shard.model.head_dim * chunk / rate,
+            row_bytes / parts.peaks.bandwidth * 1e6,
+        )
+        rows.append(_rounded(us + per_token * np.array(BEFORE, float)))
+    return PrefillGrid([float(c) for c in CHUNKS], [float(c) for c in BEFORE], rows)
+
+
+def _errors(
+    parts: Parts, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
+) -> dict[str, Any]:
+    """On rows that the fits have not seen, and what could not be judged."""
+    shapes = list(_shapes(parts.shard).values())
+    layer = [gemm.nearest_measured(*shape) for shape in shapes]
+    unseen = sum(fitted for fitted, _ in layer)
+    measured = sum(us for _, us in layer)
+    return {
+        "how": "rows left out of the fit: attention one by one, matrix products a whole shape at"
+        " a time; smoothing was set on the tables of other GPUs",
+        "decode": _figures(decode.surface.error()),
+        "prefill": _figures(prefill.surface.error()),
+        "gemm": _figures(gemm.error(shapes)),
+        "gemm_layer_sum": _figures(error(np.asarray(unseen), np.asarray(measured))),
+        "not judged": "prompt context, small kernels, sampler, host"
+        f" ({hardware.step_overhead_us:g} us a step), block sizes other than {BLOCK_SIZE}",
+    }
+
+
+def _figures(found: Error) -> dict[str, float]:
+    return dict(found._asdict())
+
+
+def _rounded(us: Floats) -> list[float]:
+    return [round(float(each), 2) for each in us]

@@ -1,0 +1,122 @@
+"""What a profile holds, and how two profiles differ, in plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
+
+Point = tuple[float, ...]
+
+
+class Part(NamedTuple):
+    """One table of a profile."""
+
+    name: str
+    axes: dict[str, tuple[float, float, int]]
+    """Axis -> (first point, last point, number of points)."""
+    points: int
+    """Times in the table."""
+    us: tuple[float, float]
+    """Least and greatest time."""
+
+
+class Ratio(NamedTuple):
+    """How one table of a profile differs from that of another: times of the other over its own."""
+
+    name: str
+    points: int
+    """Grid points within both tables; with 0 of them the ratios are 1."""
+    median: float
+    least: float
+    greatest: float
+
+
+def parts(profile: Profile) -> list[Part]:
+    """The tables of a profile, in the order of the file."""
+    found = []
+    for name, table in _tables(profile):
+        times = [us for _, us in _points(table)]
+        axes = {axis: (x[0], x[-1], len(x)) for axis, x in _axes(table).items()}
+        found.append(Part(name, axes, len(times), (min(times), max(times))))
+    return found
+
+
+def ratios(one: Profile, other: Profile) -> list[Ratio]:
+    """The tables that both have: `other`, interpolated, over `one` at the grid points of `one`."""
+    tables = dict(_tables(other))
+    found = []
+    for name, table in _tables(one):
+        if name in tables:
+            near = [(us, _at(tables[name], point)) for point, us in _points(table)]
+            quotients = [b / a for a, b in near if b is not None and a > 0] or [1.0]
+            count = sum(b is not None and a > 0 for a, b in near)
+            found.append(
+                Ratio(name, count, median(quotients), min(quotients), max(quotients)),
+            )
+    return found
+
+
+def settings_that_differ(one: Profile, other: Profile) -> list[tuple[str, str, str]]:
+    """(key, value, other value) of everything but the tables."""
+    left, right = _flat(one), _flat(other)
+    keys = [*left, *(key for key in right if key not in left)]
+    rows = [(key, left.get(key, "-"), right.get(key, "-")) for key in keys]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _tables(profile: Profile) -> Iterator[tuple[str, Curve | Grid | MixedGrid]]:
+    for name in Fit.__struct_fields__:
+        table = getattr(profile.fit, name)
+        if isinstance(table, Curve | Grid | MixedGrid):
+            yield name, table
+
+
+def _axes(table: Curve | Grid | MixedGrid) -> dict[str, list[float]]:
+    """Axes by the names that they have in the file."""
+    named = zip(table.__struct_fields__, table.__struct_encode_fields__, strict=True)
+    return {written: getattr(table, key) for key, written in named if key not in ("us", "tile")}
+
+
+def _points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
+    """Every grid point with its time."""
+
+    def walk(times: Any, axes: list[list[float]], point: Point) -> Iterator[tuple[Point, float]]:
+        if not axes:
+            yield point, times
+            return
+        for x, inner in zip(axes[0], times, strict=False):
+            yield from walk(inner, axes[1:], (*point, x))
+
+    return walk(table.us, list(_axes(table).values()), ())
+
+
+def _at(table: Curve | Grid | MixedGrid, point: Point) -> float | None:
+    """A table at a point; None outside it."""
+    look = Interpolation()
+    if isinstance(table, MixedGrid):
+        q, ctx, n, kv = point
+        us = look.mixed(table, [(int(q), int(ctx))], n, kv)[0]
+    elif isinstance(table, Grid):
+        us = look.between(table.x, table.ctx, table.us, *point)
+    else:
+        us = look.along(table.x, table.us, *point)
+    return None if look.outside else us
+
+
+def _flat(profile: Profile) -> dict[str, str]:
+    """Everything but tables, as `key.inner` -> text."""
+    plain: dict[str, Any] = msgspec.to_builtins(profile)
+    fit = plain.pop("fit")
+    tables = {name for name, _ in _tables(profile)}
+    plain["fit"] = {key: value for key, value in fit.items() if key not in tables}
+    flat = {}
+    for key, value in plain.items():
+        for inner, text in value.items() if isinstance(value, dict) else [("", value)]:
+            flat[f"{key}.{inner}".rstrip(".")] = str(text)
+    return flat

@@ -1,0 +1,216 @@
+"""Profiles from the per-layer tables of LLMServingSim (github.com/casys-kaist/LLMServingSim).
+
+```
+DIR/meta.yaml                 GPU, model, engine, what was measured
+DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer
+DIR/tp1/dense.csv             layer, tokens -> time_us, one call of each operator
+DIR/tp1/per_sequence.csv      layer, sequences -> time_us: lm_head and sampler
+DIR/tp1/skew_fit.csv          a correction for uneven batches, where meta.yaml enables it
+```
+
+Layout and meaning: `profiler/` of that repository. Nothing is fitted: times are taken as they are,
+operators are added up over a step. Host time was not measured and is left at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kvsim.calibrate.rows import numbers, read_yaml
+from kvsim.cost.profile import (
+    DecodeGrid,
+    DenseCurve,
+    Fit,
+    HeadCurve,
+    MixedGrid,
+    PrefillGrid,
+    Profile,
+    ProfiledEngine,
+    ProfiledModel,
+)
+from kvsim.errors import ConfigError
+from kvsim.model import Model, load_model
+
+ONCE = ("embedding", "final_layernorm")
+PER_LAYER = {
+    "layernorm": 2,
+    "qkv_proj": 1,
+    "rotary_emb": 1,
+    "o_proj": 1,
+    "gate_up_proj": 1,
+    "act_fn": 1,
+    "down_proj": 1,
+}
+"""Calls of each operator in a decoder layer of Llama's make."""
+PER_SEQUENCE = ("lm_head", "sampler")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+Attention = dict[tuple[float, ...], float]
+
+
+def import_profile(folder: Path, model_name: str | None = None, tp: int = 1) -> Profile:
+    """The profile that a folder with `meta.yaml` and `tp<N>` holds.
+
+    `model_name`: a model of `configs/models` or a `config.json`; None: the last part of the name
+    in `meta.yaml`, in lower case. Raises `ConfigError` that names file, line and field.
+    """
+    meta_path = folder / "meta.yaml"
+    meta = read_yaml(meta_path)
+    model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
+    engine = _mapping(meta, "engine_effective", meta_path)
+    _refuse_other_model(engine.get("hf_overrides") or {}, model, meta_path)
+    tables = folder / f"tp{tp}"
+    attention_path = tables / "attention.csv"
+    attention = _attention(attention_path)
+    skewed = bool((meta.get("skew_fit") or {}).get("enabled"))
+    return Profile(
+        version="kvsim.profile/1",
+        source="measured",
+        created=str(meta.get("profiled_at", ""))[:10],
+        device={"name": _text(meta, "gpu", meta_path)},
+        software={
+            "vllm": _text(meta, "vllm_version", meta_path),
+            "cuda": str(meta.get("cuda_version", "")),
+            "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
+        },
+        model=_profiled(model, meta, meta_path, tp),
+        engine=ProfiledEngine(block_size=_block_size(engine, meta_path)),
+        fit=Fit(
+            dense=_dense(tables / "dense.csv", model.num_hidden_layers),
+            head=_head(tables / "per_sequence.csv"),
+            prefill=_prefill(attention, attention_path),
+            decode_v2=_decode(attention, attention_path),
+            mixed=_mixed(attention, attention_path),
+        ),
+        error={
+            "held_out": "none: imported as measured",
+            "step": "host time not measured: taken as 0",
+            "ragged": "priced at the mean length; the publisher's correction "
+            + ("is not applied: it needs the longest length" if skewed else "is disabled"),
+        },
+    )
+
+
+def _profiled(model: Model, meta: dict[str, Any], path: Path, tp: int) -> ProfiledModel:
+    variant = _text(meta, "variant", path)
+    if variant not in DTYPES:
+        raise ConfigError(f"{path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
+    return ProfiledModel(
+        name=model.name,
+        layers=model.num_hidden_layers,
+        hidden=model.hidden_size,
+        heads=model.num_attention_heads,
+        kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        ffn=model.intermediate_size,
+        vocab=model.vocab_size,
+        dtype=DTYPES[variant],
+        kv_dtype=DTYPES[variant],
+        tp=tp,
+    )
+
+
+def _refuse_other_model(overrides: dict[str, Any], model: Model, path: Path) -> None:
+    """`ConfigError` if the tables were measured with another geometry than `model` has."""
+    for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        found, wanted = overrides.get(key), getattr(model, key)
+        if found is not None and found != wanted:
+            raise ConfigError(
+                f"{path}: engine_effective.hf_overrides.{key}: measured with {found}, but"
+                f" {model.name} has {wanted}; give the model that was measured (--model)"
+            )
+
+
+def _attention(path: Path) -> Attention:
+    table: Attention = {}
+    for line, row in numbers(path, (*AXES, "time_us")):
+        *point, us = row
+        if tuple(point) in table:
+            raise ConfigError(f"{path}:{line}: the point of this line was given before")
+        table[tuple(point)] = us
+    return table
+
+
+def _decode(table: Attention, path: Path) -> DecodeGrid:
+    n = _axis(p[2] for p in table if p[0] == 0)
+    kv = _axis(p[3] for p in table if p[0] == 0)
+    us = [[_look_up(table, (0.0, 0.0, a, b), path) for b in kv] for a in n]
+    return DecodeGrid(n, kv, us)
+
+
+def _prefill(table: Attention, path: Path) -> PrefillGrid:
+    q = _axis(p[0] for p in table if p[2] == 0)
+    ctx = _axis(p[1] for p in table if p[2] == 0)
+    us = [[_look_up(table, (a, b, 0.0, 0.0), path) for b in ctx] for a in q]
+    return PrefillGrid(q, ctx, us)
+
+
+def _mixed(table: Attention, path: Path) -> MixedGrid:
+    points = [p for p in table if p[0] and p[2]]
+    q, ctx, n, kv = (_axis(p[axis] for p in points) for axis in range(4))
+    us = [[[[_look_up(table, (a, b, c, d), path) for d in kv] for c in n] for b in ctx] for a in q]
+    return MixedGrid(q, ctx, n, kv, us)
+
+
+def _axis(values: Iterable[float]) -> list[float]:
+    return sorted(set(values))
+
+
+def _look_up(table: Attention, point: tuple[float, ...], path: Path) -> float:
+    if point not in table:
+        named = ", ".join(f"{axis} {value:g}" for axis, value in zip(AXES, point, strict=True))
+        raise ConfigError(f"{path}: no row for {named}; the grid must be complete")
+    return table[point]
+
+
+def _dense(path: Path, layers: int) -> DenseCurve:
+    """Every operator of a step but attention and logits, by tokens."""
+    calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
+    return DenseCurve(*_summed(path, "tokens", calls))
+
+
+def _head(path: Path) -> HeadCurve:
+    return HeadCurve(*_summed(path, "sequences", dict.fromkeys(PER_SEQUENCE, 1)))
+
+
+def _summed(path: Path, axis: str, calls: dict[str, int]) -> tuple[list[float], list[float]]:
+    """Points of `axis`, and the time of all operators there, each as often as it is called."""
+    times: dict[str, dict[float, float]] = {name: {} for name in calls}
+    for line, (name, point, us) in numbers(path, (axis, "time_us"), label="layer"):
+        if name not in times:
+            raise ConfigError(
+                f"{path}:{line}: layer: unknown operator {name!r}; known: {', '.join(calls)}"
+            )
+        times[name][point] = us
+    points = _axis(point for curve in times.values() for point in curve)
+    for name, curve in times.items():
+        missing = [point for point in points if point not in curve]
+        if missing:
+            raise ConfigError(f"{path}: no row of {name} for {missing[0]:g} {axis}")
+    return points, [
+        round(sum(count * times[name][point] for name, count in calls.items()), 3)
+        for point in points
+    ]
+
+
+def _text(meta: dict[str, Any], key: str, path: Path) -> str:
+    if not isinstance(meta.get(key), str | float | int):
+        raise ConfigError(f"{path}: {key}: missing")
+    return str(meta[key])
+
+
+def _mapping(meta: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    if not isinstance(meta.get(key), dict):
+        raise ConfigError(f"{path}: {key}: expected a table of keys")
+    found: dict[str, Any] = meta[key]
+    return found
+
+
+def _block_size(engine: dict[str, Any], path: Path) -> int:
+    size = engine.get("block_size")
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"{path}: engine_effective.block_size: expected tokens, got {size!r}")
+    return size

@@ -1,0 +1,152 @@
+"""`profile`: make a hardware profile from published kernel times, look at it, compare two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(
+    help="Make a profile from measured kernel times, look at it, compare two.",
+    no_args_is_help=True,
+)
+
+Source = Annotated[str, typer.Argument(metavar="PROFILE", help="A file, or a shipped name.")]
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR",
+            help="LLMServingSim: meta.yaml, tp1/attention.csv, ...;"
+            " AIConfigurator: decode.csv, prefill.csv, gemm.csv.",
+        ),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="GPU that was measured; LLMServingSim's tables name it."),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="GPUs that share each layer.")
+    ] = 1,
+    created: Annotated[
+        str, typer.Option(metavar="DATE", help="When AIConfigurator's tables were made.")
+    ] = "",
+    note: Annotated[
+        str, typer.Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
+    ] = "",
+) -> None:
+    """Turn a folder of kernel times into a profile for --cost-model table."""
+    from kvsim.calibrate import aiconfigurator, llmservingsim
+    from kvsim.calibrate.files import save_profile
+
+    path = Path(folder)
+    if (path / "meta.yaml").exists():
+        if hardware or created or note:
+            raise ConfigError(
+                f"{folder}/meta.yaml says hardware, date and software; leave them out"
+            )
+        profile = llmservingsim.import_profile(path, model, tensor_parallel_size)
+    elif (path / "decode.csv").exists():
+        if model is None or hardware is None:
+            raise ConfigError(f"{folder}: the tables name neither: give --model and --hardware")
+        profile = aiconfigurator.import_profile(
+            path, model, hardware, tensor_parallel_size, created, note
+        )
+    else:
+        raise ConfigError(
+            f"{folder}: has neither meta.yaml (LLMServingSim) nor decode.csv (AIConfigurator)"
+        )
+    save_profile(profile, Path(out))
+    print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
+
+
+@app.command()
+def show(name: Source) -> None:
+    """What was measured, where, how well it fits, and the ranges that it covers."""
+    from rich.console import Console
+
+    from kvsim.calibrate.compare import parts
+    from kvsim.cost.profile import load_profile
+
+    profile = load_profile(name)
+    made, console = profile.model, Console()
+    facts = [
+        ("source", f"{profile.source}, {profile.created}"),
+        ("device", _words(profile.device)),
+        ("software", _words(profile.software)),
+        (
+            "model",
+            f"{made.name}, {made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}",
+        ),
+        ("engine", f"block_size {profile.engine.block_size}"),
+        *((f"error: {key}", _words(value)) for key, value in profile.error.items()),
+    ]
+    console.print(_facts(facts))
+    table = _table("table", "points", "axes", "least us", "greatest us")
+    for part in parts(profile):
+        axes = ", ".join(f"{axis} {a:g}..{b:g} ({n})" for axis, (a, b, n) in part.axes.items())
+        table.add_row(part.name, f"{part.points:,}", axes, *(f"{us:,.1f}" for us in part.us))
+    console.print(table)
+
+
+@app.command()
+def diff(one: Source, other: Source) -> None:
+    """Where two profiles differ: settings, and times of the second over the first."""
+    from rich.console import Console
+
+    from kvsim.calibrate.compare import ratios, settings_that_differ
+    from kvsim.cost.profile import load_profile
+
+    first, second, console = load_profile(one), load_profile(other), Console()
+    settings = _table("key", one, other)
+    for row in settings_that_differ(first, second):
+        settings.add_row(*row)
+    if settings.row_count:
+        console.print(settings)
+    table = _table("table", "points in both", "median", "least", "greatest")
+    for ratio in ratios(first, second):
+        table.add_row(
+            ratio.name,
+            f"{ratio.points:,}",
+            *(f"{x:.3f}" if ratio.points else "-" for x in ratio[2:]),
+        )
+    console.print(table)
+
+
+def _facts(rows: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 or column == "axes" else "right")
+    return table
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(each)}" for key, each in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,144 @@
+"""Who gives way when a running request needs a block and none is free.
+
+A policy is asked with the *candidates*, in the order of the running queue, and answers one of
+them. Who is a candidate is the engine's rule, not the policy's:
+
+| engine | candidates |
+|---|---|
+| vLLM V1 | all running requests, the one that lacks a block and those scheduled included |
+| vLLM 0.6.3, 0.3.3, nano-vllm | running requests behind the one that lacks a block; none: itself |
+
+An engine that is given no policy follows its own rule: `tail`, or `priority` in vLLM V1 under
+`scheduling_policy = "priority"`. A policy decides nothing else: neither how the victim gives its
+blocks up, nor whom the priority policy of vLLM 0.6.3 moves aside for a better waiting request.
+
+What is computed and what is generated so far may be looked at; how long an output becomes
+(`Request.output_length`) must not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvsim.blocks.tables import Tables
+from kvsim.errors import ConfigError
+from kvsim.library import build, look_up
+from kvsim.request import RUNNING, Request
+from kvsim.schedule.groups import by_priority
+from kvsim.workload.arrivals import random_stream
+
+Victim = Callable[[Sequence[Request], Tables], Request]
+"""Answers one of the candidates, of which there is at least one. The block tables are for reading
+only."""
+
+
+def tail(candidates: Sequence[Request], blocks: Tables) -> Request:
+    """The last of the running queue: admitted last, unless the engine reorders it."""
+    return candidates[-1]
+
+
+def head(candidates: Sequence[Request], blocks: Tables) -> Request:
+    """The first of the running queue."""
+    return candidates[0]
+
+
+def least_computed(candidates: Sequence[Request], blocks: Tables) -> Request:
+    """Whose KV cache took the least work: fewest computed tokens (vLLM PR #53723)."""
+    return min(candidates, key=_computed)
+
+
+def most_computed(candidates: Sequence[Request], blocks: Tables) -> Request:
+    """Whose KV cache took the most work: a bad choice, to measure what the choice is worth."""
+    return max(candidates, key=_computed)
+
+
+def priority(candidates: Sequence[Request], blocks: Tables) -> Request:
+    """The worst by (priority, arrival): vLLM V1's own rule under its priority policy."""
+    return max(candidates, key=by_priority)
+
+
+class RandomVictim:
+    """Anyone, drawn from a random stream of its own."""
+
+    def __init__(self, *, seed: int) -> None:
+        self._random = random_stream(seed, "victim")
+
+    def __call__(self, candidates: Sequence[Request], blocks: Tables) -> Request:
+        return candidates[int(self._random.integers(len(candidates)))]
+
+
+class CostAware:
+    """Most blocks per token to recompute, discounted by progress: our reading of vLLM PR #56897.
+
+    The score B / max(1, T) · (1 − O / max(1, M)) is the highest; of equals, the first.
+
+    B: blocks of its tables that nobody else holds; T: its known tokens, prompt and output;
+    O: tokens generated so far; M: the most it may generate. The proposal takes `max_tokens` for
+    M, which a trace does not have, and which is the true output length where a benchmark ignores
+    the end of sequence; so M is what the engine takes if a client gives none: `max_model_len` less
+    the prompt.
+    """
+
+    def __init__(self, *, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+
+    def __call__(self, candidates: Sequence[Request], blocks: Tables) -> Request:
+        references = blocks.gpu.references
+        return max(candidates, key=lambda request: self._score(request, references))
+
+    def _score(self, request: Request, references: dict[int, int]) -> float:
+        running = [s for s in request.sequences if s.state == RUNNING]
+        own = sum(references.get(block) == 1 for s in running for block in s.table)
+        tokens = sum(s.length for s in running)
+        generated = max(s.length for s in running) - request.input_length
+        most = max(1, self._max_model_len - request.input_length)
+        return own / max(1, tokens) * (1 - generated / most)
+
+
+VICTIMS: dict[str, Callable[..., Any]] = {
+    "tail": tail,
+    "head": head,
+    "least-computed": least_computed,
+    "most-computed": most_computed,
+    "random": RandomVictim,
+    "cost-aware": CostAware,
+    "priority": priority,
+}
+"""Names of `--victim`: policies, and classes that make one from `seed` or `max_model_len`."""
+
+
+def make_victim(name: str | None, *, seed: int, max_model_len: int) -> Victim | None:
+    """The policy that `name` stands for; None: the engine's own.
+
+    An outsider's `package.module:name` is a function of (candidates, blocks), or a class that
+    makes one and whose constructor may name `seed` and `max_model_len`. Raises `ConfigError`, also
+    later, where an outsider's policy answers what is no candidate.
+    """
+    if name is None:
+        return None
+    found = look_up("victim", VICTIMS, name)
+    if isinstance(found, type):
+        found = build(f"victim: {name}", found, {}, seed=seed, max_model_len=max_model_len)
+    policy: Victim = found
+    return policy if name in VICTIMS else _checked(name, policy)
+
+
+def _checked(name: str, policy: Victim) -> Victim:
+    """A policy from outside, whose answers are not trusted."""
+
+    def choose(candidates: Sequence[Request], blocks: Tables) -> Request:
+        victim = policy(candidates, blocks)
+        if victim not in candidates:
+            raise ConfigError(
+                f"victim: {name} answered {victim!r}, which is no candidate; return an entry of its"
+                " first argument"
+            )
+        return victim
+
+    return choose
+
+
+def _computed(request: Request) -> int:
+    """Tokens whose KV the request would lose; samples share their prompt, so the longest counts."""
+    return max(s.computed for s in request.sequences if s.state == RUNNING)

@@ -1,0 +1,89 @@
+"""What `profile show` and `profile diff` compute, and what the commands print."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calibrate.tables import write_tables
+
+from kvsim.calibrate.compare import parts, ratios, settings_that_differ
+from kvsim.calibrate.files import save_profile
+from kvsim.calibrate.llmservingsim import import_profile
+from kvsim.cost.profile import Profile, load_profile
+
+pytest.importorskip("yaml")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "one.json"
+    save_profile(import_profile(write_tables(tmp_path / "tables")), path)
+    return path
+
+
+def changed(saved: Path, **fit: Any) -> Profile:
+    """The profile with parts of its fit replaced, read from a file of its own."""
+    table = json.loads(saved.read_text())
+    table["fit"] |= fit
+    table["device"]["name"] = "Other GPU"
+    other = saved.with_name("other.json")
+    other.write_text(json.dumps(table))
+    return load_profile(str(other))
+
+
+def test_parts_have_ranges_and_times(saved: Path) -> None:
+    found = {part.name: part for part in parts(load_profile(str(saved)))}
+    assert list(found) == ["dense", "head", "prefill", "decode_v2", "mixed"]
+    assert found["dense"].axes == {"tokens": (1, 64, 4)}
+    assert found["decode_v2"].axes == {"n": (1, 8, 3), "ctx": (16, 256, 3)}
+    assert found["decode_v2"].us == (2 + 1 * 16 / 4, 2 + 8 * 256 / 4)
+    assert found["mixed"].points == 81
+
+
+def test_a_profile_does_not_differ_from_itself(saved: Path) -> None:
+    profile = load_profile(str(saved))
+    assert settings_that_differ(profile, profile) == []
+    for ratio in ratios(profile, profile):
+        assert (ratio.median, ratio.least, ratio.greatest) == (1, 1, 1)
+        assert ratio.points > 0
+
+
+def test_ratios_are_of_the_second_over_the_first_where_both_have_points(saved: Path) -> None:
+    dense = json.loads(saved.read_text())["fit"]["dense"]
+    twice = {"tokens": dense["tokens"][1:], "us": [2 * us for us in dense["us"][1:]]}
+    one, other = load_profile(str(saved)), changed(saved, dense=twice)
+    found = {ratio.name: ratio for ratio in ratios(one, other)}
+    assert found["dense"].points == 3
+    assert found["dense"].median == found["dense"].greatest == 2
+    assert found["head"].median == 1
+    assert settings_that_differ(one, other) == [("device.name", "Test GPU", "Other GPU")]
+
+
+def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvsim", "profile", *arguments]
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+
+
+def test_the_commands(saved: Path, tmp_path: Path) -> None:
+    made = kvsim("import", str(tmp_path / "tables"), "--out", str(tmp_path / "made.json"))
+    assert made.returncode == 0
+    assert (tmp_path / "made.json").read_bytes() == saved.read_bytes()
+    shown = kvsim("show", str(saved))
+    assert "Test GPU" in shown.stdout
+    assert "tokens 1..64 (4)" in shown.stdout
+    changed(saved)
+    compared = kvsim("diff", str(saved), str(saved.with_name("other.json")))
+    assert "device.name" in compared.stdout
+    assert "decode_v2" in compared.stdout
+
+
+def test_bad_input_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
+    failed = kvsim("import", str(tmp_path), "--out", str(tmp_path / "made.json"))
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert failed.stdout == ""
+    assert list(tmp_path.iterdir()) == []
