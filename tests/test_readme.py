@@ -10,7 +10,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_linked_files_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+    for target in re.findall(r"\]\((?!https:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
 
 

@@ -216,7 +216,7 @@ def _errors(
     measured = sum(us for _, us in layer)
     return {
         "how": "rows left out of the fit: attention one by one, matrix products a whole shape at"
-        " a time; smoothing was set on the tables of other GPUs",
+        " a time; smoothing was set on the tables of the H100",
         "decode": _figures(decode.surface.error()),
         "prefill": _figures(prefill.surface.error()),
         "gemm": _figures(gemm.error(shapes)),
