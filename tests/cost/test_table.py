@@ -53,6 +53,15 @@ PROFILE: dict[str, Any] = {
     },
 }
 
+MIXED: dict[str, Any] = {
+    "q": [16, 32],
+    "ctx": [0, 64],
+    "n": [1, 8],
+    "kv": [16, 256],
+    "us": [[[[1, 2], [3, 4]], [[5, 6], [7, 8]]], [[[9, 10], [11, 12]], [[13, 14], [15, 20]]]],
+}
+"""Attention of a launch for a chunk and decodes."""
+
 
 @pytest.fixture
 def profile() -> dict[str, Any]:
@@ -107,6 +116,28 @@ def test_prefill_is_bilinear_in_raw_counts(cost: TableCost, new: int, context: i
     attention = float(np.interp((new + 15) // 16 * 16, fit["q"], column))
     expected = 100_000 + dense_ns(new) + 2 * attention * 1000
     assert cost.step_ns(plan(chunks=[(new, context)])) == pytest.approx(expected, abs=2)
+
+
+def test_chunks_and_decodes_in_one_launch(tmp_path: Path, profile: dict[str, Any]) -> None:
+    profile["fit"]["mixed"] = MIXED
+    cost = table(tmp_path, profile)
+
+    def attention_us(chunks: list[tuple[int, int]], seqs: int, context: int) -> float:
+        tokens = seqs + sum(new for new, _ in chunks)
+        step = plan(chunks=chunks, decode_seqs=seqs, context_tokens=seqs * context)
+        return (cost.step_ns(step) - 100_000 - dense_ns(tokens)) / 2000
+
+    assert attention_us([(32, 64)], 8, 256) == pytest.approx(20, abs=0.01)
+    assert attention_us([(16, 32)], 1, 136) == pytest.approx(3.5, abs=0.01)
+    # The second chunk adds what it takes beyond the smallest one.
+    assert attention_us([(32, 64), (16, 64)], 8, 256) == pytest.approx(20 + 8 - 4, abs=0.01)
+    assert cost.extrapolated_steps == 0
+    attention_us([(33, 0)], 8, 256)
+    assert cost.extrapolated_steps == 1
+    apart = plan(chunks=[(16, 0)]), decode(8, 256)
+    assert [cost.step_ns(step) for step in apart] == [
+        table(tmp_path, PROFILE).step_ns(step) for step in apart
+    ]
 
 
 def test_past_the_last_point_the_slope_continues_and_is_counted(
@@ -210,11 +241,12 @@ def test_a_profile_of_another_model(tmp_path: Path, profile: dict[str, Any]) -> 
         TableCost(load_model("llama-3-8b"), make_config({}), save(tmp_path, profile))
 
 
-def test_a_scaled_profile_may_have_another_block_size(
-    tmp_path: Path, profile: dict[str, Any]
+@pytest.mark.parametrize(("source", "kind"), [("scaled", "scaled"), ("public-table", "estimated")])
+def test_a_profile_that_was_not_measured_may_have_another_block_size(
+    tmp_path: Path, profile: dict[str, Any], source: str, kind: str
 ) -> None:
-    profile["source"] = "scaled"
-    assert table(tmp_path, profile, block_size=32).kind == "scaled"
+    profile["source"] = source
+    assert table(tmp_path, profile, block_size=32).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -230,6 +262,10 @@ def test_a_scaled_profile_may_have_another_block_size(
         (["fit", "prefill", "us"], [[1, 3]], r"fit\.prefill: 1 rows of times for 3 points"),
         (["fit", "decode_v2", "us", 2], [5], r"fit\.decode_v2: a row of 1 times for 3 contexts"),
         (["fit", "decode_v2", "n"], [1, 32, 8], r"fit\.decode_v2: points must increase"),
+        (["fit", "mixed"], {**MIXED, "us": []}, r"fit\.mixed: 0 entries for 2 points of q"),
+        (["fit", "mixed"], {**MIXED, "kv": [1, 2, 3]}, r"fit\.mixed: 2 entries for 3 points of kv"),
+        (["fit", "mixed"], {**MIXED, "n": [2, 1]}, r"fit\.mixed: n: points must increase"),
+        (["fit", "mixed"], {"q": [1, 2]}, r"fit\.mixed: object missing required field"),
         (["fit", "prefill", "tile"], 0, r"fit\.prefill\.tile: expected `int` >= 1"),
         (["model", "layers"], "2", r"model\.layers: expected `int`, got `str`"),
         (["fits"], {}, r"unknown key 'fits'; did you mean 'fit'"),

@@ -34,9 +34,7 @@ class Shape:
     shared_blocks: int = 0
 
 
-def random_pages(
-    lengths: list[int], shape: Shape, generator: torch.Generator, spare_blocks: int = 1
-) -> Pages:
+def random_pages(lengths: list[int], shape: Shape, generator: torch.Generator) -> Pages:
     """Pages of layer 1 of 2: a poisoned pool in which only the listed tokens hold numbers.
 
     Blocks are handed out in random order; the first `shared_blocks` of every sequence are common.

@@ -106,6 +106,14 @@ def test_alibi(window: int | None) -> None:
     check_triton(EDGES, Shape(), Attention(window=window, alibi_slopes=slopes))
 
 
+@pytest.mark.parametrize("window", [None, 8500])
+def test_more_partitions_than_are_merged_at_once(window: int | None) -> None:
+    """The bias puts the largest score of one head into the last merge, of the other the first."""
+    slopes = torch.tensor([1e-3, -1e-3])
+    shape = Shape(heads=2, kv_heads=1, block_size=32)
+    check_triton([8700, 8192], shape, Attention(window=window, alibi_slopes=slopes))
+
+
 def test_a_scale_of_ones_own() -> None:
     check_triton(SHORT, Shape(), Attention(scale=0.03))
 
