@@ -8,6 +8,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "kernels")]
 
+# Triton 3.9 warns while this is unset, and warnings are errors here.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 if importlib.util.find_spec("torch") is not None:
     import torch
 

@@ -72,7 +72,7 @@ def test_edge_lengths_in_every_dtype_and_layout(dtype: torch.dtype, layout: str)
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_groups_and_block_sizes(group: int, block_size: int) -> None:
-    lengths = [0, 1, block_size - 1, block_size, block_size + 1, 511, 512, 513]
+    lengths = [1, block_size - 1, block_size, block_size + 1, 513]
     check_triton(lengths, Shape(heads=2 * group, block_size=block_size))
 
 
@@ -111,7 +111,7 @@ def test_more_partitions_than_are_merged_at_once(window: int | None) -> None:
     """The bias puts the largest score of one head into the last merge, of the other the first."""
     slopes = torch.tensor([1e-3, -1e-3])
     shape = Shape(heads=2, kv_heads=1, block_size=32)
-    check_triton([8700, 8192], shape, Attention(window=window, alibi_slopes=slopes))
+    check_triton([8700], shape, Attention(window=window, alibi_slopes=slopes))
 
 
 def test_a_scale_of_ones_own() -> None:
