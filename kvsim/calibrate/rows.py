@@ -38,10 +38,8 @@ def numbers(
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The table of a YAML file, or a `ConfigError` with its line."""
-    try:
-        import yaml  # type: ignore[import-untyped,unused-ignore]
-    except ModuleNotFoundError:
-        raise ConfigError(f"{path}: reading YAML needs PyYAML; pip install pyyaml") from None
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+
     try:
         table = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -51,7 +51,8 @@ def import_(
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.calibrate import aiconfigurator, llmservingsim
-    from kvsim.calibrate.files import save_profile
+    from kvsim.calibrate.document import to_json
+    from kvsim.report.files import write_text
 
     path = Path(folder)
     if (path / "meta.yaml").exists():
@@ -70,7 +71,7 @@ def import_(
         raise ConfigError(
             f"{folder}: has neither meta.yaml (LLMServingSim) nor decode.csv (AIConfigurator)"
         )
-    save_profile(profile, Path(out))
+    write_text(out, to_json(profile))
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
 
 

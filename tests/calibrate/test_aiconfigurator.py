@@ -111,7 +111,7 @@ def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_shipped_tables_have_no_odd_cells() -> None:
-    """Times rise with every count, within the error of the fit, and no cell stands out from its neighbours."""
+    """Times rise with every count, within the error of the fit, and no cell stands out."""
     fit = load_profile(SHIPPED).fit
     assert isinstance(fit.decode_v2, DecodeGrid)
     columns = [list(column) for column in zip(*(row[:16] for row in fit.decode_v2.us), strict=True)]

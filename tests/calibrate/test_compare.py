@@ -10,17 +10,15 @@ import pytest
 from calibrate.tables import write_tables
 
 from kvsim.calibrate.compare import parts, ratios, settings_that_differ
-from kvsim.calibrate.files import save_profile
+from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile
 from kvsim.cost.profile import Profile, load_profile
-
-pytest.importorskip("yaml")
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "one.json"
-    save_profile(import_profile(write_tables(tmp_path / "tables")), path)
+    path.write_text(to_json(import_profile(write_tables(tmp_path / "tables"))))
     return path
 
 
@@ -87,3 +85,19 @@ def test_bad_input_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
     assert failed.stderr.count("\n") == 1
     assert failed.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_written_where_there_is_no_folder_to_read(saved: Path, tmp_path: Path) -> None:
+    target = tmp_path / "one.json" / "made.json"
+    failed = kvsim("import", str(tmp_path / "tables"), "--out", str(target))
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert str(saved) in failed.stderr
+
+
+def test_each_source_of_tables_asks_for_what_it_lacks(saved: Path, tmp_path: Path) -> None:
+    extra = kvsim("import", str(tmp_path / "tables"), "--hardware", "h200-sxm", "--out", str(saved))
+    assert "leave them out" in extra.stderr
+    (tmp_path / "decode.csv").touch()
+    lacking = kvsim("import", str(tmp_path), "--out", str(saved))
+    assert "give --model and --hardware" in lacking.stderr

@@ -6,15 +6,13 @@ import pytest
 from calibrate.tables import META, OPERATORS, attention_us, write_tables
 from cost.plans import plan
 
-from kvsim.calibrate.files import save_profile
+from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile
 from kvsim.config import make_config
 from kvsim.cost import TableCost
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError
 from kvsim.model import load_model
-
-pytest.importorskip("yaml")
 
 LAYERS = load_model("tiny").num_hidden_layers
 
@@ -52,7 +50,7 @@ def test_what_was_measured_is_kept(folder: Path) -> None:
 
 def test_a_step_costs_what_was_measured(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    save_profile(import_profile(folder), path)
+    path.write_text(to_json(import_profile(folder)))
     config = make_config({"dtype": "bfloat16"})
     cost = TableCost(load_model("tiny"), config, str(path))
 
@@ -76,14 +74,14 @@ def test_a_step_costs_what_was_measured(folder: Path, tmp_path: Path) -> None:
 def test_saved_and_read_back(folder: Path, tmp_path: Path) -> None:
     profile = import_profile(folder)
     path = tmp_path / "profile.json"
-    save_profile(profile, path)
+    path.write_text(to_json(profile))
     assert load_profile(str(path)) == profile
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["profile.json"]
 
 
 def test_equal_tables_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
-        save_profile(import_profile(folder), tmp_path / name)
+        (tmp_path / name).write_text(to_json(import_profile(folder)))
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from kvsim.calibrate.files import save_profile
+from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile
 from kvsim.result import Result
 from kvsim.run import simulate
@@ -34,9 +34,8 @@ pytestmark = needs_shared("groundtruth/rtx4090-llama-3.1-8b")
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    pytest.importorskip("yaml")
     path = tmp_path_factory.mktemp("profile") / "rtx-4090.json"
-    save_profile(import_profile(RUN / "kernels"), path)
+    path.write_text(to_json(import_profile(RUN / "kernels")))
     return str(path)
 
 

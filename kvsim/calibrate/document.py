@@ -1,10 +1,8 @@
-"""Writes a profile: one JSON document, keys in a fixed order, all of it or nothing."""
+"""A profile as a JSON document, keys in a fixed order."""
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,22 +10,14 @@ import msgspec
 from kvsim.cost.profile import Profile
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write `profile`; one line per key of `fit`, so that two files can be compared by eye.
-
-    Raises `OSError`; a file that was there stays as it was until the new one is complete.
-    """
+def to_json(profile: Profile) -> str:
+    """The document; one line per key of `fit`, so that two files can be compared by eye."""
     table: dict[str, Any] = msgspec.to_builtins(profile)
     fit = table.pop("fit")
     parts = [f"{json.dumps(key)}: {_line(value)}" for key, value in table.items()]
     inner = ",\n  ".join(f"{json.dumps(key)}: {_line(value)}" for key, value in fit.items())
     parts.append(f'"fit": {{\n  {inner}\n }}')
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text("{\n " + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
 
 
 def _line(value: Any) -> str:
