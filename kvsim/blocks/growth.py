@@ -7,17 +7,16 @@ of vLLM 0.6.3 most of them did.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from kvsim.blocks.pool import BlockPool
 from kvsim.request import Sequence
 
-if TYPE_CHECKING:
-    from kvsim.blocks.tables import Tables
+Growth = Callable[[Sequence, int, BlockPool], int]
+"""Free blocks that the tokens of a sequence without a slot are taken to need, from the sequence,
+the block size in tokens, and the pool that holds its table."""
 
-Growth = Callable[["Tables", Sequence], int]
 
-
-def one_each(tables: Tables, sequence: Sequence) -> int:
+def one_each(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
     """One free block for every running sequence, even where its last block has room.
 
     The engine counts the block that is written to (vLLM 0.6.3.post1 `core/block_manager.py:202`,
@@ -26,21 +25,20 @@ def one_each(tables: Tables, sequence: Sequence) -> int:
     missing = sequence.length - sequence.filled
     if missing == 1:
         return 1
-    size = tables.block_size
-    beyond = missing - (size - sequence.filled % size)
-    return 1 - (-beyond // size)
+    beyond = missing - (block_size - sequence.filled % block_size)
+    return 1 - (-beyond // block_size)
 
 
-def when_needed(tables: Tables, sequence: Sequence) -> int:
+def when_needed(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
     """The blocks that the tokens open, and one if a shared block must be copied to be written.
 
     vLLM V1 (`v1/core/kv_cache_manager.py`, `allocate_slots`) and nano-vllm ask this way.
     """
-    size, table = tables.block_size, sequence.table
-    need = max(0, -(-sequence.length // size) - len(table))
-    place = sequence.filled // size
+    table = sequence.table
+    need = max(0, -(-sequence.length // block_size) - len(table))
+    place = sequence.filled // block_size
     if sequence.filled < sequence.length and place < len(table):
-        need += tables.gpu.references.get(table[place], 1) > 1
+        need += pool.references.get(table[place], 1) > 1
     return need
 
 

@@ -87,7 +87,7 @@ class Tables:
 
     def growth_need(self, sequence: Sequence) -> int:
         """Free blocks that `append` is taken to need."""
-        return self._growth(self, sequence)
+        return self._growth(sequence, self.block_size, self.gpu)
 
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
         """Blocks of `target` that moving these sequences there is taken to need."""
