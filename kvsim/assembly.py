@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvsim.blocks import BLOCK_MANAGERS, Tables
+from kvsim.blocks.counted import COUNTED_TWINS
 from kvsim.config import RunConfig, nearest
 from kvsim.cost import Cost, make_cost
+from kvsim.cost.prices import make_prices
 from kvsim.engines import ENGINES, Engine, Scheduler
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
@@ -46,8 +48,10 @@ class Parts(NamedTuple):
     memory: Budget
 
 
-def assemble(config: RunConfig) -> Parts:
+def assemble(config: RunConfig, named: bool = True) -> Parts:
     """Scheduler, block manager, cost model, link and memory budget of a configuration.
+
+    `named`: whether physical block ids are asked for, also where they can decide nothing.
 
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
@@ -57,14 +61,20 @@ def assemble(config: RunConfig) -> Parts:
     config = _with_defaults(config, engine, model.max_position_embeddings)
     _check_engine(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
-    draft = _scheduler(config, engine, {"num_gpu_blocks": 1})
+    prices = make_prices(config, model, hardware)
+    draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices})
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     _check_pool(config, memory)
     manager = _manager(config, engine)
+    _check_sharing(config, manager)
     given = {**_given(config), **pools}
-    blocks = construct("block_manager", BLOCK_MANAGERS, manager, config.block_manager_args, **given)
-    scheduler = _scheduler(config, engine, {**pools, "enable_prefix_caching": blocks.needs_keys})
+    managers = BLOCK_MANAGERS
+    if not named and config.n == 1:
+        managers = {name: COUNTED_TWINS.get(kind, kind) for name, kind in managers.items()}
+    blocks = construct("block_manager", managers, manager, config.block_manager_args, **given)
+    further = {**pools, "prices": prices, "enable_prefix_caching": blocks.needs_keys}
+    scheduler = _scheduler(config, engine, further)
     _check_manager(config, blocks, manager)
     _check_chunks(config, scheduler, blocks)
     return Parts(
@@ -160,6 +170,17 @@ def _check_engine(config: RunConfig, engine: Engine) -> None:
             raise ConfigError(f"enable_prefix_caching: {config.engine} cannot do without")
 
 
+def _check_sharing(config: RunConfig, manager: str) -> None:
+    """Refuse rules of sharing where nothing is shared."""
+    if manager in BLOCK_MANAGERS and not BLOCK_MANAGERS[manager].needs_keys:
+        for key in ("publish_at", "hits_save", "full_hit"):
+            if key in config.block_manager_args:
+                raise ConfigError(
+                    f"block_manager_args.{key}: {manager} has no prefix cache; leave it out, or use"
+                    " an engine with --enable-prefix-caching"
+                )
+
+
 def _check_pool(config: RunConfig, memory: Budget) -> None:
     """Refuse a `max_model_len` that the pool cannot hold (vLLM 0.6.3 `worker/worker.py:491`)."""
     assert config.block_size is not None and config.max_model_len is not None
@@ -179,7 +200,7 @@ def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
             f"block_manager: {manager} shares nothing; leave out --enable-prefix-caching"
         )
     may_swap = config.scheduling_policy == "priority" and config.n > 1
-    if not blocks.grows and (may_swap or config.preemption_mode == "swap"):
+    if not blocks.swaps and (may_swap or config.preemption_mode in ("swap", "auto")):
         raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
 
 

@@ -17,7 +17,6 @@ model = "roofline"
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsim.errors import ConfigError
+from kvsim.errors import nearest as nearest
 
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -43,6 +43,10 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides a run, except the trace."""
 
     # -- load: when requests are sent -----------------------------------------------------------
+    workload: Annotated[
+        str | None,
+        _doc(_LOAD, "Requests made if there is no trace: a TOML or a name in configs/workloads."),
+    ] = None
     time_scale: Annotated[
         Annotated[float, Meta(gt=0)],
         _doc(_LOAD, "Multiplies recorded gaps: 0.5 sends twice as fast."),
@@ -131,8 +135,12 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     preemption_mode: Annotated[
-        Literal["recompute", "swap"] | None,
-        _doc(_ENGINE, "How a victim gives up its blocks; default: the engine's own rule."),
+        Literal["recompute", "swap", "auto"] | None,
+        _doc(
+            _ENGINE,
+            "How a victim gives up its blocks; auto: whichever is cheaper at that moment;"
+            " default: the engine's own rule.",
+        ),
     ] = None
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"] | None,
@@ -181,6 +189,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " the request refused at arrival.",
         ),
     ] = "stop"
+
+    exact_twin: Annotated[
+        bool,
+        _doc(
+            _ENGINE,
+            "Look at every request in every step, with physical block ids: the same results, slowly.",
+        ),
+    ] = False
 
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
@@ -312,12 +328,6 @@ def check_keys(table: Mapping[str, Any], where: str) -> None:
                 f"{where}: unknown key {key!r};{nearest(key, known)}"
                 " `kvsim run --help` lists them all"
             )
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` did you mean X?`, or nothing where no known word is near."""
-    found = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
-    return f" did you mean {found[0]!r}?" if found else ""
 
 
 def to_table(config: RunConfig) -> dict[str, Any]:

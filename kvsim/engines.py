@@ -24,9 +24,10 @@ class Scheduler(Protocol):
 
     The constructor may name `block_size`, `num_gpu_blocks`, `max_model_len`, `max_num_seqs`,
     `max_num_batched_tokens`, `enable_chunked_prefill`, `enable_prefix_caching`,
-    `preemption_mode`, `scheduling_policy`, `victim` (`schedule.victims.Victim`, None: its own
-    rule), `watermark` and arguments of its own; a `ValueError`
-    is a refusal to start. A scheduler must not read `Request.output_length`.
+    `preemption_mode`, `prices` (`schedule.means.Prices`; None unless the mode is `auto`),
+    `scheduling_policy`, `victim` (`schedule.victims.Victim`, None: its own rule), `watermark` and
+    arguments of its own; a `ValueError` is a refusal to start. A scheduler must not read
+    `Request.output_length`.
 
     It may have `in_flight`, the number of steps composed before the oldest is settled (1 where it
     has not), and `arrive(batch, request)`, called instead of `Batch.arrive`.
@@ -81,7 +82,7 @@ ENGINES: dict[str, Engine] = {
         Vllm063,
         "naive",
         "prefix-caching",
-        others=("contiguous",),
+        others=("contiguous", "prefix-runs"),
         asynchronous=Vllm063Async,
         samples=True,
     ),

@@ -11,6 +11,9 @@ EngineStopped         the *simulated* engine died or got stuck: an outcome of a 
 Broken promises inside kvsim are `AssertionError`s.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class KvsimError(Exception):
     """Something the user can mend; its text is one clear line."""
@@ -26,6 +29,12 @@ class TraceError(KvsimError):
 
 class OutputError(KvsimError):
     """A result cannot be written, or a result folder cannot be read back."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` did you mean X?` for a message, or nothing where no known word is near."""
+    found = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return f" did you mean {found[0]!r}?" if found else ""
 
 
 class EngineStopped(Exception):  # noqa: N818 - an outcome of a run, not an error of ours

@@ -1,7 +1,8 @@
 """Repeats two published experiments on KV-cache pressure; neither needs a GPU.
 
 Both count what a scheduler decides, and that hardly depends on how long a step takes. Every
-configuration is run on the same seeds; a seed decides lengths and the random victim.
+configuration is run on the same seeds; a seed decides lengths and the random victim. Requests are
+made as `configs/workloads` says.
 
 * `watermark`, vLLM PR #44594: preemptions fall, then stay level, as more blocks are kept free at
   admissions.
@@ -12,16 +13,16 @@ configuration is run on the same seeds; a seed decides lengths and the random vi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvsim.config import RunConfig, load_config
 from kvsim.library import find
-from kvsim.run import simulate
-from kvsim.workload.lengths import Lengths, synthesise_lengths
-from kvsim.workload.trace import Trace
+from kvsim.replicates import load_of, replicate
+from kvsim.report.certainty import Published
+from kvsim.result import Result
 
 WATERMARKS: dict[str, int] = {"off": 1065, "0.02": 400, "0.05": 187, "0.10": 168, "0.15": 168}
 """Watermark → preemptions that PR #44594 reports of one run."""
@@ -32,8 +33,6 @@ CUTS: dict[int, float] = {1600: 0.59, 800: 0.40, 400: 0.43}
 """Blocks → share of the wasted tokens that least computed first saves there."""
 ORDER = ("least-computed", "tail", "random", "most-computed")
 """Victims from the least to the most wasted tokens, as the RFC's ablation orders them."""
-
-WATERMARK_REQUESTS, VICTIMS_REQUESTS = 450, 300
 
 Progress = Callable[[int], None]
 
@@ -59,43 +58,41 @@ class Run(NamedTuple):
         return self.wasted_tokens / self.computed_tokens
 
 
-def watermark_trace(seed: int, requests: int = WATERMARK_REQUESTS) -> Trace:
-    """`vllm bench serve` with inputs of 1,000 and outputs of 5,000 tokens, range ratio 0.2."""
-    return synthesise_lengths(
-        Lengths(1000), Lengths(5000), seed, range_ratio=0.2, requests=requests
-    )
-
-
-def victims_trace(seed: int, requests: int = VICTIMS_REQUESTS) -> Trace:
-    """Prompts of mean 241, a tenth of them 5 times longer; outputs of mean 319, a tenth 8 times."""
-    prompts, outputs = Lengths(172, 0.1, 5), Lengths(188, 0.1, 8)
-    return synthesise_lengths(prompts, outputs, seed, range_ratio=0.5, requests=requests)
-
-
 def run_watermarks(
-    seeds: int, requests: int = WATERMARK_REQUESTS, progress: Progress | None = None
+    seeds: int,
+    requests: int | None = None,
+    jobs: int | None = 1,
+    progress: Progress | None = None,
 ) -> Iterator[Run]:
-    """One run for each watermark and seed, seed by seed."""
+    """One run for each watermark and seed, seed by seed; of the first `requests` requests."""
     configs = {name: load_config(str(find("runs", f"watermark-{name}"))) for name in WATERMARKS}
-    for seed in range(seeds):
-        trace = watermark_trace(seed, requests)
-        for name, config in configs.items():
-            yield _run(trace, config, name, seed, progress)
+    return _runs(configs, seeds, requests, jobs, progress)
 
 
 def run_victims(
-    seeds: int, requests: int = VICTIMS_REQUESTS, progress: Progress | None = None
+    seeds: int,
+    requests: int | None = None,
+    jobs: int | None = 1,
+    progress: Progress | None = None,
 ) -> Iterator[Run]:
-    """One run for each pool size, victim and seed, seed by seed."""
+    """One run for each pool size, victim and seed, seed by seed; of the first `requests`."""
     config = load_config(str(find("runs", "victims")))
-    for seed in range(seeds):
-        trace = victims_trace(seed, requests)
-        for blocks in TAXES:
-            for victim in ORDER:
-                each = msgspec.structs.replace(
-                    config, num_gpu_blocks_override=blocks, victim=victim
-                )
-                yield _run(trace, each, setting_of(blocks, victim), seed, progress)
+    configs = {
+        setting_of(blocks, victim): msgspec.structs.replace(
+            config, num_gpu_blocks_override=blocks, victim=victim
+        )
+        for blocks in TAXES
+        for victim in ORDER
+    }
+    return _runs(configs, seeds, requests, jobs, progress)
+
+
+def published_of(workload: str | None, names: Sequence[str]) -> Published | None:
+    """What is published on these shipped configurations under their shipped workload."""
+    values = {f"watermark-{name}": float(number) for name, number in WATERMARKS.items()}
+    if workload != "watermark" or not set(names) & set(values):
+        return None
+    return Published("vLLM PR #44594 (one run)", "num_preemptions", values)
 
 
 def setting_of(blocks: int, victim: str) -> str:
@@ -135,15 +132,26 @@ def record(runs: list[Run]) -> list[dict[str, Any]]:
     return [{**run._asdict(), "recompute_tax": run.tax} for run in runs]
 
 
-def _run(
-    trace: Trace, config: RunConfig, setting: str, seed: int, progress: Progress | None
-) -> Run:
-    config = msgspec.structs.replace(config, seed=seed)
-    result = simulate(trace, config, progress=progress)
+def _runs(
+    configs: Mapping[str, RunConfig],
+    seeds: int,
+    requests: int | None,
+    jobs: int | None,
+    progress: Progress | None,
+) -> Iterator[Run]:
+    cut = [msgspec.structs.replace(config, num_prompts=requests) for config in configs.values()]
+    load = load_of(None, list(configs.items()))
+    rows = replicate(load, cut, range(seeds), _counted, jobs=jobs, progress=progress)
+    for row in rows:
+        for setting, run in zip(configs, row, strict=True):
+            yield run._replace(setting=setting)
+
+
+def _counted(result: Result) -> Run:
     summary, steps = result.summary, result.steps
     return Run(
-        setting,
-        seed,
+        "",
+        result.config.seed,
         summary["num_preemptions"],
         summary["preempted_requests"],
         summary["recomputed_tokens"],

@@ -31,11 +31,19 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency_us: AtLeast0
     bandwidth_gb_s: Above0
 
+    def us(self, moved_bytes: float, gpus: int) -> float:
+        """Microseconds of summing `moved_bytes` over `gpus` GPUs; nothing for one."""
+        if gpus == 1:
+            return 0.0
+        return self.latency_us + 2 * (gpus - 1) / gpus * moved_bytes / self.bandwidth_gb_s / 1e3
+
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU; GiB are 2^30 bytes, GB are 10^9 bytes."""
 
     name: str
+    device_names: list[str] = []
+    """As the CUDA runtime calls it, and so the profiles that were measured on it."""
     memory_gib: Above0
     """Total memory as the CUDA runtime reports it, which is below the size on the box."""
     context_gib: AtLeast0

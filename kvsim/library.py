@@ -27,12 +27,14 @@ _KINDS = {
     "hardware": ("hardware", "hardware", ".toml"),
     "profiles": ("profile", "hardware", ".json"),
     "runs": ("run", "runs", ".toml"),
+    "workloads": ("workload", "workloads", ".toml"),
 }
 """Kind -> (word in messages, folder of `configs`, suffix)."""
 
 
 def find(kind: str, name_or_path: str) -> Path:
-    """The file that `name_or_path` means, for a kind of `models`, `hardware`, `profiles`, `runs`.
+    """The file that `name_or_path` means, for a kind of `models`, `hardware`, `profiles`, `runs`,
+    `workloads`.
 
     A file that exists is taken as it is; anything else must be the name of a shipped file.
     Raises `ConfigError` with the nearest right name and the list of names.

@@ -22,8 +22,8 @@ class LinkTimes:
     A block of `block_bytes` bytes takes pieces x max(`copy_overhead_us`, piece / bandwidth).
     `layout` `layer` has 2 x layers pieces, keys and values of each layer apart (vLLM 0.6.3,
     vllm/worker/cache_engine.py: one tensor per layer); `cross` has one. Bandwidth and overhead
-    default to the hardware's. `block_us` sets the time of a block instead of all these.
-    Raises `ValueError`.
+    default to the hardware's. `block_us` sets the time of a block instead of all these. `call_us`
+    comes on top for each transfer, however many blocks it moves. Raises `ValueError`.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class LinkTimes:
         bandwidth_gb_s: float | None = None,
         copy_overhead_us: float | None = None,
         block_us: float | None = None,
+        call_us: float = 0.0,
     ) -> None:
+        self._call_ns = _time("call_us", call_us) * 1e3
         if block_us is not None:
             if (layout, bandwidth_gb_s, copy_overhead_us) != (None, None, None):
                 raise ValueError(
@@ -64,11 +66,13 @@ class LinkTimes:
 
     def transfer_ns(self, blocks: int) -> int:
         """Nanoseconds for `blocks` blocks in one direction, one after another."""
-        return round(blocks * self._block_ns)
+        return round(self._call_ns + blocks * self._block_ns) if blocks else 0
 
     def describe(self) -> dict[str, Any]:
         """Figures in plain values, for the provenance of a result."""
-        return dict(self._described)
+        if not self._call_ns:
+            return dict(self._described)
+        return {**self._described, "call_us": self._call_ns / 1e3}
 
 
 def make_link(model: Model, hardware: Hardware, config: RunConfig, block_bytes: int) -> LinkTimes:

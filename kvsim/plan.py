@@ -42,12 +42,14 @@ class Plan:
         "decodes",
         "entries",
         "ignored",
+        "left",
         "preempted",
         "prefills",
         "samples",
         "swapped_in",
         "swaps_in",
         "swaps_out",
+        "together",
     )
 
     def __init__(self) -> None:
@@ -55,6 +57,11 @@ class Plan:
         """The whole batch in its order: request, tokens it takes on, whether it samples."""
         self.prefills: list[Prefill] = []
         self.decodes: list[Request] = []
+        self.together = 0
+        """Requests that produce one token each without being listed (`kvsim.schedule.lockstep`)."""
+        self.left: list[tuple[int, Request]] = []
+        """(place in the running order, request) of those that were counted in `together` and are
+        to be looked at one by one since."""
         self.preempted: list[tuple[Request, str]] = []
         """Requests that lost their blocks, with the means, in order."""
         self.swapped_in: list[Request] = []
@@ -85,9 +92,9 @@ class Plan:
     @property
     def computes(self) -> bool:
         """Whether the model runs in this step."""
-        return bool(self.entries)
+        return bool(self.entries or self.together)
 
     @property
     def empty(self) -> bool:
         """Whether the step changed nothing at all."""
-        return not (self.entries or self.ignored or self.preempted)
+        return not (self.entries or self.together or self.ignored or self.preempted)

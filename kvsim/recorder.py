@@ -5,10 +5,13 @@ One row per step, written once by the replica; columns are listed in `STEP_COLUM
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Mapping
+from struct import Struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from array import array
+
     import numpy as np
 
 STEP_COLUMNS = (
@@ -49,23 +52,48 @@ BLOCKED = ("", "slots", "tokens", "blocks", "watermark", "swapped", "preempted")
 prompts wait until every swapped request is back; a preemption in this step."""
 
 
+PIECE_STEPS = 1 << 15
+"""Rows that are packed together."""
+
+_ROW_BYTES = 8 * len(STEP_COLUMNS)
+_PIECE_BYTES = PIECE_STEPS * _ROW_BYTES
+_pack = Struct(f"{len(STEP_COLUMNS)}q").pack
+
+
 class Recorder:
-    """Keeps the rows of one run."""
+    """Keeps the rows of one run, packed (`kvsim.packed`)."""
 
     def __init__(self) -> None:
-        self._rows = array("q")
+        from kvsim.packed import PackedColumns
+
+        self._rows = bytearray()
+        """What is not packed yet, as consecutive 64-bit integers."""
+        self._packed = PackedColumns(STEP_COLUMNS)
 
     def step(self, row: tuple[int, ...]) -> None:
         """Append one row, in the order of `STEP_COLUMNS`."""
-        self._rows.extend(row)
+        self._rows += _pack(*row)
+        if len(self._rows) >= _PIECE_BYTES:
+            self._seal()
+
+    def extend(self, rows: np.ndarray | array[int]) -> None:
+        """Append whole rows at once: an int64 array of shape (steps, columns), or its numbers."""
+        self._rows += rows.tobytes()
+        if len(self._rows) >= _PIECE_BYTES:
+            self._seal()
 
     def __len__(self) -> int:
-        return len(self._rows) // len(STEP_COLUMNS)
+        return self._packed.rows + len(self._rows) // _ROW_BYTES
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """Each column as an int64 array of one entry per step."""
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """Each column as an int64 array of one entry per step; a long run unpacks it at access."""
+        if self._rows:
+            self._seal()
+        columns = self._packed
+        return columns if columns.rows > PIECE_STEPS else dict(columns)
+
+    def _seal(self) -> None:
         import numpy as np
 
-        width = len(STEP_COLUMNS)
-        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, width)
-        return {name: rows[:, i].copy() for i, name in enumerate(STEP_COLUMNS)}
+        self._packed.add(np.frombuffer(self._rows, np.int64).reshape(-1, len(STEP_COLUMNS)))
+        self._rows = bytearray()

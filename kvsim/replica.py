@@ -25,6 +25,7 @@ import simpy
 from simpy.events import EventPriority
 
 from kvsim.cost import Cost
+from kvsim.cost.decodes import price_of
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.link import LinkTimes
@@ -32,6 +33,8 @@ from kvsim.plan import RECOMPUTE, Plan
 from kvsim.recorder import Recorder
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
+from kvsim.schedule.pace import Outlook, Pace
+from kvsim.schedule.stretch import Stretches
 from kvsim.workload.clients import Clients
 
 AFTER_ARRIVALS = EventPriority(2)
@@ -136,6 +139,13 @@ class Replica:
         """Steps that may be under way when the next one is composed, that one included."""
         self._wake: simpy.Event | None = None
         self._arrive = getattr(scheduler, "arrive", Batch.arrive)
+        self._outlook: Callable[[Batch], Outlook | None] | None = None
+        """What the scheduler promises of the next steps; None: each is composed by itself."""
+        if isinstance(batch, Stretches) and watcher is None and self._in_flight == 1:
+            self._outlook = getattr(scheduler, "outlook", None)
+        self._pace = cast(Pace, scheduler)
+        """Only a scheduler that has an outlook is asked as one."""
+        self._price = price_of(cost)
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
         self._next_audit = 1
@@ -184,51 +194,84 @@ class Replica:
     # -- the engine ------------------------------------------------------------------------------
 
     def _steps(self) -> Process:
+        """Compose a step; unless more may be in flight, wait for the oldest and settle it."""
+        env, batch, flying = self.env, self.batch, self._flying
+        compose, overlap = self.scheduler.compose, self.scheduler.overlap
         while True:
-            yield from self._step()
+            now_ns = cast(int, env.now)
+            arrived = self._take_inbox() if self._inbox else 0
+            if self._stretch(now_ns):
+                if batch.now_ns > now_ns:
+                    yield Later(env, batch.now_ns - now_ns)
+                self._landed()
+                continue
+            plan = compose(batch, now_ns)
+            if self.watcher is not None:
+                self.watcher.composed(batch, plan, now_ns, arrived)
+            overlap(batch, now_ns)
+            ended = self._drain() if batch.ended else []
+            if plan.computes or not (plan.empty or flying):
+                before = _before(batch, plan)
+                moved = (0, 0)
+                if plan.swaps_out or plan.swaps_in:
+                    moved = yield from self._swap(plan)
+                self._dispatch(plan, now_ns, moved, before)
+            elif ended or not plan.empty:
+                # Nothing runs, but something happened: a step without duration.
+                self.recorder.step((now_ns, now_ns, 0, 0, *_before(batch, plan), len(ended)))
+            elif not (flying or self._inbox):
+                yield from self._sleep()
+                continue
+            if flying and not (plan.computes and len(flying) < self._in_flight):
+                flight = flying.popleft()
+                if flight.end_ns > env.now:
+                    yield Later(env, flight.end_ns - cast(int, env.now))
+                ended += self._land(flight, len(ended))
+            if self.watcher is not None:
+                self.watcher.settled(batch, ended)
 
-    def _step(self) -> Process:
-        """Compose one step; unless more may be in flight, wait for the oldest and settle it."""
+    def _stretch(self, now_ns: int) -> int:
+        """Take the next steps in one go, where they all decode and nothing else; answers how many."""
         batch = self.batch
-        arrived = self._take_inbox()
-        start_ns = self.now_ns
-        plan = self.scheduler.compose(batch, start_ns)
-        if self.watcher is not None:
-            self.watcher.composed(batch, plan, start_ns, arrived)
-        self.scheduler.overlap(batch, start_ns)
-        ended = self._drain()
-        if plan.computes or not (plan.empty or self._flying):
-            yield from self._dispatch(plan, start_ns)
-        elif ended or not plan.empty:
-            # Nothing runs, but something happened: a step without duration.
-            self.recorder.step((start_ns, start_ns, 0, 0, *_before(batch, plan), len(ended)))
-        elif not (self._flying or self._inbox):
-            yield from self._sleep()
-            return
-        if self._flying and not (plan.computes and len(self._flying) < self._in_flight):
-            ended += yield from self._land(len(ended))
-        if self.watcher is not None:
-            self.watcher.settled(batch, ended)
+        if self._outlook is None or self._flying or batch.ended:
+            return 0
+        outlook = self._outlook(batch)
+        if outlook is None:
+            return 0
+        assert isinstance(batch, Stretches)
+        return batch.stretch(
+            self._pace, outlook, now_ns, self.env.peek(), self._price, self.recorder
+        )
 
-    def _dispatch(self, plan: Plan, composed_ns: int) -> Process:
-        """Start a step behind those in flight; swap copies block it."""
-        before = _before(self.batch, plan)
-        moved = (0, 0)
-        if plan.swaps_out or plan.swaps_in:
-            assert not self._flying, "copies block a step, so none may be in flight"
-            moved = yield from self._swap(plan)
-        ready_ns = self._flying[-1].end_ns if self._flying else self.now_ns
+    def _landed(self) -> None:
+        """The time of a stretch has passed: tell the clients who ended."""
+        assert isinstance(self.batch, Stretches)
+        self.batch.landed(self._pace)
+        if self.batch.ended:
+            self._drain()
+        self._advanced = len(self.recorder)
+        self._audit()
+
+    def _dispatch(
+        self, plan: Plan, composed_ns: int, moved: tuple[int, int], before: tuple[int, ...]
+    ) -> None:
+        """Start a step behind those in flight; `moved` is what its swap copies, which block it,
+        have taken."""
+        flying = self._flying
+        if flying:
+            assert not moved[0], "copies block a step, so none may be in flight"
+            start_ns = ready_ns = flying[-1].end_ns
+        else:
+            start_ns, ready_ns = composed_ns, self.now_ns
         end_ns = ready_ns + self.cost.step_ns(plan)
-        start_ns = ready_ns if self._flying else composed_ns
-        self._flying.append(Flight(plan, start_ns, end_ns, moved, before))
+        flying.append(Flight(plan, start_ns, end_ns, moved, before))
+        self.batch.busy_until_ns = end_ns
 
-    def _land(self, already: int) -> Process:
-        """Wait for the oldest step in flight and settle it; answers who ended."""
-        flight = self._flying.popleft()
-        if flight.end_ns > self.now_ns:
-            yield Later(self.env, flight.end_ns - self.now_ns)
-        self.scheduler.settle(self.batch, flight.plan, flight.end_ns)
-        ended = self._drain()
+    def _land(self, flight: Flight, already: int) -> list[Request]:
+        """The time of the oldest step has passed: settle it; answers who ended."""
+        batch = self.batch
+        self.scheduler.settle(batch, flight.plan, flight.end_ns)
+        ended = self._drain() if batch.ended else []
         number = already + len(ended)
         row = (flight.start_ns, flight.end_ns, *flight.moved, *flight.before, number)
         self.recorder.step(row)
@@ -288,9 +331,13 @@ class Replica:
                 remedy="give the engine more blocks (--num-gpu-blocks-override)",
                 rule="no progress",
             )
-        if step == self._next_audit:
+        self._audit()
+
+    def _audit(self) -> None:
+        """Check the books after 1, 2, 4, 8... steps."""
+        if len(self.recorder) >= self._next_audit:
             self.batch.audit()
-            self._next_audit *= 2
+            self._next_audit = 2 * len(self.recorder)
 
 
 def _arrival_order(request: Request) -> tuple[int, int]:
@@ -299,8 +346,6 @@ def _arrival_order(request: Request) -> tuple[int, int]:
 
 def _before(batch: Batch, plan: Plan) -> tuple[int, ...]:
     """The columns of a step row that are known when it is composed."""
-    blocks = batch.blocks
-    gpu = blocks.gpu
     computed = cached = recomputes = 0
     for tokens, _ in plan.chunks:
         computed += tokens
@@ -323,13 +368,8 @@ def _before(batch: Batch, plan: Plan) -> tuple[int, ...]:
         len(plan.copies),
         len(plan.ignored),
         len(batch.waiting),
-        len(batch.running),
+        batch.num_running,
         len(batch.swapped),
-        gpu.used,
-        gpu.cached,
-        gpu.free - gpu.cached,
-        blocks.cpu.used,
-        blocks.empty_slots,
-        blocks.stranded,
+        *batch.blocks.census(),
         plan.blocked,
     )

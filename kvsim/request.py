@@ -37,6 +37,14 @@ class Stream(Protocol):
         ...
 
 
+class UnitStream(Stream, Protocol):
+    """A stream whose blocks come in groups that come and go together: those of a hash id."""
+
+    def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
+        """The first `number` full blocks as (identity of a group and of all before it, blocks)."""
+        ...
+
+
 class ContentStream(Stream, Protocol):
     """A stream that also knows its blocks apart from what precedes them."""
 
@@ -96,7 +104,7 @@ class Sequence:
         self.last_token_ns = -1
         """When its newest generated token came to exist; -1: there is none."""
         self.published = 0
-        """Leading blocks of the table that others can hit (managers that publish at allocation)."""
+        """Leading blocks of the table that others can hit (managers with a prefix cache)."""
         self.placeholders = 0
         """Tokens sampled by steps in flight, not known to the scheduler yet."""
 
@@ -179,11 +187,11 @@ class Request:
         self.prefix_pos = prefix_pos
         """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
-        self.released_ns = 0
-        """When the client wanted to send it."""
+        self.released_ns = -1
+        """When the client wanted to send it; -1: not yet; likewise below."""
         self.client_queue_ns = 0
         """Wait for one of the client's `max_concurrency` slots, before `arrival_ns`."""
-        self.arrival_ns = 0
+        self.arrival_ns = -1
         """When the engine got it; latencies count from here."""
         self.first_scheduled_ns = -1
         self.first_token_ns = -1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts
@@ -44,12 +47,15 @@ class Result:
     config: RunConfig
     meta: dict[str, Any]
     """Provenance: versions, trace, settings, memory, time source, outcome."""
-    steps: dict[str, np.ndarray]
-    """Columns of `recorder.STEP_COLUMNS`."""
+    steps: Mapping[str, np.ndarray]
+    """Columns of `recorder.STEP_COLUMNS` and `ledger.parts.KERNELS`."""
     requests: dict[str, Any]
-    """Columns, one entry per request in trace order; see `kvsim.report`."""
+    """Columns, one entry per request in trace order; see `kvsim.report`. The times of
+    `ledger.parts.TIME_PARTS`, and with prefix caching its `PROMPT_PARTS`, are among them."""
     token_gaps_ns: dict[int, int] = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
+    transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """Columns of `kvsim.transitions.TRANSITION_COLUMNS`."""
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -75,18 +81,24 @@ def request_columns(requests: list[Request]) -> dict[str, Any]:
     """One entry per request and column, in trace order; -1: never happened."""
     import numpy as np
 
-    def integers(name: str) -> np.ndarray:
-        return np.array([getattr(request, name) for request in requests], dtype=np.int64)
-
+    read = attrgetter(*_REQUEST_INTEGERS, "cached_tokens")
+    names = (*_REQUEST_INTEGERS, "num_cached_tokens")
+    columns = np.empty((len(names), len(requests)), dtype=np.int64)
+    for first in range(0, len(requests), _AT_ONCE):
+        some = requests[first : first + _AT_ONCE]
+        numbers = np.fromiter(chain.from_iterable(map(read, some)), np.int64)
+        columns[:, first : first + len(some)] = numbers.reshape(-1, len(names)).T
     return {
         "id": [request.id for request in requests],
         "session": [request.session or "" for request in requests],
         "status": ["rejected" if request.reason else "completed" for request in requests],
         "reason": [request.reason for request in requests],
-        **{name: integers(name) for name in _REQUEST_INTEGERS},
-        "num_cached_tokens": integers("cached_tokens"),
+        **dict(zip(names, columns, strict=True)),
     }
 
+
+_AT_ONCE = 1 << 15
+"""Requests that are turned into columns together."""
 
 _REQUEST_INTEGERS = (
     "index",
@@ -141,6 +153,7 @@ def provenance(
         "block_size": config.block_size,
         "num_gpu_blocks": parts.blocks.gpu.size,
         "num_cpu_blocks": parts.blocks.cpu.size,
+        "steps_in_flight": getattr(parts.scheduler, "in_flight", 1),
         "watermark_blocks": getattr(parts.scheduler, "watermark_blocks", 0),
         "memory": parts.memory.describe(),
         "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},

@@ -4,40 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from kvsim.assembly import Parts, assemble
+from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import EngineStopped
+from kvsim.ledger.account import account_prompts, account_times
 from kvsim.recorder import Recorder
 from kvsim.replica import Link, Replica, Watcher
 from kvsim.request import Request
 from kvsim.result import Outcome, Result, provenance, request_columns
 from kvsim.schedule.batch import Batch
+from kvsim.schedule.stretch import Stretches
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
-from kvsim.workload.keys import streams
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.requests import make_requests
+from kvsim.workload.spec import trace_of
+from kvsim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Progress = Callable[[int], None]
 
 
+@collector_paused()
 def simulate(
-    trace: Trace | str | Path,
+    trace: Trace | str | Path | None,
     config: RunConfig | Mapping[str, Any] | str | Path | None = None,
     *,
     progress: Progress | None = None,
     watcher: Watcher | None = None,
     command: str = "",
+    parts_of: Callable[[RunConfig, bool], Parts] = assemble,
 ) -> Result:
     """Replay a trace under a configuration.
 
-    `trace`: a path or an opened trace. `config`: settings as a table, a path of a TOML file, or
-    None for the defaults. `progress` is called with the number of requests that have just ended,
-    `watcher` with every step.
+    `trace`: a path, an opened trace, or None for the `workload` of the settings. `config`: settings
+    as a table, a path of a TOML file, or None for the defaults. `progress` is called with the
+    number of requests that have just ended, `watcher` with every step.
+    `parts_of` turns the settings into the objects of a run, for those who exchange one of them.
 
     With `on_engine_error = "reject"`, a run that ends in an engine error starts again with the
     request at fault refused at arrival, as often as it takes: what the engine decides is never
@@ -51,15 +61,18 @@ def simulate(
             config = make_config(config or {})
         else:
             config = load_config(str(config))
-    if not isinstance(trace, Trace):
+    if trace is None:
+        trace = trace_of(config)
+    elif not isinstance(trace, Trace):
         trace = open_trace(str(trace))
     rows = trace.rows[: config.num_prompts]
     errors: list[Outcome] = []
+    dull = config.exact_twin or watcher is not None
     while True:
-        parts = assemble(config)
-        requests = make_requests(trace, rows, config, parts)
+        parts = parts_of(config, dull)
+        requests = make_requests(trace, rows, n=config.n, keyed=parts.blocks.needs_keys)
         clients = Clients(requests, rows, release_times(rows, config), config)
-        batch = Batch(parts.blocks)
+        batch = Batch(parts.blocks) if dull else Stretches(parts.blocks)
         recorder = Recorder()
         refused = {error.request: error.kind for error in errors}
         outcome = _play(parts, batch, clients, recorder, refused, progress, watcher)
@@ -67,33 +80,11 @@ def simulate(
             break
         errors.append(outcome)
     _account(requests, outcome)
-    return Result(
-        config,
-        provenance(trace, len(rows), parts, outcome, errors, command),
-        recorder.columns(),
-        request_columns(requests),
-        batch.token_gaps_ns,
-    )
-
-
-def make_requests(trace: Trace, rows: list[Row], config: RunConfig, parts: Parts) -> list[Request]:
-    """Fresh requests for the rows of a trace, with block identities if anything looks at them."""
-    identities: list[Any] = [None] * len(rows)
-    if parts.blocks.needs_keys:
-        identities = streams(trace)
-    return [
-        Request(
-            row.index,
-            row.id,
-            row.input_length,
-            row.output_length,
-            identities[row.index],
-            n=config.n,
-            priority=row.priority,
-            session=row.session,
-        )
-        for row in rows
-    ]
+    log = batch.transitions.columns()
+    steps, columns = _keep_books(parts, requests, recorder, log)
+    meta = provenance(trace, len(rows), parts, outcome, errors, command)
+    meta["fast_path"] = batch.shortcuts()
+    return Result(config, meta, steps, columns, batch.token_gaps_ns, log)
 
 
 def _play(
@@ -122,6 +113,7 @@ def _play(
     try:
         env.run()
     except EngineStopped as stop:
+        batch.dissolve()
         return Outcome(
             stop.kind,
             int(env.now),
@@ -135,6 +127,20 @@ def _play(
     if len(batch):
         return _deadlock(batch, int(env.now), len(recorder))
     return Outcome("finished", int(env.now), len(recorder))
+
+
+def _keep_books(
+    parts: Parts, requests: list[Request], recorder: Recorder, log: dict[str, np.ndarray]
+) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
+    """The columns of steps and requests, with the ledger of where time and tokens went."""
+    columns = request_columns(requests)
+    in_flight = getattr(parts.scheduler, "in_flight", 1)
+    steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+    columns |= times
+    blocks = parts.blocks
+    if blocks.needs_keys:
+        columns |= account_prompts(requests, log, blocks.block_size, blocks.full_hit.withheld)
+    return steps, columns
 
 
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:

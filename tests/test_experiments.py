@@ -11,7 +11,19 @@ from rich.console import Console
 from kvsim import experiments
 from kvsim.cli import main
 from kvsim.cli.experiments import _victims, _watermarks
-from kvsim.experiments import CUTS, ORDER, TAXES, WATERMARKS, Run, cuts, group, ordered, setting_of
+from kvsim.experiments import (
+    CUTS,
+    ORDER,
+    TAXES,
+    WATERMARKS,
+    Run,
+    cuts,
+    group,
+    ordered,
+    published_of,
+    setting_of,
+)
+from kvsim.workload.spec import load_workload, make_trace
 
 
 def test_preemptions_fall_with_the_watermark_and_then_stay_level() -> None:
@@ -38,8 +50,8 @@ def test_victims_waste_in_the_published_order() -> None:
 
 def test_what_is_not_wasted_is_the_work_itself() -> None:
     """Every token but a request's last is computed once, and again if it was lost."""
-    trace = experiments.victims_trace(0, 40)
-    once = sum(row.input_length + row.output_length - 1 for row in trace.rows)
+    rows = make_trace(load_workload("victims"), 0).rows[:40]
+    once = sum(row.input_length + row.output_length - 1 for row in rows)
     runs = list(experiments.run_victims(1, requests=40))
     assert max(run.wasted_tokens for run in runs) > once
     for run in runs:
@@ -81,7 +93,7 @@ def test_the_command_writes_every_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [made(name, 0, 10) for name in WATERMARKS]
-    monkeypatch.setattr(experiments, "run_watermarks", lambda seeds, progress: iter(runs))
+    monkeypatch.setattr(experiments, "run_watermarks", lambda seeds, jobs, progress: iter(runs))
     with pytest.raises(SystemExit) as stop:
         main(["experiment", "watermark", "--seeds", "1", "--out", str(tmp_path)])
     assert stop.value.code == 0
@@ -89,6 +101,13 @@ def test_the_command_writes_every_run(
     assert [run["setting"] for run in written["runs"]] == list(WATERMARKS)
     assert written["runs"][0]["recompute_tax"] == 0.01
     assert "1,065" in capsys.readouterr().out
+
+
+def test_published_figures_stand_beside_their_own_configurations_only() -> None:
+    found = published_of("watermark", ["watermark-0.02", "mine"])
+    assert found is not None and found.values["watermark-0.02"] == 400
+    assert published_of("watermark", ["mine"]) is None
+    assert published_of(None, ["watermark-0.02"]) is None
 
 
 def test_an_unknown_experiment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from kvsim.blocks.contiguous import Contiguous
 from kvsim.blocks.naive import Naive
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.prefix import PrefixCaching
+from kvsim.blocks.runs import PrefixRuns
 from kvsim.blocks.tables import Tables
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
@@ -16,6 +17,7 @@ BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "naive": Naive,
     "prefix-caching": PrefixCaching,
     "contiguous": Contiguous,
+    "prefix-runs": PrefixRuns,
     "vllm-0.3.3": Vllm033Tables,
     "vllm-v1": VllmV1Tables,
     "vllm-v1-prefix-caching": VllmV1PrefixTables,

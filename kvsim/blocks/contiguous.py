@@ -25,6 +25,7 @@ class Contiguous(Tables):
     """
 
     grows = False
+    swaps = False
 
     def __init__(
         self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, max_model_len: int

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.tables import Tables
+from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.blocks.tables import Tables, named
 from kvsim.request import Request, Sequence
 
 
@@ -87,14 +88,27 @@ class NanoPool(BlockPool):
 class NanoTables(Tables):
     """Block tables of nano-vllm, commit bb823b3 (`nanovllm/engine/block_manager.py`).
 
-    Blocks can be hit once they are computed; the last block of a sequence never hits.
+    Blocks can be hit once they are computed, and the last block of a sequence never hits, unless
+    other rules of `kvsim.blocks.sharing` are set.
     """
 
     needs_keys = True
     gpu: NanoPool
 
-    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        *,
+        publish_at: str = "computed",
+        hits_save: str = "admission",
+        full_hit: str = "last-block",
+    ) -> None:
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
+        self.publish_at = named("publish_at", PUBLISH_AT, publish_at)
+        self.hits_save = named("hits_save", HITS_SAVE, hits_save)
+        self.full_hit = named("full_hit", FULL_HITS, full_hit)
         self._lookups = 0
         self._hits = 0
 
@@ -102,9 +116,11 @@ class NanoTables(Tables):
         return NanoPool(size, first)
 
     def admission_need(self, request: Request) -> int:
-        sequence = request.sequences[0]
-        in_use = sum([block in self.gpu.references for block in self.match(sequence)])
-        return -(-sequence.length // self.block_size) - in_use
+        need = super().admission_need(request)
+        if self.hits_save.blocks:
+            references = self.gpu.references
+            need -= sum([block in references for block in self.match(request.sequences[0])])
+        return need
 
     def growth_need(self, sequence: Sequence) -> int:
         """A block only where the newest token opens one."""
@@ -113,7 +129,7 @@ class NanoTables(Tables):
     def match(self, sequence: Sequence) -> list[int]:
         size, block_of = self.block_size, self.gpu.block_of
         blocks: list[int] = []
-        for key in sequence.block_keys((sequence.length - 1) // size, size):
+        for key in sequence.block_keys((sequence.length - self.full_hit.withheld) // size, size):
             block = block_of.get(key)
             if block is None:
                 break
@@ -127,26 +143,36 @@ class NanoTables(Tables):
     def allocate(self, sequence: Sequence) -> None:
         assert not sequence.table
         hits = self.match(sequence)
-        for block in hits:
-            self.gpu.hit(block)
+        self._share(sequence, hits)
         rest = -(-sequence.length // self.block_size) - len(hits)
         sequence.table = hits + self.gpu.take_many(rest)
         self._filled(sequence)
         sequence.seen = sequence.published = len(hits)
         self._lookups += sequence.length // self.block_size
         self._hits += len(hits)
+        if not self.publish_at.computed:
+            self.publish(sequence, sequence.length)
+
+    def _share(self, sequence: Sequence, hits: list[int]) -> None:
+        """The first blocks of a table are those that it hits."""
+        for block in hits:
+            self.gpu.hit(block)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
         sequence.access_ns = now_ns
         return sequence.seen * self.block_size
 
-    def computed(self, sequence: Sequence) -> None:
-        full = sequence.computed // self.block_size
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        full = upto // self.block_size
         if full > sequence.published:
             keys = sequence.block_keys(full, self.block_size)
             for place in range(sequence.published, full):
                 self.gpu.register(sequence.table[place], keys[place])
             sequence.published = full
+
+    def fill(self, sequence: Sequence, place: int) -> None:
+        if not self.publish_at.computed:
+            self.publish(sequence, (place + 1) * self.block_size)
 
 
 class StaleNanoPool(NanoPool):
@@ -188,44 +214,58 @@ class NanoTables2025(NanoTables):
 
     gpu: StaleNanoPool
 
-    def __init__(self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        *,
+        publish_at: str = "allocation",
+        hits_save: str = "charge",
+        full_hit: str = "nothing",
+    ) -> None:
+        super().__init__(
+            block_size,
+            num_gpu_blocks,
+            num_cpu_blocks,
+            publish_at=publish_at,
+            hits_save=hits_save,
+            full_hit=full_hit,
+        )
         self._chain: dict[tuple[int, int], int] = {}
         """(key of the block before, content) → key; the pool never forgets keys either."""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return StaleNanoPool(size, first)
 
-    def admission_need(self, request: Request) -> int:
-        return -(-request.sequences[0].length // self.block_size)
-
     def match(self, sequence: Sequence) -> list[int]:
         blocks: list[int] = []
-        for key, content in self._identities(sequence):
+        for key, content in self._identities(sequence, sequence.length - self.full_hit.withheld):
             block = self.gpu.find(key, content)
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
-    def allocate(self, sequence: Sequence) -> None:
-        super().allocate(sequence)
-        for block, (key, content) in zip(sequence.table, self._identities(sequence), strict=False):
+    def _share(self, sequence: Sequence, hits: list[int]) -> None:
+        super()._share(sequence, hits)
+        identities = self._identities(sequence, len(hits) * self.block_size)
+        for block, (key, content) in zip(hits, identities, strict=True):
             self.gpu.fill(block, key, content)
 
-    def fill(self, sequence: Sequence, place: int) -> None:
-        (content,) = self._contents(sequence, place, place + 1)
-        before = self.gpu.key_of[sequence.table[place - 1]] if place else _ROOT
-        self.gpu.fill(sequence.table[place], self._key(before, content), content)
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        first, last = sequence.published, upto // self.block_size
+        if last > first:
+            for place, content in enumerate(self._contents(sequence, first, last), first):
+                before = self.gpu.key_of[sequence.table[place - 1]] if place else _ROOT
+                self.gpu.fill(sequence.table[place], self._key(before, content), content)
+            sequence.published = last
 
-    def computed(self, sequence: Sequence) -> None:
-        """Nothing: blocks were registered before they were computed."""
-
-    def _identities(self, sequence: Sequence) -> list[tuple[int, int]]:
-        """Key and content of each full block."""
+    def _identities(self, sequence: Sequence, upto: int) -> list[tuple[int, int]]:
+        """Key and content of each full block of the first `upto` tokens."""
         key = _ROOT
         identities: list[tuple[int, int]] = []
-        for content in self._contents(sequence, 0, sequence.length // self.block_size):
+        for content in self._contents(sequence, 0, upto // self.block_size):
             key = self._key(key, content)
             identities.append((key, content))
         return identities

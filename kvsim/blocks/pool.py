@@ -153,6 +153,12 @@ class PrefixPool(BlockPool):
         """Whether the content is here in a block in use (hitting it costs no free block)."""
         return self.block_of.get(key) in self.references
 
+    def find(self, key: int) -> int | None:
+        """The block with this content, if it is computed."""
+        block = self.block_of.get(key)
+        known = block not in self.references or block in self._computed
+        return block if known else None
+
     def take_keyed(self, key: int) -> int:
         """A block with this content: the one that has it, or a newly taken one."""
         self.lookups += 1
@@ -178,6 +184,15 @@ class PrefixPool(BlockPool):
             else:
                 table.append(self.take_keyed(key))
         return table
+
+    def take_leading(self, keys: list[int]) -> list[int]:
+        """`take_keyed` the leading keys whose content is here, and nothing for the rest."""
+        block_of = self.block_of
+        here = 0
+        while here < len(keys) and keys[here] in block_of:
+            here += 1
+        self.lookups += len(keys) - here
+        return self.take_table(keys[:here])
 
     def _take_new(self, keys: list[int]) -> list[int]:
         blocks = self.take_many(len(keys))

@@ -1,9 +1,9 @@
 """Paged blocks that equal prefixes share.
 
-A full block is known by a key that stands for its tokens *and* everything before them. Sharing
-begins when a block is given its content; it saves computation only from the next step on, when
-the content is computed (vLLM 0.6.3.post1 `core/block/prefix_caching_block.py`). Hits reduce neither
-the admission need nor the token budget of that engine.
+A full block is known by a key that stands for its tokens *and* everything before them. As
+vLLM 0.6.3.post1 has it (`core/block/prefix_caching_block.py`), sharing begins when a block is given
+its content, and saves computation from the next step on; hits reduce neither the admission need nor
+the token budget. Other rules of `kvsim.blocks.sharing` can be set.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterable
 
 from kvsim.blocks.eviction import EVICTIONS
 from kvsim.blocks.pool import BlockPool, PrefixPool
-from kvsim.blocks.tables import Tables, named
+from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.blocks.tables import NAMED, Tables, named, waiting_sequence
 from kvsim.errors import EngineStopped
-from kvsim.request import Sequence
+from kvsim.request import Request, Sequence
 
 
 class PrefixCaching(Tables):
@@ -33,9 +34,17 @@ class PrefixCaching(Tables):
         growth: str = "one-each",
         idle_order: str = "stack",
         eviction: str = "vllm-0.6.3",
+        publish_at: str = "allocation",
+        hits_save: str = "computation",
+        full_hit: str = "last-block",
     ) -> None:
         self.eviction = named("eviction", EVICTIONS, eviction)
         """In which order idle blocks with content are reused; a name of `EVICTIONS`."""
+        self.publish_at = named("publish_at", PUBLISH_AT, publish_at)
+        self.hits_save = named("hits_save", HITS_SAVE, hits_save)
+        self.full_hit = named("full_hit", FULL_HITS, full_hit)
+        self._withheld = self.full_hit.withheld
+        self.lockstep = "" if self.publish_at.computed else NAMED
         super().__init__(
             block_size, num_gpu_blocks, num_cpu_blocks, growth=growth, idle_order=idle_order
         )
@@ -43,15 +52,31 @@ class PrefixCaching(Tables):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return PrefixPool(size, first, self.idle_order, self.eviction)
 
+    def admission_need(self, request: Request) -> int:
+        need = super().admission_need(request)
+        if self.hits_save.blocks:
+            need -= self._held(waiting_sequence(request))
+        return need
+
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
         assert isinstance(target, PrefixPool)
         size = self.block_size
         need = 0
         for sequence in sequences:
-            keys = sequence.block_keys(sequence.filled // size, self.block_size)
-            need += self.growth_need(sequence) + len(keys)
+            need += self._move_need(sequence)
+            keys = sequence.block_keys(sequence.published, size)
             need -= sum([target.holds(key) for key in keys])
         return need
+
+    def match(self, sequence: Sequence) -> list[int]:
+        size, find = self.block_size, self.gpu.find
+        hits: list[int] = []
+        for key in sequence.block_keys((sequence.length - self.full_hit.withheld) // size, size):
+            block = find(key)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
 
     @property
     def lookups(self) -> tuple[int, int]:
@@ -60,17 +85,23 @@ class PrefixCaching(Tables):
     def allocate(self, sequence: Sequence) -> None:
         assert not sequence.table
         full, rest = divmod(sequence.length, self.block_size)
-        table = self.gpu.take_table(sequence.block_keys(full, self.block_size))
-        if rest:
-            table.append(self.gpu.take())
+        keys = sequence.block_keys(full, self.block_size)
+        if self.publish_at.computed:
+            table = self.gpu.take_leading(keys)
+            full = len(table)
+            table += self.gpu.take_many(len(keys) - full + (rest > 0))
+        else:
+            table = self.gpu.take_table(keys)
+            if rest:
+                table.append(self.gpu.take())
         sequence.table = table
+        sequence.published = full
         self._filled(sequence)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
         sequence.access_ns = now_ns
         if not sequence.gap:
-            # The last block never counts, so that at least one token is always computed.
-            last = len(sequence.table) - 1
+            last = (sequence.filled - self._withheld) // self.block_size
             if sequence.seen < last:
                 sequence.seen += self.gpu.computed_in(sequence.table[sequence.seen : last])
                 sequence.gap = sequence.seen < last
@@ -81,16 +112,26 @@ class PrefixCaching(Tables):
         self.cpu.mark_computed()
 
     def fill(self, sequence: Sequence, place: int) -> None:
-        key = sequence.block_keys(place + 1, self.block_size)[place]
-        sequence.table[place] = self.gpu.fill(sequence.table[place], key)
+        if not self.publish_at.computed:
+            key = sequence.block_keys(place + 1, self.block_size)[place]
+            sequence.table[place] = self.gpu.fill(sequence.table[place], key)
+            sequence.published = place + 1
+
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        first, last = sequence.published, upto // self.block_size
+        if last > first:
+            keys, table = sequence.block_keys(last, self.block_size), sequence.table
+            for place in range(first, last):
+                table[place] = self.gpu.fill(table[place], keys[place])
+            sequence.published = last
+            self.gpu.mark_computed()
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
         assert isinstance(pool, PrefixPool)
-        size = self.block_size
-        full = sequence.filled // size
+        full = sequence.published
         access = None if access_ns < 0 else access_ns
         table = sequence.table
-        pool.drop_keyed_table(table[:full], size, access)
+        pool.drop_keyed_table(table[:full], self.block_size, access)
         for block in table[full:]:
             if access is not None and pool.references[block] > 1:
                 pool.stamp(block, access)
@@ -113,7 +154,18 @@ class PrefixCaching(Tables):
 
     def retake(self, sequence: Sequence, pool: BlockPool) -> list[int]:
         assert isinstance(pool, PrefixPool)
-        full = sequence.filled // self.block_size
+        full = sequence.published
         table = pool.take_table(sequence.block_keys(full, self.block_size))
         table.extend(pool.take_many(len(sequence.table) - full))
         return table
+
+    def _held(self, sequence: Sequence) -> int:
+        """Blocks in use that an admission would share."""
+        keys = sequence.block_keys(sequence.length // self.block_size, self.block_size)
+        block_of, used = self.gpu.block_of, self.gpu.references
+        held = 0
+        for key in keys:
+            if self.publish_at.computed and key not in block_of:
+                break
+            held += block_of.get(key) in used
+        return held

@@ -18,13 +18,17 @@ from typing import TypeVar
 from kvsim.blocks.growth import GROWTH
 from kvsim.blocks.idle import IDLE_ORDERS
 from kvsim.blocks.pool import BlockPool
+from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.errors import EngineStopped
-from kvsim.request import Request, Sequence
+from kvsim.request import WAITING, Request, Sequence
 
 T = TypeVar("T")
 
 Pairs = list[tuple[int, int]]
 """Copied blocks: (source, target)."""
+
+COUNTED, NAMED = "counted", "named"
+"""Kinds of block managers that can serve decoding requests together (`Tables.lockstep`)."""
 
 
 class Tables:
@@ -37,6 +41,15 @@ class Tables:
     """Whether it looks at block identities, so that sequences need a stream."""
     swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
     """Where the engine raises if the CPU pool is too small for a victim."""
+    publish_at = PUBLISH_AT["allocation"]
+    hits_save = HITS_SAVE["computation"]
+    full_hit = FULL_HITS["last-block"]
+    """How it shares prefixes, if it does."""
+    lockstep = ""
+    """How it serves requests that decode together (`kvsim.schedule.lockstep`): `COUNTED`, by number;
+    `NAMED`, by visiting those whose tables change; empty: not at all."""
+    swaps = True
+    """Whether its tables can move to the CPU pool."""
     grows = True
     """Whether a running request can come to need more blocks than it has. If not, nothing is ever
     preempted for want of blocks, and a watermark has nothing to guard."""
@@ -54,6 +67,8 @@ class Tables:
         are for research. Raises `ValueError`."""
         self.block_size = block_size
         self._growth = named("growth", GROWTH, growth)
+        self.spare_block = growth == "one-each"
+        """Whether growth is taken to need a free block even where the last block has room."""
         self.idle_order = named("idle_order", IDLE_ORDERS, idle_order)
         """In which order blocks without content are reused."""
         self.gpu = self.make_pool(num_gpu_blocks, 0)
@@ -69,7 +84,7 @@ class Tables:
 
     def admission_need(self, request: Request) -> int:
         """Blocks that admitting a waiting request takes (prefix hits are not discounted)."""
-        return -(-request.sequences[0].length // self.block_size)
+        return -(-waiting_sequence(request).length // self.block_size)
 
     @property
     def admission_free(self) -> int:
@@ -91,12 +106,20 @@ class Tables:
 
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
         """Blocks of `target` that moving these sequences there is taken to need."""
-        size = self.block_size
-        return sum(self.growth_need(s) + s.filled // size for s in sequences)
+        return sum(map(self._move_need, sequences))
 
     def match(self, sequence: Sequence) -> list[int]:
         """Blocks whose content an admission would find computed, from the first token on."""
         return []
+
+    def hit_tokens(self, sequence: Sequence, hits: list[int]) -> int:
+        """Tokens whose computation `hits`, as `match` answered, would save."""
+        return min(len(hits) * self.block_size, sequence.length - self.full_hit.least)
+
+    def own_blocks(self, sequence: Sequence) -> int:
+        """Blocks of its table that nobody else holds."""
+        references = self.gpu.references
+        return sum([references.get(block) == 1 for block in sequence.table])
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         """Free blocks that `hold` (no table yet) or `extend` would use up, for `upto` tokens."""
@@ -106,6 +129,14 @@ class Tables:
     def stranded(self) -> int:
         """Free GPU blocks that no admission can use: none, any block serves any token."""
         return 0
+
+    def census(self) -> tuple[int, int, int, int, int, int]:
+        """Where the blocks are: on the GPU used, idle with content, blank; on the CPU used; token
+        slots of used GPU blocks without a token; free GPU blocks that no admission can use."""
+        gpu = self.gpu
+        cached = gpu.cached
+        blank = gpu.free - cached
+        return gpu.used, cached, blank, self.cpu.used, self.empty_slots, self.stranded
 
     @property
     def lookups(self) -> tuple[int, int]:
@@ -121,7 +152,10 @@ class Tables:
         self._filled(sequence)
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
-        """Give a sequence without a table `hits`, as `match` answered, and slots up to `upto`."""
+        """Give a sequence without a table `hits`, as `match` answered, and slots up to `upto`.
+
+        Hits may reach further than `upto`.
+        """
         assert not sequence.table
         sequence.table = list(hits)
         sequence.seen = len(hits)
@@ -141,8 +175,9 @@ class Tables:
                 return False
             table.extend(self.gpu.take_many(number))
             self.empty_slots += number * size
-        self.empty_slots -= upto - sequence.filled
-        sequence.filled = upto
+        if upto > sequence.filled:
+            self.empty_slots -= upto - sequence.filled
+            sequence.filled = upto
         return True
 
     def append(self, sequence: Sequence) -> Pairs:
@@ -184,6 +219,7 @@ class Tables:
         """Let `child` hold what `parent` holds; answers the blocks copied at once."""
         child.table = list(parent.table)
         child.filled = parent.filled
+        child.published = parent.published
         for block in child.table:
             self.gpu.share(block)
         self.empty_slots += self._empty(child)
@@ -203,13 +239,17 @@ class Tables:
         return 0
 
     def publish(self, sequence: Sequence, upto: int) -> None:
-        """The first `upto` tokens of a table are known: others may use their full blocks."""
+        """From now on, others may use the full blocks of the first `upto` tokens of a table."""
 
     def composed(self) -> None:
         """The step is composed."""
 
-    def computed(self, sequence: Sequence) -> None:
-        """The KV of the first `sequence.computed` tokens exists."""
+    def take_together(self, blocks: int, tokens: int) -> None:
+        """Slots for one more token each of `tokens` sequences, `blocks` of which open a block."""
+        raise NotImplementedError
+
+    def recount(self, sequence: Sequence) -> None:
+        """A sequence that `take_together` served has `filled` slots now."""
 
     # -- what a manager may do otherwise --------------------------------------------------------
 
@@ -251,6 +291,12 @@ class Tables:
         """Assert that the references of the pools are the entries of the tables."""
         assert counted == held, "references and tables disagree"
 
+    def _move_need(self, sequence: Sequence) -> int:
+        """Its full blocks and what it needs to grow; that covers a last block with room only if
+        growth is taken to need one."""
+        need = self.growth_need(sequence) + sequence.filled // self.block_size
+        return max(need, len(sequence.table))
+
     def _empty(self, sequence: Sequence) -> int:
         return len(sequence.table) * self.block_size - sequence.filled
 
@@ -279,6 +325,15 @@ def named(argument: str, table: Mapping[str, T], name: str) -> T:
     if name not in table:
         raise ValueError(f"{argument}: no {name!r}; choose from {', '.join(table)}")
     return table[name]
+
+
+def waiting_sequence(request: Request) -> Sequence:
+    """The sequence of a waiting request that needs blocks; it may be the last one of its samples
+    (`n` > 1) that is left."""
+    sequences = request.sequences
+    if len(sequences) == 1:
+        return sequences[0]
+    return next(sequence for sequence in sequences if sequence.state == WAITING)
 
 
 def swap_space_exhausted(request: Request, need: int, free: int, rule: str) -> EngineStopped:

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 
 from kvsim.blocks.idle import TopStack
 from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.tables import Pairs, Tables
+from kvsim.blocks.sharing import FULL_HITS, PUBLISH_AT
+from kvsim.blocks.tables import Pairs, Tables, waiting_sequence
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.request import WAITING, Request, Sequence
+from kvsim.request import Request, Sequence
 
 
 class TopPool(BlockPool):
@@ -40,6 +41,9 @@ class Vllm033Tables(Tables):
     """Block tables of vLLM 0.3.3. `sliding_window`: tokens that attention looks back, or None."""
 
     swap_space_rule = "RuntimeError @ core/scheduler.py:492"
+    publish_at = PUBLISH_AT["computed"]
+    full_hit = FULL_HITS["nothing"]
+    """The rules for the computation of a declared prefix; its blocks are shared at once."""
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Vllm033Tables(Tables):
     # -- questions ------------------------------------------------------------------------------
 
     def admission_need(self, request: Request) -> int:
-        sequence = next(s for s in request.sequences if s.state == WAITING)
+        sequence = waiting_sequence(request)
         need = -(-sequence.length // self.block_size) - len(self._prefix(request).table)
         return min(need, self.window) if self.window else need
 
@@ -168,7 +172,7 @@ class Vllm033Tables(Tables):
         prefix = self._prefix(sequence.request)
         return len(prefix.table) * self.block_size if prefix.computed else 0
 
-    def computed(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence, upto: int) -> None:
         self._prefix(sequence.request).computed = True
 
     def audit(self, requests: Iterable[Request]) -> None:

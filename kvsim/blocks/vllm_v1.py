@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.tables import Tables
+from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.blocks.tables import NAMED, Tables, named
 from kvsim.request import Sequence
 
 
@@ -34,10 +35,22 @@ class VllmV1PrefixTables(VllmV1Tables):
     needs_keys = True
     gpu: ContentPool
 
-    def __init__(self, block_size: int, num_gpu_blocks: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        *,
+        publish_at: str = "allocation",
+        hits_save: str = "admission",
+        full_hit: str = "last-block",
+    ) -> None:
         super().__init__(block_size, num_gpu_blocks)
+        self.publish_at = named("publish_at", PUBLISH_AT, publish_at)
+        self.hits_save = named("hits_save", HITS_SAVE, hits_save)
+        self.full_hit = named("full_hit", FULL_HITS, full_hit)
         self._lookups = 0
         self._hits = 0
+        self.lockstep = "" if self.publish_at.computed else NAMED
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return ContentPool(size, first + 1)
@@ -47,8 +60,7 @@ class VllmV1PrefixTables(VllmV1Tables):
         return self._lookups, self._hits
 
     def match(self, sequence: Sequence) -> list[int]:
-        # The last known token is never looked up, so that at least one is always computed.
-        number = (sequence.length - 1) // self.block_size
+        number = (sequence.length - self.full_hit.withheld) // self.block_size
         block_of = self.gpu.block_of
         hits: list[int] = []
         for key in sequence.block_keys(number, self.block_size):
@@ -59,12 +71,14 @@ class VllmV1PrefixTables(VllmV1Tables):
         return hits
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
+        if not self.hits_save.blocks:
+            return max(-(-upto // self.block_size), len(hits))
         references = self.gpu.references
         idle = len(hits) - sum([block in references for block in hits])
         return super().need(sequence, upto, hits) + idle
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
-        self._lookups += (sequence.length - 1) // self.block_size
+        self._lookups += (sequence.length - self.full_hit.withheld) // self.block_size
         self._hits += len(hits)
         self.gpu.hit(hits)
         sequence.published = len(hits)
@@ -72,7 +86,8 @@ class VllmV1PrefixTables(VllmV1Tables):
 
     def allocate(self, sequence: Sequence) -> None:
         self.hold(sequence, sequence.length, self.match(sequence))
-        self.publish(sequence, sequence.length)
+        if not self.publish_at.computed:
+            self.publish(sequence, sequence.length)
 
     def publish(self, sequence: Sequence, upto: int) -> None:
         first, last = sequence.published, upto // self.block_size
@@ -85,7 +100,8 @@ class VllmV1PrefixTables(VllmV1Tables):
         return sequence.seen * self.block_size
 
     def fill(self, sequence: Sequence, place: int) -> None:
-        self.publish(sequence, (place + 1) * self.block_size)
+        if not self.publish_at.computed:
+            self.publish(sequence, (place + 1) * self.block_size)
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
         super().release(sequence, pool, access_ns)

@@ -12,7 +12,7 @@ kernel (`kvsim.calibrate.surface`) and evaluated at counts of our own, so a prof
 the measured rows. Its errors are those of points that the fit has not seen.
 
 Not in the tables, and therefore estimated: norms, rotary embedding and activation (their traffic at
-the memory's bandwidth and `SMALL_KERNEL_US` each), the context of a prompt chunk (its arithmetic or
+the memory's bandwidth and a least time each), the context of a prompt chunk (its arithmetic or
 its traffic), the sampler, and the host (`step_overhead_us` of the hardware).
 """
 
@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.calibrate.kernels import Attention, Gemm, Peaks
+from kvsim.calibrate.kernels import Attention, Gemm
 from kvsim.calibrate.rows import numbers
 from kvsim.calibrate.surface import Error, Floats, error
 from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.layer import SAMPLER_US, Peaks, products, small_kernels_us
 from kvsim.cost.profile import (
     DecodeGrid,
     DenseCurve,
@@ -43,10 +44,6 @@ from kvsim.model import Model, Shard, load_model
 
 BLOCK_SIZE = 64
 """Tokens per page of the measured attention kernels."""
-SMALL_KERNELS, SMALL_KERNEL_US = 4, 2.5
-"""Two norms, rotary embedding and activation of a layer; least time of each (an estimate)."""
-SAMPLER_US = 30.0
-"""An estimate."""
 
 TOKENS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512]
 TOKENS += [640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 6144, 8192]
@@ -131,29 +128,12 @@ def _profiled(model: Model, tp: int) -> ProfiledModel:
     )
 
 
-def _shapes(shard: Shard) -> dict[str, tuple[int, int]]:
-    """(n, k) of the matrix products of a layer."""
-    hidden = shard.model.hidden_size
-    return {
-        "qkv": (shard.qkv_size, hidden),
-        "o": (hidden, shard.heads * shard.model.head_dim),
-        "gate_up": (2 * shard.intermediate_size, hidden),
-        "down": (hidden, shard.intermediate_size),
-    }
-
-
 def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:
     model, tokens = parts.shard.model, np.array(TOKENS, float)
-    layer = sum(gemm.us(tokens, n, k) for n, k in _shapes(parts.shard).values())
-    layer = layer + _small_us(parts, tokens) + _all_reduce_us(parts, tokens)
+    layer = sum(gemm.us(tokens, n, k) for n, k in products(parts.shard).values())
+    layer = layer + small_kernels_us(parts.shard, tokens, parts.peaks)
+    layer = layer + _all_reduce_us(parts, tokens)
     return DenseCurve([float(t) for t in TOKENS], _rounded(layer * model.num_hidden_layers))
-
-
-def _small_us(parts: Parts, tokens: Floats) -> Floats:
-    """Norms with their residual, rotary embedding and activation: launches and traffic."""
-    shard = parts.shard
-    values = 8 * shard.model.hidden_size + 2 * shard.qkv_size + 3 * shard.intermediate_size
-    return SMALL_KERNELS * SMALL_KERNEL_US + tokens * values * 2 / parts.peaks.bandwidth * 1e6
 
 
 def _all_reduce_us(parts: Parts, tokens: Floats) -> Floats:
@@ -210,7 +190,7 @@ def _errors(
     parts: Parts, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
 ) -> dict[str, Any]:
     """On rows that the fits have not seen, and what could not be judged."""
-    shapes = list(_shapes(parts.shard).values())
+    shapes = list(products(parts.shard).values())
     layer = [gemm.nearest_measured(*shape) for shape in shapes]
     unseen = sum(fitted for fitted, _ in layer)
     measured = sum(us for _, us in layer)

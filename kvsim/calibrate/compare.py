@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
+from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
 
@@ -53,7 +55,8 @@ def ratios(one: Profile, other: Profile) -> list[Ratio]:
     found = []
     for name, table in _tables(one):
         if name in tables:
-            near = [(us, _at(tables[name], point)) for point, us in _points(table)]
+            at = _reader(tables[name])
+            near = [(us, at(point)) for point, us in _points(table)]
             quotients = [b / a for a, b in near if b is not None and a > 0] or [1.0]
             count = sum(b is not None and a > 0 for a, b in near)
             found.append(
@@ -96,13 +99,22 @@ def _points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
     return walk(table.us, list(_axes(table).values()), ())
 
 
-def _at(table: Curve | Grid | MixedGrid, point: Point) -> float | None:
-    """A table at a point; None outside it."""
-    look = Interpolation()
+def _reader(table: Curve | Grid | MixedGrid) -> Callable[[Point], float | None]:
+    """Answers a table at a point; None outside it."""
     if isinstance(table, MixedGrid):
-        q, ctx, n, kv = point
-        us = look.mixed(table, [(int(q), int(ctx))], n, kv)[0]
-    elif isinstance(table, Grid):
+        return partial(_fused_at, Fused(table))
+    return partial(_at, table)
+
+
+def _fused_at(fused: Fused, point: Point) -> float | None:
+    q, ctx, n, kv = point
+    us = fused.us([(q, ctx)], int(n), kv)
+    return None if fused.outside else us
+
+
+def _at(table: Curve | Grid, point: Point) -> float | None:
+    look = Interpolation()
+    if isinstance(table, Grid):
         us = look.between(table.x, table.ctx, table.us, *point)
     else:
         us = look.along(table.x, table.us, *point)

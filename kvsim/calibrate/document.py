@@ -13,11 +13,18 @@ from kvsim.cost.profile import Profile
 def to_json(profile: Profile) -> str:
     """The document; one line per key of `fit`, so that two files can be compared by eye."""
     table: dict[str, Any] = msgspec.to_builtins(profile)
-    fit = table.pop("fit")
+    fit, others = table.pop("fit"), table.pop("others")
     parts = [f"{json.dumps(key)}: {_line(value)}" for key, value in table.items()]
-    inner = ",\n  ".join(f"{json.dumps(key)}: {_line(value)}" for key, value in fit.items())
-    parts.append(f'"fit": {{\n  {inner}\n }}')
+    parts.append(_fit("fit", fit))
+    if others:
+        inner = ",\n ".join(_fit(size, fit) for size, fit in others.items())
+        parts.append(f'"others": {{\n {inner}\n }}')
     return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def _fit(name: str, fit: dict[str, Any]) -> str:
+    inner = ",\n  ".join(f"{json.dumps(key)}: {_line(value)}" for key, value in fit.items())
+    return f"{json.dumps(name)}: {{\n  {inner}\n }}"
 
 
 def _line(value: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvsim.calibrate.rows import numbers
 from kvsim.calibrate.surface import Error, Floats, Law, Scales, Surface, error
+from kvsim.cost.layer import Peaks, product_us
 from kvsim.errors import ConfigError
 from kvsim.model import Shard
 
@@ -22,18 +23,10 @@ DECODE = Scales(first=4, second=8, work=0.6, work_share=0.1, noise=0.003)
 PREFILL = Scales(first=6, second=6, work=3, work_share=0.1, noise=1e-4)
 GEMM = Scales(first=4, second=8, work=2, work_share=0.1, noise=0.01)
 
-DECODE_FLOOR_US, PREFILL_FLOOR_US, GEMM_FLOOR_US = 10.0, 11.0, 4.0
+DECODE_FLOOR_US, PREFILL_FLOOR_US = 10.0, 11.0
 MOST_SEQS, MOST_PREFILL_SEQS, MOST_TOKENS = 256, 8, 8192
 LEAST_CHUNK, LEAST_WIDTH = 16, 2048
 """Rows beyond these are left out: no run comes near them, and they would bend the fit."""
-
-
-class Peaks(NamedTuple):
-    """What the hardware can do at most."""
-
-    flop_s: float
-    bandwidth: float
-    """Bytes per second."""
 
 
 class Attention(NamedTuple):
@@ -143,11 +136,8 @@ class _Slice:
         self.unseen = self.surface.unseen(self.sides)
 
     def roofline_us(self, m: Any, side: Any) -> Floats:
-        """Arithmetic and traffic at the efficiencies and sharpness found on H200 tables."""
-        fixed, peaks = self._fixed, self._peaks
-        flops, moved = 2 * m * side * fixed, 2 * (m * side + m * fixed + side * fixed)
-        compute, traffic = flops / (0.81 * peaks.flop_s), moved / (0.84 * peaks.bandwidth)
-        return np.asarray((compute**3.1 + traffic**3.1) ** (1 / 3.1) * 1e6 + GEMM_FLOOR_US)
+        """The law of a matrix product (`kvsim.cost.layer`)."""
+        return np.asarray(product_us(m, side, self._fixed, self._peaks))
 
 
 def _attention_rows(path: Path, shard: Shard, length: str) -> list[tuple[float, ...]]:

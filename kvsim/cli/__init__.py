@@ -12,24 +12,17 @@ from collections.abc import Sequence
 
 import typer
 
-from kvsim.cli import commands, conform, experiments, profile, trace
+from kvsim.cli.deferred import DeferredGroup
 from kvsim.errors import KvsimError
 
 app = typer.Typer(
     name="kvsim",
+    cls=DeferredGroup,
     help="Simulate the KV cache and the scheduler of an LLM server, from a request trace.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(commands.run)
-app.command()(commands.compare)
-app.command()(commands.report)
-app.command()(commands.policies)
-app.command()(conform.conform)
-app.command()(experiments.experiment)
-app.add_typer(trace.app, name="trace")
-app.add_typer(profile.app, name="profile")
 
 
 @app.callback(invoke_without_command=True)

@@ -13,14 +13,17 @@ from kvsim.blocks import BLOCK_MANAGERS
 from kvsim.blocks.eviction import EVICTIONS
 from kvsim.blocks.growth import GROWTH
 from kvsim.blocks.idle import IDLE_ORDERS
+from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.config import RunConfig
 from kvsim.cost import COSTS
 from kvsim.engines import ENGINES
+from kvsim.schedule.requeue import REQUEUE
 from kvsim.schedule.victims import VICTIMS
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",
     "num_cpu_blocks",
+    "prices",
 }
 """Arguments that the run provides."""
 
@@ -29,6 +32,7 @@ CHOICES = {
     "--preemption-mode": {
         "recompute": "the victim's blocks are freed; its tokens are computed again",
         "swap": "the victim's blocks are copied to the CPU, and back when there is room",
+        "auto": "whichever takes less time by the run's own prices, the queue of the link included",
         "(default)": "the engine's rule: vLLM 0.x swaps requests with several samples only",
     },
     "--scheduling-policy": {
@@ -52,6 +56,18 @@ CHOICES = {
 """Policies that are settings with a few values."""
 
 
+RULES: dict[str, Mapping[str, Any]] = {
+    "block_manager_args.growth": GROWTH,
+    "block_manager_args.idle_order": IDLE_ORDERS,
+    "block_manager_args.eviction": EVICTIONS,
+    "block_manager_args.publish_at": PUBLISH_AT,
+    "block_manager_args.hits_save": HITS_SAVE,
+    "block_manager_args.full_hit": FULL_HITS,
+    "scheduler_args.requeue": REQUEUE,
+}
+"""Rules in which engines differ; each has its own as default, which the parameters above show."""
+
+
 def catalogue() -> Iterator[Table]:
     """One table for each kind of policy: name, what it does, parameters."""
     engines = {name: (engine.about, engine.scheduler) for name, engine in ENGINES.items()}
@@ -59,10 +75,8 @@ def catalogue() -> Iterator[Table]:
     yield _table("--block-manager NAME", "block_manager_args", _described(BLOCK_MANAGERS))
     yield _table("--cost-model NAME", "cost", _described(COSTS))
     yield _table("--victim NAME", "victim", _described(VICTIMS))
-    for key, rules in (("growth", GROWTH), ("idle_order", IDLE_ORDERS), ("eviction", EVICTIONS)):
-        yield _choices(
-            f"--set block_manager_args.{key}=", {name: _first_line(r) for name, r in rules.items()}
-        )
+    for key, rules in RULES.items():
+        yield _choices(f"--set {key}=", {name: _about(rule) for name, rule in rules.items()})
     for flag, choices in CHOICES.items():
         yield _choices(flag, choices)
 
@@ -86,7 +100,10 @@ def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..
 
 def _choices(flag: str, choices: Mapping[str, str]) -> Table:
     table = Table(
-        title=f"{flag} NAME", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        title=flag + ("NAME" if flag.endswith("=") else " NAME"),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
     )
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("what it is")
@@ -108,6 +125,11 @@ def _parameters(constructor: Callable[..., Any], table_key: str) -> str:
                 word += f"={parameter.default}"
         words.append(word)
     return ", ".join(words)
+
+
+def _about(rule: Any) -> str:
+    """What a rule is: it says so itself, or its docstring does."""
+    return rule.about if hasattr(rule, "about") else _first_line(rule)
 
 
 def _first_line(described: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""`run`, `compare`, `report` and `policies`."""
+"""`run`, `report` and `policies`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.progress import progress_bar
 from kvsim.config import RunConfig, load_config
-from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
 
 TracePath = Annotated[
-    str, typer.Option("--trace", metavar="FILE", help="Trace: native, Mooncake or Azure; .gz too.")
+    str | None,
+    typer.Option("--trace", metavar="FILE", help="Trace: native, Mooncake or Azure; .gz too."),
 ]
 TraceFormat = Annotated[
     str | None, typer.Option(metavar="NAME", help="Its format, if the content does not tell.")
@@ -39,7 +39,7 @@ OutDir = Annotated[
 
 @with_run_flags
 def run(
-    trace: TracePath,
+    trace: TracePath = None,
     config: Annotated[
         str | None,
         typer.Option(
@@ -58,9 +58,11 @@ def run(
     **flags: Any,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    loaded = load_config(_config_path(config), settings(flags), assignments or ())
-    opened = _open(trace, trace_format)
-    result = _simulate(opened, loaded, "simulating", step_log)
+    from kvsim.workload.spec import trace_of
+
+    loaded = load_config(config_path(config), settings(flags), assignments or ())
+    opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format)
+    result = simulate_shown(opened, loaded, "simulating", step_log)
     if out is not None:
         _write(result, out, csv=csv, page=page)
     if as_json:
@@ -68,44 +70,11 @@ def run(
         return
     from kvsim.report.terminal import render
 
-    console = _console()
+    console = make_console()
     render(result.summary, console)
     if out is not None:
         written = f"{Path(out) / 'report.html'}" if page else f"{Path(out) / 'summary.json'}"
         console.print(f"\nwritten to {out}: open {written}", highlight=False)
-
-
-@with_run_flags
-def compare(
-    configs: Annotated[
-        list[str], typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
-    ],
-    trace: TracePath,
-    trace_format: TraceFormat = None,
-    out: OutDir = None,
-    assignments: Assignments = None,
-    **flags: Any,
-) -> None:
-    """Run each configuration on the same arrivals and show what differs.
-
-    Flags apply to every configuration.
-    """
-    if len(configs) < 2:
-        raise ConfigError("compare: give two configurations or more")
-    given = settings(flags)
-    loaded = [
-        (_run_name(configs, i), load_config(_config_path(path), given, assignments or ()))
-        for i, path in enumerate(configs)
-    ]
-    opened = _open(trace, trace_format)
-    results = [(name, _simulate(opened, each, name)) for name, each in loaded]
-    from kvsim.report.compare import render_comparison
-
-    console = _console()
-    render_comparison([(name, result.summary) for name, result in results], console)
-    if out is not None:
-        _write_comparison(results, out)
-        console.print(f"\nwritten to {out}: open {Path(out) / 'comparison.html'}", highlight=False)
 
 
 def report(
@@ -123,12 +92,13 @@ def policies() -> None:
     """List every engine, block manager and cost model, with its parameters."""
     from kvsim.cli.catalogue import catalogue
 
-    console = _console()
+    console = make_console()
     for table in catalogue():
         console.print(table)
 
 
-def _open(path: str, trace_format: str | None) -> Trace:
+def open_noted(path: str, trace_format: str | None) -> Trace:
+    """The trace at `path`; what its reader wants known goes to standard error."""
     from kvsim.workload import open_trace
 
     opened = open_trace(path, trace_format)
@@ -137,7 +107,10 @@ def _open(path: str, trace_format: str | None) -> Trace:
     return opened
 
 
-def _simulate(trace: Trace, config: RunConfig, label: str, step_log: str | None = None) -> Result:
+def simulate_shown(
+    trace: Trace, config: RunConfig, label: str, step_log: str | None = None
+) -> Result:
+    """A run with a progress bar, if it is long enough for one."""
     from kvsim.conform.step_log import StepLog
     from kvsim.run import simulate
 
@@ -160,22 +133,19 @@ def _write(result: Result, out: str, *, csv: bool, page: bool) -> None:
         from kvsim.report.page import build_page
 
         html = build_page(result.summary, result.requests, result.steps)
-    write_results(out, result.summary, result.requests, result.steps, csv=csv, page=html)
-
-
-def _write_comparison(results: list[tuple[str, Result]], out: str) -> None:
-    from kvsim.report.compare_page import build_comparison
-    from kvsim.report.files import write_results, write_text
-
-    for name, result in results:
-        write_results(Path(out) / name, result.summary, result.requests, result.steps)
-    page = build_comparison(
-        [(name, result.summary, result.requests, result.steps) for name, result in results]
+    write_results(
+        out,
+        result.summary,
+        result.requests,
+        result.steps,
+        transitions=result.transitions,
+        csv=csv,
+        page=html,
     )
-    write_text(Path(out) / "comparison.html", page)
 
 
-def _config_path(config: str | None) -> str | None:
+def config_path(config: str | None) -> str | None:
+    """The file that a name in configs/runs, or a path, stands for."""
     if config is None:
         return None
     from kvsim.library import find
@@ -183,14 +153,8 @@ def _config_path(config: str | None) -> str | None:
     return str(find("runs", config))
 
 
-def _run_name(configs: list[str], place: int) -> str:
-    """A configuration's file name without suffix; a number behind it where two are alike."""
-    names = [Path(config).name.removesuffix(".toml") for config in configs]
-    same = names[:place].count(names[place])
-    return names[place] if not same else f"{names[place]}-{same + 1}"
-
-
-def _console() -> Console:
+def make_console() -> Console:
+    """Standard output, for tables and colours."""
     from rich.console import Console
 
     return Console(soft_wrap=False)

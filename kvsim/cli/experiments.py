@@ -27,6 +27,10 @@ NAMES = ("watermark", "victims")
 def experiment(
     name: Annotated[str, typer.Argument(metavar="NAME", help="watermark or victims.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each configuration.")] = 8,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores."),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Write every run's figures here.")
     ] = None,
@@ -45,12 +49,12 @@ def experiment(
 
     watermark = name == "watermark"
     settings = len(experiments.WATERMARKS)
-    run, requests = experiments.run_watermarks, experiments.WATERMARK_REQUESTS
+    run = experiments.run_watermarks
     if not watermark:
         settings = len(experiments.TAXES) * len(experiments.ORDER)
-        run, requests = experiments.run_victims, experiments.VICTIMS_REQUESTS
-    with progress_bar(seeds * settings * requests, f"{seeds * settings} runs") as progress:
-        runs = list(run(seeds, progress=progress))
+        run = experiments.run_victims
+    with progress_bar(seeds * settings, "runs", quiet_below=2) as progress:
+        runs = list(run(seeds, jobs=jobs, progress=progress))
     groups = experiments.group(runs)
     console = Console()
     for table in [_watermarks(groups)] if watermark else _victims(groups):

@@ -93,7 +93,10 @@ def _options() -> list[inspect.Parameter]:
         meta = next(m for m in hints[key].__metadata__ if m.extra is not None)
         panel, text = meta.extra["panel"], meta.description
         if key == "cost":
-            text = "constant, roofline, table or module:Class; its arguments: --set cost.KEY=VALUE."
+            text = (
+                "constant, roofline, table or module:Class; its arguments: --set cost.KEY=VALUE."
+                " Default: a shipped profile of the hardware, scaled if need be, else roofline."
+            )
             options.append(_option("cost_model", str, "--cost-model", "NAME", text, panel))
         elif key == "goodput":
             options.append(_option(key, list[str], "--goodput", "METRIC:MS ...", text, panel))

@@ -76,7 +76,25 @@ def import_(
 
 
 @app.command()
-def show(name: Source) -> None:
+def fit(
+    rows: Annotated[
+        list[str], typer.Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration.")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+) -> None:
+    """Fit the rows of `kvsim calibrate` again; equal rows make an equal file."""
+    from kvsim.cli.calibrate import measure
+
+    measure(["--fit", *rows, "--out", out])
+
+
+@app.command()
+def show(
+    name: Source,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Also a page with its curves, HTML.")
+    ] = None,
+) -> None:
     """What was measured, where, how well it fits, and the ranges that it covers."""
     from rich.console import Console
 
@@ -94,14 +112,22 @@ def show(name: Source) -> None:
             f"{made.name}, {made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}",
         ),
         ("engine", f"block_size {profile.engine.block_size}"),
-        *((f"error: {key}", _words(value)) for key, value in profile.error.items()),
+        *((f"error: {k}", _words(v)) for k, v in profile.error.items() if not _judged(v)),
+        *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]
     console.print(_facts(facts))
+    console.print(_errors(profile.error))
     table = _table("table", "points", "axes", "least us", "greatest us")
     for part in parts(profile):
         axes = ", ".join(f"{axis} {a:g}..{b:g} ({n})" for axis, (a, b, n) in part.axes.items())
         table.add_row(part.name, f"{part.points:,}", axes, *(f"{us:,.1f}" for us in part.us))
     console.print(table)
+    if out is not None:
+        from kvsim.report.files import write_text
+        from kvsim.report.profile_page import build_profile
+
+        write_text(out, build_profile(profile))
+        print(f"written to {out}")
 
 
 @app.command()
@@ -134,6 +160,24 @@ def _facts(rows: list[tuple[str, str]]) -> Table:
     table = Table(box=None, show_header=False)
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def _judged(value: Any) -> bool:
+    """Whether an entry of `error` holds distances from rows held out."""
+    return isinstance(value, dict) and "points" in value
+
+
+def _errors(error: dict[str, Any]) -> Table:
+    """Distances in percent, each table as a whole and by region."""
+    table = _table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
+    keys = ("median_percent", "p95_percent", "max_percent", "bias_percent")
+    for name, figures in error.items():
+        if _judged(figures):
+            regions = {f"  {region}": f for region, f in figures.items() if _judged(f)}
+            for title, found in {name: figures, **regions}.items():
+                values = [f"{found[key]:.1f}" if key in found else "-" for key in keys]
+                table.add_row(title, f"{found['points']:,}", *values)
     return table
 
 

@@ -11,9 +11,11 @@ QUIET_BELOW = 2_000
 
 
 @contextmanager
-def progress_bar(total: int, label: str) -> Iterator[Callable[[int], None] | None]:
-    """Yields what to call with the number of requests that have just ended, or None."""
-    if total < QUIET_BELOW or not sys.stderr.isatty():
+def progress_bar(
+    total: int, label: str, quiet_below: int = QUIET_BELOW
+) -> Iterator[Callable[[int], None] | None]:
+    """Yields what to call with the number of requests, or runs, that have just ended, or None."""
+    if total < quiet_below or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
@@ -23,4 +25,21 @@ def progress_bar(total: int, label: str) -> Iterator[Callable[[int], None] | Non
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label, total=total)
+        yield lambda number: progress.advance(task, number)
+
+
+@contextmanager
+def spinner(label: str) -> Iterator[Callable[[int], None]]:
+    """Yields what to call with the number of runs that have just ended, of nobody knows how many."""
+    if not sys.stderr.isatty():
+        yield lambda number: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}, {task.completed} runs"))
+    with Progress(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as progress:
+        task = progress.add_task(label, total=None)
         yield lambda number: progress.advance(task, number)

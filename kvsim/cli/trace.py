@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from kvsim.errors import ConfigError
-
 app = typer.Typer(help="Look at a trace, convert it, or make one.", no_args_is_help=True)
 
 Format = Annotated[
@@ -72,17 +70,9 @@ def synth(
     random: lengths as the random data set of `vllm bench serve` draws them, and no arrivals.
     """
     from kvsim.workload.native import write
-    from kvsim.workload.synthetic import synthesise
+    from kvsim.workload.spec import Workload, make_trace
 
-    if kind != "random":
-        write(synthesise(kind, seed, requests=requests, rate=rate), out)
-        return
-    from kvsim.workload.lengths import REQUESTS, Lengths, parse_long, synthesise_lengths
-
-    if rate is not None:
-        raise ConfigError("--rate: random traces have no arrivals; give --request-rate to the run")
-    inputs = Lengths(input_len, *parse_long("--long-inputs", long_inputs))
-    outputs = Lengths(output_len, *parse_long("--long-outputs", long_outputs))
-    number = REQUESTS if requests is None else requests
-    trace = synthesise_lengths(inputs, outputs, seed, range_ratio=range_ratio, requests=number)
-    write(trace, out)
+    load = Workload(
+        kind, requests, rate, input_len, output_len, range_ratio, long_inputs, long_outputs
+    )
+    write(make_trace(load, seed), out)

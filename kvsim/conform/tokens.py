@@ -7,15 +7,28 @@ from zlib import crc32
 
 import xxhash
 
+END = 32000
+"""The token that ends a sequence."""
+
 
 class RuleStream:
     """A prompt of known tokens, continued by the test corpus's rule for generated tokens.
 
-    Output token k of label L is `crc32("L:k") mod 32000`. Keys are chained xxh64 digests.
+    Output token k of label L is `crc32("L:k") mod 32000`; where samples have lengths of their own,
+    the last one is `END`. Keys are chained xxh128 digests.
     """
 
-    def __init__(self, label: str, prompt: Seq[int], sample: int | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        prompt: Seq[int],
+        sample: int | None = None,
+        lengths: Seq[int] | None = None,
+    ) -> None:
         self._id = label
+        self._lengths = lengths
+        self._end = lengths[sample or 0] - 1 if lengths else -1
+        """Number of the output token that is `END`; -1: none."""
         self._label = label if sample is None else f"{label}/{sample}"
         self._prompt = prompt
         self._tokens = list(prompt)
@@ -40,9 +53,10 @@ class RuleStream:
         tokens, start = self._tokens, len(self._prompt)
         end = (index + 1) * block_size
         for k in range(len(tokens) - start, end - start):
-            tokens.append(crc32(f"{self._label}:{k}".encode()) % 32000)
+            token = crc32(f"{self._label}:{k}".encode()) % 32000
+            tokens.append(END if k == self._end else token)
         return repr(tokens[end - block_size : end]).encode()
 
     def sample(self, index: int) -> RuleStream:
         """The stream of the corpus's sample `index - 1`."""
-        return RuleStream(self._id, self._prompt, index - 1)
+        return RuleStream(self._id, self._prompt, index - 1, self._lengths)

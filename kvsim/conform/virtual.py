@@ -28,7 +28,7 @@ def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
         n = int(row.get("n", 1))
         lengths = row.get("output_lens")
         tokens = row["prompt_token_ids"]
-        stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None)
+        stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths)
         request = Request(
             index,
             row["id"],

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kvsim.config import RunConfig
 from kvsim.cost.constant import ConstantCost
+from kvsim.cost.decodes import PricesDecodes
 from kvsim.cost.roofline import RooflineCost
+from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
+from kvsim.cost.uncertain import UncertainCost
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware
 from kvsim.library import construct
@@ -20,12 +23,23 @@ from kvsim.model import Model
 if TYPE_CHECKING:
     from kvsim.plan import Plan
 
-__all__ = ["COSTS", "ConstantCost", "Cost", "RooflineCost", "TableCost", "make_cost"]
+__all__ = [
+    "COSTS",
+    "ConstantCost",
+    "Cost",
+    "PricesDecodes",
+    "RooflineCost",
+    "TableCost",
+    "make_cost",
+]
 
 
 @runtime_checkable
 class Cost(Protocol):
-    """What a replica needs of a cost model; the plan is only read."""
+    """What a replica needs of a cost model; the plan is only read.
+
+    It may offer the methods of `PricesDecodes` beside these.
+    """
 
     @property
     def kind(self) -> str:
@@ -50,17 +64,25 @@ COSTS: dict[str, type[Cost]] = {
     "constant": ConstantCost,
     "roofline": RooflineCost,
     "table": TableCost,
+    "uncertain": UncertainCost,
 }
 
 
 def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
-    """The cost model of `[cost]`: `model` names it (default roofline), the rest are its arguments.
+    """The cost model of `[cost]`: `model` names it, the rest are its arguments.
 
-    The subtable `link` belongs to the link and is skipped. A constructor may name `model`,
-    `hardware` and `config` to be given them. Raises `ConfigError`.
+    Where nothing is said, or `table` without a profile, a shipped profile of the hardware prices
+    the run, scaled if need be; without one the roofline does. `profile` alone means `table`, other
+    arguments alone mean `roofline`. The subtable `link` belongs to the link and is skipped. A
+    constructor may name `model`, `hardware` and `config` to be given them. Raises `ConfigError`.
     """
     args = {key: value for key, value in config.cost.items() if key not in ("model", "link")}
-    name = config.cost.get("model", "roofline")
+    name = config.cost.get("model")
+    if "profile" not in args and (name == "table" or (name is None and not args)):
+        shipped = profile_for(model, hardware, config)
+        args |= {} if shipped is None else {"profile": shipped}
+    if name is None:
+        name = "table" if "profile" in args else "roofline"
     if not isinstance(name, str):
         raise ConfigError(f"cost: model: expected a name of {', '.join(COSTS)}, got {name!r}")
     cost = construct("cost", COSTS, name, args, model=model, hardware=hardware, config=config)

@@ -5,6 +5,7 @@
  "device": {...}, "software": {...}, "model": {...}, "engine": {...},
  "ceilings": {...}, "rows": [...],         what was measured
  "fit": {...},                             what a table cost model reads
+ "others": {"32": {...}},                  the same at further block sizes
  "error": {...}}                           how good it is on rows held out
 ```
 
@@ -24,6 +25,7 @@ from kvsim.library import convert, find, read_json
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]
+BlockSize = Annotated[str, Meta(pattern="^[1-9][0-9]*$")]
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,10 +142,19 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     model: ProfiledModel
     engine: ProfiledEngine
     fit: Fit
+    """At the engine's block size."""
+    others: dict[BlockSize, Fit] = {}
+    """Fits at further block sizes, by tokens per block."""
     software: dict[str, Any] = {}
     ceilings: dict[str, Any] = {}
     rows: list[Any] = []
     error: dict[str, Any] = {}
+
+    def fit_at(self, block_size: int) -> Fit | None:
+        """What was measured at a block size; None: nothing."""
+        if block_size == self.engine.block_size:
+            return self.fit
+        return self.others.get(str(block_size))
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -153,10 +164,12 @@ def load_profile(name_or_path: str) -> Profile:
     """
     path = find("profiles", name_or_path)
     profile = convert(read_json(path), Profile, str(path))
-    for key in Fit.__struct_fields__:
-        problem = _problem(getattr(profile.fit, key))
-        if problem:
-            raise ConfigError(f"{path}: fit.{key}: {problem}")
+    fits = {"fit": profile.fit} | {f"others.{size}": fit for size, fit in profile.others.items()}
+    for name, fit in fits.items():
+        for key in Fit.__struct_fields__:
+            problem = _problem(getattr(fit, key))
+            if problem:
+                raise ConfigError(f"{path}: {name}.{key}: {problem}")
     return profile
 
 

@@ -20,11 +20,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.config import RunConfig
+from kvsim.cost.decodes import cut
 from kvsim.hardware import Hardware
 from kvsim.memory import block_bytes, token_bytes
 from kvsim.model import DTYPE_BYTES, Model
 
 if TYPE_CHECKING:
+    from kvsim.cost.explain import Work
     from kvsim.plan import Plan
 
 
@@ -61,6 +63,8 @@ class RooflineCost:
         self._model, self._hardware = model, hardware
         self._tensor_parallel_size = config.tensor_parallel_size
         self._set_coefficients(config)
+        self._decode_others_ns: dict[int, float] = {}
+        """By sequences: what a pure decode step takes beside attention."""
 
     def _set_coefficients(self, config: RunConfig) -> None:
         """All prices in nanoseconds, so that a step is a few products."""
@@ -100,21 +104,62 @@ class RooflineCost:
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        tokens = plan.decode_seqs
-        ns = self._step_ns + plan.context_tokens * self._decode_context_ns
+        seqs, samples = plan.decode_seqs, plan.samples
+        if samples == seqs and seqs and not (plan.chunks or plan.copies):
+            return self.decode_ns(seqs, plan.context_tokens)
+        tokens = seqs
+        attention_ns = plan.context_tokens * self._decode_context_ns
         if plan.chunks:
             pairs = read = 0
             for new, context in plan.chunks:
                 tokens += new
                 read += context + new
                 pairs += new * context + new * (new + 1) // 2
-            ns += max(pairs * self._pair_ns, read * self._kv_ns)
+            attention_ns += max(pairs * self._pair_ns, read * self._kv_ns)
+        copies_ns = plan.copied_blocks * self._copy_ns
+        return round(attention_ns + self._others_ns(tokens, samples) + copies_ns)
+
+    def decode_ns(self, sequences: int, context_tokens: int) -> int:
+        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
+        others = self._decode_others_ns.get(sequences)
+        if others is None:
+            others = self._others_ns(sequences, sequences)
+            self._decode_others_ns[sequences] = others
+        return round(context_tokens * self._decode_context_ns + others)
+
+    def decode_run_ns(
+        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
+    ) -> list[int]:
+        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
+        others, each = self._others_ns(sequences, sequences), self._decode_context_ns
+        contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
+        return cut([round(context * each + others) for context in contexts], within_ns)
+
+    def _others_ns(self, tokens: int, samples: int) -> float:
+        """Everything but attention and copies."""
+        ns = self._step_ns
         if tokens:
             ns += self._layers_ns + tokens * self._reduced_token_ns
             ns += max(tokens * self._token_ns, self._weights_ns)
-        if plan.samples:
-            ns += max(plan.samples * self._sample_ns, self._head_ns)
-        return round(ns + plan.copied_blocks * self._copy_ns)
+        if samples:
+            ns += max(samples * self._sample_ns, self._head_ns)
+        return ns
+
+    def explain(self, work: Work) -> dict[str, Any]:
+        """The terms of steps (`kvsim.cost.explain`); floors and all-reduces of layers are dense."""
+        import numpy as np
+
+        tokens, samples = work.tokens, work.samples
+        dense = self._layers_ns + tokens * self._reduced_token_ns
+        dense += np.maximum(tokens * self._token_ns, self._weights_ns)
+        head = np.maximum(samples * self._sample_ns, self._head_ns)
+        return {
+            "host": self._step_ns,
+            "dense": np.where(tokens > 0, dense, 0.0),
+            "attention_decode": work.context_tokens * self._decode_context_ns,
+            "head": np.where(samples > 0, head, 0.0),
+            "copies": work.copied_blocks * self._copy_ns,
+        }
 
     def describe(self) -> dict[str, Any]:
         """Settings, and the source of every figure of the hardware."""

@@ -14,15 +14,19 @@ that errs less than logarithmic axes or one fitted formula. Steps outside the ta
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
-from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.profile import Curve, DecodeGrid, MixedGrid, Profile, load_profile
-from kvsim.memory import kv_dtype
+from kvsim.cost.decodes import cut
+from kvsim.cost.kernels import Kernels
+from kvsim.cost.profile import DecodeGrid, load_profile
+from kvsim.cost.scaling import GEOMETRY, differences, scaled
+from kvsim.hardware import Hardware
 from kvsim.model import Model
 
 if TYPE_CHECKING:
+    from kvsim.cost.explain import Work
     from kvsim.plan import Plan
 
 _KINDS = {
@@ -34,31 +38,34 @@ _KINDS = {
 
 
 class TableCost:
-    """Prices with a profile that was made for this model, dtype, tensor parallelism and block size.
+    """Prices with a profile; one of another model, dtype or tensor parallelism is scaled.
 
-    `decode_kernel` chooses between the decode kernels of the profile. Raises `ValueError` for a
-    profile of something else; only one that was not measured may have another block size.
+    So is a measured one of another block size. `kvsim.cost.scaling` says how, `kind` and `source`
+    say that it was. `decode_kernel` chooses between the decode kernels of the profile. Raises
+    `ValueError` for one that it does not have.
     """
 
     def __init__(
         self,
         model: Model,
+        hardware: Hardware,
         config: RunConfig,
         profile: str,
         decode_kernel: Literal["v1", "v2"] = "v2",
     ) -> None:
-        self._profile, self._path = load_profile(profile), profile
-        _refuse_mismatch(self._profile, model, config)
-        fit = self._profile.fit
+        self._measured, self._path = load_profile(profile), profile
+        self._scaled_in = differences(self._measured, model, config)
+        self._profile = self._measured
+        if self._scaled_in:
+            self._profile = scaled(self._measured, model, config, hardware)
+        fit = self._profile.fit_at(config.block_size or DEFAULT_BLOCK_SIZE) or self._profile.fit
         decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
         if not isinstance(decode, DecodeGrid):
             raise ValueError(f"decode_kernel: profile {profile} has no decode_{decode_kernel}")
-        self._fit, self._decode, self._decode_kernel = fit, decode, decode_kernel
-        self._layers = model.num_hidden_layers
-        self._dense_us: dict[int, float] = {}
-        """Looked up before, within the curve; likewise `_head_us`."""
-        self._head_us: dict[int, float] = {}
-        self._look = Interpolation()
+        self._decode_kernel = decode_kernel
+        self._kernels = Kernels(fit, decode, model.num_hidden_layers)
+        self._floor_ns = round(fit.launch_floor_us * 1000)
+        self._decode_floor_ns = 0 if self._profile.engine.graph else self._floor_ns
         self.priced_steps = 0
         self.extrapolated_steps = 0
         """Steps for which at least one table was left; likewise `extrapolated_ns`."""
@@ -72,33 +79,56 @@ class TableCost:
 
     @property
     def source(self) -> str:
-        """Profile, device and model."""
-        device = self._profile.device.get("name", "unnamed device")
-        return f"{self._profile.source}: {device} x {self._profile.model.name} ({self._path})"
+        """Profile, device and model; of a scaled profile, what it was scaled from."""
+        measured = self._measured
+        device = measured.device.get("name", "unnamed device")
+        made = f"{device} x {measured.model.name}"
+        if not self._scaled_in:
+            return f"{measured.source}: {made} ({self._path})"
+        changes = [f"{key} {b}" for key, (_, b) in self._scaled_in.items() if key not in GEOMETRY]
+        if len(changes) < len(self._scaled_in):
+            changes.insert(0, self._profile.model.name)
+        return f"scaled from {measured.source}: {made} ({self._path}) to {', '.join(changes)}"
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        self._look.outside, fit = False, self._fit
-        tokens = seqs = plan.decode_seqs
-        for new, _ in plan.chunks:
-            tokens += new
-            seqs += 1
-        kernels_us = plan.copied_blocks * fit.copied_block_us
-        if tokens:
-            dense_us = self._dense_us.get(tokens)
-            if dense_us is None:
-                dense_us = self._look_up(fit.dense, self._dense_us, tokens)
-            kernels_us += dense_us + self._layers * self._attention_us(plan)
-        if plan.samples:
-            head_us = self._head_us.get(plan.samples)
-            if head_us is None:
-                head_us = self._look_up(fit.head, self._head_us, plan.samples)
-            kernels_us += head_us
-        a0, a1, a2 = fit.step
-        us = a0 + a1 * kernels_us + a2 * seqs
-        if us < fit.launch_floor_us and (plan.chunks or not self._profile.engine.graph):
-            us = fit.launch_floor_us
-        return self._counted(max(round(us * 1000), 0))
+        seqs, chunks = plan.decode_seqs, plan.chunks
+        if plan.samples == seqs and seqs and not (chunks or plan.copies):
+            return self.decode_ns(seqs, plan.context_tokens)
+        ns = round(self._kernels.step_us(plan) * 1000)
+        floor_ns = self._floor_ns if chunks else self._decode_floor_ns
+        if ns < floor_ns:
+            ns = floor_ns
+        return self._counted(ns, self._kernels.outside)
+
+    def decode_ns(self, sequences: int, context_tokens: int) -> int:
+        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
+        line = self._kernels.decode_step(sequences)
+        ns = round(line.at(context_tokens))
+        if ns < self._decode_floor_ns:
+            ns = self._decode_floor_ns
+        return self._counted(ns, not line.first <= context_tokens <= line.last)
+
+    def decode_run_ns(
+        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
+    ) -> list[int]:
+        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
+        line, floor_ns = self._kernels.decode_step(sequences), self._decode_floor_ns
+        contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
+        times = line.rounded(contexts)
+        if times and min(times) < floor_ns:
+            times = [max(ns, floor_ns) for ns in times]
+        times = cut(times, within_ns)
+        inside = times[bisect_left(contexts, line.first) : bisect_right(contexts, line.last)]
+        self.priced_steps += len(times)
+        self.priced_ns += sum(times)
+        self.extrapolated_steps += len(times) - len(inside)
+        self.extrapolated_ns += sum(times) - sum(inside)
+        return times
+
+    def explain(self, work: Work) -> dict[str, Any]:
+        """The terms of steps (`kvsim.cost.explain`)."""
+        return self._kernels.explain(work)
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""
@@ -110,6 +140,8 @@ class TableCost:
             "device": self._profile.device,
             "software": self._profile.software,
             "decode_kernel": self._decode_kernel,
+            "block_size": self._measured.engine.block_size,
+            "scaled": {key: {"profile": a, "run": b} for key, (a, b) in self._scaled_in.items()},
             "error": self._profile.error,
             "priced_steps": self.priced_steps,
             "extrapolated_steps": self.extrapolated_steps,
@@ -117,71 +149,10 @@ class TableCost:
             "extrapolated_ns": self.extrapolated_ns,
         }
 
-    def _counted(self, ns: int) -> int:
+    def _counted(self, ns: int, outside: bool) -> int:
         self.priced_steps += 1
         self.priced_ns += ns
-        if self._look.outside:
+        if outside:
             self.extrapolated_steps += 1
             self.extrapolated_ns += ns
         return ns
-
-    def _look_up(self, curve: Curve, known: dict[int, float], count: int) -> float:
-        """A curve at a count, kept in `known` if the count lies within it."""
-        us = self._look.along(curve.x, curve.us, count)
-        if curve.x[0] <= count <= curve.x[-1]:
-            known[count] = us
-        return us
-
-    def _attention_us(self, plan: Plan) -> float:
-        """One layer's attention."""
-        us, seqs, look, fit = 0.0, plan.decode_seqs, self._look, self._fit
-        if seqs:
-            mean = plan.context_tokens / seqs
-            if plan.chunks and isinstance(fit.mixed, MixedGrid):
-                return self._mixed_us(fit.mixed, plan.chunks, seqs, mean)
-            decode = self._decode
-            us = look.between(decode.x, decode.ctx, decode.us, seqs, mean)
-        prefill, tile = fit.prefill, fit.prefill.tile
-        for new, context in plan.chunks:
-            padded = -(-new // tile) * tile
-            us += look.between(prefill.x, prefill.ctx, prefill.us, padded, context)
-        return us
-
-    def _mixed_us(
-        self, grid: MixedGrid, chunks: list[tuple[int, int]], seqs: int, mean: float
-    ) -> float:
-        """One launch for chunks and decodes.
-
-        Measured with one chunk; a further one adds what it takes beyond the smallest chunk, so
-        that the launch and the decodes count once.
-        """
-        smallest = (int(grid.q[0]), int(grid.ctx[0]))
-        *times, base = self._look.mixed(grid, [*chunks, smallest], seqs, mean)
-        return sum(times) - (len(chunks) - 1) * base
-
-
-def _refuse_mismatch(profile: Profile, model: Model, config: RunConfig) -> None:
-    """`ValueError` that names what the run and the profile do not share."""
-    made = profile.model
-    pairs = [
-        ("num_hidden_layers", model.num_hidden_layers, made.layers),
-        ("hidden_size", model.hidden_size, made.hidden),
-        ("num_attention_heads", model.num_attention_heads, made.heads),
-        ("num_key_value_heads", model.num_key_value_heads, made.kv_heads),
-        ("head_dim", model.head_dim, made.head_dim),
-        ("intermediate_size", model.intermediate_size, made.ffn),
-        ("vocab_size", model.vocab_size, made.vocab),
-        ("dtype", model.dtype(config.dtype), made.dtype),
-        ("kv_cache_dtype", kv_dtype(model, config), made.kv_dtype),
-        ("tensor_parallel_size", config.tensor_parallel_size, made.tp),
-    ]
-    if profile.source == "measured":
-        pairs.append(
-            ("block_size", config.block_size or DEFAULT_BLOCK_SIZE, profile.engine.block_size)
-        )
-    for key, wanted, found in pairs:
-        if wanted != found:
-            raise ValueError(
-                f"profile: it was made with {key} {found}, the run has {wanted};"
-                " calibrate for this run, or use the roofline"
-            )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
 from kvsim.report.metrics import METRICS, Metric, value
 from kvsim.report.numerals import show, signed, signed_percent
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-Judgement = Literal["same", "better", "worse", "different"]
+Judgement = Literal["same", "better", "worse", "different", "untold"]
 NO_DIFFERENCE = "no difference"
+UNTOLD = "no difference can be told"
 
 
 class Row(NamedTuple):
@@ -30,13 +32,22 @@ class Row(NamedTuple):
     """One per run after the first; None where either is undefined."""
     relative: tuple[float | None, ...]
     """The same over the first run's value; None where that is 0, and for shares."""
+    deviations: tuple[float | None, ...] = ()
+    """Standard deviations over seeds, one per run; empty: there is one value of each."""
+    verdicts: tuple[Verdict | None, ...] = ()
+    """How sure the differences are, one each; empty: nobody asked."""
 
     def judge(self, i: int) -> Judgement:
         """What the run after the first number `i` made of this figure."""
         first, other, better = self.values[0], self.values[i + 1], self.metric.better
-        if first == other:
+        verdict = self.verdicts[i] if self.verdicts else None
+        if first == other if verdict is None else verdict.finding == "same":
             return "same"
-        if first is None or other is None or not better:
+        if first is None or other is None:
+            return "different"
+        if self.verdicts and (verdict is None or verdict.finding != "told"):
+            return "untold"
+        if not better:
             return "different"
         return "better" if (other < first) == (better == "lower") else "worse"
 
@@ -71,6 +82,21 @@ def relative_words(row: Row, i: int) -> str:
     return "" if not relative else signed_percent(relative)
 
 
+def value_words(row: Row, i: int) -> str:
+    """The value of run `i`; with its deviation where there is one: `1,107 ± 70`."""
+    words = show(row.values[i], row.metric.unit)
+    deviation = row.deviations[i] if row.deviations else None
+    return words if deviation is None else f"{words} ± {show(deviation, row.metric.unit)}"
+
+
+def interval_words(row: Row, i: int) -> str:
+    """`−2.41 s … −1.44 s`; nothing where there is no interval, or no difference."""
+    verdict = row.verdicts[i] if row.verdicts else None
+    if verdict is None or verdict.finding == "same":
+        return ""
+    return " … ".join(signed(end, row.metric.unit) for end in (verdict.low, verdict.high))
+
+
 def config_differences(
     runs: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> list[tuple[str, tuple[str, ...]]]:
@@ -85,8 +111,8 @@ def config_differences(
     return listed
 
 
-def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """What a reader must know before comparing these runs."""
+def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> list[str]:
+    """What a reader must know before comparing these runs, made of so many seeds each."""
     metas = [summary["meta"] for _, summary in runs]
     found = []
     for name, summary in runs:
@@ -96,7 +122,8 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         found.append("The runs replay different traces.")
     if len({wording.time_source(meta) for meta in metas}) > 1:
         found.append("Step times come from different sources, so that all times differ anyway.")
-    if any((meta.get("config") or {}).get("request_rate") not in (None, "inf") for meta in metas):
+    random = any((m.get("config") or {}).get("request_rate") not in (None, "inf") for m in metas)
+    if random and seeds == 1:
         found.append(
             "Arrivals were drawn at random: another seed would give somewhat other differences."
         )
@@ -113,13 +140,7 @@ def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Co
     from rich.table import Table
     from rich.text import Text
 
-    for name, summary in runs:
-        console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
-        console.print(Text(f"  {wording.time_source(summary['meta'])}", style="dim"))
-    for caution in cautions(runs):
-        console.print(Text(caution, style="yellow"))
-    for key, texts in config_differences(runs):
-        console.print(Text(f"{key}: {' → '.join(texts)}"))
+    render_subjects(runs, console)
     table = Table(box=box.SIMPLE_HEAD, header_style="dim")
     table.add_column("")
     for i, (name, _) in enumerate(runs):
@@ -136,7 +157,22 @@ def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Co
         console.print(Text(f"{NO_DIFFERENCE.capitalize()} in any figure."))
 
 
-_STYLES = {"same": "dim", "better": "green", "worse": "red", "different": ""}
+def render_subjects(
+    runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console, seeds: int = 1
+) -> None:
+    """Print what is compared, what to bear in mind, and in which settings the runs differ."""
+    from rich.text import Text
+
+    for name, summary in runs:
+        console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
+        console.print(Text(f"  {wording.time_source(summary['meta'])}", style="dim"))
+    for caution in cautions(runs, seeds):
+        console.print(Text(caution, style="yellow"))
+    for key, texts in config_differences(runs):
+        console.print(Text(f"{key}: {' → '.join(texts)}"))
+
+
+_STYLES = {"same": "dim", "better": "green", "worse": "red", "different": "", "untold": "dim"}
 
 
 def _cells(row: Row) -> list[Text]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.certainty.comparison import Comparison
 from kvsim.report import panels, wording
+from kvsim.report.certainty import Published, certain_table
+from kvsim.report.certainty_panel import certainty_section, interval_figures
 from kvsim.report.compare import (
     NO_DIFFERENCE,
     Row,
@@ -15,43 +18,37 @@ from kvsim.report.compare import (
     compare_table,
     config_differences,
     difference_words,
+    interval_words,
     relative_words,
+    value_words,
 )
 from kvsim.report.compare_figures import COMPARED, difference_figures, level_figures, run_colour
 from kvsim.report.distribution_figures import distribution_figures
 from kvsim.report.document import document, figure_place
+from kvsim.report.explanation import Explanation, Run, explain
+from kvsim.report.explanation_panel import waterfall_figures, why
 from kvsim.report.figures import Figure
 from kvsim.report.html import Html, element, join, key_of, panel, table
-from kvsim.report.metrics import LATENCIES
-from kvsim.report.numerals import count, percent, plural, seconds, show, signed
+from kvsim.report.metrics import HEADLINES, LATENCIES
+from kvsim.report.numerals import count, percent, plural, show, signed
 from kvsim.report.pairing import Pairs, pair
-from kvsim.report.phases import PHASES
 from kvsim.report.view import look_at
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
 
-HEADLINES = (
-    "output_throughput",
-    "p50_ttft_ms",
-    "p99_ttft_ms",
-    "p99_tpot_ms",
-    "p99_e2el_ms",
-    "num_preemptions",
-    "kv_cache_usage_mean",
-    "prefix_cache_hit_rate",
-)
-"""Keys of the figures that a comparison opens with."""
-
 
 def build_comparison(
-    runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]],
+    runs: Sequence[Run],
+    comparison: Comparison | None = None,
+    published: Published | None = None,
 ) -> str:
     """One page on two runs or more, each (name, summary, requests, steps).
 
-    All are compared with the first. Equal inputs give equal bytes.
+    All are compared with the first. With a `comparison`, figures are its means and verdicts, and
+    the runs are those of its first seed. Equal inputs give equal bytes.
     """
     summaries = [(name, summary) for name, summary, *_ in runs]
-    rows = compare_table(summaries)
+    rows = compare_table(summaries) if comparison is None else certain_table(comparison)
     paired = [(name, pair(runs[0][2], requests)) for name, _, requests, _ in runs[1:]]
     views = [(name, look_at(*run)) for name, *run in runs]
     spread = distribution_figures(
@@ -61,8 +58,13 @@ def build_comparison(
         [(i, name, pairs) for i, (name, pairs) in enumerate(paired, 1) if pairs and pairs.number]
     )
     levels = level_figures(views)
+    explained = _explained(runs)
+    reasons = [figure for _, figures in explained for figure in figures]
+    intervals = [] if comparison is None else interval_figures(comparison, rows)
     sections = {
         "Differences": _headlines(summaries, rows),
+        **_certainty(comparison, rows, intervals, published),
+        "Why": _why(explained),
         "Settings": _settings(summaries),
         "All figures": _figures_table(summaries, rows),
         "Request by request": _request_by_request(summaries, paired, differences),
@@ -71,15 +73,52 @@ def build_comparison(
     }
     names = [name for name, _ in summaries]
     title = f"{', '.join(names[1:])} against {names[0]}"
-    return document(title, _header(title, summaries), sections, [*differences, *spread, *levels])
+    if comparison is not None and comparison.method == "seeds":
+        note = element("p", f"Of seed {comparison.seeds[0]} alone.")
+        for name in ("Why", "Request by request", "Latency", "Over time"):
+            sections[name] = join((note, sections[name]))
+    header = _header(title, summaries, comparison)
+    return document(title, header, sections, [*intervals, *reasons, *differences, *spread, *levels])
 
 
-def _header(title: str, runs: Summaries) -> Html:
-    remarks: list[tuple[str, str]] = [(caution, "warning") for caution in cautions(runs)]
+def _explained(runs: Sequence[Run]) -> list[tuple[Explanation, list[Figure]]]:
+    """Why each run differs from the first, with its figures."""
+    explanations = [explain(runs[0], other) for other in runs[1:]]
+    return [(each, waterfall_figures(each, f"fall-{i}")) for i, each in enumerate(explanations)]
+
+
+def _why(explained: Sequence[tuple[Explanation, Sequence[Figure]]]) -> Html:
+    parts: list[Html] = []
+    for explanation, figures in explained:
+        if len(explained) > 1:
+            parts.append(element("h3", explanation.names[1]))
+        parts.append(why(explanation, figures))
+    return join(parts)
+
+
+def _certainty(
+    comparison: Comparison | None,
+    rows: Sequence[Row],
+    figures: Sequence[Figure],
+    published: Published | None,
+) -> dict[str, Html]:
+    if comparison is None:
+        return {}
+    drawn = join(figure_place(figure) for figure in figures)
+    if len(comparison.names) > 2:
+        drawn = join((_key_of(comparison.names, skip=1), drawn))
+    return {"Certainty": certainty_section(comparison, rows, drawn, published)}
+
+
+def _header(title: str, runs: Summaries, comparison: Comparison | None) -> Html:
+    seeds = comparison.seeds if comparison is not None else ()
+    found = cautions(runs, max(1, len(seeds)))
+    remarks: list[tuple[str, str]] = [(caution, "warning") for caution in found]
+    which = f", seed {seeds[0]}" if seeds else ""
     for name, summary in runs:
         fate, *others = wording.verdict(summary)
         alarming = [remark for remark in others if remark.tone != "plain"]
-        remarks += [(f"{name}: {text}", tone) for text, tone in (fate, *alarming)]
+        remarks += [(f"{name}{which}: {text}", tone) for text, tone in (fate, *alarming)]
     return join(
         (
             element("p", "kvsim comparison", class_="eyebrow"),
@@ -117,12 +156,15 @@ def _headlines(runs: Summaries, rows: Sequence[Row]) -> Html:
 def _card(row: Row, i: int) -> Html:
     unit = row.metric.unit
     words = relative_words(row, i) or difference_words(row, i) or "–"
+    if row.judge(i) == "untold":
+        words = "not told"
     before, after = show(row.values[0], unit), show(row.values[i + 1], unit)
     return element(
         "div",
         element("dt", row.metric.label),
         element("dd", words, class_=f"value {row.judge(i)}"),
         element("dd", f"{before} → {after}", class_="detail"),
+        element("dd", interval_words(row, i), class_="detail") if row.verdicts else None,
         class_="card",
     )
 
@@ -139,27 +181,29 @@ def _settings(runs: Summaries) -> Html:
 def _figures_table(runs: Summaries, rows: Sequence[Row]) -> Html:
     """Values and differences, in groups; green is better, red is worse."""
     head: list[object] = ["", runs[0][0]]
+    sure = any(row.verdicts for row in rows)
     for name, _ in runs[1:]:
-        head += [name, "Difference", "Relative"]
+        head += [name, "Difference", *(["Interval"] if sure else []), "Relative"]
     body: list[Html] = []
     group = ""
     for row in rows:
         if row.metric.group != group:
             group = row.metric.group
             body.append(element("tr", element("td", group, colspan=len(head)), class_="group"))
-        body.append(_figures_row(row))
+        body.append(_figures_row(row, sure))
     lead = "Green is better, red is worse; where neither direction is better as such, no colour."
     header = element("tr", *(element("th", cell, class_="number") for cell in head))
     whole = element("table", element("thead", header), element("tbody", *body))
     return join((element("p", lead), panel(None, element("div", whole, class_="scroll"))))
 
 
-def _figures_row(row: Row) -> Html:
-    unit = row.metric.unit
-    cells = [element("td", row.metric.label), _number(show(row.values[0], unit))]
-    for i, other in enumerate(row.values[1:]):
-        cells.append(_number(show(other, unit)))
+def _figures_row(row: Row, sure: bool) -> Html:
+    cells = [element("td", row.metric.label), _number(value_words(row, 0))]
+    for i in range(len(row.differences)):
+        cells.append(_number(value_words(row, i + 1)))
         cells.append(_number(difference_words(row, i), row.judge(i)))
+        if sure:
+            cells.append(_number(interval_words(row, i), row.judge(i)))
         cells.append(_number(relative_words(row, i), row.judge(i)))
     return element("tr", *cells)
 
@@ -184,7 +228,6 @@ def _request_by_request(
             parts.append(panel(None, element("p", text)))
         else:
             parts += [_pairs_lead(first, name, pairs), _pairs_table(pairs)]
-            parts.append(_phases_table((first, name), pairs))
     if len(paired) > 1:
         parts.append(_key(runs, skip=1))
     return join((*parts, _side_by_side(figures)))
@@ -223,24 +266,17 @@ def _pairs_table(pairs: Pairs) -> Html:
     return panel(None, table(head, (row + [""] * (len(head) - len(row)) for row in rows)))
 
 
-def _phases_table(names: tuple[str, str], pairs: Pairs) -> Html:
-    """Where the difference of the mean E2EL comes from; the parts add up."""
-    rows = []
-    for name in (*PHASES[1:], "e2el", PHASES[0]):
-        before, after = (float(np.mean(ns[name])) for ns in (pairs.first_ns, pairs.other_ns))
-        label = {"e2el": "E2EL, their sum"}.get(name) or panels.PHASE_LABELS[name]
-        change = NO_DIFFERENCE if before == after else _signed_ns(after - before)
-        rows.append([label, seconds(before / 1e9), seconds(after / 1e9), change])
-    return panel("Where the mean difference comes from", table(["", *names, "Difference"], rows))
-
-
 def _signed_ns(ns: float) -> str:
     return signed(ns / 1e9, "s")
 
 
 def _key(runs: Summaries, skip: int = 0) -> Html:
+    return _key_of([name for name, _ in runs], skip)
+
+
+def _key_of(names: Sequence[str], skip: int) -> Html:
     """Which colour is which run."""
-    entries = [(f"var(--{run_colour(i)})", name) for i, (name, _) in enumerate(runs)]
+    entries = [(f"var(--{run_colour(i)})", name) for i, name in enumerate(names)]
     return key_of(entries[skip:])
 
 

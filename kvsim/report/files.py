@@ -4,6 +4,7 @@
 DIR/summary.json       figures and provenance
 DIR/requests.parquet   one row per request
 DIR/steps.parquet      one row per step
+DIR/transitions.parquet  one row per preemption, swap and re-admission
 DIR/report.html        the page, if given; requests.csv and steps.csv, if asked for
 ```
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUMMARY, REQUESTS, STEPS, PAGE = "summary.json", "requests", "steps", "report.html"
+TRANSITIONS = "transitions"
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
 Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -36,6 +39,7 @@ def write_results(
     requests: Mapping[str, Any],
     steps: Mapping[str, Any],
     *,
+    transitions: Mapping[str, Any] | None = None,
     csv: bool = False,
     page: str | None = None,
 ) -> list[Path]:
@@ -47,16 +51,24 @@ def write_results(
     out = Path(out_dir)
     with _failing_clearly(out), _beside(out) as partial:
         _fill(partial, summary, requests, steps, csv=csv, page=page)
+        if transitions is not None:
+            log = tables.transitions_table(transitions)
+            _write_table(partial / TRANSITIONS, iter([log]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
         return [path.replace(out / path.name) for path in written]
 
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write one text file, whole or not at all. Raises `OutputError` naming it."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write one file, whole or not at all. Raises `OutputError` naming it."""
     target = Path(path)
     with _failing_clearly(target), _beside(target.parent) as partial:
-        written = partial / "text"
-        written.write_text(text, encoding="utf-8", newline="\n")
+        written = partial / "content"
+        written.write_bytes(content)
         return written.replace(target)
 
 
@@ -77,6 +89,11 @@ def read_results(directory: str | Path) -> Results:
     return summary, requests, steps
 
 
+def read_transitions(directory: str | Path) -> dict[str, Any]:
+    """Read back the transitions of a run. Raises `OutputError` naming the file and the remedy."""
+    return _read_columns(Path(directory) / f"{TRANSITIONS}.parquet", tables.transitions_columns)
+
+
 def _fill(
     folder: Path,
     summary: Mapping[str, Any],
@@ -86,21 +103,30 @@ def _fill(
     csv: bool,
     page: str | None,
 ) -> None:
-    import pyarrow.parquet as pq
-
     text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     (folder / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
     if page is not None:
         (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")
-    for name, table in (
-        (REQUESTS, tables.requests_table(requests)),
-        (STEPS, tables.steps_table(steps)),
-    ):
-        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
-        if csv:
-            from pyarrow.csv import write_csv
+    _write_table(folder / REQUESTS, iter([tables.requests_table(requests)]), csv=csv)
+    _write_table(folder / STEPS, tables.steps_tables(steps), csv=csv)
 
-            write_csv(table, folder / f"{name}.csv")
+
+def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
+    """Write `path`.parquet and, if asked, `path`.csv, piece by piece: a long run need not fit."""
+    import pyarrow.parquet as pq
+
+    piece = next(pieces)
+    with ExitStack() as opened:
+        writers = [pq.ParquetWriter(f"{path}.parquet", piece.schema, compression="zstd")]
+        if csv:
+            from pyarrow.csv import CSVWriter
+
+            writers.append(CSVWriter(f"{path}.csv", piece.schema))
+        for writer in writers:
+            opened.enter_context(writer)
+        for each in chain([piece], pieces):
+            for writer in writers:
+                writer.write_table(each)
 
 
 def _read_summary(path: Path) -> dict[str, Any]:

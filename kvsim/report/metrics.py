@@ -22,6 +22,17 @@ class Metric(NamedTuple):
     """Empty: neither direction is better as such."""
     group: str
 
+    @property
+    def whole(self) -> bool:
+        """Whether it counts things."""
+        return self.unit in ("requests", "tokens", "blocks", "steps", "preemptions")
+
+    @property
+    def extreme(self) -> bool:
+        """Whether it is a percentile or a maximum, which few values decide."""
+        start, _, end = self.key.partition("_")
+        return (start[:1] == "p" and start[1:].isdigit()) or end.endswith("max")
+
 
 def value(summary: Mapping[str, Any], key: str) -> float | None:
     """The figure named by `key`; None where it is undefined or absent."""
@@ -122,3 +133,15 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
 
 METRICS = tuple(Metric(*metric, name) for name, group in _GROUPS.items() for metric in group)
 """Every figure that a comparison shows, in order."""
+
+HEADLINES = (
+    "output_throughput",
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "p99_tpot_ms",
+    "p99_e2el_ms",
+    "num_preemptions",
+    "kv_cache_usage_mean",
+    "prefix_cache_hit_rate",
+)
+"""Keys of the figures that a comparison opens with."""

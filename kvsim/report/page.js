@@ -54,7 +54,26 @@
     Plotly.restyle(plots.get(button.dataset.figure), { visible: shown }, traces);
   };
 
+  // Points of one owner, in every figure that can show them: what is under the pointer.
+  const marked = figures.filter((figure) => figure.data.at(-1)?.name === "highlight");
+  const mark = (owner) => {
+    for (const figure of marked) {
+      const place = { x: [], y: [] };
+      for (const trace of figure.data.slice(0, -1)) {
+        (trace.customdata ?? []).forEach((other, i) => {
+          if (other !== owner || trace.x[i] === null) return;
+          place.x.push(trace.x[i]);
+          place.y.push(trace.y[i]);
+        });
+      }
+      Plotly.restyle(plots.get(figure.id), { x: [place.x], y: [place.y] }, [figure.data.length - 1]);
+    }
+  };
+
   draw().then(() => {
+    for (const { id } of marked) {
+      plots.get(id).on("plotly_hover", ({ points }) => mark(points[0].customdata));
+    }
     for (const plot of timePlots) plot.on("plotly_relayout", () => follow(plot));
     for (const button of document.querySelectorAll(".legend button")) {
       button.addEventListener("click", () => toggle(button));

@@ -12,6 +12,7 @@ from kvsim.report.document import document, figure_place
 from kvsim.report.event_figures import event_figures
 from kvsim.report.figures import Figure
 from kvsim.report.html import Html, element, join
+from kvsim.report.ledger_panels import ledger_section
 from kvsim.report.memory_panel import memory_panel
 from kvsim.report.provenance import provenance_panels
 from kvsim.report.state_figures import state_figures
@@ -45,6 +46,7 @@ def build_page(
     sections = {
         "Key figures": panels.cards(summary),
         "Latency": _latency(run, spread),
+        "Where time went": ledger_section(summary),
         "Over time": _over_time(timed),
         "Requests": _requests(run),
         "Prefix cache": panels.hit_rate_table(summary),
@@ -53,6 +55,8 @@ def build_page(
     }
     if not summary["meta"].get("prefix_caching"):
         del sections["Prefix cache"]
+    if not sections["Where time went"]:
+        del sections["Where time went"]
     return document(_name(summary), _header(summary), sections, [*spread, *timed])
 
 
@@ -93,9 +97,12 @@ def _over_time(figures: list[Figure]) -> Html:
 def _requests(run: View) -> Html:
     parts: list[object] = []
     if run.summary["completed"]:
+        if not ledger_section(run.summary):
+            parts += [
+                element("h3", "Where the time of the mean request went"),
+                panels.mean_phases(run.requests, run.durations),
+            ]
         parts += [
-            element("h3", "Where the time of the mean request went"),
-            panels.mean_phases(run.requests, run.durations),
             element("h3", "Slowest requests"),
             panels.slowest_table(run.requests, run.durations),
         ]

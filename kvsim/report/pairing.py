@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.report import phases
 from kvsim.report.phases import Floats
+
+Ints = NDArray[np.int64]
 
 
 class Pairs(NamedTuple):
@@ -23,6 +26,9 @@ class Pairs(NamedTuple):
     first_ns: dict[str, Floats]
     """Durations of the pairs in the first run, keyed as in `phases.durations_ns`."""
     other_ns: dict[str, Floats]
+    first_rows: Ints
+    """Places of the pairs in the columns of the first run; likewise `other_rows`."""
+    other_rows: Ints
 
     def differences_ns(self, kind: str) -> Floats:
         """Other minus first, one per pair for which both are defined."""
@@ -48,8 +54,10 @@ def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
         same_arrivals=bool(np.array_equal(*arrivals)),
         first_ns={kind: ns[mine] for kind, ns in phases.durations_ns(first).items()},
         other_ns={kind: ns[theirs] for kind, ns in phases.durations_ns(other).items()},
+        first_rows=mine,
+        other_rows=theirs,
     )
 
 
-def _ints(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _ints(column: Any) -> Ints:
     return np.asarray(column, dtype=np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvsim.recorder import BLOCKED
 from kvsim.report import phases, timeline
+from kvsim.report.ledger_summary import ledger_figures
 from kvsim.report.plain import plain
 from kvsim.report.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
 from kvsim.report.timeline import Columns, Ints
@@ -37,7 +38,7 @@ def summarise(
     """
     end_ns = timeline.run_end_ns(steps, requests)
     durations = phases.durations_ns(requests)
-    rows = timeline.states(steps, end_ns, meta)
+    rows = timeline.States(steps, end_ns, meta)
     held_ns = timeline.durations_ns(rows, end_ns)
     summary: dict[str, Any] = plain(
         {
@@ -49,6 +50,7 @@ def summarise(
             **_prefix_cache(requests, meta),
             **_queues(rows, held_ns, steps),
             **_link(steps, end_ns),
+            **ledger_figures(steps, requests),
             "steps": len(steps["start_ns"]),
             "meta": meta,
         }

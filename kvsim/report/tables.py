@@ -6,13 +6,18 @@ run or, for `queue_s`, `ttft_s`, `tpot_s`, `e2el_s`, as durations. Null: it neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.packed import Ints, PackedColumns
 from kvsim.recorder import STEP_COLUMNS
 from kvsim.report import phases
+from kvsim.report.phases import Floats
+from kvsim.transitions import TRANSITION_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +44,8 @@ COUNTS = (
 )
 DURATIONS = ("queue", "ttft", "tpot", "e2el")
 NS_PER_S = 1e9
+PIECE = 1 << 20
+"""Steps that are written together: a row group of Parquet, which has so many by default."""
 
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
@@ -46,31 +53,46 @@ def requests_table(requests: Mapping[str, Any]) -> pa.Table:
     import pyarrow as pa
 
     durations = phases.durations_ns(requests)
-    columns: dict[str, Any] = {name: pa.array(_texts(requests[name])) for name in TEXTS}
+    columns: dict[str, Any] = {name: _texts(requests[name]) for name in TEXTS}
     for name in INSTANTS:
-        columns[f"{name}_s"] = _seconds(requests[f"{name}_ns"])
+        columns[f"{name}_s"] = _seconds(_ints(requests[f"{name}_ns"]))
     for name in DURATIONS:
-        columns[f"{name}_s"] = pa.array(durations[name] / NS_PER_S, from_pandas=True)
-    columns["client_queue_s"] = _seconds(requests["client_queue_ns"])
+        columns[f"{name}_s"] = _numbers(durations[name] / NS_PER_S, np.isnan(durations[name]))
+    columns["client_queue_s"] = _seconds(_ints(requests["client_queue_ns"]))
     for name in COUNTS:
-        columns[name] = pa.array(_ints(requests[name]))
+        columns[name] = _numbers(_ints(requests[name]))
     for name in INSTANTS:
         values = _ints(requests[f"{name}_ns"])
-        columns[f"{name}_ns"] = pa.array(values, mask=values < 0)
-    return pa.table(columns).select(_ORDER)
+        columns[f"{name}_ns"] = _numbers(values, values < 0)
+    for name in _kept(_LEDGER, requests):
+        columns[name] = _numbers(_ints(requests[name]))
+    order = [*_ORDER, *_kept(_LEDGER, requests)]
+    return pa.Table.from_arrays([columns[name] for name in order], order)
 
 
-def steps_table(steps: Mapping[str, Any]) -> pa.Table:
-    """One row per step: `start_s`, `end_s` and the columns of `recorder.STEP_COLUMNS`."""
+def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = None) -> pa.Table:
+    """One row per step: `start_s`, `end_s`, the columns of `recorder.STEP_COLUMNS` and `KERNELS`.
+
+    Of the steps `first .. last - 1`; None: to the end.
+    """
     import pyarrow as pa
 
-    columns: dict[str, Any] = {
-        "start_s": _seconds(steps["start_ns"]),
-        "end_s": _seconds(steps["end_ns"]),
-    }
-    for name in STEP_COLUMNS:
-        columns[name] = pa.array(_ints(steps[name]))
-    return pa.table(columns)
+    def column(name: str) -> Ints:
+        if isinstance(steps, PackedColumns):
+            return steps.part(name, first, steps.rows if last is None else last)
+        return _ints(steps[name][first:last])
+
+    seconds = [_seconds(column("start_ns")), _seconds(column("end_ns"))]
+    names = [*STEP_COLUMNS, *_kept(KERNELS, steps)]
+    counts = [_numbers(column(name)) for name in names]
+    return pa.Table.from_arrays([*seconds, *counts], ["start_s", "end_s", *names])
+
+
+def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """The same in pieces of at most `PIECE` rows; one without rows where there is no step."""
+    number = steps.rows if isinstance(steps, PackedColumns) else len(steps["start_ns"])
+    for first in range(0, max(number, 1), PIECE):
+        yield steps_table(steps, first, min(first + PIECE, number))
 
 
 def requests_columns(table: pa.Table) -> dict[str, Any]:
@@ -78,14 +100,37 @@ def requests_columns(table: pa.Table) -> dict[str, Any]:
     columns: dict[str, Any] = {name: table[name].to_pylist() for name in TEXTS}
     for name in (*COUNTS, *(f"{name}_ns" for name in INSTANTS)):
         columns[name] = table[name].fill_null(-1).to_numpy()
+    for name in _kept(_LEDGER, table.column_names):
+        columns[name] = table[name].to_numpy()
     return columns
 
 
-def steps_columns(table: pa.Table) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+def steps_columns(table: pa.Table) -> dict[str, Ints]:
     """What `steps_table` was made from. Raises `KeyError` for a column that is missing."""
-    return {name: table[name].to_numpy() for name in STEP_COLUMNS}
+    names = (*STEP_COLUMNS, *_kept(KERNELS, table.column_names))
+    return {name: table[name].to_numpy() for name in names}
 
 
+def transitions_table(transitions: Mapping[str, Any]) -> pa.Table:
+    """One row per transition: the columns of `transitions.TRANSITION_COLUMNS`."""
+    import pyarrow as pa
+
+    columns = [_numbers(_ints(transitions[name])) for name in TRANSITION_COLUMNS]
+    return pa.Table.from_arrays(columns, list(TRANSITION_COLUMNS))
+
+
+def transitions_columns(table: pa.Table) -> dict[str, Ints]:
+    """What `transitions_table` was made from. Raises `KeyError` for a column that is missing."""
+    return {name: table[name].to_numpy() for name in TRANSITION_COLUMNS}
+
+
+def _kept(names: Iterable[str], columns: Container[str]) -> list[str]:
+    """Those of `names` that results have; only runs have a ledger, and not of everything."""
+    return [name for name in names if name in columns]
+
+
+_LEDGER = (*TIME_PARTS, *PROMPT_PARTS[1:])
+"""What a ledger adds; the first of `PROMPT_PARTS` is among `COUNTS`."""
 _ORDER = (
     *("id", "index", "session", "status", "reason"),
     *("released_s", "client_queue_s", "arrival_s", "first_scheduled_s", "first_token_s"),
@@ -98,16 +143,34 @@ _ORDER = (
 )
 
 
-def _texts(column: Any) -> list[str]:
-    return [str(text) for text in column]
+# The arrays are made of their buffers, because `pyarrow.array` imports pandas.
 
 
-def _ints(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.asarray(column, dtype=np.int64)
-
-
-def _seconds(column: Any) -> pa.Array:
+def _texts(column: Any) -> pa.Array:
     import pyarrow as pa
 
-    values = _ints(column)
-    return pa.array(values / NS_PER_S, mask=values < 0)
+    encoded = [str(text).encode() for text in column]
+    ends = np.cumsum([0, *map(len, encoded)])
+    assert ends[-1] < 1 << 31, "a column of texts holds at most 2 GiB"
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def _numbers(values: Ints | Floats, missing: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Integers or floats; null where `missing`."""
+    import pyarrow as pa
+
+    kind = pa.int64() if values.dtype == np.int64 else pa.float64()
+    known = None
+    if missing is not None and missing.any():
+        known = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    buffers = [known, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def _seconds(values_ns: Ints) -> pa.Array:
+    return _numbers(values_ns / NS_PER_S, values_ns < 0)
+
+
+def _ints(column: Any) -> Ints:
+    return np.asarray(column, dtype=np.int64)

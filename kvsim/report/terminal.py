@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvsim.report import wording
+from kvsim.report.ledger_lines import ledger_lines
 from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import show
 from kvsim.report.statistics import STATISTICS
@@ -109,6 +110,8 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
                 ],
             )
         )
+    if "time_ledger_mean_ms" in summary and summary["completed"]:
+        lines += ledger_lines(summary)
     blocked = {cause: s for cause, s in summary["head_blocked_s"].items() if s}
     if blocked:
         parts = [f"{BLOCKED_BY[cause]} {show(s, 's')}" for cause, s in blocked.items()]

@@ -12,7 +12,7 @@ step 0          step 1   idle            step 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,44 +45,56 @@ def run_end_ns(steps: Columns, requests: Mapping[str, Any]) -> int:
     return max((int(np.max(column)) for column in instants if len(column)), default=0)
 
 
-def states(steps: Columns, end_ns: int, meta: Mapping[str, Any]) -> dict[str, Ints]:
+class States(Mapping[str, Ints]):
     """Rows of constant state that cover `0 .. end_ns` without a gap.
 
-    Returns `start_ns` and, per row, the columns of `HELD` and `UNDER_WAY`; a row holds until the
-    next one starts, the last until `end_ns`. Rows may have no duration.
+    Has `start_ns` and, per row, the columns of `HELD` and `UNDER_WAY`, each made when it is asked
+    for: a long run has many rows. A row holds until the next one starts, the last until `end_ns`.
+    Rows may have no duration.
 
     Blocks of requests that ended before an idle time count as cached where prefix caching is on,
     though their last, partial blocks are in truth free.
     """
-    columns = {
-        name: np.concatenate(([0], steps[name]))
-        for name in ("start_ns", "end_ns", "finished", *HELD, *UNDER_WAY)
-    }
-    columns["free_blocks"][0] = meta.get("num_gpu_blocks") or 0
-    start = columns["start_ns"]
-    following = np.append(start[1:], end_ns)
-    idles = columns["end_ns"] < following
 
-    row = np.repeat(np.arange(len(start)), 1 + idles)
-    idle = np.zeros(len(row), dtype=bool)
-    idle[np.cumsum(1 + idles)[idles] - 1] = True
-    laid: dict[str, Ints] = {"start_ns": np.where(idle, columns["end_ns"][row], start[row])}
-    for name in HELD:
-        laid[name] = columns[name][row]
-    for name in UNDER_WAY:
-        laid[name] = np.where(idle, 0, columns[name][row])
-    empty = idle & (columns["running"][row] == columns["finished"][row]) & (laid["swapped"] == 0)
-    _release(laid, empty, "cached_blocks" if meta.get("prefix_caching") else "free_blocks")
-    return laid
+    def __init__(self, steps: Columns, end_ns: int, meta: Mapping[str, Any]) -> None:
+        self._steps = steps
+        self._pool = int(meta.get("num_gpu_blocks") or 0)
+        self._freed = "cached_blocks" if meta.get("prefix_caching") else "free_blocks"
+        """Where blocks of requests that ended go."""
+        start, end = self._from_zero("start_ns"), self._from_zero("end_ns")
+        idles = end < np.append(start[1:], end_ns)
+        self._row = np.repeat(np.arange(len(start)), 1 + idles)
+        self._idle = np.zeros(len(self._row), dtype=bool)
+        self._idle[np.cumsum(1 + idles)[idles] - 1] = True
+        self._start_ns = np.where(self._idle, end[self._row], start[self._row])
+        over = self._from_zero("running") == self._from_zero("finished")
+        over &= self._from_zero("swapped") == 0
+        self._empty = self._idle & over[self._row]
+
+    def __getitem__(self, name: str) -> Ints:
+        if name == "start_ns":
+            return self._start_ns
+        if name in UNDER_WAY:
+            return np.where(self._idle, 0, self._from_zero(name)[self._row])
+        column = self._from_zero(name)[self._row]
+        if name in ("used_blocks", "empty_slots", "running"):
+            column[self._empty] = 0
+        elif name == self._freed:
+            column[self._empty] += self._from_zero("used_blocks")[self._row[self._empty]]
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("start_ns", *HELD, *UNDER_WAY))
+
+    def __len__(self) -> int:
+        return 1 + len(HELD) + len(UNDER_WAY)
+
+    def _from_zero(self, name: str) -> Ints:
+        """A column of the steps behind the state before the first one."""
+        first = self._pool if name == "free_blocks" else 0
+        return np.concatenate(([first], self._steps[name]))
 
 
 def durations_ns(rows: Mapping[str, Ints], end_ns: int) -> Ints:
-    """How long each row of `states` holds."""
+    """How long each row of `States` holds."""
     return np.diff(np.append(rows["start_ns"], end_ns))
-
-
-def _release(rows: dict[str, Ints], where: NDArray[np.bool_], to: str) -> None:
-    """Take the blocks of ended requests out of use in the rows `where`."""
-    rows[to] = rows[to] + np.where(where, rows["used_blocks"], 0)
-    for name in ("used_blocks", "empty_slots", "running"):
-        rows[name] = np.where(where, 0, rows[name])

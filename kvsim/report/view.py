@@ -13,6 +13,16 @@ from kvsim.report.figures import Points, TimeAxis, time_axis
 FINE, COARSE = 1500, 240
 """Bins for levels, which are drawn as lines, and for averages, which must not flicker."""
 
+LEVELS = (
+    *("used_blocks", "cached_blocks", "free_blocks", "cpu_used_blocks"),
+    *("waiting", "running", "swapped"),
+)
+AVERAGES = (
+    *("prefill_tokens", "decode_seqs", "used_blocks", "empty_slots", "stranded_blocks"),
+    *("waiting", "running"),
+)
+"""Columns of `timeline.States` that are cut into fine and into coarse bins."""
+
 
 class Cut(NamedTuple):
     """A time line in bins."""
@@ -20,7 +30,7 @@ class Cut(NamedTuple):
     x: Points
     """Edges in the unit of the time axis."""
     bins: Bins
-    """Columns of `timeline.states`, and `blocked_CAUSE`: the share of time it applied."""
+    """`LEVELS`; or `AVERAGES`, and `blocked_CAUSE`: the share of time it applied."""
 
 
 class View(NamedTuple):
@@ -43,12 +53,16 @@ def look_at(
     """Cut a run into at most `FINE` and at most `COARSE` bins."""
     end_ns = timeline.run_end_ns(steps, requests)
     axis = time_axis(end_ns)
-    rows = timeline.states(steps, end_ns, summary["meta"])
-    causes = {f"blocked_{name}": (rows["blocked"] == i) * 1 for i, name in enumerate(BLOCKED) if i}
+    rows = timeline.States(steps, end_ns, summary["meta"])
+    causes = {f"blocked_{name}": i for i, name in enumerate(BLOCKED) if i}
+    averages = {name: rows[name] for name in AVERAGES}
+    blocked = rows["blocked"]
+    averages |= {name: (blocked == i) * 1 for name, i in causes.items()}
 
-    def cut(limit: int) -> Cut:
-        bins = binning.bin_states(rows["start_ns"], end_ns, {**rows, **causes}, limit)
+    def cut(columns: Mapping[str, Ints], limit: int) -> Cut:
+        bins = binning.bin_states(rows["start_ns"], end_ns, columns, limit)
         return Cut(axis.of(bins.edges_ns), bins)
 
+    fine, coarse = cut({name: rows[name] for name in LEVELS}, FINE), cut(averages, COARSE)
     durations = phases.durations_ns(requests)
-    return View(summary, requests, steps, durations, end_ns, axis, cut(FINE), cut(COARSE))
+    return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)

@@ -37,9 +37,10 @@ def measured(meta: Mapping[str, Any]) -> bool:
 
 
 def time_source(meta: Mapping[str, Any]) -> str:
-    """`MEASURED` or `ESTIMATED`, with the source that the cost model names."""
-    source = (meta.get("cost") or {}).get("source")
-    label = "MEASURED" if measured(meta) else "ESTIMATED"
+    """`MEASURED`, `SCALED` or `ESTIMATED`, with the source that the cost model names."""
+    cost = meta.get("cost") or {}
+    source = cost.get("source")
+    label = {"measured": "MEASURED", "scaled": "SCALED"}.get(str(cost.get("kind")), "ESTIMATED")
     return f"{label} step times ({source})" if source else f"{label} step times"
 
 

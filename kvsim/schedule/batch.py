@@ -17,10 +17,13 @@ but joins `waiting` or `swapped` only when the scheduler requeues, as the engine
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
+from kvsim import transitions
 from kvsim.blocks.tables import Tables, swap_space_exhausted
 from kvsim.plan import RECOMPUTE, SWAP, Plan, Prefill
 from kvsim.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
+from kvsim.schedule.pace import GiveWay, Pace
 
 
 class Batch:
@@ -29,7 +32,8 @@ class Batch:
     def __init__(self, blocks: Tables) -> None:
         self.blocks = blocks
         self.waiting: deque[Request] = deque()
-        self.running: deque[Request] = deque()
+        self.behind: deque[Request] = deque()
+        """Running requests that are looked at one by one: here all of them, in order."""
         self.swapped: deque[Request] = deque()
         self.ended: list[Request] = []
         """Requests that ended since the replica last looked, in order."""
@@ -37,13 +41,92 @@ class Batch:
         """Requests that an engine keeps out of its queues for a step, with their blocks."""
         self.lost: list[Request] = []
         """Requests that ended without giving their blocks back."""
+        self.lingering: list[Request] = []
+        """Of those that decode together, who got its last token in the step settled last, where
+        the scheduler finds that out later (`Pace.lingers`)."""
         self.token_gaps_ns: dict[int, int] = {}
         """Time between consecutive tokens of a sequence → how often it occurred."""
+        self.transitions = transitions.Transitions()
+        self.busy_until_ns = 0
+        """When the last step dispatched ends: one composed before begins only then."""
         self.plan = Plan()
         self.now_ns = 0
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self.swapped)
+        return len(self.waiting) + self.num_running + len(self.swapped)
+
+    # -- who is running --------------------------------------------------------------------------
+
+    @property
+    def running(self) -> deque[Request]:
+        """All running requests in order, with every field up to date."""
+        self.dissolve()
+        return self.behind
+
+    @running.setter
+    def running(self, requests: deque[Request]) -> None:
+        self.dissolve()
+        self.behind = requests
+
+    @property
+    def num_running(self) -> int:
+        """Running requests."""
+        return len(self.behind) + self.num_together
+
+    @property
+    def num_together(self) -> int:
+        """Running requests before those in `behind`, which are looked at together."""
+        return 0
+
+    def dissolve(self) -> None:
+        """From now on, look at every running request one by one."""
+
+    def lead(self, requests: Iterable[Request]) -> None:
+        """Put requests at the head of the running queue, in this order."""
+        leading = list(requests)
+        if leading:
+            self.running.extendleft(reversed(leading))
+
+    def has_more(self, request: Request) -> bool:
+        """Whether a request decodes together with others and has not got its last token yet."""
+        return False
+
+    def look_at(self, request: Request) -> None:
+        """From now on, look at this request by itself; its fields are up to date."""
+
+    def length(self, request: Request) -> int:
+        """Known tokens of a request of one sequence."""
+        return request.sequences[0].length
+
+    def all_together(self, pace: Pace) -> bool:
+        """Whether all running requests, at least one, decode together."""
+        return False
+
+    def decode_together(self, pace: Pace, give_way: GiveWay | None, spare: bool) -> int:
+        """One token for each of the leading running requests, all at once; answers how many.
+
+        `give_way` is told of each victim, which has left the running queue: always its tail; None:
+        victims are chosen otherwise. `spare`: whether a request whose last block has room is
+        taken to need a free block, too. 0: it is to be done one by one, as the scheduler states
+        its rules. `kvsim.schedule.lockstep` may answer more.
+        """
+        return 0
+
+    def settle_together(self, plan: Plan, pace: Pace) -> list[tuple[Request, int, bool]]:
+        """The tokens of `decode_together` exist, and are booked; who has its last one is told.
+
+        Answers the entries (as `Plan.entries`) of requests that have left the cohort meanwhile, in
+        running order: their tokens are to be booked one by one.
+        """
+        return []
+
+    def shortcuts(self) -> dict[str, int]:
+        """How often requests were looked at together; none here."""
+        return {}
+
+    def remove_ended(self) -> None:
+        """Take requests that ended off the running queue, keeping the order."""
+        self.behind = deque(request for request in self.behind if request.finish_ns < 0)
 
     # -- moves while a step is composed ----------------------------------------------------------
 
@@ -77,18 +160,17 @@ class Batch:
             if sequence.state == WAITING:
                 self.blocks.allocate(sequence)
                 sequence.state = RUNNING
-        if request.first_scheduled_ns < 0:
-            request.first_scheduled_ns = self.now_ns
+        self._scheduled(request)
 
     def join(self, request: Request) -> None:
         """Move the head of the waiting queue, which has its blocks, to the end of `running`."""
         assert self.waiting[0] is request
         self.waiting.popleft()
-        self.running.append(request)
+        self.behind.append(request)
+        if request.sequences[0].state == WAITING:
+            self._scheduled(request)
         for sequence in request.sequences:
             sequence.state = RUNNING
-        if request.first_scheduled_ns < 0:
-            request.first_scheduled_ns = self.now_ns
 
     def grow(self, request: Request) -> None:
         """Slots for the newest tokens of a running request; a shared block is copied first."""
@@ -125,6 +207,7 @@ class Batch:
         request.lost_tokens = max(request.lost_tokens, lost)
         request.num_preemptions += 1
         self.plan.preempted.append((request, RECOMPUTE))
+        self._note(request, transitions.PREEMPTED, lost)
 
     def swap_out(self, request: Request) -> list[tuple[int, int]]:
         """Move the blocks of a running request to the CPU; answers the copies.
@@ -142,6 +225,7 @@ class Batch:
         request.num_preemptions += 1
         request.swapped_out_blocks += len(pairs)
         self.plan.preempted.append((request, SWAP))
+        self._note(request, transitions.SWAPPED_OUT, len(pairs))
         return pairs
 
     def swap_in(self, request: Request) -> None:
@@ -155,21 +239,20 @@ class Batch:
         request.swapped_in_blocks += len(pairs)
         self.plan.swaps_in.extend(pairs)
         self.plan.swapped_in.append(request)
+        self._note(request, transitions.SWAPPED_IN, len(pairs))
 
-    def run_prefill(
-        self, request: Request, scheduled: int, charged: int | None = None, least: int = 1
-    ) -> None:
+    def run_prefill(self, request: Request, scheduled: int, charged: int | None = None) -> None:
         """Compute `scheduled` of the request's known tokens in this step, less prefix hits.
 
         `charged`: how many of them the engine charges to its token budget; None: all.
-        `least`: tokens that are computed whatever is hit; one in vLLM 0.6.3
-        (`worker/model_runner.py`, `_compute_for_prefix_cache_hit`).
         """
-        sequence = next(s for s in request.sequences if s.state == RUNNING)
+        sequence = request.sequences[0]
+        if sequence.state != RUNNING:
+            sequence = next(s for s in request.sequences if s.state == RUNNING)
         known = self.blocks.scheduled(sequence, self.now_ns)
         before = sequence.computed
         end = min(sequence.length, before + scheduled)
-        cached = max(0, min(known, end - least) - before)
+        cached = max(0, min(known, end - self.blocks.full_hit.least) - before)
         samples = before + scheduled >= sequence.length
         plan = self.plan
         plan.entries.append((request, scheduled, samples))
@@ -185,6 +268,12 @@ class Batch:
             again = min(before + scheduled, request.lost_tokens) - (before + cached)
             if again > 0:
                 request.recomputed_tokens += again
+            elif request.first_token_ns < 0:
+                self._note(request, transitions.CAUGHT_UP)
+            if samples:
+                self._note(request, transitions.RESUMED)
+            elif request.first_token_ns >= 0 and before + scheduled == sequence.length - 1:
+                self._note(request, transitions.RECOVERED)
 
     def run_decode(self, request: Request, tokens: int = 1) -> None:
         """Produce one more token for each running sequence of a request.
@@ -196,6 +285,7 @@ class Batch:
         plan.decodes.append(request)
         if tokens > 1:
             plan.chunks.append((tokens - 1, 0))
+            self._note(request, transitions.RESUMED)
         for sequence in request.sequences:
             if sequence.state == RUNNING:
                 scheduled(sequence, now_ns)
@@ -218,12 +308,22 @@ class Batch:
 
     # -- moves when a step's time has passed -----------------------------------------------------
 
+    def publish(self, plan: Plan) -> None:
+        """The KV of a step exists, and its tokens are not booked yet: blocks may become shared."""
+        blocks = self.blocks
+        if not blocks.publish_at.computed:
+            return
+        computed = [(each.request, each.computed_before + each.scheduled) for each in plan.prefills]
+        for request, upto in computed + [(request, 0) for request in plan.decodes]:
+            for sequence in request.sequences:
+                if sequence.state == RUNNING:
+                    blocks.publish(sequence, upto or sequence.length)
+
     def compute(self, sequence: Sequence, tokens: int) -> None:
         """The KV of `tokens` more tokens of a sequence exists."""
         sequence.computed += tokens
         if sequence.computed == sequence.length:
             sequence.prompt_stage = False
-        self.blocks.computed(sequence)
 
     def token(self, sequence: Sequence) -> None:
         """One more token of a sequence exists."""
@@ -275,6 +375,19 @@ class Batch:
             for request in queue:
                 assert all(s.state in (state, FINISHED) for s in request.sequences)
         self.blocks.audit(everywhere)
+
+    def _scheduled(self, request: Request) -> None:
+        """A waiting request was given blocks."""
+        if request.first_scheduled_ns < 0:
+            request.first_scheduled_ns = self.now_ns
+            if self.busy_until_ns > self.now_ns:
+                self._note(request, transitions.SCHEDULED)
+        else:
+            self._note(request, transitions.READMITTED)
+
+    def _note(self, request: Request, kind: int, value: int = 0) -> None:
+        """It shows from the start of the step being composed."""
+        self.transitions.note(request.index, kind, max(self.now_ns, self.busy_until_ns), value)
 
     def _end(self, request: Request) -> None:
         request.finish_ns = self.now_ns

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from kvsim.request import SWAPPED, Request
-from kvsim.schedule.batch import Batch
 
 
 def width(request: Request) -> int:
@@ -19,14 +16,12 @@ def width(request: Request) -> int:
     return sum([s.state <= SWAPPED for s in sequences])
 
 
-def remove_ended(batch: Batch) -> None:
-    """Take requests that ended off the running queue, keeping the order."""
-    batch.running = deque(request for request in batch.running if request.finish_ns < 0)
-
-
 def count(request: Request, state: int) -> int:
     """Sequences of a request in this state."""
-    return sum([s.state == state for s in request.sequences])
+    sequences = request.sequences
+    if len(sequences) == 1:
+        return int(sequences[0].state == state)
+    return sum([s.state == state for s in sequences])
 
 
 def by_priority(request: Request) -> tuple[int, int]:

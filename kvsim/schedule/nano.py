@@ -14,7 +14,7 @@ from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import Request, Sequence
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import remove_ended
+from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
 
 _SLOTS, _TOKENS, _BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
@@ -33,6 +33,7 @@ class Nano:
         max_num_seqs: int = 512,
         max_num_batched_tokens: int | None = None,
         victim: Victim | None = None,
+        requeue: str | None = None,
     ) -> None:
         if block_size < 2:
             raise ValueError(
@@ -45,6 +46,7 @@ class Nano:
             16384 if max_num_batched_tokens is None else max_num_batched_tokens
         )
         self.victim = victim or tail
+        self.requeue = make_requeue(requeue)
 
     # -- composing a step ------------------------------------------------------------------------
 
@@ -82,20 +84,22 @@ class Nano:
         if not sequence.table:
             if blocks.admission_need(request) > blocks.gpu.free:
                 return _BLOCKS
-            known = len(blocks.match(sequence)) * self.block_size
+            if blocks.hits_save.tested:
+                known = blocks.hit_tokens(sequence, blocks.match(sequence))
         # Only the first prompt of a step may be cut into chunks.
         return _TOKENS if plan.entries and sequence.length - known > left else 0
 
     def _run(self, batch: Batch, request: Request) -> bool:
         """Compute what the budget allows of the head's prompt; whether that completes it."""
-        plan, sequence = batch.plan, request.sequences[0]
+        plan, blocks, sequence = batch.plan, batch.blocks, request.sequences[0]
         hit = 0
         if not sequence.table:
-            hit = len(batch.blocks.match(sequence)) * self.block_size
+            if blocks.hits_save.charged:
+                hit = blocks.hit_tokens(sequence, blocks.match(sequence))
             batch.hold(request)
         missing = sequence.length - sequence.computed - hit
         tokens = min(missing, self.max_num_batched_tokens - plan.batched_tokens)
-        batch.run_prefill(request, hit + tokens, charged=tokens, least=0)
+        batch.run_prefill(request, hit + tokens, charged=tokens)
         plan.batched_tokens += tokens
         if tokens == missing:
             batch.join(request)
@@ -124,7 +128,7 @@ class Nano:
             victim = self.victim(behind, blocks)
             running.remove(victim)
             batch.preempt(victim)
-            batch.waiting.appendleft(victim)
+            self.requeue(batch.waiting, victim)
             if victim is request:
                 return False
         return True
@@ -150,6 +154,7 @@ class Nano:
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """The step's time has passed: blocks are computed, tokens exist, requests end."""
         batch.now_ns = now_ns
+        batch.publish(plan)
         before = len(batch.ended)
         for request, tokens, samples in plan.entries:
             sequence = request.sequences[0]
@@ -160,7 +165,7 @@ class Nano:
                     batch.end_sequence(sequence)
                     batch.finish(request)
         if len(batch.ended) > before:
-            remove_ended(batch)
+            batch.remove_ended()
 
 
 def stops(sequence: Sequence) -> bool:
@@ -186,12 +191,14 @@ class Nano2025(Nano):
         max_num_seqs: int = 512,
         max_num_batched_tokens: int | None = None,
         victim: Victim | None = None,
+        requeue: str | None = None,
     ) -> None:
         super().__init__(
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             victim=victim,
+            requeue=requeue,
         )
         if max_model_len is not None and self.max_num_batched_tokens < max_model_len:
             raise ValueError(
@@ -200,9 +207,12 @@ class Nano2025(Nano):
             )
 
     def _refusal(self, batch: Batch, request: Request) -> int:
-        plan, blocks = batch.plan, batch.blocks
+        plan, blocks, sequence = batch.plan, batch.blocks, request.sequences[0]
         if len(plan.entries) >= self.max_num_seqs:
             return _SLOTS
-        if plan.batched_tokens + request.sequences[0].length > self.max_num_batched_tokens:
+        asked = sequence.length
+        if blocks.hits_save.tested:
+            asked -= blocks.hit_tokens(sequence, blocks.match(sequence))
+        if plan.batched_tokens + asked > self.max_num_batched_tokens:
             return _TOKENS
         return _BLOCKS if blocks.admission_need(request) > blocks.gpu.free else 0

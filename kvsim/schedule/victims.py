@@ -23,7 +23,6 @@ from typing import Any
 
 from kvsim.blocks.tables import Tables
 from kvsim.errors import ConfigError
-from kvsim.library import build, look_up
 from kvsim.request import RUNNING, Request
 from kvsim.schedule.groups import by_priority
 from kvsim.workload.arrivals import random_stream
@@ -84,12 +83,11 @@ class CostAware:
         self._max_model_len = max_model_len
 
     def __call__(self, candidates: Sequence[Request], blocks: Tables) -> Request:
-        references = blocks.gpu.references
-        return max(candidates, key=lambda request: self._score(request, references))
+        return max(candidates, key=lambda request: self._score(request, blocks))
 
-    def _score(self, request: Request, references: dict[int, int]) -> float:
+    def _score(self, request: Request, blocks: Tables) -> float:
         running = [s for s in request.sequences if s.state == RUNNING]
-        own = sum(references.get(block) == 1 for s in running for block in s.table)
+        own = sum(map(blocks.own_blocks, running))
         tokens = sum(s.length for s in running)
         generated = max(s.length for s in running) - request.input_length
         most = max(1, self._max_model_len - request.input_length)
@@ -117,6 +115,8 @@ def make_victim(name: str | None, *, seed: int, max_model_len: int) -> Victim | 
     """
     if name is None:
         return None
+    from kvsim.library import build, look_up
+
     found = look_up("victim", VICTIMS, name)
     if isinstance(found, type):
         found = build(f"victim: {name}", found, {}, seed=seed, max_model_len=max_model_len)

@@ -18,7 +18,9 @@ from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import FINISHED, RUNNING, SWAPPED, WAITING, Request, Sequence
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import count, remove_ended, width
+from kvsim.schedule.groups import count, width
+from kvsim.schedule.means import Prices, make_means
+from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
 from kvsim.schedule.vllm063_outputs import stops
 
@@ -41,6 +43,8 @@ class Vllm033:
         preemption_mode: str | None = None,
         watermark: float = 0.01,
         victim: Victim | None = None,
+        requeue: str | None = None,
+        prices: Prices | None = None,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max(max_model_len, 2048)
@@ -48,9 +52,10 @@ class Vllm033:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_paddings = max_paddings
-        self.preemption_mode = preemption_mode
+        self.means = make_means(preemption_mode, prices)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.victim = victim or tail
+        self.requeue = make_requeue(requeue)
         self._check()
 
     def _check(self) -> None:
@@ -105,7 +110,7 @@ class Vllm033:
         if admitted:
             plan.batched_tokens = len(lengths) * max(lengths)
         for request in _in_batch_order(admitted):
-            batch.run_prefill(request, _known(request), least=0)
+            batch.run_prefill(request, _known(request))
         return bool(admitted or plan.ignored)
 
     def _never(self, batch: Batch, request: Request, length: int) -> str:
@@ -157,13 +162,13 @@ class Vllm033:
 
     def _preempt(self, batch: Batch, victim: Request) -> None:
         """Take the blocks of a victim and queue it up (`_preempt`)."""
-        means = self.preemption_mode or ("recompute" if width(victim) == 1 else "swap")
+        means = self.means(victim, batch)
         if means == "swap":
             batch.plan.swaps_out.extend(batch.swap_out(victim))
             batch.swapped.append(victim)
         elif count(victim, RUNNING) == 1:
             batch.preempt(victim)
-            batch.waiting.appendleft(victim)
+            self.requeue(batch.waiting, victim)
         else:
             raise _recompute_of_many(victim)
 
@@ -190,6 +195,7 @@ class Vllm033:
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """The step's time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
+        batch.publish(plan)
         before = len(batch.ended)
         for request, tokens, _ in plan.entries:
             for sequence in [s for s in request.sequences if s.state == RUNNING]:
@@ -197,7 +203,7 @@ class Vllm033:
             if all(s.state == FINISHED for s in request.sequences):
                 batch.finish(request)
         if len(batch.ended) > before:
-            remove_ended(batch)
+            batch.remove_ended()
 
     def _sampled(self, batch: Batch, sequence: Sequence, tokens: int) -> None:
         """Book the token of a sequence, or of all n samples (`engine/llm_engine.py`).

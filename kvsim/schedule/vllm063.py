@@ -10,77 +10,25 @@ nor the admission need.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import by_priority, count, remove_ended, width
-from kvsim.schedule.victims import Victim, tail
+from kvsim.schedule.groups import by_priority, count, width
+from kvsim.schedule.pace import GiveWay, Outlook
+from kvsim.schedule.victims import tail
+from kvsim.schedule.vllm063_entries import Admissions, Entries, by_stage, run
 from kvsim.schedule.vllm063_outputs import process_outputs
+from kvsim.schedule.vllm063_rules import BLOCKS, WATERMARK, Rules
 
-OK, LATER, NEVER = range(3)
-_SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _SWAPPED = map(
-    BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "swapped")
-)
+SWAPPED_OUT = BLOCKED.index("swapped")
 
 
-class Vllm063:
+class Vllm063(Rules):
     """vLLM 0.6.3.post1 with synchronous output processing."""
-
-    def __init__(
-        self,
-        *,
-        block_size: int,
-        num_gpu_blocks: int,
-        max_model_len: int,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        enable_chunked_prefill: bool = False,
-        enable_prefix_caching: bool = False,
-        preemption_mode: str | None = None,
-        scheduling_policy: str = "fcfs",
-        watermark: float = 0.01,
-        victim: Victim | None = None,
-    ) -> None:
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
-        self.block_size = block_size
-        self.max_model_len = max_model_len
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.chunked = enable_chunked_prefill
-        self.whole_blocks = enable_prefix_caching
-        """Chunks end on block boundaries."""
-        self.preemption_mode = preemption_mode
-        self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
-        self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self.victim = victim or tail
-        self.prompt_limit = (
-            max_model_len if enable_chunked_prefill else min(max_model_len, max_num_batched_tokens)
-        )
-        self._tokens = 0
-        self._seqs = 0
-        self._check()
-        self._start()
-
-    def _start(self) -> None:
-        """State of a variant of the engine."""
-
-    def _check(self) -> None:
-        """Refuse at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
-        tokens = self.max_num_batched_tokens
-        if tokens < self.max_model_len and not self.chunked:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) is below max_model_len ({self.max_model_len}):"
-                " raise it, lower --max-model-len, or use --enable-chunked-prefill"
-            )
-        if tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({self.max_num_seqs}):"
-                " every running sequence needs one token a step"
-            )
 
     # -- composing a step ------------------------------------------------------------------------
 
@@ -97,82 +45,86 @@ class Vllm063:
         return batch.composed()
 
     def _compose_default(self, batch: Batch) -> None:
-        self._seqs = sum(map(width, batch.running))
-        prompts: list[tuple[Request, int]] = []
+        self._seqs = batch.num_together + sum(map(width, batch.behind))
+        prompts: Admissions = []
         if not batch.swapped:
             prompts = self._prompts(batch)
         elif batch.waiting:
-            batch.plan.blocked = _SWAPPED
+            batch.plan.blocked = SWAPPED_OUT
         swapped_out: list[Request] = []
         victims: list[Request] = []
-        decodes: list[tuple[Request, int]] = []
-        back: list[tuple[Request, int]] = []
+        decodes: Entries = []
+        back: Entries = []
         if not prompts:
             if self.priority:
                 self._preempt_by_priority(batch)
             decodes = self._running(batch, victims, swapped_out)
             if not (victims or swapped_out):
                 back = self._swap_in(batch)
-        batch.waiting.extendleft(victims)
-        batch.running.extend(request for request, _ in (*prompts, *decodes, *back))
-        batch.swapped.extend(swapped_out)
-        _run(batch, prompts, [*decodes, *back])
+        self._give_up(batch, victims, swapped_out)
+        for entries in (prompts, decodes, back):
+            batch.behind.extend(entry[0] for entry in entries)
+        run(batch, prompts, [*decodes, *back])
 
     def _compose_chunked(self, batch: Batch) -> None:
         swapped_out: list[Request] = []
         victims: list[Request] = []
         running = self._running(batch, victims, swapped_out)
-        back: list[tuple[Request, int]] = []
+        back: Entries = []
         if not (victims or swapped_out):
             back = self._swap_in(batch)
         infeasible = batch.plan.ignored
         batch.plan.ignored = []
         prompts = self._prompts(batch)
         batch.plan.ignored += infeasible
-        batch.waiting.extendleft(victims)
-        batch.swapped.extend(swapped_out)
-        running_prefills, running_decodes = _by_stage(running)
-        back_prefills, back_decodes = _by_stage(back)
-        for entries in (back_decodes, back_prefills, running_decodes, running_prefills, prompts):
-            batch.running.extend(request for request, _ in entries)
-        _run(batch, prompts, [*running_prefills, *back_prefills, *running_decodes, *back_decodes])
+        self._give_up(batch, victims, swapped_out)
+        running_prefills, running_decodes = by_stage(running)
+        back_prefills, back_decodes = by_stage(back)
+        batch.lead(entry[0] for entry in (*back_decodes, *back_prefills))
+        for entries in (running_decodes, running_prefills, prompts):
+            batch.behind.extend(entry[0] for entry in entries)
+        run(batch, prompts, [*running_prefills, *back_prefills, *running_decodes, *back_decodes])
 
-    def _prompts(self, batch: Batch) -> list[tuple[Request, int]]:
+    def _give_up(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
+        """Queue up those who were preempted, in that order."""
+        for victim in victims:
+            self.requeue(batch.waiting, victim)
+        batch.swapped.extend(swapped_out)
+
+    def _prompts(self, batch: Batch) -> Admissions:
         """Admit from the head of the waiting queue until one is refused.
 
         `core/scheduler.py`, `_schedule_prefills`.
         """
-        admitted: list[tuple[Request, int]] = []
-        waiting, plan = batch.waiting, batch.plan
+        admitted: Admissions = []
+        waiting, plan, rule = batch.waiting, batch.plan, batch.blocks.hits_save
         while waiting:
             request = waiting[0]
             if count(request, WAITING) != 1:
                 raise deaths.swapped_in_waiting(request)
-            tokens = self._new_tokens(request, WAITING, self.chunked)
-            if tokens > self.prompt_limit:
+            saved = self._saved(batch, request) if rule.charged else 0
+            tokens = self._new_tokens(request, WAITING, self.chunked, saved)
+            if saved + tokens > self.prompt_limit:
                 waiting.popleft()
                 batch.ignore(request, "too-long")
                 continue
-            verdict = self._admission(batch, request)
-            if verdict == NEVER:
+            need = batch.blocks.admission_need(request)
+            if self._never(batch, need):
                 waiting.popleft()
                 batch.ignore(request, "never-fits")
                 continue
-            if verdict == LATER:
-                enough = batch.blocks.admission_free >= batch.blocks.admission_need(request)
-                plan.blocked = _WATERMARK if enough else _BLOCKS
-            elif tokens == 0 or self._tokens + tokens > self.max_num_batched_tokens:
-                plan.blocked = _TOKENS
-            elif self._seqs + width(request) > self.max_num_seqs:
-                plan.blocked = _SLOTS
-            else:
-                batch.admit(request)
-                admitted.append((request, tokens))
-                self._tokens += tokens
-                self._seqs += width(request)
-                continue
-            request.blocked_steps += 1
-            break
+            asked = tokens if rule.tested or self.chunked else saved + tokens
+            if saved + tokens == 0:
+                # Not even one token is left of the budget.
+                asked = self.max_num_batched_tokens + 1
+            plan.blocked = self._hindrance(batch, request, need, asked)
+            if plan.blocked:
+                request.blocked_steps += 1
+                break
+            batch.admit(request)
+            admitted.append((request, saved + tokens, tokens))
+            self._tokens += tokens
+            self._seqs += width(request)
         return admitted
 
     def _running(
@@ -180,8 +132,10 @@ class Vllm063:
     ) -> list[tuple[Request, int]]:
         """Let running requests grow, those behind giving way where blocks run out."""
         scheduled: list[tuple[Request, int]] = []
-        running = batch.running
+        running = batch.behind
         self._begin_running(batch)
+        if not self.priority:
+            self._together(batch, victims, swapped_out)
         while running:
             request = running[0]
             tokens = self._new_tokens(request, RUNNING, self.chunked)
@@ -212,14 +166,30 @@ class Vllm063:
             if need <= blocks.gpu.free:
                 return True
             victim = request
-            if batch.running:
-                victim = self.victim(batch.running, blocks)
-                batch.running.remove(victim)
-            if not self._ended_meanwhile(batch, victim):
-                means = self._preempt(batch, victim, batch.plan.swaps_out)
-                (swapped_out if means == "swap" else victims).append(victim)
+            if batch.behind:
+                victim = self.victim(batch.behind, blocks)
+                batch.behind.remove(victim)
+            self._give_way(batch, victim, victims, swapped_out)
             if victim is request:
                 return False
+
+    def _give_way(
+        self, batch: Batch, victim: Request, victims: list[Request], swapped_out: list[Request]
+    ) -> None:
+        """Take the blocks of a victim, unless it turns out to have ended."""
+        if not self._ended_meanwhile(batch, victim):
+            means = self._preempt(batch, victim, batch.plan.swaps_out)
+            (swapped_out if means == "swap" else victims).append(victim)
+
+    def _together(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
+        """The same, all at once, for the leading requests that only decode."""
+        give_way: GiveWay | None = None
+        if self.victim is tail:
+            give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
+        number = batch.decode_together(self, give_way, batch.blocks.spare_block)
+        self._tokens += number
+        if self.chunked:
+            self._seqs += number
 
     def _swap_in(self, batch: Batch) -> list[tuple[Request, int]]:
         """Bring swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
@@ -254,7 +224,8 @@ class Vllm063:
             head = waiting.popleft()
             tokens = self._new_tokens(head, WAITING, chunking=False)
             while running and by_priority(running[-1]) > by_priority(head):
-                if self._admission(batch, head) == OK and self._fits(tokens, width(head)):
+                need = batch.blocks.admission_need(head)
+                if not self._never(batch, need) and not self._hindrance(batch, head, need, tokens):
                     break
                 victim = running.pop()
                 self._seqs -= width(victim)
@@ -264,50 +235,6 @@ class Vllm063:
             waiting.appendleft(head)
             batch.waiting = deque(sorted(waiting, key=by_priority))
         batch.running = running
-
-    # -- rules -----------------------------------------------------------------------------------
-
-    def _new_tokens(self, request: Request, state: int, chunking: bool) -> int:
-        """Tokens that the sequences of a request in `state` would take on in this step."""
-        tokens = 0
-        number = 0
-        for sequence in request.sequences:
-            if sequence.state == state:
-                number += 1
-                tokens += sequence.length - sequence.computed if sequence.prompt_stage else 1
-        if chunking and number == 1:
-            if self.whole_blocks and self.max_num_batched_tokens % self.block_size:
-                raise deaths.chunk_of_part_blocks(request)
-            left = self.max_num_batched_tokens - self._tokens
-            if tokens > left:
-                tokens = left - left % self.block_size if self.whole_blocks else left
-        return tokens
-
-    def _fits(self, tokens: int, seqs: int) -> bool:
-        return (
-            self._tokens + tokens <= self.max_num_batched_tokens
-            and self._seqs + seqs <= self.max_num_seqs
-        )
-
-    def _admission(self, batch: Batch, request: Request) -> int:
-        """Whether a waiting request gets its blocks (`core/block_manager.py:108`)."""
-        blocks = batch.blocks
-        need = blocks.admission_need(request)
-        watermark = self.watermark_blocks if blocks.grows else 0
-        if blocks.admission_total - need < watermark:
-            return NEVER
-        return OK if blocks.admission_free - need >= watermark else LATER
-
-    def _preempt(self, batch: Batch, victim: Request, pairs: list[tuple[int, int]]) -> str:
-        """Take the blocks of a victim; answers the means (S:1454)."""
-        means = self.preemption_mode or ("recompute" if width(victim) == 1 else "swap")
-        if means == "swap":
-            pairs.extend(batch.swap_out(victim))
-            return means
-        if count(victim, RUNNING) != 1:
-            raise deaths.recompute_of_many(victim)
-        batch.preempt(victim)
-        return means
 
     # -- what asynchronous output processing does otherwise --------------------------------------
 
@@ -325,36 +252,33 @@ class Vllm063:
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """What the engine does while the model runs."""
 
+    # -- requests that decode together -----------------------------------------------------------
+
+    def outlook(self, batch: Batch) -> Outlook | None:
+        """What the next steps have in common, if they are decodes of the cohort alone."""
+        if self.priority or batch.swapped or not batch.all_together(self):
+            return None
+        if not batch.waiting:
+            return Outlook(0, 0)
+        blocks, head = batch.blocks, batch.waiting[0]
+        if self.chunked or blocks.hits_save.charged or blocks.hits_save.blocks:
+            return None
+        self._tokens, self._seqs = 0, batch.num_together
+        tokens, need = head.sequences[0].length, blocks.admission_need(head)
+        if tokens > self.prompt_limit or self._never(batch, need) or len(head.sequences) > 1:
+            return None
+        blocked = self._hindrance(batch, head, need, tokens)
+        if not blocked:
+            return None
+        # With fewer free blocks the reason would be another one, but for the last.
+        floor = {BLOCKS: 0, WATERMARK: need}.get(blocked, need + self._watermark(blocks))
+        return Outlook(blocked, floor)
+
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """The step's time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
-        if process_outputs(batch, plan, self.max_model_len):
-            remove_ended(batch)
-
-
-def _by_stage(
-    entries: list[tuple[Request, int]],
-) -> tuple[list[tuple[Request, int]], list[tuple[Request, int]]]:
-    prefills = [entry for entry in entries if entry[0].sequences[0].prompt_stage]
-    decodes = [entry for entry in entries if not entry[0].sequences[0].prompt_stage]
-    return prefills, decodes
-
-
-def _run(
-    batch: Batch, prompts: list[tuple[Request, int]], others: list[tuple[Request, int]]
-) -> None:
-    """Put the entries of the batch into the plan, in batch order.
-
-    The first sequence decides what a request counts as. So a request whose first sample has ended
-    and whose last one is computed again is a decode, of all the tokens it was admitted with.
-    """
-    for entries, admitted in ((prompts, True), (others, False)):
-        for request, tokens in entries:
-            if not request.sequences[0].prompt_stage:
-                batch.run_decode(request, tokens if admitted else 1)
-            elif len(request.sequences) == 1:
-                batch.run_prefill(request, tokens)
-            else:
-                raise deaths.prefill_of_many(request)
+        batch.publish(plan)
+        if process_outputs(batch, plan, self):
+            batch.remove_ended()

@@ -11,13 +11,15 @@ from kvsim.plan import Plan
 from kvsim.request import SWAPPED, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import remove_ended
+from kvsim.schedule.pace import Outlook
 from kvsim.schedule.vllm063 import Vllm063
-from kvsim.schedule.vllm063_outputs import computed, stops
+from kvsim.schedule.vllm063_outputs import computed, in_batch_order, stops
 
 
 class Vllm063Async(Vllm063):
     """The same scheduler, whose stop test lags one step."""
+
+    lingers = True
 
     def _start(self) -> None:
         self._pending: dict[Request, None] = {}
@@ -29,7 +31,8 @@ class Vllm063Async(Vllm063):
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         batch.now_ns = now_ns
-        for request, tokens, samples in plan.entries:
+        batch.publish(plan)
+        for request, tokens, samples in in_batch_order(batch, plan, self):
             if request.finish_ns < 0:
                 computed(request, tokens)
                 if samples:
@@ -38,11 +41,24 @@ class Vllm063Async(Vllm063):
         if not len(batch):
             self._process_pending(batch)
 
+    def outlook(self, batch: Batch) -> Outlook | None:
+        outlook = None if batch.aside else super().outlook(batch)
+        if outlook is not None:
+            # They all go on, so the test that is pending tells nothing.
+            self._pending.clear()
+        return outlook
+
+    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+        self._pending.update(dict.fromkeys(requests))
+        if any(batch.length(request) > self.max_model_len for request in requests):
+            # They are left out of the next step; see `_stopped`.
+            batch.dissolve()
+
     def _process_pending(self, batch: Batch) -> None:
         pending, self._pending = self._pending, {}
         ended = [self._process(batch, request) for request in pending]
         if any(ended):
-            remove_ended(batch)
+            batch.remove_ended()
             for request in batch.aside:
                 if request.finish_ns < 0:
                     batch.lose(request)
@@ -50,6 +66,9 @@ class Vllm063Async(Vllm063):
 
     def _process(self, batch: Batch, request: Request) -> bool:
         """Test one request; answers whether it ended."""
+        if batch.has_more(request):
+            return False
+        batch.look_at(request)
         sequence = request.sequences[0]
         if sequence.state > SWAPPED or not stops(sequence, self.max_model_len):
             return False

@@ -5,19 +5,44 @@ The prompt's blocks are shared by all samples: the first token forks the sequenc
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
 from kvsim.plan import Plan
 from kvsim.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
 from kvsim.schedule.batch import Batch
+from kvsim.schedule.pace import Pace
 
 
-def process_outputs(batch: Batch, plan: Plan, max_model_len: int) -> int:
+class Stops(Pace, Protocol):
+    """What the stop test needs to know of a scheduler."""
+
+    max_model_len: int
+
+
+def process_outputs(batch: Batch, plan: Plan, scheduler: Stops) -> int:
     """Book the tokens of a step in batch order; answers how many requests ended."""
     before = len(batch.ended)
-    for request, tokens, samples in plan.entries:
+    for request, tokens, samples in in_batch_order(batch, plan, scheduler):
         computed(request, tokens)
         if samples:
-            _sampled(batch, request, max_model_len)
+            _sampled(batch, request, scheduler.max_model_len)
     return len(batch.ended) - before
+
+
+def in_batch_order(batch: Batch, plan: Plan, pace: Pace) -> Iterable[tuple[Request, int, bool]]:
+    """The entries of a step; what decodes together is settled between prefills and decodes."""
+    if plan.together:
+        return _around_the_cohort(batch, plan, pace)
+    batch.settle_together(plan, pace)
+    return plan.entries
+
+
+def _around_the_cohort(batch: Batch, plan: Plan, pace: Pace) -> Iterator[tuple[Request, int, bool]]:
+    place = len(plan.prefills)
+    yield from plan.entries[:place]
+    yield from batch.settle_together(plan, pace)
+    yield from plan.entries[place:]
 
 
 def stops(sequence: Sequence, max_model_len: int) -> bool:
@@ -31,6 +56,14 @@ def stops(sequence: Sequence, max_model_len: int) -> bool:
         return True
     lengths = request.output_lengths
     return lengths is not None and generated == lengths[sequence.sample]
+
+
+def stops_after(sequence: Sequence, max_model_len: int) -> int:
+    """Tokens until `stops` becomes true of the sequence of a request with n = 1; 0: it is now."""
+    request = sequence.request
+    length, lengths = sequence.length, request.output_lengths
+    end = request.output_length if lengths is None else min(lengths[0], request.output_length)
+    return max(0, min(request.input_length + end, max_model_len + 1) - length)
 
 
 def computed(request: Request, tokens: int) -> None:

@@ -10,15 +10,17 @@ from blocks and from the budget.
 
 from __future__ import annotations
 
-from bisect import insort
+from functools import partial
 
+from kvsim.blocks.tables import NAMED
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request, Sequence
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import remove_ended
+from kvsim.schedule.pace import Outlook
+from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, priority, tail
-from kvsim.schedule.vllm_v1_outputs import process_token, stops
+from kvsim.schedule.vllm_v1_outputs import process_token, stops, stops_after
 
 _SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")
@@ -33,6 +35,9 @@ class VllmV1:
 
     in_flight = 1
     """Steps that are composed and not settled at the same time."""
+    ahead = False
+    counts_composed = True
+    lingers = False
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class VllmV1:
         scheduler_reserve_full_isl: bool = True,
         long_prefill_token_threshold: int = 0,
         victim: Victim | None = None,
+        requeue: str | None = None,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if enable_chunked_prefill else max(8192, max_model_len)
@@ -61,6 +67,8 @@ class VllmV1:
         self.chunked = enable_chunked_prefill
         self.priority = scheduling_policy == "priority"
         self.victim = victim or (priority if self.priority else tail)
+        own = "priority" if self.priority else "head"
+        self.requeue = make_requeue(requeue, own, sorts=self.priority)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserve_full_isl = scheduler_reserve_full_isl
         """Whether an admission must find blocks for the whole known sequence, not its chunk."""
@@ -72,7 +80,8 @@ class VllmV1:
         if request.input_length >= self.max_model_len:
             batch.refuse(request, "too-long")
         elif self.priority:
-            insort(batch.waiting, request, key=_priority)
+            # The queue is kept sorted: who arrives joins it by the rule for who was preempted.
+            self.requeue(batch.waiting, request)
         else:
             batch.arrive(request)
 
@@ -95,9 +104,13 @@ class VllmV1:
         """Slots for what the running requests take on, at most `most` tokens each, in order."""
         scheduled: dict[Request, int] = {}
         blocks = batch.blocks
-        extend, size, shares = blocks.extend, blocks.block_size, blocks.needs_keys
+        extend, size = blocks.extend, blocks.block_size
+        shares = blocks.needs_keys and not blocks.publish_at.computed
         budget = self.max_num_batched_tokens
-        for request in tuple(batch.running):
+        if self.victim is tail:
+            # Another victim could be one that the step has scheduled already.
+            budget -= batch.decode_together(self, partial(self._preempt, batch), spare=False)
+        for request in tuple(batch.behind):
             if budget == 0:
                 break
             sequence = request.sequences[0]
@@ -127,7 +140,7 @@ class VllmV1:
     def _admitted(self, batch: Batch, most: int) -> list[tuple[Request, int, int]]:
         """Admit from the head of the queue until one is refused.
 
-        Answers (request, tokens that hits save, tokens to compute) of each.
+        Answers (request, tokens not charged because of hits, tokens charged) of each.
         """
         admitted: list[tuple[Request, int, int]] = []
         waiting, blocks, plan = batch.waiting, batch.blocks, batch.plan
@@ -139,27 +152,30 @@ class VllmV1:
             sequence = request.sequences[0]
             assert not sequence.placeholders, "a step from before its preemption is in flight"
             hits: list[int] = []
-            cached = tokens = 0
+            saved = tokens = 0
             if self._budget == 0:
                 plan.blocked = _TOKENS
-            elif len(batch.running) >= self.max_num_seqs:
+            elif batch.num_running >= self.max_num_seqs:
                 plan.blocked = _SLOTS
             else:
                 hits = blocks.match(sequence)
-                cached = len(hits) * blocks.block_size
-                tokens = min(sequence.length - cached, most)
-                if tokens > self._budget and not self.chunked:
+                if blocks.hits_save.charged:
+                    saved = blocks.hit_tokens(sequence, hits)
+                tokens = min(sequence.length - saved, most)
+                asked = tokens if blocks.hits_save.tested else saved + tokens
+                if asked > self._budget and not self.chunked:
                     plan.blocked = _TOKENS
                 else:
                     tokens = min(tokens, self._budget)
-                    plan.blocked = self._refusal(batch, sequence, cached + tokens, hits)
+                    plan.blocked = self._refusal(batch, sequence, saved + tokens, hits)
             if plan.blocked:
                 request.blocked_steps += 1
                 break
-            blocks.hold(sequence, cached + tokens, hits)
-            blocks.publish(sequence, cached + tokens)
+            blocks.hold(sequence, saved + tokens, hits)
+            if not blocks.publish_at.computed:
+                blocks.publish(sequence, saved + tokens)
             batch.join(request)
-            admitted.append((request, cached, tokens))
+            admitted.append((request, saved, tokens))
             self._budget -= tokens
         return admitted
 
@@ -179,9 +195,9 @@ class VllmV1:
             else:
                 batch.run_prefill(request, tokens)
             sequence.computed = computed + tokens
-        for request, cached, tokens in admitted:
-            batch.run_prefill(request, cached + tokens, charged=tokens)
-            request.sequences[0].computed = cached + tokens
+        for request, saved, tokens in admitted:
+            batch.run_prefill(request, saved + tokens, charged=tokens)
+            request.sequences[0].computed = saved + tokens
 
     # -- rules -----------------------------------------------------------------------------------
 
@@ -194,20 +210,19 @@ class VllmV1:
         free = blocks.gpu.free
         if need > free:
             return _BLOCKS
-        guarded = batch.running and blocks.grows
+        guarded = batch.num_running and blocks.grows
         return _WATERMARK if guarded and need + self.watermark_blocks > free else 0
 
     def _take_victim(self, batch: Batch) -> Request:
-        victim = self.victim(batch.running, batch.blocks)
-        batch.running.remove(victim)
+        # Whoever lacks a block is looked at by itself, and so is the tail.
+        candidates = batch.behind if self.victim is tail else batch.running
+        victim = self.victim(candidates, batch.blocks)
+        batch.behind.remove(victim)
         return victim
 
     def _preempt(self, batch: Batch, victim: Request) -> None:
         batch.preempt(victim)
-        if self.priority:
-            insort(batch.waiting, victim, key=_priority)
-        else:
-            batch.waiting.appendleft(victim)
+        self.requeue(batch.waiting, victim)
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """What the engine does while the model runs."""
@@ -217,14 +232,56 @@ class VllmV1:
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """The step's time has passed: tokens exist, requests end."""
         batch.now_ns = now_ns
+        batch.publish(plan)
         ended = False
-        for request, _, samples in plan.entries:
+        left = batch.settle_together(plan, self)
+        for request, _, samples in (*left, *plan.entries):
             if samples and process_token(batch, request, self.max_model_len):
                 ended = True
         if ended:
-            remove_ended(batch)
+            batch.remove_ended()
 
+    # -- requests that decode together -----------------------------------------------------------
 
-def _priority(request: Request) -> tuple[int, int, str]:
-    """Order of the waiting queue under the priority policy (`v1/request.py`, `__lt__`)."""
-    return request.priority, request.arrival_ns, request.id
+    def decodes(self, request: Request) -> int:
+        """Steps until a running request ends, if its next token is all that it takes on."""
+        sequence = request.sequences[0]
+        known = sequence.length + sequence.placeholders
+        if sequence.computed != known - 1 or known == request.input_length:
+            return 0
+        return stops_after(sequence, self.max_model_len)
+
+    def outlook(self, batch: Batch) -> Outlook | None:
+        """What the next steps have in common, if they are decodes of the cohort alone."""
+        if self.victim is not tail or not batch.all_together(self):
+            return None
+        if not batch.waiting:
+            return Outlook(0, 0)
+        blocked = 0
+        if batch.num_together == self.max_num_batched_tokens:
+            blocked = _TOKENS
+        elif batch.num_together >= self.max_num_seqs:
+            blocked = _SLOTS
+        elif self.chunked and self.reserve_full_isl:
+            # Growth takes more blocks, so the reason stays the same; no other is so simple.
+            sequence = batch.waiting[0].sequences[0]
+            short = batch.blocks.need(sequence, sequence.length, []) > batch.blocks.gpu.free
+            blocked = _BLOCKS if short else 0
+        return Outlook(blocked, 0) if blocked else None
+
+    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+        """End requests that decode together with others."""
+        for request in requests:
+            sequence = request.sequences[0]
+            if batch.blocks.lockstep == NAMED:
+                batch.blocks.publish(sequence, sequence.length - 1)
+            batch.end_sequence(sequence)
+            batch.finish(request)
+
+    def grow_one(self, batch: Batch, request: Request) -> None:
+        """Slots for the next token of a request that decodes together with others."""
+        sequence, blocks = request.sequences[0], batch.blocks
+        upto = sequence.length + sequence.placeholders
+        held = blocks.extend(sequence, upto)
+        assert held, "too few free blocks were left"
+        blocks.publish(sequence, min(upto, sequence.length))

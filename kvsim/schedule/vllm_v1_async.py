@@ -11,7 +11,6 @@ from __future__ import annotations
 from kvsim.plan import Plan
 from kvsim.request import WAITING
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.groups import remove_ended
 from kvsim.schedule.vllm_v1 import VllmV1
 from kvsim.schedule.vllm_v1_outputs import process_token
 
@@ -20,6 +19,7 @@ class VllmV1Async(VllmV1):
     """The same scheduler, one step ahead of what it knows."""
 
     in_flight = 2
+    ahead = True
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
         plan = super().compose(batch, now_ns)
@@ -29,14 +29,17 @@ class VllmV1Async(VllmV1):
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         batch.now_ns = now_ns
+        batch.publish(plan)
         ended = False
         for request, _, samples in plan.entries:
+            request.sequences[0].placeholders -= samples
+        left = batch.settle_together(plan, self)
+        for request, _, samples in (*left, *plan.entries):
             if not samples:
                 continue
             sequence = request.sequences[0]
-            sequence.placeholders -= 1
             preempted = sequence.state == WAITING
-            if not preempted:
+            if not (preempted or batch.blocks.publish_at.computed):
                 # What the step has computed is all that was known before its token.
                 batch.blocks.publish(sequence, sequence.length)
             if process_token(batch, request, self.max_model_len):
@@ -44,4 +47,4 @@ class VllmV1Async(VllmV1):
                 if preempted:
                     batch.waiting.remove(request)
         if ended:
-            remove_ended(batch)
+            batch.remove_ended()

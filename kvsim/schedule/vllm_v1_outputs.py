@@ -17,6 +17,13 @@ def stops(sequence: Sequence, max_model_len: int, coming: int = 0) -> bool:
     return length >= max_model_len or length - request.input_length >= request.output_length
 
 
+def stops_after(sequence: Sequence, max_model_len: int) -> int:
+    """Tokens until `stops` becomes true, those that are coming left out; 0: it will be then."""
+    request = sequence.request
+    length = sequence.length + sequence.placeholders
+    return max(0, min(request.input_length + request.output_length, max_model_len) - length)
+
+
 def process_token(batch: Batch, request: Request, max_model_len: int) -> bool:
     """Book a token that was sampled; answers whether the request has ended with it."""
     sequence = request.sequences[0]

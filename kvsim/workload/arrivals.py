@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from math import inf, isinf
 from typing import TYPE_CHECKING
 
-from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.workload.source import MAX_NS
 from kvsim.workload.trace import Row
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from kvsim.config import RunConfig
 
 _NS_PER_S = 1_000_000_000
 _SUSPICIOUS_RATE = 1000

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.config import RunConfig
 from kvsim.request import Request
 from kvsim.workload.arrivals import think_times, waits_for
 from kvsim.workload.trace import Row
+
+if TYPE_CHECKING:
+    from kvsim.config import RunConfig
 
 SKIPPED = "predecessor-rejected"
 """Reason of a request whose predecessor never answered: its prompt never came to exist."""
@@ -31,6 +33,9 @@ class Released(NamedTuple):
     """Requests that leave the gate now: they are sent, their times are set."""
     later: list[tuple[int, Request]]
     """Next turns as (release time in ns, request), in that order: offer each at its time."""
+
+
+NOTHING = Released([], [])
 
 
 class Clients:
@@ -79,12 +84,18 @@ class Clients:
         A request that waits comes back from `ended`.
         """
         request.released_ns = now_ns
+        if self._slots and not self._gate:
+            self._slots -= 1
+            request.arrival_ns = now_ns
+            return True
         heapq.heappush(self._gate, (now_ns, request.index))
         return request in self._open_gate(now_ns)
 
     def ended(self, request: Request, now_ns: int) -> Released:
         """`request` completed or was rejected (it has a reason): what that releases."""
         self._slots += 1
+        if not self._gate and request.index not in self._next:
+            return NOTHING
         later: list[tuple[int, Request]] = []
         for index in self._next.get(request.index, ()):
             if request.reason:

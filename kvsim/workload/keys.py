@@ -23,6 +23,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import inf
+from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
@@ -49,6 +50,20 @@ _SALT = 0x9E3779B97F4A7C15F39D
 """More than all keys of one salt span; odd, so that the hash values of two salts rarely meet."""
 
 
+class Piece(NamedTuple):
+    """Tokens in a row of which a stream knows the identity, salts apart.
+
+    Pieces of two streams that have the same key begin with the same token, behind the same tokens;
+    they agree as far as the shorter one reaches.
+    """
+
+    key: int
+    """Of the first token, as of a block of one token."""
+    first: int
+    """Its place in the stream; `last`: the place behind the last token."""
+    last: int
+
+
 def streams(trace: Trace) -> list[Stream]:
     """The stream of every row, in order; keys are comparable within this list."""
     builder = _Builder(trace)
@@ -65,7 +80,17 @@ class SpanStream:
     of streams in use: samples take regions above theirs.
     """
 
-    __slots__ = ("_base", "_input_length", "_keep", "_offsets", "_row", "_rows", "_salt", "_stops")
+    __slots__ = (
+        "_base",
+        "_input_length",
+        "_keep",
+        "_offsets",
+        "_row",
+        "_rows",
+        "_salt",
+        "_stops",
+        "_unit",
+    )
 
     def __init__(
         self,
@@ -77,7 +102,10 @@ class SpanStream:
         base: SpanStream | TokenStream | None = None,
         keep: int = 0,
         salt: int = 0,
+        unit: int = 1,
     ) -> None:
+        self._unit = unit
+        """Tokens of a hash id; the keys of one id begin at a multiple of it."""
         self._row = row
         self._rows = rows
         self._input_length = input_length
@@ -108,6 +136,53 @@ class SpanStream:
         if stream is not None and first < last:
             parts.append(stream.content_keys(first, last, block_size))
         return parts[0] if len(parts) == 1 else list(chain.from_iterable(reversed(parts)))
+
+    @property
+    def salt(self) -> int:
+        """What every key is moved by; 0: no salt."""
+        return self._salt
+
+    def pieces(self, length: int) -> list[Piece]:
+        """The first `length` tokens, in order."""
+        parts: list[list[Piece]] = []
+        stream: SpanStream | TokenStream | None = self
+        while isinstance(stream, SpanStream) and length > 0:
+            if stream._keep < length:
+                parts.append(stream._own_pieces(length))
+                length = stream._keep
+            stream = stream._base
+        if stream is not None and length > 0:
+            parts.append(stream.pieces(length))
+        return list(chain.from_iterable(reversed(parts)))
+
+    def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
+        """The first `number` blocks as (hash id with all before it, blocks that end in it)."""
+        found: list[tuple[int, int]] = []
+        unit, block = self._unit, 0
+        whole = 0 if unit % block_size else unit // block_size
+        for key, first, end in self.pieces(number * block_size):
+            offset, last = key - first + self._salt, end // block_size
+            while block < last:
+                node = ((block + 1) * block_size - 1 + offset) // unit
+                stop = min(last, ((node + 1) * unit - offset) // block_size)
+                found.append((node, stop - block))
+                block = stop
+                if whole and stop * block_size + offset == (node + 1) * unit:
+                    # Blocks and ids begin together, and so they do up to the end of the piece.
+                    ids = (last - block) // whole
+                    found += [(each, whole) for each in range(node + 1, node + 1 + ids)]
+                    block += ids * whole
+        return found
+
+    def _own_pieces(self, last: int) -> list[Piece]:
+        position, found = self._keep, []
+        span = -1
+        while position < last:
+            span = bisect_right(self._stops, position, span + 1)
+            stop = int(min(self._stops[span], last))
+            found.append(Piece(position + self._offsets[span], position, stop))
+            position = stop
+        return found
 
     def _own_keys(self, first: int, last: int, block_size: int) -> list[int]:
         stops, offsets = self._stops, self._offsets
@@ -175,6 +250,24 @@ class TokenStream:
             keys.append(_DIGESTS + xxh64_intdigest(tokens))
         return [*keys[first:known], *self._own(max(first, known), last, block_size)]
 
+    @property
+    def salt(self) -> int:
+        """What every key is moved by; 0: no salt."""
+        return self._salt
+
+    def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
+        """The first `number` blocks, each by itself: there are no hash ids."""
+        return [(key, 1) for key in self.keys(0, number, block_size)]
+
+    def pieces(self, length: int) -> list[Piece]:
+        """The first `length` tokens, in order: those that are known one by one."""
+        known = min(length, self._known(length))
+        digests = self.content_keys(0, known, 1)
+        found = [Piece(key, place, place + 1) for place, key in enumerate(digests)]
+        if known < length:
+            found.append(Piece(known + _unique_offset(self._row), known, length))
+        return found
+
     def contents(self, first: int, last: int, block_size: int) -> list[int]:
         """Identities of the tokens of the blocks `first .. last - 1`, whatever precedes them.
 
@@ -221,16 +314,17 @@ class _Builder:
         """Append the stream of `row`, the next one."""
         salt = -_SALT * self._salts.setdefault(row.salt, len(self._salts))
         index, rows, length = row.index, self._rows, row.input_length
+        unit = self._block_size
         stream: SpanStream | TokenStream
         match row.content:
             case TokenContent(prompt, output):
                 stream = TokenStream(prompt, output or (), row=index, rows=rows, salt=salt)
             case ParentContent(parent, keep):
                 base = self.streams[parent]
-                stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt)
+                stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
             case HashContent() as content:
                 spans = list(self._hash_spans(row, content))
-                stream = SpanStream(index, rows, length, spans, salt=salt)
+                stream = SpanStream(index, rows, length, spans, salt=salt, unit=unit)
             case SegmentContent(segments):
                 spans = list(self._segment_spans(row.scope, segments))
                 stream = SpanStream(index, rows, length, spans, salt=salt)

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kvsim.config import nearest
+from kvsim.errors import nearest
 from kvsim.workload import chain, sink
 from kvsim.workload.contents import (
     CONTENT_KEYS,

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Callable, Set
 
-from kvsim.config import nearest
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, nearest
 from kvsim.workload import azure, mooncake, native
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.source import Source, shown

@@ -28,8 +28,7 @@ def sequence(prompt: Seq[int], name: str = "r", *, contents: bool = True) -> Seq
 def run(tables: NanoTables, each: Sequence) -> int:
     """Allocate and compute a prompt; answers the tokens hit."""
     tables.allocate(each)
-    each.computed = each.length
-    tables.computed(each)
+    tables.publish(each, each.length)
     return each.seen * tables.block_size
 
 
@@ -69,8 +68,7 @@ def test_blocks_are_hit_once_computed_but_never_the_last_one() -> None:
     a, b, c = sequence(prompt), sequence(prompt), sequence(prompt)
     tables.allocate(a)
     assert tables.match(b) == []
-    a.computed = 3
-    tables.computed(a)
+    tables.publish(a, 3)
     assert run(tables, c) == 2
     assert c.table == [0, 2]
     assert tables.lookups == (4, 1)
@@ -83,8 +81,7 @@ def test_of_equal_blocks_the_one_registered_last_is_hit() -> None:
     tables.allocate(a)
     tables.allocate(b)
     for each in (b, a):
-        each.computed = 3
-        tables.computed(each)
+        tables.publish(each, 3)
     assert tables.match(c) == [a.table[0]]
 
 

@@ -116,7 +116,7 @@ def test_a_declared_prefix_is_shared_and_kept_for_ever() -> None:
     tables = Vllm033Tables(2, 9, 9)
     a = admitted(tables, range(7), prefix_pos=5)
     assert tables.scheduled(a, 0) == 0
-    tables.computed(a)
+    tables.publish(a, 4)
     b = admitted(tables, [*range(5), 8, 8], prefix_pos=4)
     assert a.table[:2] == b.table[:2]
     assert tables.scheduled(b, 1) == 4

@@ -94,7 +94,7 @@ def test_it_is_labelled_as_an_estimate(made: Profile) -> None:
     assert made.source == "public-table"
     assert made.software["note"] == "made"
     assert made.fit.step == (HARDWARE.step_overhead_us, 1.0, 0.0)
-    cost = TableCost(load_model("llama-3-8b"), make_config({}), SHIPPED)
+    cost = TableCost(load_model("llama-3-8b"), HARDWARE, make_config({}), SHIPPED)
     assert cost.kind == "estimated"
     assert "aiconfigurator" in cost.describe()["software"]["source"]
 

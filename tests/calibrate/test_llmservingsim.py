@@ -12,8 +12,10 @@ from kvsim.config import make_config
 from kvsim.cost import TableCost
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError
+from kvsim.hardware import load_hardware
 from kvsim.model import load_model
 
+H100 = load_hardware("h100-sxm")
 LAYERS = load_model("tiny").num_hidden_layers
 
 
@@ -52,7 +54,7 @@ def test_a_step_costs_what_was_measured(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(to_json(import_profile(folder)))
     config = make_config({"dtype": "bfloat16"})
-    cost = TableCost(load_model("tiny"), config, str(path))
+    cost = TableCost(load_model("tiny"), H100, config, str(path))
 
     def step_ns(tokens: int, samples: int, attention: float) -> int:
         head = 55 + 2 * samples if samples else 0

@@ -53,6 +53,18 @@ CASES = [
         ],
         ["max_num_batched_tokens", "500", "16"],
     ),
+    (
+        ["run", "--trace", CHAT, "--set", "scheduler_args.requeue=last"],
+        ["requeue", "last", "head", "tail"],
+    ),
+    (
+        ["run", "--trace", CHAT, "--set", "scheduler_args.requeue=priority"],
+        ["requeue", "--scheduling-policy priority"],
+    ),
+    (
+        ["run", "--trace", CHAT, "--set", "block_manager_args.publish_at=computed"],
+        ["block_manager_args.publish_at", "naive", "--enable-prefix-caching"],
+    ),
     (["run", "--trace", CHAT, "--seed", "-1"], ["--seed", "-1"]),
     (["run", "--trace", CHAT, "--goodput", "ttft=500"], ["--goodput", "ttft:500"]),
     (["run", "--trace", CHAT, "--goodput", "speed:5"], ["--goodput", "speed"]),

@@ -48,6 +48,7 @@ def test_two_runs_write_the_same_bytes(engine: str, tmp_path: Path) -> None:
         "steps.csv",
         "steps.parquet",
         "summary.json",
+        "transitions.parquet",
     ]
     for name in names:
         one, two = ((folder / "result" / name).read_bytes() for folder in folders)

@@ -1,4 +1,4 @@
-"""Look-ups in one, two and four dimensions against numpy."""
+"""Look-ups in one, two and four dimensions against numpy, and lines against look-ups."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.lines import Line
 from kvsim.cost.profile import MixedGrid
 
 AXES = ([16.0, 32.0, 128.0], [0.0, 16.0, 64.0], [1.0, 4.0, 8.0], [16.0, 64.0])
@@ -25,18 +27,21 @@ def twin(values: Any, axes: Any, point: Any) -> float:
 @given(st.integers(1, 128), st.integers(0, 64), st.integers(1, 8), st.floats(1, 64))
 def test_four_dimensions(q: int, ctx: int, n: int, kv: float) -> None:
     """Below an axis its first point holds, as in numpy."""
-    look = Interpolation()
-    assert look.mixed(GRID, [(q, ctx)], n, kv) == pytest.approx(
-        [twin(TIMES, AXES, (q, ctx, n, kv))]
-    )
-    assert look.outside == (q < 16 or kv < 16)
+    fused = Fused(GRID)
+    assert fused.us([(q, ctx)], n, kv) == pytest.approx(twin(TIMES, AXES, (q, ctx, n, kv)))
+    assert fused.outside == (q < 16 or kv < 16)
 
 
-@given(st.integers(1, 400), st.integers(0, 100))
-def test_chunks_are_looked_up_one_by_one(q: int, ctx: int) -> None:
-    chunks = [(q, ctx), (16, 0)]
-    alone = [Interpolation().mixed(GRID, [chunk], 3, 20)[0] for chunk in chunks]
-    assert Interpolation().mixed(GRID, chunks, 3, 20) == alone
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 100)), min_size=1, max_size=4))
+def test_a_further_chunk_adds_what_it_takes_beyond_the_smallest(
+    chunks: list[tuple[int, int]],
+) -> None:
+    fused = Fused(GRID)
+    alone = [Fused(GRID).us([chunk], 3, 20) for chunk in chunks]
+    smallest = fused.us([(16, 0)], 3, 20)
+    expected = sum(alone) - (len(chunks) - 1) * smallest
+    assert fused.us(chunks, 3, 20) == pytest.approx(expected)
+    assert fused.outside == any(not (16 <= q <= 128 and ctx <= 64) for q, ctx in chunks)
     assert min(alone) >= 0
 
 
@@ -56,3 +61,25 @@ def test_past_the_end_the_slope_continues_but_not_downwards() -> None:
     assert look.outside
     assert look.along([1, 2], [30, 10], 4) == 10
     assert look.between([1, 2], [1, 2], [[0, 1], [10, 11]], 3, 1.5) == 20.5
+
+
+RISING = st.lists(st.integers(0, 5000), min_size=2, max_size=12, unique=True).map(sorted)
+
+
+@given(RISING, st.data())
+def test_a_line_is_the_interpolation(xs: list[int], data: st.DataObject) -> None:
+    times = st.lists(st.floats(0, 1e6), min_size=len(xs), max_size=len(xs))
+    us, x = data.draw(times), data.draw(st.integers(-100, 20_000))
+    line, look = Line(xs, us), Interpolation()
+    assert line.at(x) == pytest.approx(look.along(xs, us, x), rel=1e-9, abs=1e-3)
+    assert look.outside == (not line.first <= x <= line.last)
+
+
+@given(RISING, st.data())
+def test_a_run_along_a_line_is_read_to_the_bit(xs: list[int], data: st.DataObject) -> None:
+    times = st.lists(st.floats(0, 1e6), min_size=len(xs), max_size=len(xs))
+    scale = data.draw(st.sampled_from([1.0, 3.0, 0.3, 64.0]))
+    line = Line([x * scale for x in xs], data.draw(times))
+    start, step = data.draw(st.integers(0, 20_000)), data.draw(st.integers(1, 300))
+    points = range(start, start + step * data.draw(st.integers(0, 300)), step)
+    assert line.rounded(points) == [round(line.at(x)) for x in points]

@@ -1,14 +1,17 @@
 """Choosing a cost model by name, and calling any constructor with a user's arguments."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cost.plans import plan
+from cost.test_table import PROFILE
 
 from kvsim.config import make_config
-from kvsim.cost import COSTS, Cost, RooflineCost, make_cost
+from kvsim.cost import COSTS, Cost, RooflineCost, TableCost, make_cost
+from kvsim.cost.shipped import profile_for
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.library import construct
@@ -20,9 +23,64 @@ def made(**cost: Any) -> Cost:
     return make_cost(config, load_model("tiny"), load_hardware("h100-sxm"))
 
 
-def test_roofline_is_the_default() -> None:
+def test_roofline_is_the_default_where_no_profile_is_shipped() -> None:
     assert isinstance(made(), RooflineCost)
     assert isinstance(made(compute_efficiency=0.5), RooflineCost)
+
+
+def chosen(model: str, **settings: Any) -> Cost:
+    config = make_config(settings)
+    return make_cost(config, load_model(model), load_hardware("h200-sxm"))
+
+
+def test_a_shipped_profile_of_the_hardware_is_the_default() -> None:
+    exact = chosen("llama-3-8b")
+    assert isinstance(exact, TableCost)
+    assert (
+        chosen("llama-3-8b", cost={"model": "table", "decode_kernel": "v2"}).source == exact.source
+    )
+    assert exact.kind in ("measured", "estimated")
+    scaled = chosen("llama-3-70b", tensor_parallel_size=4)
+    assert isinstance(scaled, TableCost)
+    assert scaled.kind == "scaled"
+    assert scaled.source.endswith(" to llama-3-70b, tensor_parallel_size 4")
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [{"model": "roofline"}, {"compute_efficiency": 0.5}, {"model": "constant"}],
+)
+def test_whatever_is_said_about_the_cost_is_before_a_shipped_profile(cost: dict[str, Any]) -> None:
+    assert chosen("llama-3-8b", cost=cost).kind == cost.get("model", "roofline")
+
+
+def test_the_link_says_nothing_about_the_cost_and_a_profile_means_a_table() -> None:
+    assert isinstance(chosen("llama-3-8b", cost={"link": {"layout": "cross"}}), TableCost)
+    assert isinstance(made(profile="h200-sxm-llama-3-8b-public"), TableCost)
+
+
+def test_a_measured_profile_is_before_others_unless_it_needs_scaling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ship(name: str, source: str, device: str = "NVIDIA H200", **model: Any) -> None:
+        made_with = {**PROFILE["model"], **model}
+        profile = {**PROFILE, "device": {"name": device}, "source": source, "model": made_with}
+        (tmp_path / f"{name}.json").write_text(json.dumps(profile))
+
+    def best() -> str | None:
+        return profile_for(load_model("tiny"), load_hardware("h200-sxm"), make_config({}))
+
+    found = lambda kind: sorted(str(path) for path in tmp_path.glob("*.json"))  # noqa: E731
+    monkeypatch.setattr("kvsim.cost.shipped.names", found)
+    assert best() is None
+    ship("a-scaled", "measured", layers=3)
+    assert best() == str(tmp_path / "a-scaled.json")
+    ship("a-slower", "measured", "NVIDIA H100 80GB HBM3")
+    assert best() == str(tmp_path / "a-scaled.json")
+    ship("b-public", "public-table", "h200-sxm")
+    assert best() == str(tmp_path / "b-public.json")
+    ship("c-measured", "measured")
+    assert best() == str(tmp_path / "c-measured.json")
 
 
 def test_arguments_reach_the_constructor_and_the_link_is_skipped() -> None:
@@ -50,7 +108,10 @@ def test_cost_models_describe_themselves(name: str) -> None:
         ({"model": "constant", "step_us": -6}, r"cost: constant: step_us: expected a whole"),
         ({"model": "constant", "context_token_ns": 4.5}, r"context_token_ns: expected `int`"),
         ({"model": "rofline"}, r"cost: no 'rofline'; did you mean 'roofline'\? give one of const"),
-        ({"model": 3}, r"cost: model: expected a name of constant, roofline, table, got 3"),
+        (
+            {"model": 3},
+            r"cost: model: expected a name of constant, roofline, table, uncertain, got 3",
+        ),
         ({"model": "table"}, r"cost: table needs 'profile'"),
         ({"model": "table", "profile": "none"}, r"no profile named 'none'"),
         ({"hardware": "h200-sxm"}, r"cost: roofline takes no 'hardware'"),
@@ -135,4 +196,4 @@ def test_construct_names_what_is_missing_or_refused() -> None:
 
 
 def test_every_cost_is_in_the_table() -> None:
-    assert set(COSTS) == {"constant", "roofline", "table"}
+    assert set(COSTS) == {"constant", "roofline", "table", "uncertain"}

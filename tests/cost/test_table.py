@@ -15,8 +15,10 @@ from kvsim.config import make_config
 from kvsim.cost import TableCost
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError
+from kvsim.hardware import load_hardware
 from kvsim.model import load_model
 
+H100 = load_hardware("h100-sxm")
 PROFILE: dict[str, Any] = {
     "schema": "kvsim.profile/1",
     "source": "measured",
@@ -75,7 +77,7 @@ def save(folder: Path, profile: dict[str, Any]) -> str:
 
 
 def table(folder: Path, profile: dict[str, Any], **keys: Any) -> TableCost:
-    return TableCost(load_model("tiny"), make_config(keys), save(folder, profile))
+    return TableCost(load_model("tiny"), H100, make_config(keys), save(folder, profile))
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +175,16 @@ def test_what_counts_as_outside(cost: TableCost, step: Any, outside: bool) -> No
     assert cost.extrapolated_steps - before == outside
 
 
+def test_a_chunk_beyond_the_longest_is_priced_in_pieces(cost: TableCost) -> None:
+    """1,040 tokens behind 512: 512 behind 512, 512 behind 1,024, 16 behind 1,536."""
+    pieces_us = 40 + 60 + (1 + 2 * 1536 / 1024)
+    dense_us = 200 + (1040 - 512) * 170 / 448
+    before = cost.extrapolated_steps
+    found = cost.step_ns(plan(chunks=[(1040, 512)]))
+    assert found == pytest.approx((100 + dense_us + 2 * pieces_us) * 1000, abs=2)
+    assert cost.extrapolated_steps == before + 1
+
+
 def test_a_falling_end_is_not_continued_downwards(tmp_path: Path, profile: dict[str, Any]) -> None:
     profile["fit"]["head"]["us"] = [5, 3]
     cost = table(tmp_path, profile)
@@ -195,15 +207,15 @@ def test_the_decode_kernel_is_chosen(tmp_path: Path, profile: dict[str, Any]) ->
     grid = profile["fit"]["decode_v2"]
     profile["fit"]["decode_v1"] = {**grid, "us": [[4 * us for us in row] for row in grid["us"]]}
     path, model = save(tmp_path, profile), load_model("tiny")
-    v1 = TableCost(model, make_config({}), path, decode_kernel="v1")
-    v2 = TableCost(model, make_config({}), path)
+    v1 = TableCost(model, H100, make_config({}), path, decode_kernel="v1")
+    v2 = TableCost(model, H100, make_config({}), path)
     assert v1.step_ns(decode(8, 256)) - v2.step_ns(decode(8, 256)) == 3 * 2 * 6 * 1000
 
 
 def test_a_kernel_that_was_not_measured(tmp_path: Path, profile: dict[str, Any]) -> None:
     path = save(tmp_path, profile)
     with pytest.raises(ValueError, match="has no decode_v1"):
-        TableCost(load_model("tiny"), make_config({}), path, decode_kernel="v1")
+        TableCost(load_model("tiny"), H100, make_config({}), path, decode_kernel="v1")
 
 
 @pytest.mark.parametrize(
@@ -218,27 +230,6 @@ def test_results_are_labelled_with_the_source(
     assert cost.kind == kind
     assert cost.source.startswith(f"{source}: test bench x tiny (")
     assert cost.describe()["kind"] == kind
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"block_size": 32}, "block_size 16, the run has 32"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size 1, the run has 2"),
-        ({"dtype": "float32"}, "dtype float16, the run has float32"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype float16, the run has fp8"),
-    ],
-)
-def test_a_profile_answers_only_for_what_was_measured(
-    tmp_path: Path, profile: dict[str, Any], keys: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        table(tmp_path, profile, **keys)
-
-
-def test_a_profile_of_another_model(tmp_path: Path, profile: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="num_hidden_layers 2, the run has 32"):
-        TableCost(load_model("llama-3-8b"), make_config({}), save(tmp_path, profile))
 
 
 @pytest.mark.parametrize(("source", "kind"), [("scaled", "scaled"), ("public-table", "estimated")])

@@ -7,7 +7,9 @@ from fake_run import fake_run
 from tiny import no_run, tiny_run
 
 from kvsim.report.compare_page import build_comparison
+from kvsim.report.diff_page import build_diff
 from kvsim.report.page import build_page
+from kvsim.report.replayed import compare_replay
 from kvsim.report.summary import summarise
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -70,12 +72,23 @@ def report(run):
 
 
 def comparison(*runs):
-    return build_comparison(
-        [
-            (f"run {i}", summarise(steps, requests, gaps, meta), requests, steps)
-            for i, (steps, requests, gaps, meta) in enumerate(runs)
-        ]
-    )
+    return build_comparison([named(f"run {i}", run) for i, run in enumerate(runs)])
+
+
+def difference(*runs):
+    return build_diff(*(named(f"run {i}", run) for i, run in enumerate(runs)))
+
+
+def certain_comparison(*runs):
+    """With the intervals of one replay."""
+    made = [named(f"run {i}", run) for i, run in enumerate(runs)]
+    comparison = compare_replay([run[:3] for run in made], level=0.05, margin=0.01)
+    return build_comparison(made, comparison)
+
+
+def named(name, run):
+    steps, requests, gaps, meta = run
+    return name, summarise(steps, requests, gaps, meta), requests, steps
 
 
 PAGES = {
@@ -84,6 +97,10 @@ PAGES = {
     "empty": lambda: report(no_run()),
     "comparison": lambda: comparison(fake_run(rate=8), fake_run(rate=8, blocks=960)),
     "same": lambda: comparison(tiny_run(), tiny_run()),
+    "certain": lambda: certain_comparison(
+        *(fake_run(400, rate=2, blocks=blocks) for blocks in (480, 440, 480))
+    ),
+    "difference": lambda: difference(fake_run(rate=8), fake_run(rate=8, blocks=960)),
 }
 
 
@@ -100,7 +117,7 @@ def test_a_page_draws_every_figure_without_a_word_or_a_request(show, name):
     assert page.noise == []
 
 
-@pytest.mark.parametrize("name", ["report", "comparison"])
+@pytest.mark.parametrize("name", ["report", "comparison", "certain", "difference"])
 def test_a_page_fits_the_width_of_the_window(show, name):
     page = show(name)
     for width in (360, 768, 1280):

@@ -159,7 +159,8 @@ def test_the_terminal_says_that_nothing_differs():
 def test_a_comparison_has_all_its_sections(runs):
     page = build_comparison([*runs, ("third", *runs[0][1:])])
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
-        *("Differences", "Settings", "All figures", "Request by request", "Latency", "Over time"),
+        *("Differences", "Why", "Settings", "All figures", "Request by request", "Latency"),
+        "Over time",
     ]
     assert page == build_comparison([*runs, ("third", *runs[0][1:])])
 

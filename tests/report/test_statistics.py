@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,6 +22,16 @@ def test_statistics_are_numpys(values):
     assert found["std"] == pytest.approx(np.std(values), abs=1e-6)
     for p in PERCENTILES:
         assert found[f"p{p}"] == float(np.percentile(values, p))
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 99) | st.integers(0, 2**40)] * 2), min_size=1))
+def test_a_weighted_mean_is_that_of_exactly_rounded_sums(pairs):
+    values, weights = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
+    total = sum(weight for _, weight in pairs)
+    expected = (
+        math.fsum(float(value) * weight for value, weight in pairs) / total if total else None
+    )
+    assert weighted_mean(values, weights) == expected
 
 
 def test_nothing_has_no_statistics():

@@ -8,7 +8,7 @@ from kvsim.report import timeline
 def rows_of(run):
     steps, requests, _, meta = run
     end_ns = timeline.run_end_ns(steps, requests)
-    rows = timeline.states(steps, end_ns, meta)
+    rows = timeline.States(steps, end_ns, meta)
     return rows, timeline.durations_ns(rows, end_ns), end_ns
 
 

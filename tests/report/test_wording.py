@@ -63,11 +63,12 @@ def test_an_engine_that_stops_is_explained_with_its_remedy():
     ]
 
 
-def test_times_are_estimated_unless_measured():
+def test_times_are_estimated_unless_measured_or_scaled():
     assert wording.time_source({"cost": {"kind": "measured", "source": "H200"}}) == (
         "MEASURED step times (H200)"
     )
-    for kind in ("roofline", "estimated", "scaled", "constant", None):
+    assert wording.time_source({"cost": {"kind": "scaled"}}) == "SCALED step times"
+    for kind in ("roofline", "estimated", "constant", None):
         assert wording.time_source({"cost": {"kind": kind}}) == "ESTIMATED step times"
     assert wording.time_source({}) == "ESTIMATED step times"
 

@@ -1,0 +1,202 @@
+"""Rows of a sweep -> a profile: tables, their corrections, and the fit of whole steps.
+
+Grids come from kernels alone on cold caches. A line fitted to the same kernels in situ maps them
+to what they take inside a forward pass, and a factor makes decode batches of equal lengths into
+such as engines have. The same rows make the same bytes, in whatever order they were measured. No
+torch here.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kvsim_kernels import judge
+from kvsim_kernels.prices import Map, Prices, Setting, Table
+from kvsim_kernels.rows import Row, RowsError, RowSet
+from kvsim_kernels.summary import achieved
+from kvsim_kernels.tables import between, grid, robust_fit
+
+DECODE = ("decode_v1", "decode_v2")
+
+
+def make_profile(header: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The profile (`kvsim.profile/1`) that the rows of a sweep make, in plain values.
+
+    `error` says how far it is off on rows that it has not seen, and whether that is good enough:
+    `trusted`, or else `why` not. Raises `RowsError` where rows are missing.
+    """
+    measured = RowSet(rows)
+    try:
+        prices, insitu = _fit(Setting.of(header), measured)
+    except (ValueError, IndexError, np.linalg.LinAlgError) as error:
+        raise RowsError(
+            f"the rows do not make a profile: {error}; run the calibration again to complete them"
+        ) from None
+    ceilings = judge.ceilings(measured)
+    return {
+        "schema": "kvsim.profile/1",
+        "source": "measured",
+        "created": header["created"],
+        "device": header["device"],
+        "software": header["software"] | {"git": header["git"]},
+        "model": header["model"],
+        "engine": header["engine"],
+        "ceilings": ceilings | {"achieved": achieved(header["model"], measured.all, ceilings)},
+        "error": judge.error(prices, measured) | {"insitu": insitu},
+        "fit": prices.fit,
+        "rows": measured.all,
+    }
+
+
+def joined(profiles: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One profile of several that differ in their block size; the first gives everything else."""
+    first, *rest = profiles
+    document = dict(first)
+    if rest:
+        size = {id(each): str(each["engine"]["block_size"]) for each in rest}
+        document["others"] = {size[id(each)]: each["fit"] for each in rest}
+        document["rows"] = [
+            *first["rows"],
+            *(row | {"block_size": int(size[id(each)])} for each in rest for row in each["rows"]),
+        ]
+        why = [
+            f"block_size {each['engine']['block_size']}: {reason}"
+            for each in profiles
+            for reason in each["error"]["why"]
+        ]
+        document["error"] = first["error"] | {
+            "others": {size[id(each)]: each["error"] for each in rest},
+            "trusted": not why,
+            "why": why,
+        }
+    return document
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """The file of a profile: a line per key of `fit` and per row, so that diffs read well."""
+    parts = []
+    for key, value in document.items():
+        if key == "rows":
+            listed = ",\n  ".join(_line(row) for row in value)
+            parts.append(f'"rows": [\n  {listed}\n ]')
+        elif key == "others":
+            fits = ",\n ".join(_block(size, fit) for size, fit in value.items())
+            parts.append(f'"others": {{\n {fits}\n }}')
+        else:
+            parts.append(
+                _block(key, value) if key == "fit" else f"{json.dumps(key)}: {_line(value)}"
+            )
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def _block(name: str, table: Table) -> str:
+    inner = ",\n  ".join(f"{json.dumps(key)}: {_line(value)}" for key, value in table.items())
+    return f"{json.dumps(name)}: {{\n  {inner}\n }}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _fit(setting: Setting, rows: RowSet) -> tuple[Prices, Table]:
+    """Prices by the rows, and how attention alone relates to attention in situ."""
+    prices, insitu = Prices({}, setting), {}
+    fit = prices.fit
+    fit["dense"] = _curve(rows.of("dense"), "tokens", setting.capture_sizes)
+    fit["head"] = _curve(rows.of("head"), "samples", setting.capture_sizes)
+    fit["prefill"], insitu["prefill"] = _attention(prices, rows, "prefill", "q")
+    fit["prefill"]["tile"] = setting.tile
+    for kernel in DECODE:
+        if rows.of(kernel):
+            fit[kernel], insitu[kernel] = _attention(prices, rows, kernel, "n")
+    floors = [row["us"] for row in rows.of("launch_floor")]
+    copies = max(rows.of("copy"), key=lambda row: row["shape"]["blocks"], default=None)
+    fit["launch_floor_us"] = floors[0] if floors else 0.0
+    fit["copied_block_us"] = round(copies["us"] / copies["shape"]["blocks"], 3) if copies else 0.0
+    fit["swap"] = _swap(rows)
+    fit["step"] = _step(prices, rows.steps("fit"))
+    return prices, insitu
+
+
+def _curve(rows: Sequence[Row], axis: str, capture_sizes: Sequence[int]) -> Table:
+    """Times by counts; counts between two captured sizes cost what the larger one does."""
+    points = {row["shape"][axis]: row["us"] for row in rows}
+    for low, high in pairwise(sorted(capture_sizes)):
+        if high > low + 1 and high in points:
+            points[low + 1] = points[high]
+    if len(points) < 2:
+        raise ValueError(f"{len(points)} points of {axis}")
+    return {axis: sorted(points), "us": [points[x] for x in sorted(points)]}
+
+
+def _attention(prices: Prices, rows: RowSet, kernel: str, axis: str) -> tuple[Table, Table]:
+    """(the grid of a kernel as it is in an engine's steps, how it was mapped there)."""
+    table = grid(rows.of(kernel, method="alone"), axis)
+    line = _map(table, axis, rows.of(kernel, method="insitu"))
+    factor = _unequal(table, rows.unequal(kernel, "fit"))
+    base, slope = line["map"]
+    prices.maps[kernel] = Map(base, slope, factor)
+    inside = prices.maps[kernel].batch
+    us = [[round(inside(alone), 3) for alone in times] for times in table["us"]]
+    return table | {"us": us}, line | {"unequal_over_equal": factor}
+
+
+def _map(table: Table, axis: str, inside: Sequence[Row]) -> Table:
+    """The line from times alone to times in situ; none with fewer than 4 rows in situ."""
+    pairs = []
+    for row in inside:
+        shape = row["shape"]
+        alone = between(table[axis], table["ctx"], table["us"], shape[axis], shape["ctx"])
+        if row["us"] > 0:
+            pairs.append((alone, row["us"]))
+    base, slope, ratio = 0.0, 1.0, 1.0
+    if len(pairs) >= 4:
+        measured = [us for _, us in pairs]
+        base, slope = map(float, robust_fit([[1.0, alone] for alone, _ in pairs], measured))
+        ratio = float(np.median([us / alone for alone, us in pairs]))
+    return {
+        "points": len(pairs),
+        "over_alone": round(ratio, 4),
+        "map": [round(base, 3), round(slope, 5)],
+    }
+
+
+def _unequal(table: Table, rows: Sequence[Row]) -> float:
+    """Time of decode batches of unequal lengths over that of equal ones, in the median."""
+    ratios = []
+    for row in rows:
+        n, ctx = row["shape"]["n"], row["shape"]["ctx"]
+        if n > 1:
+            ratios.append(row["us"] / between(table["n"], table["ctx"], table["us"], n, ctx))
+    return round(float(np.median(ratios)), 4) if ratios else 1.0
+
+
+def _swap(rows: RowSet) -> Table:
+    """`{layout: {direction: [s0, s1]}}`: microseconds of a call = s0 + s1 x blocks."""
+    found: Table = {}
+    for row in rows.of("swap"):
+        shape = row["shape"]
+        found.setdefault(shape["layout"], {}).setdefault(shape["direction"], []).append(
+            (shape["blocks"], row["us"])
+        )
+    for directions in found.values():
+        for direction, points in directions.items():
+            line = robust_fit([[1.0, blocks] for blocks, _ in points], [us for _, us in points])
+            directions[direction] = [round(float(each), 3) for each in line]
+    return found
+
+
+def _step(prices: Prices, rows: Sequence[Row]) -> list[float]:
+    """(a0, a1, a2) of the steps that the launch floor does not decide."""
+    above = [row for row in rows if row["us"] > 1.1 * prices.fit["launch_floor_us"]]
+    if len(above) < 6:
+        raise ValueError(f"{len(above)} whole steps")
+    terms = [
+        [1.0, prices.kernels(row["shape"]), row["shape"]["n"] + len(row["shape"]["chunks"])]
+        for row in above
+    ]
+    a0, a1, a2 = robust_fit(terms, [row["us"] for row in above])
+    return [round(float(a0), 3), round(float(a1), 6), round(float(a2), 4)]

@@ -1,0 +1,182 @@
+"""How good a profile is: distance from rows that it has not seen, drift, noise. No torch here."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvsim_kernels.prices import Prices, Table
+from kvsim_kernels.rows import Row, RowSet, identity
+from kvsim_kernels.tables import odd_cells
+
+STEP_MEDIAN_PERCENT, STEP_P95_PERCENT = 5.0, 20.0
+"""Bounds on held-out steps: good calibrations on a CPU had 2-3.5 and 5-14, bad ones 8 and 40."""
+
+DRIFT_PERCENT = 5.0
+"""Bound on how far the anchors may move between the start and the end, in the median."""
+
+Figures = dict[str, Any]
+
+
+def error(prices: Prices, rows: RowSet) -> Figures:
+    """The key `error` of a profile; every figure in percent of what was measured."""
+    found: Figures = {
+        "how": "rows and whole steps left out of the fit, in percent of what was measured;"
+        " bias: median of predicted over measured, - 1",
+        "step": _steps(prices, rows),
+    }
+    for kernel in ("decode_v1", "decode_v2"):
+        if kernel in prices.fit:
+            found[kernel] = _decode(prices, rows, kernel)
+    found["prefill"] = _prefill(prices, rows)
+    for kernel, axis in (("dense", "tokens"), ("head", "samples")):
+        price = getattr(prices, kernel)
+        held = rows.of(kernel, "held_out")
+        found[kernel] = figures([(price(row["shape"][axis]), row["us"]) for row in held])
+    found["repeat_noise"] = _noise(rows)
+    found["anchor_drift_percent"] = _drift(rows)
+    axes = {"prefill": "q", "decode_v1": "n", "decode_v2": "n"}
+    found["odd_cells"] = [
+        f"{kernel}: {cell}"
+        for kernel, axis in axes.items()
+        if kernel in prices.fit
+        for cell in odd_cells(prices.fit[kernel], axis)
+    ]
+    why = _objections(found)
+    return found | {"trusted": not why, "why": why}
+
+
+def figures(pairs: Sequence[tuple[float, float]]) -> Figures:
+    """Distances of (predicted, measured) pairs in percent of what was measured."""
+    if not pairs:
+        return {"points": 0}
+    signed = np.array([predicted / measured - 1 for predicted, measured in pairs]) * 100
+    far = np.abs(signed)
+    values = (np.median(far), np.percentile(far, 95), far.max(), np.median(signed))
+    names = ("median_percent", "p95_percent", "max_percent", "bias_percent")
+    rounded = [round(float(value), 2) for value in values]
+    return {"points": len(pairs)} | dict(zip(names, rounded, strict=True))
+
+
+def ceilings(rows: RowSet) -> Figures:
+    """Bandwidths in GB/s and arithmetic in TFLOP/s; a copy counts what is read and written."""
+    found: Figures = {}
+    for row in rows.of("ceiling"):
+        shape, us = row["shape"], row["us"]
+        if shape["what"] == "gemm":
+            flops = 2 * shape["m"] * shape["n"] * shape["k"]
+            found["gemm_tflop_s"] = round(flops / us / 1e6, 3)
+        else:
+            moved = shape["bytes"] * (2 if shape["what"] in ("copy", "both") else 1)
+            found[f"{shape['what']}_gb_s"] = round(moved / us / 1e3, 3)
+    return found
+
+
+def _steps(prices: Prices, rows: RowSet) -> Figures:
+    """Whole steps; `kernel_sum`: without a0, a1, a2, which shows how near the kernels come."""
+    held = rows.steps("held_out")
+    pairs = [(prices.step(row["shape"]), row["us"], row["shape"]["chunks"]) for row in held]
+    return figures([pair[:2] for pair in pairs]) | {
+        "decode only": figures([pair[:2] for pair in pairs if not pair[2]]),
+        "with chunks": figures([pair[:2] for pair in pairs if pair[2]]),
+        "kernel_sum": figures([(prices.kernels(row["shape"]), row["us"]) for row in held]),
+    }
+
+
+def _decode(prices: Prices, rows: RowSet, kernel: str) -> Figures:
+    """Batches of equal lengths off the grid; those of unequal lengths are a region of their own."""
+    found = _attention(prices, rows, kernel, "n", prices.decode)
+    inside = prices.maps[kernel].inside
+    pairs = [
+        (prices.decode(kernel, row["shape"]["n"], row["shape"]["ctx"]), inside(row["us"]))
+        for row in rows.unequal(kernel, "held_out")
+    ]
+    return found | {"unequal lengths": figures(pairs)}
+
+
+def _prefill(prices: Prices, rows: RowSet) -> Figures:
+    return _attention(prices, rows, "prefill", "q", lambda _, q, ctx: prices.prefill(q, ctx))
+
+
+def _attention(
+    prices: Prices,
+    rows: RowSet,
+    kernel: str,
+    axis: str,
+    price: Callable[[str, int, int], float],
+) -> Figures:
+    """A kernel on the rows held out, as a whole and by region of its grid."""
+    pairs = {}
+    for row in rows.of(kernel, "held_out"):
+        point = (row["shape"][axis], row["shape"]["ctx"])
+        pairs[point] = (price(kernel, *point), prices.maps[kernel].batch(row["us"]))
+    found = figures(list(pairs.values()))
+    for name, holds in _regions(prices.fit[kernel], axis).items():
+        found[name] = figures([pair for point, pair in pairs.items() if holds(*point)])
+    return found
+
+
+def _regions(table: Table, axis: str) -> dict[str, Callable[[float, float], bool]]:
+    """Halves of both axes, split at their geometric middle, and the outermost cells."""
+    xs, contexts = table[axis], table["ctx"]
+    middle = round((xs[0] * xs[-1]) ** 0.5)
+    half = round((max(contexts[0], contexts[1] / 2) * contexts[-1]) ** 0.5)
+
+    def edge(x: float, ctx: float) -> bool:
+        return not (xs[1] <= x <= xs[-2] and contexts[1] <= ctx <= contexts[-2])
+
+    return {
+        f"{axis} <= {middle}": lambda x, ctx: x <= middle,
+        f"{axis} > {middle}": lambda x, ctx: x > middle,
+        f"ctx <= {half}": lambda x, ctx: ctx <= half,
+        f"ctx > {half}": lambda x, ctx: ctx > half,
+        "inside": lambda x, ctx: not edge(x, ctx),
+        "edge": edge,
+    }
+
+
+def _noise(rows: RowSet) -> Figures:
+    """The same measured twice in one session."""
+    first = {_shape(row): row["us"] for row in rows.all if row["split"] == "fit"}
+    again = [row for row in rows.all if row["split"] == "repeat"]
+    return figures([(row["us"], first[_shape(row)]) for row in again if _shape(row) in first])
+
+
+def _drift(rows: RowSet) -> float:
+    """The farthest that the anchors of a session's start or end lie, in the median, from others."""
+    sets: dict[tuple[int, str], dict[str, float]] = {}
+    for row in rows.all:
+        if row["split"] in ("start", "end") and row["kernel"] != "session":
+            sets.setdefault((row["session"], row["split"]), {})[_shape(row)] = row["us"]
+    if not sets:
+        return 0.0
+    first = sets[min(sets, key=lambda key: (key[0], key[1] == "end"))]
+    ratios = [
+        float(np.median([us / first[shape] for shape, us in anchors.items() if shape in first]))
+        for anchors in sets.values()
+    ]
+    return round(max(abs(ratio - 1) for ratio in ratios) * 100, 2)
+
+
+def _shape(row: Row) -> str:
+    """What two rows share that measure the same."""
+    return identity({key: row[key] for key in ("kernel", "method", "shape")})
+
+
+def _objections(found: Figures) -> list[str]:
+    """Why the profile should not be trusted; nothing if it should."""
+    step, why = found["step"], []
+    if not step["points"]:
+        why.append("no whole steps were held out")
+    else:
+        for key, bound in (
+            ("median_percent", STEP_MEDIAN_PERCENT),
+            ("p95_percent", STEP_P95_PERCENT),
+        ):
+            if step[key] > bound:
+                why.append(f"step {key} {step[key]:g} is above {bound:g}")
+    if found["anchor_drift_percent"] > DRIFT_PERCENT:
+        why.append(f"anchors drifted by {found['anchor_drift_percent']:g} %")
+    if found["odd_cells"]:
+        why.append(f"cells stand out: {', '.join(found['odd_cells'][:3])}")
+    return why

@@ -1,0 +1,193 @@
+"""Measures one run of a workload in this process: CPU time, memory, events, and what came out.
+
+CPU time is user and system time of the process, never wall-clock time. A *ping* is the cost of one
+`yield env.timeout(...)` of SimPy, measured in the same process: figures in pings compare across
+machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvsim.bench.workloads import WORKLOADS, Checks, Workload
+
+if TYPE_CHECKING:
+    import simpy
+
+    from kvsim.result import Result
+
+COSTS: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "table": {
+        "hardware": "h200-sxm",
+        "cost": {
+            "model": "table",
+            "profile": "h200-sxm-llama-3-8b-public",
+            "link": {"block_us": 30},
+        },
+    },
+}
+"""Settings of `--cost`; under `constant` a workload keeps its own."""
+
+_PINGS = 50_000
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a workload."""
+
+    cpu_s: float
+    """Of `simulate()` alone, with its step log and its figures of every request."""
+    ping_ns: float
+    requests: int
+    steps: int
+    """That compute something; likewise `seq_steps`: the sum of their decodes."""
+    seq_steps: int
+    preemptions: int
+    end_ns: int
+    digest: str
+    events: int
+    """Scheduled in SimPy."""
+    rss_mb: float
+    """Peak memory of the process, trace included."""
+    idle_rss_mb: float
+    """Peak before `simulate()`: the trace and the imports."""
+    outcome: str
+    fast_path: dict[str, Any] | None = None
+    """What the simulator says about its short cuts (`Result.meta`), if it does."""
+
+    @property
+    def pings(self) -> float:
+        """CPU time in pings."""
+        return self.cpu_s * 1e9 / self.ping_ns
+
+    def meets(self, checks: Checks) -> bool:
+        """Whether it came to what is known of the workload."""
+        found = (self.steps, self.seq_steps, self.preemptions, self.end_ns, self.digest)
+        return found == tuple(checks)
+
+
+def settings_of(workload: Workload, engine: str, cost: str) -> dict[str, Any]:
+    """The settings of a workload under another engine or cost model.
+
+    Engines run synchronously, and without prefix caching where they have the choice, unless the
+    workload says otherwise.
+    """
+    settings = {**workload.settings, **COSTS[cost], "engine": engine}
+    if engine != "vllm-0.6.3":
+        del settings["disable_async_output_proc"]
+    if engine == "vllm-v1":
+        settings = {"enable_prefix_caching": False, "async_scheduling": False, **settings}
+    return settings
+
+
+def checks_of(name: str, engine: str, cost: str) -> Checks | None:
+    """What is known of a workload; nothing under another engine or cost model."""
+    own = (engine, cost) == ("vllm-0.6.3", "constant")
+    return WORKLOADS[name].checks if own else None
+
+
+def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Measurement:
+    """Run a workload once; `trace` is the file of those that need one.
+
+    For comparable memory, call it in a process of its own. Raises `ConfigError` for settings that
+    do not go together.
+    """
+    from kvsim.run import simulate
+
+    workload = WORKLOADS[name]
+    settings = settings_of(workload, engine, cost)
+    opened = workload.make(trace)
+    ping, before_mb = ping_ns(), _peak_rss_mb()
+    with _environments() as environments:
+        start = cpu_s()
+        result = simulate(opened, settings)
+        spent = cpu_s() - start
+    computing = result.steps["prefill_seqs"] + result.steps["decode_seqs"] > 0
+    return Measurement(
+        cpu_s=spent,
+        ping_ns=ping,
+        requests=len(opened.rows),
+        steps=int(computing.sum()),
+        seq_steps=int(result.steps["decode_seqs"].sum()),
+        preemptions=int(result.requests["num_preemptions"].sum()),
+        end_ns=int(result.steps["end_ns"].max(initial=0)),
+        digest=digest(result),
+        events=sum(map(_scheduled, environments)),
+        rss_mb=_peak_rss_mb(),
+        idle_rss_mb=before_mb,
+        outcome=result.meta["outcome"]["kind"],
+        fast_path=result.meta.get("fast_path"),
+    )
+
+
+def digest(result: Result) -> str:
+    """The first 16 digits of the SHA-256 of when each request began and ended, in trace order.
+
+    Of `json.dumps([[first_token_ns, finish_ns, num_preemptions], ...])`.
+    """
+    names = ("first_token_ns", "finish_ns", "num_preemptions")
+    columns = (result.requests[name].tolist() for name in names)
+    text = json.dumps([list(each) for each in zip(*columns, strict=True)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cpu_s() -> float:
+    """User and system time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def ping_ns() -> float:
+    """The least of five measurements of one `yield env.timeout(1)`."""
+    import simpy
+
+    def pings(env: simpy.Environment) -> Generator[simpy.Event, Any, Any]:
+        for _ in range(_PINGS):
+            yield env.timeout(1)
+
+    found = []
+    for _ in range(5):
+        env = simpy.Environment()
+        env.process(pings(env))
+        start = cpu_s()
+        env.run()
+        found.append((cpu_s() - start) * 1e9 / _PINGS)
+    return min(found)
+
+
+@contextmanager
+def _environments() -> Iterator[list[simpy.Environment]]:
+    """Collects the environments made meanwhile, at no cost to what runs in them."""
+    import simpy
+
+    made: list[simpy.Environment] = []
+    initialise = simpy.Environment.__init__
+
+    def remember(self: simpy.Environment, *args: Any) -> None:
+        initialise(self, *args)
+        made.append(self)
+
+    simpy.Environment.__init__ = remember  # type: ignore[method-assign, assignment]
+    try:
+        yield made
+    finally:
+        simpy.Environment.__init__ = initialise  # type: ignore[method-assign]
+
+
+def _scheduled(env: simpy.Environment) -> int:
+    """SimPy numbers its events; there is no public place to read it."""
+    number: int = next(env._eid)
+    return number
+
+
+def _peak_rss_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

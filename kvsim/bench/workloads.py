@@ -1,0 +1,275 @@
+"""Workloads for speed, made from their generators, with the values that a run of them must give.
+
+Arrivals are Poisson, `numpy.random.default_rng(0)` draws first the gaps, then the prompts, then
+the outputs. Blocks hold 16 tokens; the engine is vLLM 0.6.3 with synchronous output processing,
+first come first served, at most 256 running, 8,192 tokens per prompt step, watermark 0.01. Times:
+6 ms a step + 40 us per prompt token + 20 us per decoding sequence + 43 ns per token of its context
++ 30 us per swapped block.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.config import nearest
+from kvsim.errors import ConfigError
+from kvsim.workload import open_trace
+from kvsim.workload.trace import Row, Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NS_PER_S = 1e9
+
+
+class Checks(NamedTuple):
+    """What the run must come to, under the engine and the times above."""
+
+    steps: int
+    """That compute something."""
+    seq_steps: int
+    """Decodes, over all steps."""
+    preemptions: int
+    end_ns: int
+    digest: str
+    """`measure.digest` of the requests."""
+
+
+class Workload(NamedTuple):
+    """A trace to be made, the settings that go with it, and what must come out."""
+
+    about: str
+    make: Callable[[str | None], Trace]
+    """Makes the trace; the argument is the path of a trace file for those that need one."""
+    settings: dict[str, Any]
+    checks: Checks | None = None
+    """None: no plain run of it is known."""
+    own: bool = True
+    """False: it needs the file of a public trace."""
+
+
+class Lengths(NamedTuple):
+    """Numbers of tokens: all `median`, or lognormal, cut to `1 .. cap`."""
+
+    median: int
+    sigma: float = 0.0
+    cap: int = 0
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` lengths; a constant one draws nothing."""
+        import numpy as np
+
+        if not self.sigma:
+            return [self.median] * count
+        drawn = rng.lognormal(log(self.median), self.sigma, count)
+        lengths: list[int] = np.clip(drawn, 1, self.cap).astype(np.int64).tolist()
+        return lengths
+
+
+def poisson(
+    count: int, rate: float, prompt: Lengths, output: Lengths, path: str | None = None
+) -> Trace:
+    """`count` requests at `rate` per second, without shared content."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    gaps = rng.exponential(NS_PER_S / rate, count)
+    arrivals: list[int] = np.cumsum(gaps).astype(np.int64).tolist()
+    return _trace(arrivals, prompt.draw(rng, count), output.draw(rng, count))
+
+
+def decode(running: int, path: str | None = None) -> Trace:
+    """`running` requests at once: prompts of 100 to 600 tokens, outputs of 2,000 to 6,000.
+
+    Python's `random.Random(1)` draws for 1, 16, 256 and 1,024 in turn, so that each has its own.
+    """
+    rng = random.Random(1)
+    for count in DECODING:
+        prompts = [rng.randint(100, 600) for _ in range(count)]
+        outputs = [rng.randint(2000, 6000) for _ in range(count)]
+        if count == running:
+            break
+    return _trace([0] * running, prompts, outputs)
+
+
+DECODING = {
+    1: Checks(4_331, 4_330, 0, 26_513_794_365, "1168f8e369d4f0da"),
+    16: Checks(5_659, 66_671, 0, 42_929_055_125, "b73f9d981e1f347c"),
+    256: Checks(6_000, 1_024_641, 0, 172_422_079_977, "ca5f6224c3623816"),
+    1024: Checks(6_000, 4_109_017, 0, 577_823_165_506, "c1faa49c9f4347d3"),
+}
+"""Sequences in the workloads `decode-N`, and what those must come to."""
+
+
+def conversation(path: str | None = None) -> Trace:
+    """The conversation trace of Mooncake (FAST25-release/traces/conversation_trace.jsonl)."""
+    if path is None:
+        raise ConfigError(
+            "bench: this workload needs Mooncake's conversation_trace.jsonl; give --trace FILE"
+        )
+    return open_trace(path, "mooncake")
+
+
+def _trace(arrivals: list[int], prompts: list[int], outputs: list[int]) -> Trace:
+    rows = [
+        Row(index, str(index), index + 2, *facts)
+        for index, facts in enumerate(zip(arrivals, prompts, outputs, strict=True))
+    ]
+    return Trace("generated", "native", "", rows)
+
+
+def named(word: str) -> list[str]:
+    """The workloads that a word means: one by its name, or all of `WORD-...`, as in `decode`.
+
+    Raises `ConfigError` with the nearest name.
+    """
+    found = [word] if word in WORKLOADS else [n for n in WORKLOADS if n.startswith(f"{word}-")]
+    if not found:
+        raise ConfigError(
+            f"bench: no workload {word!r};{nearest(word, WORKLOADS)}"
+            f" there are {', '.join(WORKLOADS)}"
+        )
+    return found
+
+
+def usual(trace: str | None) -> list[str]:
+    """The workloads to run where none are named: the million takes long, some need a trace."""
+    return [name for name, each in WORKLOADS.items() if name != "million" and (trace or each.own)]
+
+
+def _settings(blocks: int, **more: Any) -> dict[str, Any]:
+    return {
+        "engine": "vllm-0.6.3",
+        "disable_async_output_proc": True,
+        "block_size": 16,
+        "num_gpu_blocks_override": blocks,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "cost": {"model": "constant", "link": {"block_us": 30}},
+        **more,
+    }
+
+
+def _swap(blocks: int) -> dict[str, Any]:
+    return {"preemption_mode": "swap", "num_cpu_blocks_override": blocks}
+
+
+_EVEN = Lengths(512), Lengths(128)
+_PRESSED = Lengths(64, 0.3, 512), Lengths(512, 0.5, 2048)
+_WIDE = Lengths(256, 1.0, 4096), Lengths(128, 0.8, 2048)
+_CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 512}
+_CONVERSATION = {
+    "max_model_len": 131_072,
+    "max_num_batched_tokens": 131_072,
+    "enable_prefix_caching": True,
+    "block_manager": "prefix-runs",
+}
+_DECODE = _settings(1_000_000, max_num_seqs=4096, max_num_batched_tokens=1 << 20)
+
+WORKLOADS: dict[str, Workload] = {
+    "W1": Workload(
+        "10,000 requests, 25/s, 512 + 128 tokens, 12,000 blocks",
+        partial(poisson, 10_000, 25, *_EVEN),
+        _settings(12_000),
+        Checks(22_772, 1_270_000, 0, 398_314_557_276, "cfda454bec194361"),
+    ),
+    "W1lo": Workload(
+        "W1 at 5/s: sparse",
+        partial(poisson, 10_000, 5, *_EVEN),
+        _settings(12_000),
+        Checks(281_896, 1_270_000, 0, 1_986_759_612_278, "2eed59e2f672eaf0"),
+    ),
+    "W1s": Workload(
+        "W1 at 60/s: all 256 slots taken",
+        partial(poisson, 10_000, 60, *_EVEN),
+        _settings(12_000),
+        Checks(5_802, 1_270_000, 0, 296_478_692_198, "9f8e84268eccc225"),
+    ),
+    "W2": Workload(
+        "W1s with 4,000 blocks: memory pressure, recompute",
+        partial(poisson, 10_000, 60, *_EVEN),
+        _settings(4_000),
+        Checks(12_850, 1_268_368, 1_632, 374_928_381_422, "7192dad9f2567c1d"),
+    ),
+    "W2s": Workload(
+        "W2 with swapping, 4,000 CPU blocks",
+        partial(poisson, 10_000, 60, *_EVEN),
+        _settings(4_000, **_swap(4_000)),
+        Checks(12_440, 1_270_000, 1_761, 339_917_912_198, "912ebb7fe0f374d9"),
+    ),
+    "W2x": Workload(
+        "10,000 requests, 60/s, about 64 + 512 tokens, 3,000 blocks: 2.2 preemptions a request",
+        partial(poisson, 10_000, 60, *_PRESSED),
+        _settings(3_000),
+        Checks(61_961, 5_761_925, 22_425, 723_200_968_960, "ac7549971330a363"),
+    ),
+    "W2xs": Workload(
+        "W2x with swapping, 20,000 CPU blocks",
+        partial(poisson, 10_000, 60, *_PRESSED),
+        _settings(3_000, **_swap(20_000)),
+        Checks(56_537, 5_784_350, 19_893, 599_156_595_406, "88463dcdb729b9a8"),
+    ),
+    "W3": Workload(
+        "100,000 requests, 20/s, about 256 + 128 tokens, 20,000 blocks",
+        partial(poisson, 100_000, 20, *_WIDE),
+        _settings(20_000),
+        Checks(421_598, 17_471_878, 0, 4_989_754_650_692, "aceced870c2c8220"),
+    ),
+    "W3s": Workload(
+        "W3 at 40/s: saturated",
+        partial(poisson, 100_000, 40, *_WIDE),
+        _settings(20_000),
+        Checks(121_643, 17_471_878, 0, 3_190_007_652_394, "9052e3997064bd37"),
+    ),
+    "chunked-W1": Workload(
+        "W1 with chunked prefill, 512 tokens a step",
+        partial(poisson, 10_000, 25, *_EVEN),
+        _settings(12_000, **_CHUNKED),
+        Checks(22_755, 1_270_000, 0, 398_212_557_276, "d912c58eee12a260"),
+    ),
+    "chunked-W2": Workload(
+        "W2 with chunked prefill, 512 tokens a step",
+        partial(poisson, 10_000, 60, *_EVEN),
+        _settings(4_000, **_CHUNKED),
+        Checks(12_603, 1_270_000, 0, 337_284_692_198, "fbda8e3fa6079cf9"),
+    ),
+    "chunked-W3": Workload(
+        "W3 with chunked prefill, 512 tokens a step",
+        partial(poisson, 100_000, 20, *_WIDE),
+        _settings(20_000, **_CHUNKED),
+        Checks(421_514, 17_471_878, 0, 4_989_250_650_692, "ca33f248244ac56b"),
+    ),
+    "W4": Workload(
+        "Mooncake's conversation trace, prefix caching, 30,000 blocks",
+        conversation,
+        _settings(30_000, **_CONVERSATION),
+        Checks(118_648, 4_110_017, 0, 8_636_048_620_307, "5b5c072e65a601ba"),
+        own=False,
+    ),
+    "W4-300k": Workload(
+        "W4 with 300,000 blocks",
+        conversation,
+        _settings(300_000, **_CONVERSATION),
+        Checks(25_603, 4_110_017, 0, 7_130_211_380_307, "3510ab831024d630"),
+        own=False,
+    ),
+    **{
+        f"decode-{running}": Workload(
+            f"{running:,} requests at once, outputs of thousands of tokens",
+            partial(decode, running),
+            _DECODE,
+            checks,
+        )
+        for running, checks in DECODING.items()
+    },
+    "million": Workload(
+        "1,000,000 requests like those of W3",
+        partial(poisson, 1_000_000, 20, *_WIDE),
+        _settings(20_000),
+    ),
+}
+"""Names of `kvsim bench --workload`."""

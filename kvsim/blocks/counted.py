@@ -1,0 +1,129 @@
+"""Block tables of which only the lengths are known.
+
+Where nothing is shared, which physical block a table names decides nothing: every block serves
+every token, and questions and moves need their number only. So a table is a `range` as long as the
+table would be, and a pool is a count of free blocks.
+
+`Naive` and `VllmV1Tables`, whose blocks have names, are the twins of these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from kvsim.blocks.naive import Naive
+from kvsim.blocks.pool import BlockPool
+from kvsim.blocks.tables import COUNTED, Pairs, Tables
+from kvsim.blocks.vllm_v1 import VllmV1Tables
+from kvsim.request import Request, Sequence
+
+
+class CountPool(BlockPool):
+    """A number of blocks, some of them free."""
+
+    def __init__(self, size: int, first: int = 0) -> None:
+        super().__init__(size, first)
+        self._left = size
+
+    @property
+    def free(self) -> int:
+        return self._left
+
+    @property
+    def used(self) -> int:
+        return self.size - self._left
+
+    def take_many(self, number: int) -> list[int]:
+        self._left -= number
+        assert self._left >= 0, "no idle block left"
+        return _counted(number, self.first)
+
+    def drop_table(self, table: list[int]) -> None:
+        self._left += len(table)
+
+    def audit(self) -> None:
+        assert 0 <= self._left <= self.size, "blocks were lost or invented"
+
+
+class Counted(Tables):
+    """Moves of `Tables` on tables without names, for requests of one sequence."""
+
+    lockstep = COUNTED
+
+    def append(self, sequence: Sequence) -> Pairs:
+        held = self.extend(sequence, sequence.length)
+        assert held, "too few free blocks were left"
+        return []
+
+    def extend(self, sequence: Sequence, upto: int) -> bool:
+        size = self.block_size
+        held = len(sequence.table)
+        missing = -(-upto // size) - held
+        if missing > 0:
+            if missing > self.gpu.free:
+                return False
+            self.gpu.take_many(missing)
+            sequence.table = _counted(held + missing, self.gpu.first)
+            self.empty_slots += missing * size
+        if upto > sequence.filled:
+            self.empty_slots -= upto - sequence.filled
+            sequence.filled = upto
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> Pairs:
+        raise AssertionError("counted blocks cannot be shared")
+
+    def own_blocks(self, sequence: Sequence) -> int:
+        return len(sequence.table)
+
+    def census(self) -> tuple[int, int, int, int, int, int]:
+        gpu, cpu = self.gpu, self.cpu
+        return gpu.used, 0, gpu.free, cpu.used, self.empty_slots, 0
+
+    def take_together(self, blocks: int, tokens: int) -> None:
+        self.gpu.take_many(blocks)
+        self.empty_slots += blocks * self.block_size - tokens
+
+    def recount(self, sequence: Sequence) -> None:
+        sequence.table = _counted(-(-sequence.filled // self.block_size), self.gpu.first)
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        used = {self.gpu: 0, self.cpu: 0}
+        empty = 0
+        for request in requests:
+            for sequence in request.sequences:
+                swapped = self.swapped(sequence)
+                used[self.cpu if swapped else self.gpu] += len(sequence.table)
+                if not swapped:
+                    empty += self._empty(sequence)
+        for pool, blocks in used.items():
+            pool.audit()
+            assert pool.used == blocks, "blocks in use and tables disagree"
+        assert empty == self.empty_slots, "empty slots were miscounted"
+
+
+class CountedNaive(Counted, Naive):
+    """`Naive`, counted."""
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        return CountPool(size, first)
+
+
+class CountedVllmV1(Counted, VllmV1Tables):
+    """`VllmV1Tables`, counted."""
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        return CountPool(size, first + 1)
+
+
+COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
+    Naive: CountedNaive,
+    VllmV1Tables: CountedVllmV1,
+}
+"""Block managers → what decides the same without naming blocks."""
+
+
+def _counted(blocks: int, first: int) -> list[int]:
+    """A table of so many blocks. Tables are only measured, compared and walked, as ranges are."""
+    return cast("list[int]", range(first, first + blocks))

@@ -1,0 +1,38 @@
+"""When to look at a growing sample, and how much error each look may spend.
+
+Whoever looks again and again and stops at the first difference finds one where there is none. So
+the chance of error is divided among the looks beforehand: each look before the last may spend a
+small part, so that only what is plain ends a comparison early, and the last one gets nearly all
+(Haybittle 1971, Peto 1976). The parts are added up as if looks had nothing to do with each other,
+which errs on the safe side.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+FEWEST = 4
+"""Seeds before the first look, if so many are planned."""
+EARLY_SHARE = 0.02
+"""Part of the chance of error that each look before the last may spend."""
+_SHARES = (0.5, 0.75, 1.0)
+
+
+class Look(NamedTuple):
+    """One time at which the sample is judged."""
+
+    seeds: int
+    """So many have been run by then."""
+    level: float
+    """Chance of error that this look may spend."""
+
+
+def plan_looks(seeds: int, level: float) -> list[Look]:
+    """Looks at half, three quarters and all of the planned seeds; their levels add up to `level`.
+
+    There is no look before `FEWEST` seeds, except a last one.
+    """
+    *early, last = sorted({min(seeds, max(FEWEST, ceil(share * seeds))) for share in _SHARES})
+    spent = EARLY_SHARE * level
+    return [*(Look(size, spent) for size in early), Look(last, level - spent * len(early))]

@@ -1,0 +1,211 @@
+"""`bench`: how fast is this simulator, on this machine?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvsim.bench.measure import Measurement
+    from kvsim.bench.repeat import Bench
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload",
+            metavar="NAME",
+            help="As in W1, or `decode` for all of decode-N; may be repeated. Default: all but"
+            " `million`.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="A name of `kvsim policies`.")
+    ] = "vllm-0.6.3",
+    cost: Annotated[
+        str, typer.Option("--cost", metavar="constant|table", help="Cost model to price steps.")
+    ] = "constant",
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, metavar="N", help="Runs of each.")
+    ] = 3,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for W4."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every measurement as JSON.")
+    ] = False,
+    stored: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="FILE", help="Show the ratio to what --json printed."),
+    ] = None,
+    around: Annotated[
+        bool, typer.Option("--around", help="Measure what a run costs besides the simulation.")
+    ] = False,
+) -> None:
+    """Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.
+
+    Each run has a process of its own; shown are the least and the median of the repeats. A ping is
+    the cost of one `yield env.timeout(...)` of SimPy in the same process; ns/seq: per running
+    sequence and step; sim/CPU: simulated seconds per CPU second; MB: peak memory, in all and before
+    `simulate()`. Exit code 1 if a run does not come to what is known of its workload.
+    """
+    chosen = _chosen(names, cost, trace)
+    if around:
+        _show_parts(chosen, engine, cost, trace)
+        return
+    from kvsim.bench import repeat
+    from kvsim.bench.measure import checks_of
+
+    then = None if stored is None else repeat.load(stored)
+    bench = repeat.run(chosen, engine, cost, repeats, trace, _note)
+    if as_json:
+        print(repeat.to_json(bench), end="")
+    else:
+        _show(bench, then)
+    wrong = [
+        name
+        for name, found in bench.workloads.items()
+        if (checks := checks_of(name, engine, cost)) is not None
+        and not all(each.meets(checks) for each in found)
+    ]
+    if wrong:
+        print(f"kvsim: not what is known of: {', '.join(wrong)}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _chosen(names: list[str] | None, cost: str, trace: str | None) -> list[str]:
+    """The workloads to run, before anything is run."""
+    from kvsim.bench.measure import COSTS
+    from kvsim.bench.workloads import WORKLOADS, named, usual
+    from kvsim.config import nearest
+
+    if cost not in COSTS:
+        raise ConfigError(
+            f"--cost: no {cost!r};{nearest(cost, COSTS)} choose from {', '.join(COSTS)}"
+        )
+    if not names:
+        return usual(trace)
+    chosen = [name for word in names for name in named(word)]
+    for name in chosen:
+        if trace is None and not WORKLOADS[name].own:
+            raise ConfigError(
+                f"bench: {name} needs Mooncake's conversation_trace.jsonl; give --trace FILE"
+            )
+    return list(dict.fromkeys(chosen))
+
+
+def _note(name: str, measured: list[Measurement]) -> None:
+    if sys.stderr.isatty():
+        print(f"{name}: {min(each.cpu_s for each in measured):.3f} s", file=sys.stderr)
+
+
+def _show(bench: Bench, then: Bench | None) -> None:
+    from rich.console import Console
+
+    from kvsim.bench.repeat import ratios
+
+    console = Console()
+    load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
+    console.print(
+        f"kvsim {bench.kvsim_version}, {bench.engine}, {bench.cost} cost,"
+        f" Python {bench.python}, {bench.machine}{load}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_times(bench))
+    console.print(_sizes(bench))
+    if then is not None:
+        table = _table("workload", "CPU now / then", "pings now / then")
+        for name, (seconds, pings) in ratios(bench, then).items():
+            table.add_row(name, f"{seconds:.2f}", f"{pings:.2f}")
+        console.print(table)
+
+
+def _times(bench: Bench) -> Table:
+    from kvsim.bench.repeat import least, middle
+
+    table = _table(
+        "workload",
+        "CPU s",
+        "median",
+        "us/req",
+        "us/step",
+        "pings/step",
+        "ns/seq",
+        "sim/CPU",
+    )
+    for name, found in bench.workloads.items():
+        one = found[0]
+        cpu_s, pings = least(found, lambda m: m.cpu_s), least(found, lambda m: m.pings)
+        table.add_row(
+            name,
+            f"{cpu_s:.3f}",
+            f"{middle(found, lambda m: m.cpu_s):.3f}",
+            f"{cpu_s * 1e6 / one.requests:,.1f}",
+            f"{cpu_s * 1e6 / one.steps:,.2f}",
+            f"{pings / one.steps:,.1f}",
+            f"{cpu_s * 1e9 / one.seq_steps:,.0f}",
+            f"{one.end_ns / 1e9 / cpu_s:,.0f}",
+        )
+    return table
+
+
+def _sizes(bench: Bench) -> Table:
+    from kvsim.bench.measure import checks_of
+    from kvsim.bench.repeat import least
+
+    table = _table("workload", "requests", "steps", "events", "MB", "trace MB", "digest", "known")
+    fast = any(each.fast_path for found in bench.workloads.values() for each in found)
+    if fast:
+        table.add_column("fast path")
+    for name, found in bench.workloads.items():
+        one, checks = found[0], checks_of(name, bench.engine, bench.cost)
+        known = "-" if checks is None else "yes" if one.meets(checks) else "NO"
+        cells = [
+            name,
+            f"{one.requests:,}",
+            f"{one.steps:,}",
+            f"{one.events:,}",
+            f"{least(found, lambda m: m.rss_mb):,.0f}",
+            f"{least(found, lambda m: m.idle_rss_mb):,.0f}",
+            one.digest if one.outcome == "finished" else one.outcome,
+            known,
+        ]
+        if fast:
+            counts = one.fast_path or {}
+            cells.append(", ".join(f"{key} {value}" for key, value in counts.items()))
+        table.add_row(*cells)
+    return table
+
+
+def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> None:
+    from rich.console import Console
+
+    from kvsim.bench.around import around
+    from kvsim.bench.repeat import apart
+
+    table = _table("CPU s", *names)
+    columns = [apart(around, name, engine, cost, trace) for name in names]
+    for part in columns[0]:
+        table.add_row(part, *(f"{parts[part]:.3f}" for parts in columns))
+    Console().print(table)
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table

@@ -1,0 +1,85 @@
+"""`calibrate`: time the project's own kernels on this machine and write a profile.
+
+The work is done by `kvsim_kernels.calibrate` in a process of its own, which knows torch and nothing
+of kvsim: what a process is started with, its allocator's settings above all, decides what is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvsim.errors import ConfigError
+
+Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
+
+
+def calibrate(
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
+    ] = "llama-3-8b",
+    device: Annotated[str, typer.Option(metavar="cuda|cpu", help="What is timed.")] = "cuda",
+    block_size: Annotated[
+        list[int] | None,
+        typer.Option(min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")
+    ] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto or fp8.")] = "auto",
+    kv_layout: Annotated[
+        str, typer.Option(metavar="layer|cross", help="How blocks lie in the pool.")
+    ] = "cross",
+    decode_kernel: Annotated[
+        str, typer.Option(metavar="v1|v2", help="The kernel that whole steps use.")
+    ] = "v2",
+    max_num_seqs: Count = None,
+    max_num_batched_tokens: Count = None,
+    max_model_len: Count = None,
+    limit_s: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="S", help="Stop measuring then; the same command goes on."),
+    ] = None,
+) -> None:
+    """Time the kernels here and write a profile with its own held-out error.
+
+    Rows are kept beside the profile, so the same command goes on where a killed one was. Exit code
+    1: the profile does not pass its own checks, or --limit-s came first.
+    """
+    from kvsim.library import find
+
+    path = find("models", model)
+    if path.suffix != ".toml":
+        raise ConfigError(f"{model}: calibrate takes a TOML as in configs/models, not a JSON file")
+    given = {
+        "--model": path,
+        "--device": device,
+        "--dtype": dtype,
+        "--kv-cache-dtype": kv_cache_dtype,
+        "--kv-layout": kv_layout,
+        "--decode-kernel": decode_kernel,
+        "--max-num-seqs": max_num_seqs,
+        "--max-num-batched-tokens": max_num_batched_tokens,
+        "--max-model-len": max_model_len,
+        "--limit-s": limit_s,
+    }
+    words = [str(w) for key, value in given.items() if value is not None for w in (key, value)]
+    sizes = [str(size) for size in block_size or ()]
+    measure([*words, *(["--block-size", *sizes] if sizes else []), "--out", out])
+
+
+def measure(arguments: list[str]) -> None:
+    """Run `kvsim_kernels.calibrate`; leaves with its exit code if that is not 0."""
+    beside = Path(__file__).resolve().parents[2] / "kernels"
+    paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "kvsim_kernels.calibrate", *arguments]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code:
+        raise typer.Exit(code if code > 0 else 1)

@@ -1,0 +1,231 @@
+"""`compare`: several configurations on the same requests."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.commands import (
+    Assignments,
+    OutDir,
+    TraceFormat,
+    TracePath,
+    config_path,
+    make_console,
+    open_noted,
+    simulate_shown,
+)
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.progress import progress_bar
+from kvsim.config import RunConfig, load_config
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvsim.certainty.comparison import Comparison
+    from kvsim.replicates import Load
+    from kvsim.report.certainty import Published
+    from kvsim.report.explanation import Run
+    from kvsim.result import Result
+
+Results = list[tuple[str, "Result"]]
+
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        min=2, metavar="N", help="Up to N seeds, the same for all; stops when nothing is open."
+    ),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores.")
+]
+Confidence = Annotated[
+    float, typer.Option(min=0.5, max=0.9999, help="Of all verdicts together, with --seeds.")
+]
+Margin = Annotated[
+    float, typer.Option(min=0, help="Share of a value below which differences do not matter.")
+]
+CostUncertainty = Annotated[
+    bool,
+    typer.Option(
+        "--cost-uncertainty", help="Draw kernel times anew for each seed, as wrong as the profile."
+    ),
+]
+
+
+@with_run_flags
+def compare(
+    configs: Annotated[
+        list[str], typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
+    ],
+    trace: TracePath = None,
+    trace_format: TraceFormat = None,
+    out: OutDir = None,
+    seeds: Seeds = None,
+    confidence: Confidence = 0.95,
+    margin: Margin = 0.01,
+    cost_uncertainty: CostUncertainty = False,
+    jobs: Jobs = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --seeds: print figures and verdicts as JSON.")
+    ] = False,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Run each configuration on the same requests and show what differs.
+
+    Flags apply to every configuration. With --seeds, requests, arrivals and random policies are
+    drawn anew for each seed, and every difference has an interval and a verdict.
+    """
+    if len(configs) < 2:
+        raise ConfigError("compare: give two configurations or more")
+    given = settings(flags)
+    loaded = [
+        (_run_name(configs, i), load_config(config_path(path), given, assignments or ()))
+        for i, path in enumerate(configs)
+    ]
+    if seeds is None and (cost_uncertainty or as_json):
+        flag = "--cost-uncertainty" if cost_uncertainty else "--json"
+        raise ConfigError(f"{flag}: needs --seeds N")
+    if cost_uncertainty:
+        from kvsim.cost.uncertain import uncertain
+
+        loaded = [(name, uncertain(config)) for name, config in loaded]
+    from kvsim.replicates import load_of
+
+    load = load_of(None if trace is None else open_noted(trace, trace_format), loaded)
+    if seeds is None:
+        _compare_once(load, loaded, out)
+        return
+    comparison, results = _compare_seeds(load, loaded, seeds, 1 - confidence, margin, jobs)
+    workload = loaded[0][1].workload if trace is None else None
+    _show(comparison, results, workload, out, as_json=as_json)
+
+
+def _compare_once(load: Load, configs: list[tuple[str, RunConfig]], out: str | None) -> None:
+    from kvsim.report.compare import render_comparison
+
+    opened = load.of(configs[0][1].seed)
+    results = [(name, simulate_shown(opened, config, name)) for name, config in configs]
+    console = make_console()
+    render_comparison([(name, result.summary) for name, result in results], console)
+    _render_why(results, "Why", console)
+    if out is not None:
+        _write(results, out)
+        console.print(f"\nwritten to {out}: open {Path(out) / 'comparison.html'}", highlight=False)
+
+
+def _compare_seeds(
+    load: Load,
+    configs: list[tuple[str, RunConfig]],
+    seeds: int,
+    level: float,
+    margin: float,
+    jobs: int | None,
+) -> tuple[Comparison, Results]:
+    """Replicates where something is random; otherwise one replay, drawn from afterwards."""
+    from kvsim.replicates import compare_seeds, redrawn, replicate
+    from kvsim.report.replayed import compare_replay
+
+    names = [name for name, _ in configs]
+    random = bool(redrawn(load, configs))
+    command = shlex.join(["kvsim", *sys.argv[1:]])
+    total = len(configs) * (seeds if random else 1)
+    with progress_bar(total, "comparing", quiet_below=2) as progress:
+        if random:
+            comparison, results = compare_seeds(
+                load,
+                configs,
+                seeds,
+                level=level,
+                margin=margin,
+                jobs=jobs,
+                progress=progress,
+                command=command,
+            )
+            return comparison, list(zip(names, results, strict=True))
+        runs = [config for _, config in configs]
+        [results] = replicate(
+            load, runs, [runs[0].seed], _whole, jobs=jobs, progress=progress, command=command
+        )
+    named = list(zip(names, results, strict=True))
+    tables = [(name, result.summary, result.requests) for name, result in named]
+    return compare_replay(tables, level=level, margin=margin), named
+
+
+def _show(
+    comparison: Comparison,
+    results: Results,
+    workload: str | None,
+    out: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    from kvsim.experiments import published_of
+    from kvsim.report.certainty import comparison_record, render_certainty
+
+    published = published_of(workload, comparison.names)
+    record = json.dumps(comparison_record(comparison, published), indent=1, ensure_ascii=False)
+    if as_json:
+        print(record)
+    else:
+        summaries = [(name, result.summary) for name, result in results]
+        render_certainty(comparison, summaries, make_console(), published)
+        _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
+    if out is not None:
+        from kvsim.report.files import write_text
+
+        _write(results, out, comparison, published)
+        write_text(Path(out) / "comparison.json", record + "\n")
+        if not as_json:
+            page = Path(out) / "comparison.html"
+            make_console().print(f"\nwritten to {out}: open {page}", highlight=False)
+
+
+def _render_why(results: Results, title: str, console: Console) -> None:
+    from rich.text import Text
+
+    from kvsim.report.explanation import explain
+
+    first, *others = (_run_of(name, result) for name, result in results)
+    console.print(Text(title, style="bold"))
+    for other in others:
+        for sentence in explain(first, other).headline:
+            console.print(Text(f"  {sentence}"))
+
+
+def _run_of(name: str, result: Result) -> Run:
+    return name, result.summary, result.requests, result.steps
+
+
+def _write(
+    results: Results,
+    out: str,
+    comparison: Comparison | None = None,
+    published: Published | None = None,
+) -> None:
+    from kvsim.report.compare_page import build_comparison
+    from kvsim.report.files import write_results, write_text
+
+    for name, result in results:
+        tables = result.summary, result.requests, result.steps
+        write_results(Path(out) / name, *tables, transitions=result.transitions)
+    runs = [_run_of(name, result) for name, result in results]
+    write_text(Path(out) / "comparison.html", build_comparison(runs, comparison, published))
+
+
+def _whole(result: Result) -> Result:
+    return result
+
+
+def _run_name(configs: list[str], place: int) -> str:
+    """A configuration's file name without suffix; a number behind it where two are alike."""
+    names = [Path(config).name.removesuffix(".toml") for config in configs]
+    same = names[:place].count(names[place])
+    return names[place] if not same else f"{names[place]}-{same + 1}"

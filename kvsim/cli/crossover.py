@@ -1,0 +1,151 @@
+"""`crossover`: where swapping the KV cache of a request beats computing it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.commands import make_console
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvsim.cost.crossover import ModelCrossings
+
+TOKENS = [512, 2048, 8192, 32768]
+"""Lengths of the table."""
+SHORTEST, STEPS_PER_DOUBLING = 16, 4
+"""Of the curves."""
+
+
+Models = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="May be repeated; default: llama-3-8b.")
+]
+Gpu = Annotated[str, typer.Option(metavar="NAME", help="GPU and its link.")]
+Lengths = Annotated[
+    list[int] | None, typer.Option(min=1, metavar="N", help="Length to list; may be repeated.")
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="layer|cross",
+        help="How a block is copied: layer by layer, keys and values apart (2 x layers copies), or"
+        " all layers in one; default: both.",
+    ),
+]
+Bandwidth = Annotated[
+    float | None, typer.Option(metavar="X", help="Link, one direction; default: hardware's.")
+]
+Overhead = Annotated[
+    float | None, typer.Option(metavar="X", help="Least time of a copy; default: hardware's.")
+]
+BlockSize = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens per block.")]
+Gpus = Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share each layer.")]
+CostModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="table, roofline or constant; default: a shipped profile, else the roofline.",
+    ),
+]
+PricedBy = Annotated[
+    str | None, typer.Option(metavar="PROFILE", help="Profile that prices recompute.")
+]
+Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
+
+
+def crossover(
+    model: Models = None,
+    hardware: Gpu = "h100-sxm",
+    tokens: Lengths = None,
+    layout: Layout = None,
+    bandwidth_gb_s: Bandwidth = None,
+    copy_overhead_us: Overhead = None,
+    block_size: BlockSize = 16,
+    tensor_parallel_size: Gpus = 1,
+    cost_model: CostModel = None,
+    profile: PricedBy = None,
+    out: Out = None,
+) -> None:
+    """Compare swapping a request out and in with computing it again, by length and link."""
+    from kvsim.cost.crossover import LAYOUTS
+
+    if layout is not None and layout not in LAYOUTS:
+        raise ConfigError(f"--layout: no {layout!r}; choose from {', '.join(LAYOUTS)}")
+    link = _given(bandwidth_gb_s=bandwidth_gb_s, copy_overhead_us=copy_overhead_us)
+    settings = {
+        "hardware": hardware,
+        "block_size": block_size,
+        "tensor_parallel_size": tensor_parallel_size,
+        "cost": {**_given(model=cost_model, profile=profile), "link": link},
+    }
+    lengths = sorted(set(tokens or TOKENS))
+    names, layouts = model or ["llama-3-8b"], [layout] if layout else list(LAYOUTS)
+    _print(_crossings(names, settings, lengths, layouts))
+    if out is not None:
+        from kvsim.report.crossover_page import build_crossover
+        from kvsim.report.files import write_text
+
+        drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
+        write_text(out, build_crossover(drawn, hardware, lengths))
+        print(f"written to {out}")
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """Those that have a value."""
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _crossings(
+    names: list[str], settings: dict[str, Any], lengths: list[int], layouts: list[str]
+) -> list[ModelCrossings]:
+    from kvsim.config import make_config
+    from kvsim.cost.crossover import crossings
+    from kvsim.hardware import load_hardware
+    from kvsim.model import load_model
+
+    config = make_config(settings)
+    hardware = load_hardware(config.hardware)
+    return [crossings(load_model(name), hardware, config, lengths, layouts) for name in names]
+
+
+def _curve(longest: int) -> list[int]:
+    """Lengths from `SHORTEST` on, evenly over the logarithm."""
+    found, i = [], 0
+    while (length := round(SHORTEST * 2 ** (i / STEPS_PER_DOUBLING))) <= longest:
+        found.append(length)
+        i += 1
+    return found
+
+
+def _print(models: list[ModelCrossings]) -> None:
+    from kvsim.report.crossover_page import UNITS, priced
+
+    console = make_console()
+    for each in models:
+        console.print(_table(each))
+        console.print(f"{priced(each)}\n", style="dim")
+    link = next(iter(models[0].link.values()))
+    console.print(
+        f"{UNITS} Link: {link['bandwidth_gb_s']:g} GB/s, at least {link['copy_overhead_us']:g} us a"
+        " copy.",
+        style="dim",
+    )
+
+
+def _table(model: ModelCrossings) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from kvsim.report.crossover_page import caption, head, rows
+
+    table = Table(
+        title=caption(model), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    for column in head(model):
+        table.add_column(column, justify="right")
+    for row in rows(model):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,101 @@
+"""Commands that are imported when they are called, so that the others cost nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": (
+        "kvsim.cli.commands:run",
+        "Replay a trace through an engine and see where memory and time went.",
+    ),
+    "compare": (
+        "kvsim.cli.compare:compare",
+        "Run each configuration on the same requests and show what differs.",
+    ),
+    "diff": (
+        "kvsim.cli.diff:diff",
+        "Say why two runs of the same requests differ: which decision, which time, which requests.",
+    ),
+    "why": (
+        "kvsim.cli.why:why",
+        "Tell one request's story: what it waited for, who was in its way, where its time went.",
+    ),
+    "report": (
+        "kvsim.cli.commands:report",
+        "Rebuild report.html from the results in a folder.",
+    ),
+    "policies": (
+        "kvsim.cli.commands:policies",
+        "List every engine, block manager and cost model, with its parameters.",
+    ),
+    "conform": (
+        "kvsim.cli.conform:conform",
+        "Replay recorded cases on the virtual clock and compare every decision.",
+    ),
+    "experiment": (
+        "kvsim.cli.experiments:experiment",
+        "Repeat a published experiment without a GPU and show how far off it comes out.",
+    ),
+    "bench": (
+        "kvsim.cli.bench:bench",
+        "Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.",
+    ),
+    "sweep": (
+        "kvsim.cli.sweep:sweep",
+        "Run every combination of settings once, and show which are best.",
+    ),
+    "size": (
+        "kvsim.cli.size:size",
+        "Find the least memory, the highest rate or the best limit that keeps the objectives.",
+    ),
+    "validate": (
+        "kvsim.cli.validate:validate",
+        "Run the scheduler on a real engine and show how far the profile is off.",
+    ),
+    "calibrate": (
+        "kvsim.cli.calibrate:calibrate",
+        "Time the kernels here and write a profile with its own held-out error.",
+    ),
+    "crossover": (
+        "kvsim.cli.crossover:crossover",
+        "Compare swapping a request out and in with computing it again, by length and link.",
+    ),
+    "trace": ("kvsim.cli.trace:app", "Look at a trace, convert it, or make one."),
+    "profile": (
+        "kvsim.cli.profile:app",
+        "Make a profile from measured kernel times, look at it, compare two.",
+    ),
+}
+"""Name → where it is, a function or a `typer.Typer`, and the first line of its help."""
+
+
+class DeferredGroup(TyperGroup):
+    """A group that knows of each command of `COMMANDS` only the name and a line of help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        known = {name: TyperCommand(name, help=about) for name, (_, about) in COMMANDS.items()}
+        self.commands = {**known, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def load(name: str) -> Any:
+    """Import a command of `COMMANDS`."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        group = get_group(found)
+        group.name = name
+        return group
+    app = typer.Typer(add_completion=False)
+    app.command(name)(found)
+    return get_command(app)

@@ -1,0 +1,112 @@
+"""`diff`: why two runs differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.cli.commands import make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvsim.report.explanation import Explanation, Run
+
+RunDir = Annotated[str, typer.Argument(help="A folder that `kvsim run --out` wrote.")]
+
+
+def diff(
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="What `kvsim run --out` wrote.")],
+    other: Annotated[str, typer.Argument(metavar="RUN_B", help="What is set against it.")],
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Write diff.html and diff.json here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say why two runs of the same requests differ: which decision, which time, which requests."""
+    from kvsim.report.explanation import explain, explanation_record
+
+    runs = _read(first, other)
+    explanation = explain(*runs)
+    record = json.dumps(explanation_record(explanation), indent=1, ensure_ascii=False)
+    if as_json:
+        print(record)
+    else:
+        _render(explanation, make_console())
+    if out is None:
+        return
+    from kvsim.report.diff_page import build_diff
+    from kvsim.report.files import write_text
+
+    write_text(Path(out) / "diff.json", record + "\n")
+    page = write_text(Path(out) / "diff.html", build_diff(*runs))
+    if not as_json:
+        make_console().print(f"\nwritten to {out}: open {page}", highlight=False)
+
+
+def _read(first: str, other: str) -> tuple[Run, Run]:
+    """Both runs, named after their folders; by their whole paths where those are alike."""
+    from kvsim.report.files import read_results
+
+    names = [Path(folder).resolve().name for folder in (first, other)]
+    if names[0] == names[1]:
+        names = [first, other if other != first else f"{other} again"]
+    return (names[0], *read_results(first)), (names[1], *read_results(other))
+
+
+def _render(explanation: Explanation, console: Console) -> None:
+    from rich.text import Text
+
+    for sentence in explanation.headline:
+        console.print(Text(sentence))
+    for key, texts in explanation.settings:
+        console.print(Text(f"{key}: {' → '.join(texts)}", style="dim"))
+    console.print(Text("First divergent decision", style="bold"))
+    for sentence in explanation.divergence_words:
+        console.print(Text(f"  {sentence}"))
+    if explanation.share is None:
+        return
+    _render_parts(explanation, console)
+    share = explanation.share
+    if share.changed:
+        text = f"{share.half} of {share.total} requests carry half of all change in E2EL:"
+        console.print(Text(text, style="bold"))
+        for each in explanation.carriers[:5]:
+            console.print(Text(f"  {_carried(each)}"))
+
+
+def _render_parts(explanation: Explanation, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from kvsim.report.attribution import LABELS
+    from kvsim.report.explanation import title_of
+    from kvsim.report.numerals import signed
+
+    falls = explanation.waterfalls
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
+    table.add_column("difference")
+    for fall in falls:
+        table.add_column(Text(title_of(fall)), justify="right")
+    changed = [dict(fall.changes()) for fall in falls]
+    for part in LABELS:
+        if any(part in changes for changes in changed):
+            cells = [signed(float(c[part]) / 1e9, "s") if part in c else "" for c in changed]
+            table.add_row(LABELS[part], *cells)
+    table.add_section()
+    table.add_row("together", *(signed(float(fall.difference) / 1e9, "s") for fall in falls))
+    console.print(table)
+
+
+def _carried(each: object) -> str:
+    from kvsim.report.attribution import LABELS
+    from kvsim.report.carriers import Carrier
+    from kvsim.report.numerals import signed
+
+    assert isinstance(each, Carrier)
+    change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")
+    return f"{each.id}: {change}, {signed(each.part_ns / 1e9, 's')} {LABELS[each.part]}"

@@ -1,0 +1,25 @@
+"""Runs a module in a process of its own: what a process is started with decides what it times."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+
+def run_module(module: str, arguments: Sequence[str]) -> None:
+    """Run `python -m module`; leaves with its exit code if that is not 0.
+
+    It finds what this process finds, and `kvsim_kernels` also in a checkout.
+    """
+    beside = Path(__file__).resolve().parents[2] / "kernels"
+    paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", module, *arguments]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code:
+        raise typer.Exit(code if code > 0 else 1)

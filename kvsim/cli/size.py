@@ -1,0 +1,182 @@
+"""`size`: which pool, rate or limit keeps the objectives, and how near the cliff is."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.commands import (
+    Assignments,
+    TraceFormat,
+    TracePath,
+    config_path,
+    make_console,
+    open_noted,
+)
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.progress import spinner
+from kvsim.cli.sweep import BackendName, Base, Jobs, RayAddress, backend_of
+from kvsim.config import RunConfig, load_config, to_table
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvsim.size.answer import Answer
+    from kvsim.size.search import Laboratory
+    from kvsim.workload.trace import Trace
+
+SEEDS = 5
+STYLES = {"plain": "", "warning": "yellow", "bad": "red"}
+
+
+Bounded = Annotated[
+    str, typer.Option("--slo", metavar="BOUNDS", help="As in p99_ttft<2s,p99_tpot<60ms.")
+]
+Find = Annotated[
+    str,
+    typer.Option(
+        metavar="KNOB",
+        help="num_gpu_blocks, gpu_memory_utilization, request_rate, watermark,"
+        " max_num_batched_tokens or max_num_seqs.",
+    ),
+]
+Low = Annotated[float | None, typer.Option("--from", metavar="X", help="Try nothing below.")]
+High = Annotated[float | None, typer.Option("--to", metavar="X", help="Try nothing above.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Seeds that every value meets.")]
+HitRate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Assume shared prefixes: this share of the prompt tokens hits a cache without"
+        " limit. For traces that say nothing of reuse.",
+    ),
+]
+Prefixes = Annotated[
+    int, typer.Option(min=1, metavar="N", help="With --hit-rate: how many different ones.")
+]
+Out = Annotated[
+    str | None, typer.Option("--out", metavar="DIR", help="Keep every run, and write size.html.")
+]
+
+
+@with_run_flags
+def size(
+    slo: Bounded,
+    find: Find,
+    trace: TracePath = None,
+    base: Base = None,
+    low: Low = None,
+    high: High = None,
+    seeds: Seeds = SEEDS,
+    hit_rate: HitRate = None,
+    prefixes: Prefixes = 16,
+    out: Out = None,
+    jobs: Jobs = None,
+    backend: BackendName = "local",
+    ray_address: RayAddress = None,
+    trace_format: TraceFormat = None,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Find the least memory, the highest rate or the best limit that keeps the objectives.
+
+    Every value meets the same seeds. With --out no run is ever repeated.
+    """
+    from kvsim.size.answer import answer
+    from kvsim.size.knobs import Bounds, make_knob
+    from kvsim.size.search import Laboratory
+    from kvsim.sweep.slo import parse_slo
+    from kvsim.sweep.store import Store
+    from kvsim.workload.spec import trace_of
+
+    objectives = parse_slo(slo)
+    config = load_config(config_path(base), settings(flags), assignments or ())
+    runner = backend_of(backend, ray_address)
+    opened = trace_of(config) if trace is None else open_noted(trace, trace_format)
+    if hit_rate is not None:
+        opened, config = _sharing(opened, config, hit_rate, prefixes)
+    knob = make_knob(find, opened, to_table(config), Bounds(low, high))
+    varies = what_varies(opened, config, find)
+    numbers = range(config.seed, config.seed + (seeds if varies else 1))
+    place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
+    with place as folder, spinner(f"looking for {find}") as done:
+        store = Store(folder)
+        lab = Laboratory(opened, config, knob, objectives, numbers, store, runner, jobs, done)
+        found = answer(lab, varies)
+    _show(lab, found)
+    if out is not None:
+        _write(out, lab, found)
+
+
+def _sharing(
+    trace: Trace, config: RunConfig, hit_rate: float, prefixes: int
+) -> tuple[Trace, RunConfig]:
+    """The trace with assumed prefixes, and a configuration with the cache that they need."""
+    import msgspec
+
+    from kvsim.assembly import assemble
+    from kvsim.workload.assumed import assume_hit_rate
+
+    if config.enable_prefix_caching is False:
+        raise ConfigError("--hit-rate: prefix caching is off; leave out --no-enable-prefix-caching")
+    config = msgspec.structs.replace(config, enable_prefix_caching=True)
+    block_size = assemble(config).config.block_size
+    assert block_size is not None
+    shared = assume_hit_rate(trace, hit_rate, block_size, prefixes=prefixes, seed=config.seed)
+    for note in shared.notes[len(trace.notes) :]:
+        print(f"note: {note}", file=sys.stderr)
+    return shared, config
+
+
+def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
+    """What differs from seed to seed when a knob is searched."""
+    import msgspec
+
+    from kvsim.replicates import Load, redrawn
+
+    if find == "request_rate":
+        config = msgspec.structs.replace(config, request_rate=1.0)
+    return redrawn(Load(trace), [("", config)])
+
+
+def _show(lab: Laboratory, found: Answer) -> None:
+    from kvsim.sweep.choose import sources
+
+    console = make_console()
+    console.print(_neighbours(lab, found))
+    for text, tone in found.verdict:
+        console.print(text, highlight=False, style=STYLES[tone])
+    for text, measured in sources(configuration.records for configuration in lab.tried.values()):
+        console.print(text, highlight=False, style="" if measured else "dim")
+
+
+def _write(out: str, lab: Laboratory, found: Answer) -> None:
+    from kvsim.report.files import write_text
+    from kvsim.size.page import PAGE, build_page
+
+    path = write_text(Path(out) / PAGE, build_page(lab, found))
+    make_console().print(f"written to {out}: open {path}", highlight=False)
+
+
+def _neighbours(lab: Laboratory, found: Answer) -> Table:
+    """Values around the answer, with what they give."""
+    from rich import box
+    from rich.table import Table
+
+    from kvsim.size.answer import neighbourhood
+    from kvsim.size.rows import HEAD, row
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
+    metrics = [objective.metric for objective in lab.objectives.each]
+    for i, column in enumerate((lab.knob.key, *HEAD, *(metric.label for metric in metrics))):
+        table.add_column(column, justify="right" if i else "left")
+    for value, configuration in neighbourhood(lab, found.value):
+        style = "bold" if value == found.value else "" if configuration.meets else "dim"
+        table.add_row(*row(lab, found.value, value), style=style)
+    return table

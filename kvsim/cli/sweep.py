@@ -1,0 +1,226 @@
+"""`sweep`: many configurations, each run once, as one table and one page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.commands import (
+    Assignments,
+    TraceFormat,
+    TracePath,
+    config_path,
+    make_console,
+    open_noted,
+)
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.progress import progress_bar
+from kvsim.config import load_config, nearest, to_table
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvsim.config import RunConfig
+    from kvsim.sweep.backends import Backend
+    from kvsim.sweep.choose import Chosen
+    from kvsim.sweep.sweep import Plan
+    from kvsim.workload.trace import Trace
+
+BACKENDS = ("local", "ray")
+MOST_LISTED, MOST_FIGURES = 5, 3
+"""Configurations and figures on the terminal."""
+
+Slo = Annotated[
+    str | None,
+    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores.")
+]
+BackendName = Annotated[
+    str, typer.Option("--backend", metavar="NAME", help="local, or ray: on a Ray cluster.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Of the cluster; default: Ray is started here."),
+]
+Base = Annotated[
+    str | None,
+    typer.Option("--base", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."),
+]
+
+
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Results, table and page.")]
+Folders = Annotated[
+    list[str] | None, typer.Argument(metavar="[DIR...]", help="With --merge: sweeps to join.")
+]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
+]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
+]
+Laws = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="How many points are drawn; 32 unless told.")
+]
+SampleSeed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of what is drawn.")]
+Seeds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point on N seeds.")]
+Shard = Annotated[
+    str | None, typer.Option(metavar="K/N", help="Run only this part; --merge joins them.")
+]
+Merge = Annotated[bool, typer.Option("--merge", help="Join the runs of DIR...")]
+
+
+@with_run_flags
+def sweep(
+    out: Out,
+    folders: Folders = None,
+    trace: TracePath = None,
+    base: Base = None,
+    grid: Grid = None,
+    rows: Rows = None,
+    random: Laws = None,
+    samples: Samples = None,
+    sample_seed: SampleSeed = 0,
+    seeds: Seeds = None,
+    slo: Slo = None,
+    jobs: Jobs = None,
+    backend: BackendName = "local",
+    ray_address: RayAddress = None,
+    shard: Shard = None,
+    merge: Merge = False,
+    trace_format: TraceFormat = None,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Run every combination of settings once, and show which are best.
+
+    A sweep may be stopped at any moment; the same command goes on where it was.
+    """
+    from kvsim.sweep.grid import expand, parse_space
+    from kvsim.sweep.slo import parse_slo
+    from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
+    from kvsim.workload.spec import trace_of
+
+    if merge:
+        _merge(out, folders, trace, grid, rows, random)
+        return
+    if folders:
+        raise ConfigError(f"{folders[0]}: what is this? Folders go with --merge")
+    tried = grid or (), rows or (), random or ()
+    space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
+    if slo is not None:
+        parse_slo(slo)
+    config = load_config(config_path(base), settings(flags), assignments or ())
+    table = to_table(config)
+    points = expand(space, table)
+    mine = shard_of(len(points), shard)
+    runner = backend_of(backend, ray_address)
+    opened = trace_of(config) if trace is None else open_noted(trace, trace_format)
+    write_plan(out, make_plan(opened, table, points, slo))
+    plan = read_plan(out)
+    _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, jobs)
+    if shard is None:
+        _finish(out, plan)
+    else:
+        print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join all parts")
+        print("with kvsim sweep --merge DIR... --out DIR")
+
+
+def backend_of(name: str, address: str | None) -> Backend:
+    """The backend of a name. Raises `ConfigError`."""
+    from kvsim.sweep.backends import run_local, run_on_ray
+
+    if name not in BACKENDS:
+        near = nearest(name, BACKENDS)
+        raise ConfigError(f"--backend: no {name!r};{near} choose from {', '.join(BACKENDS)}")
+    if name == "ray":
+        return partial(run_on_ray, address)
+    if address is not None:
+        raise ConfigError("--ray-address: goes with --backend ray")
+    return run_local
+
+
+def _run(
+    out: str,
+    trace: Trace,
+    configs: Mapping[str, RunConfig],
+    backend: Backend,
+    jobs: int | None,
+) -> None:
+    """Run what is not there yet, and say how much that was."""
+    from kvsim.sweep.store import Store
+    from kvsim.sweep.sweep import run_missing
+
+    with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
+        done = progress or _nothing
+        made = run_missing(Store(out), trace, configs, backend=backend, jobs=jobs, done=done)
+    print(f"note: {made} runs made, {len(configs) - made} were there", file=sys.stderr)
+
+
+def _merge(out: str, folders: list[str] | None, *others: object) -> None:
+    from kvsim.sweep.sweep import merge
+
+    if not folders:
+        raise ConfigError("--merge: which folders? kvsim sweep --merge DIR... --out DIR")
+    if any(others):
+        raise ConfigError("--merge: joins what was run; leave --trace and what is to be tried out")
+    _finish(out, merge(folders, out))
+
+
+def _finish(out: str, plan: Plan) -> None:
+    """Table, page and the verdict on the terminal."""
+    from kvsim.report.files import write_text
+    from kvsim.sweep.choose import choose
+    from kvsim.sweep.page import PAGE, build_page
+    from kvsim.sweep.store import Store
+    from kvsim.sweep.sweep import gather
+    from kvsim.sweep.table import write_table
+
+    outcomes = gather(Store(out), plan, out)
+    path = write_table(out, plan, outcomes)
+    chosen = choose(plan, outcomes)
+    page = write_text(Path(out) / PAGE, build_page(plan, chosen))
+    console = make_console()
+    for text, _ in chosen.verdict:
+        console.print(text, highlight=False)
+    if chosen.best:
+        console.print(_best(chosen))
+    console.print(f"written to {path}: open {page}", highlight=False)
+
+
+def _best(chosen: Chosen) -> Table:
+    """The first few of the best."""
+    from rich import box
+    from rich.table import Table
+
+    from kvsim.report.numerals import show
+    from kvsim.sweep.choose import value_words
+
+    table = Table(title=chosen.rule, title_justify="left", box=box.SIMPLE_HEAD)
+    listed = chosen.best[:MOST_LISTED]
+    for key in listed[0].settings:
+        table.add_column(key, overflow="fold")
+    metrics = chosen.metrics[:MOST_FIGURES]
+    for metric in metrics:
+        table.add_column(metric.label, justify="right", overflow="fold")
+    for each in listed:
+        figures = (show(each.figures.get(metric.key), metric.unit) for metric in metrics)
+        table.add_row(*map(value_words, each.settings.values()), *figures)
+    return table
+
+
+def _nothing(number: int) -> None:
+    """Nobody is watching."""

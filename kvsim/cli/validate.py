@@ -1,0 +1,205 @@
+"""`validate`: the same scheduler in front of a real engine and of the cost model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.commands import (
+    Assignments,
+    TraceFormat,
+    TracePath,
+    config_path,
+    make_console,
+    open_noted,
+)
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.processes import run_module
+from kvsim.config import RunConfig, load_config, read_toml
+from kvsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table as RichTable
+
+    from kvsim.workload.trace import Trace
+
+SETUP, RECORDING, RESULT, PAGE = (
+    "setup.json",
+    "recording.json",
+    "validation.json",
+    "validation.html",
+)
+
+Table = dict[str, Any]
+
+
+ProfileFile = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="FILE", help="What `kvsim calibrate` measured here."),
+]
+Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="Where the engine runs.")]
+Policies = Annotated[
+    str, typer.Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."),
+]
+Results = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results.")]
+Prepare = Annotated[
+    str | None,
+    typer.Option("--prepare", metavar="FILE", help="Only say what to measure elsewhere."),
+]
+Source = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FILE", help="Go on from a recording, or draw a result."),
+]
+Page = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="The page; default: in --out.")
+]
+
+
+@with_run_flags
+def validate(
+    trace: TracePath = None,
+    profile: ProfileFile = None,
+    device: Device = "cuda",
+    policies: Policies = "recompute,swap,prefix-caching",
+    config: ConfigFile = None,
+    trace_format: TraceFormat = None,
+    out: Results = "runs/validate",
+    prepare: Prepare = None,
+    source: Source = None,
+    html: Page = None,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Run the scheduler on a real engine and show how far the profile is off.
+
+    Random weights, a paged pool, real kernels; step by step and request by request, beside what two
+    real runs differ by. The pool is really allocated: give --num-gpu-blocks-override, few enough
+    that requests are preempted.
+    """
+    from kvsim.validate.recording import read_json, write_json
+
+    if source is not None:
+        _go_on(source, profile, Path(out), html)
+        return
+    if trace is None:
+        raise ConfigError("validate: give --trace FILE, or --from a recording or a result")
+    if device not in ("cuda", "cpu"):
+        raise ConfigError(f"--device: no {device!r}; choose cuda or cpu")
+    if profile is None and prepare is None:
+        raise ConfigError(
+            "validate: give --profile FILE, made with `kvsim calibrate` on this device"
+        )
+    opened = open_noted(trace, trace_format)
+    made = {} if profile is None else read_json(_profile_path(profile), "kvsim.profile/1")
+    loaded = _settings(opened, made, config, settings(flags), assignments or ())
+    setup = _setup(opened, loaded, policies)
+    if prepare is not None:
+        print(f"written to {write_json(prepare, setup)}: measure it with python -m kvsim.validate")
+        return
+    write_json(Path(out) / SETUP, setup)
+    assert profile is not None
+    _measure(Path(out), _profile_path(profile), device)
+    _compare(Path(out) / RECORDING, profile, Path(out), html)
+
+
+def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> None:
+    """From a recording to a result, or from a result to its page."""
+    from kvsim.validate.compare import KEYS, SCHEMA
+    from kvsim.validate.recording import SCHEMA as RECORDED
+    from kvsim.validate.recording import read_json, require
+
+    table = read_json(source, RECORDED, SCHEMA)
+    if table["schema"] == RECORDED:
+        if profile is None:
+            raise ConfigError(f"{source}: a recording; give --profile FILE to compare it with")
+        _compare(Path(source), profile, out, html)
+    else:
+        require(table, KEYS, source)
+        _draw(table, html or str(out / PAGE))
+
+
+def _settings(
+    trace: Trace, made: Table, config: str | None, flags: Table, assignments: list[str] | tuple[()]
+) -> RunConfig:
+    """The user's settings; what they leave open is as the profile, and fits the trace."""
+    path = config_path(config)
+    given = {**(read_toml(path) if path else {}), **flags}
+    longest = max(row.input_length + row.output_length for row in trace.rows)
+    defaults: Table = {"max_model_len": longest}
+    if made:
+        model, engine = made["model"], made["engine"]
+        defaults |= {"model": model["name"], "block_size": engine["block_size"]}
+        defaults |= {"dtype": model["dtype"], "kv_cache_dtype": model["kv_dtype"]}
+    if "num_gpu_blocks_override" not in given:
+        raise ConfigError(
+            "validate: give --num-gpu-blocks-override: the pool is really allocated, and few blocks"
+            " are what makes a scheduler preempt"
+        )
+    defaults["num_cpu_blocks_override"] = given["num_gpu_blocks_override"]
+    missing = {key: value for key, value in defaults.items() if key not in given}
+    return load_config(path, {**missing, **flags}, assignments)
+
+
+def _setup(trace: Trace, config: RunConfig, policies: str) -> Table:
+    from kvsim.validate.setup import prepare
+
+    return prepare(trace, config, [name.strip() for name in policies.split(",")])
+
+
+def _profile_path(profile: str) -> str:
+    from kvsim.library import find
+
+    return str(find("profiles", profile))
+
+
+def _measure(out: Path, profile: str, device: str) -> None:
+    arguments = [str(out / SETUP), "--profile", profile, "--device", device]
+    run_module("kvsim.validate", [*arguments, "--out", str(out / RECORDING)])
+
+
+def _compare(recording: Path, profile: str, out: Path, html: str | None) -> None:
+    from kvsim.validate.compare import compare
+    from kvsim.validate.recording import KEYS, SCHEMA, read_json, require, write_json
+
+    table = read_json(recording, SCHEMA)
+    require(table, KEYS, recording)
+    result = compare(table, profile)
+    written = write_json(out / RESULT, result)
+    for shown in _tables(result):
+        make_console().print(shown)
+    print(f"written to {written}")
+    _draw(result, html or str(out / PAGE))
+
+
+def _draw(result: Table, html: str) -> None:
+    from kvsim.report.files import write_text
+    from kvsim.validate.page import build_page
+
+    print(f"open {write_text(html, build_page(result))}")
+
+
+def _tables(result: Table) -> Iterator[RichTable]:
+    """Errors beside their noise, then counts."""
+    from rich import box
+    from rich.table import Table as Rich
+
+    from kvsim.validate.wording import count_rows, error_rows
+
+    for title, (head, rows) in (
+        ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
+        ("Real / real again / simulated", count_rows(result)),
+    ):
+        table = Rich(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for i, column in enumerate(head):
+            table.add_column(column, justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*row)
+        yield table

@@ -1,0 +1,96 @@
+"""Where swapping the KV cache of a request out and in again beats computing it again.
+
+Both are priced as `preemption_mode = auto` prices them (`kvsim.cost.prices`): a prompt step of its
+own against copies over an idle link. The bandwidth at which they cost the same says how far a link
+is from changing the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from kvsim.config import RunConfig
+from kvsim.cost import make_cost
+from kvsim.cost.prices import MeansPrices
+from kvsim.hardware import Hardware
+from kvsim.link import make_link
+from kvsim.memory import block_bytes, token_bytes
+from kvsim.model import Model
+
+LAYOUTS = ("layer", "cross")
+
+
+class Crossing(NamedTuple):
+    """Both prices of one request; times are nanoseconds."""
+
+    tokens: int
+    recompute_ns: int
+    swap_ns: dict[str, int]
+    """By layout; out and in again."""
+    break_even_gb_s: dict[str, float | None]
+    """By layout: the link bandwidth at which both cost the same. None: no bandwidth suffices, the
+    copies alone take longer."""
+
+
+class ModelCrossings(NamedTuple):
+    """One model on one hardware."""
+
+    name: str
+    kind: str
+    source: str
+    """How the times of recompute came about, as a cost model says it; likewise `kind`."""
+    token_bytes: int
+    """KV of one token on one GPU; likewise `block_bytes`."""
+    block_bytes: int
+    link: dict[str, dict[str, Any]]
+    """By layout: the link, as it describes itself."""
+    crossings: list[Crossing]
+
+
+def crossings(
+    model: Model, hardware: Hardware, config: RunConfig, tokens: list[int], layouts: list[str]
+) -> ModelCrossings:
+    """Both prices for requests of these lengths, by copy layout.
+
+    `config.cost` chooses the cost model of recompute and the link, as in a run; the layout of its
+    link is overruled. Raises `ConfigError`.
+    """
+    cost = make_cost(config, model, hardware)
+    size = block_bytes(model, config)
+    prices, links = {}, {}
+    for layout in layouts:
+        told = {**config.cost.get("link", {}), "layout": layout}
+        link = make_link(model, hardware, replace(config, cost={"link": told}), size)
+        prices[layout], links[layout] = MeansPrices(cost, link), link.describe()
+    block_tokens = size // token_bytes(model, config)
+    return ModelCrossings(
+        model.name,
+        cost.kind,
+        cost.source,
+        token_bytes(model, config),
+        size,
+        links,
+        [_crossing(length, -(-length // block_tokens), prices, links) for length in tokens],
+    )
+
+
+def _crossing(
+    tokens: int, blocks: int, prices: dict[str, MeansPrices], links: dict[str, dict[str, Any]]
+) -> Crossing:
+    recompute_ns = next(iter(prices.values())).recompute_ns(tokens)
+    return Crossing(
+        tokens,
+        recompute_ns,
+        {layout: each.swap_ns(blocks, 0) for layout, each in prices.items()},
+        {layout: _break_even(recompute_ns, blocks, link) for layout, link in links.items()},
+    )
+
+
+def _break_even(recompute_ns: int, blocks: int, link: dict[str, Any]) -> float | None:
+    """Every piece takes the overhead at least, so a link of any bandwidth takes that long."""
+    least_ns = 2 * blocks * link["pieces_per_block"] * link["copy_overhead_us"] * 1e3
+    if least_ns >= recompute_ns:
+        return None
+    return float(2 * blocks * link["block_bytes"] / recompute_ns)

@@ -1,0 +1,67 @@
+"""Prices of pure decode steps, without a plan.
+
+A pure decode step lets every sequence of the batch produce one token and does nothing else: no
+prompt chunk, no copy, a row of logits for each sequence. Between two events of a replica such steps
+follow each other by the hundred, so a cost model may offer them by the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kvsim.plan import Plan
+
+if TYPE_CHECKING:
+    from kvsim.cost import Cost
+
+
+@runtime_checkable
+class PricesDecodes(Protocol):
+    """What a cost model may offer beside `Cost`; one that does not is asked step by step.
+
+    Answers are those of `step_ns` for the equivalent plans, to the bit, and count as such in
+    `describe()`. `sequences` is at least 1; `context_tokens` is the sum of their lengths, the token
+    of the step included, as `Plan.context_tokens`.
+    """
+
+    def decode_ns(self, sequences: int, context_tokens: int) -> int:
+        """Nanoseconds of one pure decode step."""
+        ...
+
+    def decode_run_ns(
+        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
+    ) -> list[int]:
+        """Nanoseconds of up to `steps` pure decode steps in a row, of the same sequences.
+
+        `context_tokens` is the sum of lengths in the first step; it grows by `sequences` from step
+        to step. With `within_ns`, the list ends with the first step at whose end so much time has
+        passed since the first began.
+        """
+        ...
+
+
+def price_of(cost: Cost) -> Callable[[int, int], int]:
+    """`decode_ns` of a cost model; one that does not offer it is shown a plan."""
+    if isinstance(cost, PricesDecodes):
+        return cost.decode_ns
+
+    def shown(sequences: int, context_tokens: int) -> int:
+        plan = Plan()
+        plan.together = plan.decode_seqs = plan.samples = sequences
+        plan.batched_tokens, plan.context_tokens = sequences, context_tokens
+        return cost.step_ns(plan)
+
+    return shown
+
+
+def cut(times: list[int], within_ns: int | None) -> list[int]:
+    """`times` up to the first at whose end `within_ns` have passed; all of them for None."""
+    if within_ns is None:
+        return times
+    passed = 0
+    for number, ns in enumerate(times, 1):
+        passed += ns
+        if passed >= within_ns:
+            return times[:number]
+    return times

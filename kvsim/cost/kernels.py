@@ -1,0 +1,164 @@
+"""What the kernels of a step take, by the tables of a profile's fit.
+
+Tables of two counts become lines of one as soon as the other is known; the lines are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cost.fused import Fused
+from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.lines import Line
+from kvsim.cost.profile import DecodeGrid, Fit, Grid, MixedGrid
+
+if TYPE_CHECKING:
+    from kvsim.cost.explain import Work
+    from kvsim.plan import Plan
+
+MOST_KEPT = 4096
+"""Chunk sizes whose lines are kept."""
+
+NEVER = (float("inf"), float("-inf"))
+"""Range of a line that was not measured anywhere."""
+
+
+class Kernels:
+    """The tables of `fit` with one of its decode kernels, for a model of `layers` layers."""
+
+    def __init__(self, fit: Fit, decode: DecodeGrid, layers: int) -> None:
+        self._fit, self._decode, self._layers = fit, decode, layers
+        self._dense = Line(fit.dense.x, fit.dense.us)
+        self._head = Line(fit.head.x, fit.head.us)
+        self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
+        self._prefills: dict[int, Line] = {}
+        """By tokens of a chunk: one layer's attention by context."""
+        self._decodes: dict[int, Line] = {}
+        """By sequences: one layer's attention by summed context; likewise `_decode_steps`."""
+        self._decode_steps: dict[int, Line] = {}
+        self._a0, self._a1, self._a2 = fit.step
+        self._copied_block_us = fit.copied_block_us
+        self.outside = False
+        """Whether the step that was priced last left a table."""
+
+    def step_us(self, plan: Plan) -> float:
+        """Microseconds of a step before any floor; sets `outside`."""
+        chunks, entries, samples = plan.chunks, plan.decode_seqs, plan.samples
+        self.outside = False
+        us = 0.0
+        if entries or chunks:
+            tokens, dense = entries, self._dense
+            for new, _ in chunks:
+                tokens += new
+            entries += len(chunks)
+            us = dense.at(tokens) + self._layers * self._attention_us(plan)
+            if not dense.first <= tokens <= dense.last:
+                self.outside = True
+        if samples:
+            head = self._head
+            us += head.at(samples)
+            if not head.first <= samples <= head.last:
+                self.outside = True
+        if plan.copies:
+            us += len(plan.copies) * self._copied_block_us
+        return self._a0 + self._a1 * us + self._a2 * entries
+
+    def explain(self, work: Work) -> dict[str, Any]:
+        """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""
+        import numpy as np
+
+        tokens, samples, scale = work.tokens, work.samples, self._a1 * 1000
+        attention = np.zeros(len(tokens))
+        for seqs in np.unique(work.decode_seqs[work.decode_seqs > 0]).tolist():
+            here = work.decode_seqs == seqs
+            attention[here] = self._decode_line(seqs).many(work.context_tokens[here])
+        entries = work.prefill_seqs + work.decode_seqs
+        return {
+            "host": (self._a0 + self._a2 * entries) * 1000,
+            "dense": np.where(tokens > 0, self._dense.many(tokens), 0.0) * scale,
+            "attention_decode": attention * self._layers * scale,
+            "head": np.where(samples > 0, self._head.many(samples), 0.0) * scale,
+            "copies": work.copied_blocks * self._copied_block_us * scale,
+        }
+
+    def decode_step(self, seqs: int) -> Line:
+        """Nanoseconds of a pure decode step, before any floor, by its summed context."""
+        line = self._decode_steps.get(seqs)
+        if line is None:
+            line = self._decode_steps[seqs] = self._whole_step(seqs)
+        return line
+
+    def _whole_step(self, seqs: int) -> Line:
+        contexts, attention_us, measured = _row(self._decode, seqs, seqs)
+        others_us = self._dense.at(seqs) + self._head.at(seqs)
+        fixed_us = self._a0 + self._a1 * others_us + self._a2 * seqs
+        ns = [(fixed_us + self._a1 * self._layers * us) * 1000 for us in attention_us]
+        for line in (self._dense, self._head):
+            if not line.first <= seqs <= line.last:
+                measured = NEVER
+        return Line(contexts, ns, measured)
+
+    def _attention_us(self, plan: Plan) -> float:
+        """One layer's attention."""
+        us, seqs, chunks, context = 0.0, plan.decode_seqs, plan.chunks, plan.context_tokens
+        if seqs:
+            if chunks and self._fused is not None:
+                us = self._fused.us(chunks, seqs, context / seqs)
+                self.outside = self._fused.outside
+                return us
+            line = self._decode_line(seqs)
+            us = line.at(context)
+            if not line.first <= context <= line.last:
+                self.outside = True
+        for new, context in chunks:
+            line = self._prefills.get(new) or self._prefill(new)
+            us += line.at(context)
+            if not line.first <= context <= line.last:
+                self.outside = True
+        return us
+
+    def _decode_line(self, seqs: int) -> Line:
+        line = self._decodes.get(seqs)
+        if line is None:
+            line = self._decodes[seqs] = Line(*_row(self._decode, seqs, seqs))
+        return line
+
+    def _prefill(self, new: int) -> Line:
+        if len(self._prefills) >= MOST_KEPT:
+            self._prefills.clear()
+        line = self._prefills[new] = self._chunk(new)
+        return line
+
+    def _chunk(self, new: int) -> Line:
+        """A chunk beyond the longest measured is priced in pieces, each behind those before it.
+
+        Its time grows with the square of its tokens, so the last slope would not do.
+        """
+        grid = self._fit.prefill
+        padded = -(-new // grid.tile) * grid.tile
+        if padded <= grid.x[-1]:
+            return Line(*_row(grid, padded))
+        longest, look = int(grid.x[-1]), Interpolation()
+        us = [
+            sum(
+                look.between(grid.x, grid.ctx, grid.us, min(longest, padded - done), context + done)
+                for done in range(0, padded, longest)
+            )
+            for context in grid.ctx
+        ]
+        return Line(grid.ctx, us, NEVER)
+
+
+def _row(
+    grid: Grid, x: float, scale: float = 1
+) -> tuple[list[float], list[float], tuple[float, float]]:
+    """A grid at `x`: contexts times `scale`, times there, the scaled contexts measured."""
+    look = Interpolation()
+    us = [look.between(grid.x, grid.ctx, grid.us, x, context) for context in grid.ctx]
+    measured = NEVER
+    if grid.x[0] <= x <= grid.x[-1]:
+        i = bisect_left(grid.x, x)
+        ends = min(len(row) for row in grid.us[max(i - 1, 0) : i + 1])
+        measured = (grid.ctx[0] * scale, grid.ctx[ends - 1] * scale)
+    return [context * scale for context in grid.ctx], us, measured

@@ -1,0 +1,67 @@
+"""Straight lines between points of one count, made once and read often.
+
+The rules are those of `kvsim.cost.interpolation`: before the first point the first value holds;
+past the last the last slope continues, but never downwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Line:
+    """The line through `(xs[i], ys[i])`; `first` to `last` is where it was measured.
+
+    Whoever reads a line outside that range counts it: the line does not. By default the range is
+    that of the points.
+    """
+
+    __slots__ = ("_cells", "_starts", "first", "last")
+
+    def __init__(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        measured: tuple[float, float] | None = None,
+    ) -> None:
+        self.first, self.last = (xs[0], xs[-1]) if measured is None else measured
+        ends = zip(pairwise(xs), pairwise(ys), strict=True)
+        slopes = [(d - c) / (b - a) for (a, b), (c, d) in ends]
+        slopes.append(max(slopes[-1], 0.0))
+        self._starts = list(xs)
+        self._cells = [(xs[0], ys[0], 0.0), *zip(xs, ys, slopes, strict=True)]
+        """(start, value there, slope) before the first point and from each point on."""
+
+    def at(self, x: float) -> float:
+        """The value at `x`."""
+        start, y, slope = self._cells[bisect_right(self._starts, x)]
+        return y + slope * (x - start)
+
+    def many(self, xs: NDArray[Any]) -> NDArray[np.float64]:
+        """The values at many places."""
+        import numpy as np
+
+        starts, ys, slopes = np.array(self._cells).T
+        i = np.searchsorted(self._starts, xs, side="right")
+        values: NDArray[np.float64] = ys[i] + slopes[i] * (xs - starts[i])
+        return values
+
+    def rounded(self, xs: range) -> list[int]:
+        """`round(at(x))` of each of rising `xs`, to the bit, but one look-up for each cell."""
+        starts, cells = self._starts, self._cells
+        values: list[int] = []
+        done, count = 0, len(xs)
+        while done < count:
+            i = bisect_right(starts, xs[done])
+            end = count if i == len(starts) else bisect_left(xs, starts[i], done)
+            start, y, slope = cells[i]
+            values += [round(y + slope * (x - start)) for x in xs[done:end]]
+            done = end
+        return values

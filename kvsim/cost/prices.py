@@ -1,0 +1,48 @@
+"""What recomputing and swapping cost, for a rule that chooses between them."""
+
+from __future__ import annotations
+
+from kvsim.config import RunConfig
+from kvsim.cost import Cost, make_cost
+from kvsim.hardware import Hardware
+from kvsim.link import LinkTimes, make_link
+from kvsim.memory import block_bytes
+from kvsim.model import Model
+from kvsim.plan import Plan
+
+
+class MeansPrices:
+    """Prices by the cost model and the link of a run; fits `kvsim.schedule.means.Prices`.
+
+    `cost` should be a cost model of its own: what is asked here is no step of the run, and must not
+    be counted as one.
+    """
+
+    def __init__(self, cost: Cost, link: LinkTimes) -> None:
+        self._cost, self._link = cost, link
+
+    def recompute_ns(self, tokens: int) -> int:
+        """Nanoseconds of a step that computes `tokens` tokens as one prompt, and nothing else.
+
+        Such a step is what the engines run that separate prompts from decodes; where chunks ride
+        along with decodes, it is an upper bound.
+        """
+        if tokens == 0:
+            return 0
+        plan = Plan()
+        plan.chunks.append((tokens, 0))
+        plan.samples = 1
+        return self._cost.step_ns(plan)
+
+    def swap_ns(self, blocks: int, queued_blocks: int) -> int:
+        """Nanoseconds of copying blocks out and in again, behind `queued_blocks` on the link."""
+        link = self._link
+        return link.transfer_ns(queued_blocks) + 2 * link.transfer_ns(blocks)
+
+
+def make_prices(config: RunConfig, model: Model, hardware: Hardware) -> MeansPrices | None:
+    """Prices of a run whose `preemption_mode` is `auto`; None for the others, which need none."""
+    if config.preemption_mode != "auto":
+        return None
+    link = make_link(model, hardware, config, block_bytes(model, config))
+    return MeansPrices(make_cost(config, model, hardware), link)

@@ -1,0 +1,26 @@
+"""Which shipped profile prices a run that names no cost model."""
+
+from __future__ import annotations
+
+from kvsim.config import RunConfig
+from kvsim.cost.profile import load_profile
+from kvsim.cost.scaling import differences
+from kvsim.hardware import Hardware
+from kvsim.library import names
+from kvsim.model import Model
+
+_TRUST = ("measured", "public-table", "scaled", "roofline")
+
+
+def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | None:
+    """The name of the shipped profile of the hardware that fits a run best; None: there is none.
+
+    One that needs no scaling is before one that does, then a measured one before others.
+    """
+    ranked = []
+    for name in names("profiles"):
+        profile = load_profile(name)
+        if profile.device.get("name") in (hardware.name, *hardware.device_names):
+            changed = bool(differences(profile, model, config))
+            ranked.append((changed, _TRUST.index(profile.source), name))
+    return min(ranked)[-1] if ranked else None

@@ -1,0 +1,148 @@
+"""Step time from measured tables, as wrong as the profile says that it may be.
+
+A profile records how far rows that were held out lie from its fit. Here each of its tables is
+multiplied by a factor that is drawn from those errors, once for a run: every seed is one machine
+that the profile might as well have described.
+
+    true time = time of the profile / (1 + error),   error ~ normal(bias, p95 / 1.96)
+
+One factor for a whole table is the most that an error can do: errors that differ from point to
+point partly cancel. A seed decides the factors, whatever the policy, so policies that are compared
+on the same seeds meet the same machine. Tables whose error is not recorded stay as they are, and
+`describe` says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
+from kvsim.cost.kernels import Kernels
+from kvsim.cost.profile import Curve, DecodeGrid, Fit, Grid, MixedGrid, Profile
+from kvsim.cost.shipped import profile_for
+from kvsim.cost.table import TableCost
+from kvsim.errors import ConfigError
+from kvsim.hardware import Hardware, load_hardware
+from kvsim.model import Model, load_model
+from kvsim.workload.arrivals import random_stream
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T", Curve, Grid, MixedGrid)
+
+ERRORS = {
+    "dense": ("dense", "gemm_layer_sum", "gemm"),
+    "head": ("head", "gemm"),
+    "prefill": ("prefill",),
+    "decode_v1": ("decode_v1", "decode"),
+    "decode_v2": ("decode_v2", "decode"),
+    "mixed": ("mixed", "decode"),
+}
+"""Table of a fit -> the regions of a profile's `error` that judge it, the closest first."""
+
+_NORMAL_P95 = 1.959964
+"""95 % of a normal distribution lie within so many deviations."""
+_LEAST, _MOST = 0.2, 5.0
+"""Bounds of a factor: an error of -100 % would make time negative."""
+
+
+class UncertainCost(TableCost):
+    """Prices like the table cost model, with every table scaled by what the seed draws for it.
+
+    Raises `ValueError` for a profile that records no error at all.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        config: RunConfig,
+        profile: str,
+        decode_kernel: Literal["v1", "v2"] = "v2",
+    ) -> None:
+        super().__init__(model, hardware, config, profile, decode_kernel)
+        self._factors = draw_factors(self._profile, config.seed)
+        if not self._factors:
+            raise ValueError(f"profile {profile} records no errors of its tables to draw from")
+        fit = self._profile.fit_at(config.block_size or DEFAULT_BLOCK_SIZE) or self._profile.fit
+        fit = multiplied(fit, self._factors)
+        decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
+        assert isinstance(decode, DecodeGrid)
+        self._kernels = Kernels(fit, decode, model.num_hidden_layers)
+
+    @property
+    def source(self) -> str:
+        """That of the profile, and that its error was drawn."""
+        return f"{super().source}, within its held-out errors"
+
+    def describe(self) -> dict[str, Any]:
+        """Beside what the profile says: the factor of each table, and which tables have none."""
+        tables = [key for key in ERRORS if _is_table(getattr(self._profile.fit, key))]
+        return {
+            **super().describe(),
+            "error_factors": self._factors,
+            "without_error": [key for key in tables if key not in self._factors],
+        }
+
+
+def uncertain(config: RunConfig) -> RunConfig:
+    """The same settings with kernel times drawn within the errors of the profile they price with.
+
+    Raises `ConfigError` where no profile does.
+    """
+    name, profile = config.cost.get("model"), config.cost.get("profile")
+    if name is None and len(config.cost) == ("link" in config.cost):
+        profile = profile_for(load_model(config.model), load_hardware(config.hardware), config)
+    if name not in (None, "table", "uncertain") or profile is None:
+        raise ConfigError(
+            f"--cost-uncertainty: steps are priced by the model {name or 'roofline'}, which records"
+            " no errors; use --cost-model table with --set cost.profile=NAME"
+        )
+    cost = {**config.cost, "model": "uncertain", "profile": profile}
+    return msgspec.structs.replace(config, cost=cost)
+
+
+def draw_factors(profile: Profile, seed: int) -> dict[str, float]:
+    """The factor of every table whose error the profile records.
+
+    Each table has a random stream of its own, so that a further one changes no other.
+    """
+    factors = {}
+    for key, regions in ERRORS.items():
+        error = next((e for r in regions if _judged(e := profile.error.get(r))), None)
+        if error is not None and _is_table(getattr(profile.fit, key)):
+            factors[key] = _factor(error, random_stream(seed, f"cost error of {key}"))
+    return factors
+
+
+def multiplied(fit: Fit, factors: dict[str, float]) -> Fit:
+    """The fit with the times of these tables multiplied."""
+    tables = {key: _times(getattr(fit, key), factor) for key, factor in factors.items()}
+    return msgspec.structs.replace(fit, **tables)
+
+
+def _judged(error: Any) -> bool:
+    return isinstance(error, dict) and isinstance(error.get("p95_percent"), int | float)
+
+
+def _is_table(part: object) -> bool:
+    return isinstance(part, Curve | Grid | MixedGrid)
+
+
+def _factor(error: dict[str, Any], random: np.random.Generator) -> float:
+    bias, deviation = error.get("bias_percent", 0.0), error["p95_percent"] / _NORMAL_P95
+    drawn = float(random.normal(bias, deviation)) / 100
+    return min(max(1 / max(1 + drawn, 1 / _MOST), _LEAST), _MOST)
+
+
+def _times(table: T, factor: float) -> T:
+    return msgspec.structs.replace(table, us=_multiplied(table.us, factor))
+
+
+def _multiplied(times: Any, factor: float) -> Any:
+    if isinstance(times, list):
+        return [_multiplied(each, factor) for each in times]
+    return times * factor

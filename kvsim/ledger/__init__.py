@@ -1,0 +1,1 @@
+"""Says where the time of every request and step, and every prompt token, went: exact sums."""

@@ -1,0 +1,144 @@
+"""Keeps the books of a run: where the time of its steps and requests went, and its prompt tokens.
+
+Everything is worked out after the run, from its rows and from the log of transitions, and checked:
+parts that do not add up are an error of the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.ledger import kernels, standings, time
+from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
+from kvsim.ledger.prompts import Rules, split_prompts
+from kvsim.packed import PackedColumns
+from kvsim.request import Request
+
+Ints = NDArray[np.int64]
+
+_NAMES = ("start_ns", "transfer_ns", "link_wait_ns", "swap_out_blocks", "swap_in_blocks")
+
+
+def account_times(
+    cost: object,
+    steps: Mapping[str, Ints],
+    requests: Mapping[str, Any],
+    transitions: Mapping[str, Ints],
+    in_flight: int,
+) -> tuple[Mapping[str, Ints], dict[str, Ints]]:
+    """The columns of `steps` with `KERNELS`, and `TIME_PARTS` of the requests.
+
+    `steps`: the columns of a recorder, which are widened where they are packed; `transitions`: of
+    `kvsim.transitions`; `in_flight`: steps that are composed before the oldest is settled.
+    """
+    starts, ends = steps["start_ns"], steps["end_ns"]
+    run_end_ns = max(
+        int(column.max(initial=0))
+        for column in (ends, requests["finish_ns"], requests["arrival_ns"])
+    )
+    until = np.append(starts[1:], run_end_ns)[: len(starts)]
+    why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight)
+    spells = standings.lay_out(requests, transitions, starts, ends, run_end_ns)
+    ended = standings.ends_ns(requests, run_end_ns)
+    copies = time.own_copies(transitions, ended, starts)
+    asked = np.concatenate((*time.rows_of(spells, starts), copies.rows, copies.rows + 1))
+    asked = np.unique(asked)
+    book = _Book(cost, steps, kernels.samples_of(steps, requests, transitions), asked, until, why)
+    if isinstance(steps, PackedColumns):
+        steps.widen(KERNELS, book.pieces())
+    else:
+        split = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *book.pieces()])
+        steps = {**steps, **{name: split[:, place] for place, name in enumerate(KERNELS)}}
+    laid = time.Laid(starts, until, why)
+    parts = time.split_requests(spells, copies, laid, book.sums(), len(ended))
+    check_sums("a request", parts, TIME_PARTS, ended - requests["arrival_ns"])
+    return steps, parts
+
+
+def account_prompts(
+    requests: Sequence[Request],
+    transitions: Mapping[str, Ints],
+    block_size: int,
+    withheld: int,
+) -> dict[str, Ints]:
+    """`PROMPT_PARTS` of the requests of a run with prefix caching.
+
+    `withheld`: tokens at the end of a prompt that are not looked up (`blocks.sharing.FullHit`).
+    """
+    parts = split_prompts(requests, transitions, Rules(block_size, withheld))
+    admitted = [r.input_length if r.first_scheduled_ns >= 0 else 0 for r in requests]
+    check_sums("a prompt", parts, PROMPT_PARTS, np.array(admitted, dtype=np.int64))
+    return parts
+
+
+def check_sums(
+    whose: str, columns: Mapping[str, Any], names: Sequence[str], wholes: NDArray[np.int64]
+) -> None:
+    """Assert that the columns `names` hold nothing negative and add up to `wholes`."""
+    total = np.zeros(len(wholes), dtype=np.int64)
+    for name in names:
+        assert int(np.min(columns[name], initial=0)) >= 0, f"{name} of {whose} is negative"
+        total += columns[name]
+    wrong = np.flatnonzero(total != wholes)
+    assert not len(wrong), f"parts of {whose} (number {wrong[0]}) do not add up"
+
+
+class _Book:
+    """Goes through the steps once, piece by piece."""
+
+    def __init__(
+        self,
+        cost: object,
+        steps: Mapping[str, Ints],
+        samples: Ints,
+        asked: Ints,
+        until: Ints,
+        why: Ints,
+    ) -> None:
+        self._cost, self._rows, self._samples = cost, kernels.Rows(steps), samples
+        self._asked, self._until, self._why = asked, until, why
+        self._before = np.zeros((len(asked), len(time.TIMES)), dtype=np.int64)
+        self._total = np.zeros(len(time.TIMES), dtype=np.int64)
+
+    def pieces(self) -> Iterator[Ints]:
+        """`KERNELS` of the steps, as arrays of some rows each."""
+        for first, last in self._rows.pieces():
+            yield self._piece(first, last)
+
+    def sums(self) -> time.Sums:
+        """Once all pieces are done."""
+        return time.Sums(self._asked, self._before)
+
+    def _piece(self, first: int, last: int) -> Ints:
+        rows = self._rows
+        work = kernels.work_of(rows, first, last, self._samples)
+        computing = kernels.computing_ns(rows, first, last)
+        split = kernels.split_piece(self._cost, work, computing)
+        assert (split >= 0).all(), "a step has a kernel of negative time"
+        assert (split.sum(axis=1) == computing).all(), "the kernels of a step do not add up"
+        host = split[:, KERNELS.index("host_ns")]
+        alone = kernels.alone_ns(self._cost, work, computing, host)
+        # A step without decodes is in the way with its host part, too.
+        others = np.where(work.decode_seqs > 0, computing - host - alone, computing)
+        columns = {name: rows.part(name, first, last) for name in _NAMES}
+        table = time.table(
+            columns,
+            computing - host,
+            alone,
+            others,
+            self._until[first:last],
+            self._why[first:last],
+        )
+        self._keep(table, first)
+        return split
+
+    def _keep(self, table: Ints, first: int) -> None:
+        """Note the sums before those of these steps, and behind the last, that are asked for."""
+        sums = np.concatenate((self._total[None], self._total + np.cumsum(table, axis=0)))
+        low, high = np.searchsorted(self._asked, (first, first + len(sums)))
+        self._before[low:high] = sums[self._asked[low:high] - first]
+        self._total = sums[-1]

@@ -1,0 +1,133 @@
+"""Splits the time of every step by kernel, after the run, from its row.
+
+The cost model says what each term of a step takes (`kvsim.cost.explain`). Terms are cut to whole
+nanoseconds, one after the other as far as the step's time lasts; what is left is attention of
+prompts in a step with prompt tokens, else the host's: it waits where a launch floor held the step
+up. So the parts always add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.cost.explain import Explains, Work
+from kvsim.ledger.parts import KERNELS
+from kvsim.packed import PackedColumns
+from kvsim.recorder import PIECE_STEPS
+from kvsim.transitions import RESUMED
+
+Ints = NDArray[np.int64]
+
+_TERMS = ("host", "dense", "attention_decode", "head", "copies")
+_HOST, _PROMPTS, _UNEXPLAINED = map(
+    KERNELS.index, ("host_ns", "attention_prefill_ns", "unexplained_ns")
+)
+_PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
+
+
+class Rows:
+    """Columns of steps, cut into pieces: a long run is never in memory as a whole."""
+
+    def __init__(self, steps: Mapping[str, Any]) -> None:
+        self._steps = steps
+        self.number = steps.rows if isinstance(steps, PackedColumns) else len(steps["start_ns"])
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """(first, last + 1) of each piece."""
+        return [
+            (first, min(first + PIECE_STEPS, self.number))
+            for first in range(0, self.number, PIECE_STEPS)
+        ]
+
+    def part(self, name: str, first: int, last: int) -> Ints:
+        """Rows `first .. last - 1` of a column."""
+        if isinstance(self._steps, PackedColumns):
+            return self._steps.part(name, first, last)
+        column: Ints = self._steps[name][first:last]
+        return column
+
+
+def samples_of(
+    steps: Mapping[str, Any], requests: Mapping[str, Any], transitions: Mapping[str, Ints]
+) -> Ints:
+    """Rows of logits that each step computed: one per decoding sequence and completed prompt.
+
+    vLLM V1 decodes the last token of a prompt if a chunk leaves one alone; such a step may get one
+    too many, if it has chunks of others.
+    """
+    starts, ends = steps["start_ns"], steps["end_ns"]
+    samples: Ints = steps["decode_seqs"].copy()
+    first = requests["first_token_ns"]
+    rows = np.searchsorted(ends, first[first >= 0], side="left")
+    resumed = transitions["kind"] == RESUMED
+    again = np.searchsorted(starts, transitions["time_ns"][resumed], side="right") - 1
+    who = transitions["request"][resumed]
+    known = (again >= 0) & (first[who] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
+    for places in (rows, again[known]):
+        np.add.at(samples, places[places < len(samples)], 1)
+    return np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
+
+
+def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
+    """The counts of the rows `first .. last - 1`."""
+    names = ("prefill_tokens", "prefill_seqs", "decode_seqs", "context_tokens")
+    prefill_tokens, prefill_seqs, decode_seqs, context_tokens = (
+        rows.part(name, first, last) for name in names
+    )
+    copied = rows.part("copied_blocks", first, last)
+    return Work(
+        prefill_tokens, prefill_seqs, decode_seqs, context_tokens, samples[first:last], copied
+    )
+
+
+def computing_ns(rows: Rows, first: int, last: int) -> Ints:
+    """Time of steps without swap copies and the wait for the link."""
+    start, end, transfer, link_wait = (
+        rows.part(name, first, last)
+        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns")
+    )
+    return end - start - transfer - link_wait
+
+
+def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
+    """An array of shape (steps, `KERNELS`) whose rows add up to `whole_ns`."""
+    parts = np.zeros((len(whole_ns), len(KERNELS)), dtype=np.int64)
+    if not isinstance(cost, Explains):
+        parts[:, _UNEXPLAINED] = whole_ns
+        return parts
+    terms = cost.explain(work)
+    left = whole_ns.copy()
+    for name, place in zip(_TERMS, _PLACES, strict=True):
+        term = np.asarray(terms.get(name, 0.0), dtype=np.float64)
+        parts[:, place] = np.clip(np.floor(term).astype(np.int64), 0, left)
+        left -= parts[:, place]
+    prompts = work.prefill_tokens > 0
+    parts[:, _PROMPTS] += np.where(prompts, left, 0)
+    parts[:, _HOST] += np.where(prompts, 0, left)
+    return parts
+
+
+def alone_ns(cost: object, work: Work, computing: Ints, host: Ints) -> Ints:
+    """Of steps without host: what decodes would take if there were no prompts in them.
+
+    Without an explanation by the cost model: by their share of the tokens.
+    """
+    kernels = computing - host
+    mixed = (work.decode_seqs > 0) & ((work.prefill_tokens > 0) | (work.prefill_seqs > 0))
+    alone = np.where(work.decode_seqs > 0, kernels, 0)
+    if not mixed.any():
+        return alone
+    if isinstance(cost, Explains):
+        terms = cost.explain(Work(*(column[mixed] for column in work)).without_prompts())
+        price = sum(np.floor(terms[name]) for name in terms if name != "host")
+        share = np.asarray(price, dtype=np.int64)
+    else:
+        tokens = work.tokens[mixed]
+        share = kernels[mixed] // tokens * work.decode_seqs[mixed]
+        share += kernels[mixed] % tokens * work.decode_seqs[mixed] // tokens
+    alone[mixed] = np.clip(share, 0, kernels[mixed])
+    return alone

@@ -1,0 +1,136 @@
+"""Splits the prompt of every request by where its cache hits went, after the run.
+
+What had been computed when a request was admitted is told by the order of admissions and releases.
+Streams are compared as pieces of tokens, not as blocks: a known piece is an entry that says how far
+it is known, so that a prompt costs as many look-ups as it has pieces, and a prefix that ends within
+a block is seen. What the parts mean: `kvsim.ledger.parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim import transitions as kinds
+from kvsim.ledger.parts import PROMPT_PARTS
+from kvsim.request import Request
+from kvsim.workload.keys import Piece, SpanStream, TokenStream
+
+Ints = NDArray[np.int64]
+
+_RELEASE, _ADMISSION = range(2)
+"""At one instant blocks are released before requests are admitted."""
+
+
+class Rules(NamedTuple):
+    """What decides which tokens of a prompt can be hit at all."""
+
+    block_size: int
+    withheld: int
+    """Tokens at the end that are not looked up (`blocks.sharing.FullHit`)."""
+
+
+class Known:
+    """Tokens that were computed, in their place behind the tokens before them."""
+
+    def __init__(self) -> None:
+        self._upto: dict[tuple[int, int], int] = {}
+        """(salt, key of a piece) → the place behind the last token known of it."""
+
+    def add(self, salt: int, pieces: Iterable[Piece]) -> None:
+        """These tokens, from the first one of a stream on, are known."""
+        upto = self._upto
+        for key, _, last in pieces:
+            if upto.get((salt, key), 0) < last:
+                upto[salt, key] = last
+
+    def prefix(self, salt: int, pieces: Iterable[Piece]) -> int:
+        """How many leading tokens of a stream are known."""
+        known = 0
+        for key, first, last in pieces:
+            known = max(first, min(last, self._upto.get((salt, key), 0)))
+            if known < last:
+                break
+        return known
+
+
+def split_prompts(
+    requests: Sequence[Request], transitions: Mapping[str, Ints], rules: Rules
+) -> dict[str, Ints]:
+    """`PROMPT_PARTS` of each request but the hits, in tokens; 0 for one that was never admitted."""
+    parts = np.zeros((len(requests), len(PROMPT_PARTS)), dtype=np.int64)
+    past, coming, anywhere = Known(), Known(), Known()
+    salted = any(_stream(request).salt for request in requests)
+    for _, kind, place, tokens in sorted(_events(requests, transitions, rules.block_size)):
+        request = requests[place]
+        stream = _stream(request)
+        if kind == _RELEASE:
+            pieces = stream.pieces(tokens)
+            past.add(stream.salt, pieces)
+            if salted:
+                anywhere.add(0, pieces)
+            continue
+        pieces = stream.pieces(request.input_length)
+        known = past.prefix(stream.salt, pieces)
+        held = coming.prefix(stream.salt, pieces)
+        elsewhere = anywhere.prefix(0, pieces) if salted else 0
+        coming.add(stream.salt, pieces)
+        parts[place] = classify(
+            request.input_length, request.cached_tokens, known, held, elsewhere, rules
+        )
+    return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+
+
+def classify(
+    length: int, hit: int, past: int, coming: int, elsewhere: int, rules: Rules
+) -> tuple[int, ...]:
+    """`PROMPT_PARTS` of a prompt of `length` tokens, the first `hit` of which were found.
+
+    Leading tokens that were computed before: `past`; that a request admitted before computed or
+    was to compute: `coming`; that were computed under any salt: `elsewhere`.
+    """
+    size = rules.block_size
+    looked_up = (length - rules.withheld) // size * size
+    # A block that was found, and computed in part all the same.
+    begin = min(-(-hit // size) * size, length)
+    known = max(begin, min(past, length), min(coming, length))
+    whole = max(begin, known // size * size)
+    last_block = begin - hit
+    if begin >= looked_up:
+        last_block += whole - begin
+        begin = whole
+    evicted = max(0, min(past // size * size, whole) - begin)
+    concurrent = whole - begin - evicted
+    other_salt = max(0, min(elsewhere, length) // size * size - known)
+    cold = length - known - other_salt
+    return hit, last_block, known - whole, concurrent, evicted, other_salt, cold
+
+
+def _events(
+    requests: Sequence[Request], transitions: Mapping[str, Ints], block_size: int
+) -> Iterator[tuple[tuple[int, int, int], int, int, int]]:
+    """(order, kind, index, tokens that are computed) of each admission and release."""
+    for place, request in enumerate(requests):
+        if request.first_scheduled_ns >= 0:
+            order = request.first_scheduled_ns, _ADMISSION, request.arrival_ns
+            yield order, _ADMISSION, place, 0
+            if request.finish_ns >= 0:
+                yield (request.finish_ns, _RELEASE, 0), _RELEASE, place, _computed(request)
+    losing = np.isin(transitions["kind"], (kinds.PREEMPTED, kinds.SWAPPED_OUT))
+    columns = (transitions[name][losing].tolist() for name in kinds.TRANSITION_COLUMNS)
+    for place, kind, time_ns, value in zip(*columns, strict=True):
+        tokens = value * block_size if kind == kinds.SWAPPED_OUT else value
+        yield (time_ns, _RELEASE, 0), _RELEASE, place, min(tokens, _computed(requests[place]))
+
+
+def _computed(request: Request) -> int:
+    """Tokens of its first sample whose KV existed in the end: all but the newest."""
+    return max(0, request.input_length + request.output_tokens // request.n - 1)
+
+
+def _stream(request: Request) -> SpanStream | TokenStream:
+    stream: Any = request.sequences[0].stream
+    return stream  # type: ignore[no-any-return]

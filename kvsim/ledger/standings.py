@@ -1,0 +1,130 @@
+"""Lays the life of every request out as spells of one standing each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim import transitions as kinds
+
+Ints = NDArray[np.int64]
+
+WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED = range(6)
+"""Standing of a request: never run yet; before its first token; after it; being computed again;
+without blocks; with its blocks on the CPU."""
+
+
+class Spells(NamedTuple):
+    """Spells of all requests that were sent, each request's in order and without a gap."""
+
+    request: Ints
+    standing: Ints
+    begin_ns: Ints
+    end_ns: Ints
+
+
+def first_steps_ns(requests: Mapping[str, Any], transitions: Mapping[str, Ints]) -> Ints:
+    """When the first step of each request began; -1: never."""
+    first: Ints = np.array(requests["first_scheduled_ns"], dtype=np.int64)
+    later = transitions["kind"] == kinds.SCHEDULED
+    first[transitions["request"][later]] = transitions["time_ns"][later]
+    return first
+
+
+def ends_ns(requests: Mapping[str, Any], run_end_ns: int) -> Ints:
+    """When each request ended, or the run if it did not; its arrival if it was never sent."""
+    finish, arrival = requests["finish_ns"], requests["arrival_ns"]
+    ends: Ints = np.where(finish >= 0, finish, np.maximum(run_end_ns, arrival))
+    return np.where(arrival < 0, arrival, ends)
+
+
+def lay_out(
+    requests: Mapping[str, Any],
+    transitions: Mapping[str, Ints],
+    starts_ns: Ints,
+    step_ends_ns: Ints,
+    run_end_ns: int,
+) -> Spells:
+    """The spells of a run whose steps started and ended then; empty ones are left out."""
+    arrival = requests["arrival_ns"]
+    first_step, first_token = first_steps_ns(requests, transitions), requests["first_token_ns"]
+    times = _times(transitions, starts_ns, step_ends_ns)
+    log = np.flatnonzero(_matters(transitions))
+    told = transitions["request"][log], times[log], _standings(transitions, times, first_token)[log]
+    changes = [_Changes(*told, log)]
+    everybody = np.arange(len(arrival))
+    for standing, when in ((WAITING, arrival), (PREFILL, first_step), (DECODE, first_token)):
+        ever = when >= 0
+        # At one instant these come first, then transitions in the order in which they were noted.
+        same = (np.full(int(ever.sum()), each) for each in (standing, standing - 3))
+        changes.append(_Changes(everybody[ever], when[ever], *same))
+    together = _Changes(*(np.concatenate(columns) for columns in zip(*changes, strict=True)))
+    return _spells(together, ends_ns(requests, run_end_ns))
+
+
+class _Changes(NamedTuple):
+    """Changes of standing, an entry each."""
+
+    request: Ints
+    time_ns: Ints
+    standing: Ints
+    order: Ints
+    """Among those at the same instant."""
+
+
+def _matters(transitions: Mapping[str, Ints]) -> NDArray[np.bool_]:
+    """Which transitions change a standing by themselves."""
+    kind = transitions["kind"]
+    order = np.lexsort((np.arange(len(kind)), transitions["request"]))
+    who, sorted_kind = transitions["request"][order], kind[order]
+    resumed = (who[1:] == who[:-1]) & (sorted_kind[1:] == kinds.RESUMED)
+    followed = np.zeros(len(kind), dtype=bool)
+    followed[order] = np.append(resumed, False)[: len(kind)]
+    matters: NDArray[np.bool_] = (kind != kinds.SCHEDULED) & ~((kind == kinds.RECOVERED) & followed)
+    return matters
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def _times(transitions: Mapping[str, Ints], starts_ns: Ints, step_ends_ns: Ints) -> Ints:
+    """When each transition changes the standing: where a step begins, or where it ends."""
+    times: Ints = transitions["time_ns"].copy()
+    resumed = np.flatnonzero(np.isin(transitions["kind"], (kinds.RECOVERED, kinds.RESUMED)))
+    rows = np.searchsorted(starts_ns, times[resumed], side="right") - 1
+    # A step that the end of the run cut off has no row: nothing resumed.
+    done = (rows >= 0) & (starts_ns[rows] == times[resumed]) if len(starts_ns) else rows > 0
+    times[resumed] = np.where(done, step_ends_ns[rows] if len(starts_ns) else 0, _NEVER)
+    return times
+
+
+def _standings(transitions: Mapping[str, Ints], times: Ints, first_token: Ints) -> Ints:
+    """What each transition turns the standing into."""
+    started = first_token[transitions["request"]]
+    running = np.where((started >= 0) & (times >= started), DECODE, PREFILL)
+    constant = {
+        kinds.PREEMPTED: PREEMPTED,
+        kinds.SWAPPED_OUT: SWAPPED,
+        kinds.READMITTED: RECOMPUTE,
+        kinds.CAUGHT_UP: PREFILL,
+        kinds.RECOVERED: DECODE,
+        kinds.RESUMED: DECODE,
+    }
+    standings: Ints = running
+    for kind, standing in constant.items():
+        standings = np.where(transitions["kind"] == kind, standing, standings)
+    return standings
+
+
+def _spells(changes: _Changes, ends: Ints) -> Spells:
+    """Each change lasts until the next one of the same request, the last until its end."""
+    sorting = np.lexsort((changes.order, changes.time_ns, changes.request))
+    who, when, what, _ = (column[sorting] for column in changes)
+    same = np.append(who[1:] == who[:-1], False)
+    following = np.where(same, np.append(when[1:], _NEVER), _NEVER)
+    begin, end = np.minimum(when, ends[who]), np.minimum(following, ends[who])
+    some = end > begin
+    return Spells(who[some], what[some], begin[some], end[some])

@@ -1,0 +1,125 @@
+"""Columns of integers in little memory: narrow in pieces, and in a file from some length on.
+
+```
+rows ──add──► piece: each column apart, in the narrowest integers that hold it
+                │ beyond `most` rows
+                ▼
+              a temporary file without a name, gone with the process
+```
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import OutputError
+
+Ints = NDArray[np.int64]
+
+
+class PackedColumns(Mapping[str, Ints]):
+    """Named columns of equal length, added as blocks of rows; each access unpacks a column.
+
+    So keep hold of a column that is needed twice. At most about `most` rows are held in memory.
+    """
+
+    def __init__(self, names: tuple[str, ...], most: int = 1 << 20) -> None:
+        self.rows = 0
+        self._columns: dict[str, list[_Piece]] = {name: [] for name in names}
+        self._most = most
+        self._file: IO[bytes] | None = None
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.part(name, 0, self.rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def add(self, block: Ints) -> None:
+        """Append an array of shape (rows, columns)."""
+        self._pack(list(self._columns.values()), block, self.rows)
+        self.rows += len(block)
+
+    def widen(self, names: tuple[str, ...], blocks: Iterable[Ints]) -> None:
+        """Add columns to the rows that are there: arrays of shape (rows, names), in order."""
+        new: dict[str, list[_Piece]] = {name: [] for name in names}
+        rows = 0
+        for block in blocks:
+            self._pack(list(new.values()), block, rows)
+            rows += len(block)
+        assert rows == self.rows, "the new columns are of another length"
+        self._columns |= new
+
+    def part(self, name: str, first: int, last: int) -> Ints:
+        """Rows `first .. last - 1` of a column."""
+        parts = [np.empty(0, dtype=np.int64)]
+        start = 0
+        for piece in self._columns[name]:
+            low, high = max(first - start, 0), min(last - start, piece.rows)
+            if low < high:
+                parts.append(self._unpacked(piece)[low:high])
+            start += piece.rows
+        return np.concatenate(parts)
+
+    def _pack(self, columns: list[list[_Piece]], block: Ints, before: int) -> None:
+        """Append a block behind `before` rows, each of its columns to one of `columns`."""
+        values = np.ascontiguousarray(block.T)
+        lows, highs = values.min(axis=1).tolist(), values.max(axis=1).tolist()
+        spill = before + len(block) > self._most
+        for pieces, column, low, high in zip(columns, values, lows, highs, strict=True):
+            narrow = (column - low).astype(np.min_scalar_type(high - low)) if high > low else None
+            place = -1
+            if spill and narrow is not None:
+                place, narrow = self._spill(narrow), narrow[:0]
+            pieces.append(_Piece(len(block), low, narrow, place))
+
+    def _unpacked(self, piece: _Piece) -> Ints:
+        if piece.narrow is None:
+            return np.full(piece.rows, piece.low, dtype=np.int64)
+        narrow = piece.narrow
+        if piece.place >= 0:
+            assert self._file is not None
+            self._file.seek(piece.place)
+            narrow = np.fromfile(self._file, narrow.dtype, piece.rows)
+        return narrow.astype(np.int64) + piece.low
+
+    def _spill(self, narrow: NDArray[Any]) -> int:
+        """Append to the file; answers the place in it."""
+        try:
+            if self._file is None:
+                # It lives as long as the columns do.
+                self._file = tempfile.TemporaryFile(prefix="kvsim-")  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
+            place = self._file.seek(0, 2)
+            self._file.write(narrow.tobytes())
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(
+                f"{tempfile.gettempdir()}: cannot keep the steps of a long run: {error.strerror};"
+                " free some space or set TMPDIR"
+            ) from None
+        return place
+
+
+class _Piece(NamedTuple):
+    """Consecutive rows of one column."""
+
+    rows: int
+    low: int
+    """The smallest value; the others are kept as what they are above it."""
+    narrow: NDArray[Any] | None
+    """None: all are `low`. Empty where the values are in the file."""
+    place: int
+    """In the file; -1: in memory."""

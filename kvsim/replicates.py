@@ -1,0 +1,267 @@
+"""Compares configurations on many seeds: the same requests, arrivals and dice for all of them.
+
+```
+seed k ──► requests, arrivals, policy's dice ──► A ──► figures ┐
+                        (the same)           ──► B ──► figures ┴─► difference k ──► interval
+```
+
+What a seed decides is drawn from streams that depend on the seed alone, so all configurations meet
+the same load, and most of its chance cancels in the differences (common random numbers). Results
+do not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import isinf
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from kvsim.certainty.comparison import Comparison, Pair, Values, judge_pairs
+from kvsim.certainty.estimates import Estimate, paired, single
+from kvsim.certainty.looks import plan_looks
+from kvsim.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
+from kvsim.result import Result
+from kvsim.run import simulate
+from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
+from kvsim.workload.trace import Trace
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+Summary = Mapping[str, Any]
+Configs = Sequence[tuple[str, RunConfig]]
+
+LEVEL, MARGIN = 0.05, 0.01
+
+
+class Load(NamedTuple):
+    """Where the requests of each seed come from."""
+
+    trace: Trace | None
+    """Of the first seed, and of all seeds without a workload; None: made like all others."""
+    workload: Workload | None = None
+    first_seed: int = 0
+    """Seed of the workload where the seed of the run is `run_seed`."""
+    run_seed: int = 0
+
+    def of(self, seed: int) -> Trace:
+        """The requests of a run with this seed."""
+        if self.trace is not None and (self.workload is None or seed == self.run_seed):
+            return self.trace
+        assert self.workload is not None
+        return make_trace(self.workload, self.first_seed + seed - self.run_seed)
+
+
+def load_of(trace: Trace | None, configs: Configs) -> Load:
+    """The load that all configurations meet.
+
+    A trace that `kvsim trace synth` made is made again for every seed but its own; any other trace
+    is replayed as it is; without one, the configurations name a workload. Raises `ConfigError`
+    where they name different ones, or none.
+    """
+    seed = configs[0][1].seed
+    if trace is not None:
+        made = made_from(trace)
+        return Load(trace) if made is None else Load(trace, *made, seed)
+    name = _common("workload", configs)
+    if name is None:
+        raise ConfigError("no requests: give --trace FILE, or a --workload to be made")
+    return Load(None, load_workload(name), seed, seed)
+
+
+def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
+    """What differs from seed to seed, in words; empty: every seed gives the same run."""
+    settings = [config for _, config in configs]
+    rates = [config.request_rate for config in settings]
+    found = []
+    if load.workload is not None:
+        random = load.workload.kind == "random"
+        found.append("lengths" if random else "requests and their recorded arrivals")
+    if any(c.request_rate and not isinf(c.request_rate + c.burstiness) for c in settings):
+        found.append("arrivals")
+    if None in rates and any(config.spread_ties for config in settings):
+        found.append("arrivals within recorded instants")
+    if any(config.victim == "random" for config in settings):
+        found.append("victims")
+    if any(_foreign(config) for config in settings):
+        found.append("what policies of your own draw")
+    if any(config.cost.get("model") == "uncertain" for config in settings):
+        found.append("kernel times, within the errors of their profile")
+    return tuple(found)
+
+
+def replicate(
+    load: Load,
+    configs: Sequence[RunConfig],
+    seeds: Sequence[int],
+    reduce: Callable[[Result], T],
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> Iterator[list[T]]:
+    """For each seed what `reduce` makes of the result of every configuration.
+
+    `jobs`: processes at once, None for as many as there are cores. `progress` is called with 1
+    whenever a run has ended.
+    """
+    tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
+    done: list[T] = []
+    for each in _run_all(partial(_run, reduce, command), tasks, jobs):
+        done.append(each)
+        if progress is not None:
+            progress(1)
+        if len(done) == len(configs):
+            yield done
+            done = []
+
+
+def compare_seeds(
+    load: Load,
+    configs: Configs,
+    seeds: int,
+    *,
+    level: float = LEVEL,
+    margin: float = MARGIN,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> tuple[Comparison, list[Result]]:
+    """Run up to so many seeds, fewer where all headline figures are settled before.
+
+    Returns the comparison and every configuration's result on the first seed. Looks before the
+    last one spend a part of `level` (`kvsim.certainty.looks`); with `level` 0.05 the chance that
+    the comparison tells even one difference where there is none is 5 % at most. Raises
+    `ConfigError` where the configurations begin with different seeds.
+    """
+    first = _common("seed", configs)
+    varied = redrawn(load, configs)
+    summaries: list[list[Summary]] = []
+    results: list[Result] = []
+    run = partial(replicate, load, [config for _, config in configs], reduce=partial(_kept, first))
+    for look in plan_looks(seeds, level):
+        fresh = range(first + len(summaries), first + look.seeds)
+        for row in run(fresh, jobs=jobs, progress=progress, command=command):
+            results = results or [each for each in row if isinstance(each, Result)]
+            summaries.append([e.summary if isinstance(e, Result) else e for e in row])
+        comparison = _judged(configs, varied, summaries, look.level, margin)
+        if _settled(comparison):
+            break
+    ran = tuple(range(first, first + len(summaries)))
+    return comparison._replace(seeds=ran, planned=seeds, level=level), results
+
+
+def values_of(
+    names: Sequence[str], summaries: Sequence[Sequence[Summary]]
+) -> dict[str, tuple[Values, ...]]:
+    """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
+
+    `summaries` holds, for each seed, that of every configuration.
+    """
+    found = {}
+    for metric in METRICS:
+        rows = tuple(
+            tuple(value(row[i], metric.key) for row in summaries) for i in range(len(names))
+        )
+        if any(any(row) for row in rows):
+            found[metric.key] = rows
+    return found
+
+
+def _judged(
+    configs: Configs,
+    varied: tuple[str, ...],
+    summaries: Sequence[Sequence[Summary]],
+    level: float,
+    margin: float,
+) -> Comparison:
+    names = tuple(name for name, _ in configs)
+    values = values_of(names, summaries)
+    pick = single if any(c.cost.get("model") == "uncertain" for _, c in configs) else None
+    estimates = {}
+    for pair in pairs_of(values, len(names)):
+        rows = values[pair.key]
+        estimate = _estimate(_METRIC[pair.key], rows[pair.first], rows[pair.other], pick)
+        if estimate is not None:
+            estimates[pair] = estimate
+    verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
+    failed = tuple(
+        (name, each["meta"]["seed"], each["meta"]["outcome"]["kind"])
+        for row in summaries
+        for name, each in zip(names, row, strict=True)
+        if each["meta"]["outcome"]["kind"] != "finished"
+    )
+    return Comparison(names, "seeds", varied, (), 0, level, margin, values, verdicts, failed)
+
+
+def pairs_of(values: Mapping[str, Any], number: int) -> list[Pair]:
+    """What is compared: every configuration with the first, in headline figures all of them."""
+    return [
+        Pair(key, first, other)
+        for key in values
+        for first in range(number if key in HEADLINES else 1)
+        for other in range(first + 1, number)
+    ]
+
+
+def _estimate(
+    metric: Metric, first: Values, other: Values, pick: Callable[..., Estimate] | None
+) -> Estimate | None:
+    import numpy as np
+
+    if len(first) < 2 or None in first or None in other:
+        return None
+    one, two = np.array(first, dtype=float), np.array(other, dtype=float)
+    if pick is not None:
+        return pick(one, two, whole=metric.whole)
+    return paired(one, two, whole=metric.whole, percentile=metric.extreme)
+
+
+def _settled(comparison: Comparison) -> bool:
+    heads = [v for pair, v in comparison.verdicts.items() if pair.key in HEADLINES]
+    return all(verdict.settled for verdict in heads)
+
+
+def _common(key: str, configs: Configs) -> Any:
+    """The value of a setting that all configurations must share."""
+    if len({getattr(config, key) for _, config in configs}) > 1:
+        texts = ", ".join(f"{name} {getattr(config, key)}" for name, config in configs)
+        raise ConfigError(f"{key}: {texts}; give all configurations the same")
+    return getattr(configs[0][1], key)
+
+
+def _foreign(config: RunConfig) -> bool:
+    """Whether a class from outside, which may draw from the seed, takes part."""
+    names = (config.engine, config.victim, config.block_manager, config.cost.get("model"))
+    return any(":" in str(name) for name in names)
+
+
+def _kept(first: int, result: Result) -> Result | Summary:
+    """The whole result of the first seed; of others the summary alone."""
+    summary = result.summary
+    return result if result.config.seed == first else summary
+
+
+def _run(reduce: Callable[[Result], T], command: str, load: Load, config: RunConfig) -> T:
+    return reduce(simulate(load.of(config.seed), config, command=command))
+
+
+def _run_all(
+    run: Callable[[Load, RunConfig], T], tasks: Sequence[tuple[Load, RunConfig]], jobs: int | None
+) -> Iterator[T]:
+    """Results in the order of the tasks, whoever is first."""
+    from joblib import Parallel, cpu_count, delayed
+
+    number = min(jobs or cpu_count(), len(tasks))
+    if number <= 1:
+        yield from (run(*task) for task in tasks)
+    else:
+        pool = Parallel(n_jobs=number, batch_size=1, return_as="generator")
+        yield from pool(delayed(run)(*task) for task in tasks)
+
+
+_METRIC = {metric.key: metric for metric in METRICS}

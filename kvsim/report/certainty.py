@@ -1,0 +1,264 @@
+"""Says how sure the differences between runs are, and refuses to rank what cannot be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.certainty.comparison import Comparison, Pair, Values
+from kvsim.certainty.stretches import FEWEST
+from kvsim.certainty.verdicts import Verdict
+from kvsim.report.compare import (
+    NO_DIFFERENCE,
+    UNTOLD,
+    Row,
+    interval_words,
+    render_subjects,
+    value_words,
+)
+from kvsim.report.metrics import HEADLINES, METRICS, Metric
+from kvsim.report.numerals import percent, plural, signed
+from kvsim.report.statistics import ratio
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_METRIC = {metric.key: metric for metric in METRICS}
+
+
+class Published(NamedTuple):
+    """Figures that somebody else reports of the same configurations."""
+
+    source: str
+    key: str
+    values: Mapping[str, float]
+    """Name of a configuration -> its figure."""
+
+
+def certain_table(comparison: Comparison) -> list[Row]:
+    """Means over the seeds, their deviations and the verdicts, figure by figure."""
+    rows = []
+    for key, series in comparison.values.items():
+        metric = _METRIC[key]
+        means = tuple(_mean(values) for values in series)
+        changes = tuple(
+            None if means[0] is None or other is None else other - means[0] for other in means[1:]
+        )
+        shares = metric.unit == "share"
+        rows.append(
+            Row(
+                metric,
+                means,
+                changes,
+                tuple(None if shares else ratio(change, means[0]) for change in changes),
+                tuple(_deviation(values) for values in series),
+                tuple(comparison.verdicts.get(Pair(key, 0, i)) for i in range(1, len(series))),
+            )
+        )
+    return rows
+
+
+def method_words(comparison: Comparison) -> list[str]:
+    """How the intervals came about, and what they are good for."""
+    sure = percent(1 - comparison.level)
+    together = f"All intervals and verdicts hold together with {sure} confidence (Holm)."
+    if comparison.method == "stretches":
+        return [
+            "Nothing in these runs is random: the trace is replayed as it is, so that any other"
+            " seed gives the same figures. Their differences are exact for this trace.",
+            "Intervals say what other stretches of the same traffic would give: requests are drawn"
+            " again in long stretches, the same ones in every run. Figures of the run as a whole,"
+            f" and those that hang together for more than 1/{FEWEST} of the trace, have none.",
+            together,
+        ]
+    drawn = " and ".join(comparison.redrawn)
+    number = plural(len(comparison.seeds), "seed")
+    words = [f"{number}, the same for every run. From seed to seed differ: {drawn}."]
+    if len(comparison.seeds) < comparison.planned:
+        words.append(
+            f"Stopped before the planned {comparison.planned}: no further seed was needed to tell"
+            " the headline figures."
+        )
+    for name, seed, outcome in comparison.unfinished:
+        words.append(f"{name} did not finish seed {seed}: {outcome.replace('-', ' ')}.")
+    words.append(f"{together} ± is the standard deviation over seeds.")
+    if any("kernel times" in each for each in comparison.redrawn):
+        words.append(
+            "The error of a profile does not average out, so intervals are those of one machine"
+            " drawn from it, not of the mean."
+        )
+    return words
+
+
+def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
+    """`B is better than A by 1.90 s (−2.41 s … −1.44 s)`, or that nothing can be told."""
+    metric = _METRIC[pair.key]
+    first, other = comparison.names[pair.first], comparison.names[pair.other]
+    ends = " … ".join(signed(end, metric.unit) for end in (verdict.low, verdict.high))
+    if verdict.finding == "same":
+        return NO_DIFFERENCE
+    if verdict.finding == "equal":
+        return f"{NO_DIFFERENCE} of more than {percent(comparison.margin)} ({ends})"
+    if verdict.finding == "untold":
+        return f"{UNTOLD} ({ends})"
+    size = signed(abs(verdict.difference), metric.unit).removeprefix("+")
+    return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
+
+
+def ranking_words(comparison: Comparison, key: str) -> str:
+    """`C, B ≈ A`: best first; `≈` between those that cannot be told apart.
+
+    Nothing for a figure that is no headline, has no better direction, or is undefined somewhere.
+    """
+    means = [_mean(values) for values in comparison.values[key]]
+    if key not in HEADLINES or not _METRIC[key].better or None in means:
+        return ""
+    downwards = _METRIC[key].better == "higher"
+    order = sorted(range(len(means)), key=lambda i: means[i] or 0.0, reverse=downwards)
+    text = comparison.names[order[0]]
+    for before, after in pairwise(order):
+        verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
+        apart = verdict is not None and verdict.finding == "told"
+        text += f"{', ' if apart else ' ≈ '}{comparison.names[after]}"
+    return text
+
+
+def comparison_record(comparison: Comparison, published: Published | None = None) -> dict[str, Any]:
+    """Everything as plain values, for a JSON file."""
+    names = comparison.names
+    figures: dict[str, Any] = {}
+    for key, series in comparison.values.items():
+        metric = _METRIC[key]
+        found = [(pair, v) for pair, v in comparison.verdicts.items() if pair.key == key]
+        figures[key] = {
+            "label": metric.label,
+            "unit": metric.unit,
+            "better": metric.better,
+            "runs": {
+                name: {"mean": _mean(v), "std": _deviation(v), "values": list(v)}
+                for name, v in zip(names, series, strict=True)
+            },
+            "differences": [
+                {
+                    "first": names[pair.first],
+                    "other": names[pair.other],
+                    **verdict._asdict(),
+                    "words": finding_words(comparison, pair, verdict),
+                }
+                for pair, verdict in found
+            ],
+        }
+    return {
+        "runs": list(names),
+        "method": comparison.method,
+        "redrawn": list(comparison.redrawn),
+        "seeds": list(comparison.seeds),
+        "planned_seeds": comparison.planned,
+        "confidence": 1 - comparison.level,
+        "margin": comparison.margin,
+        "settled": comparison.settled,
+        "unfinished": [list(each) for each in comparison.unfinished],
+        "figures": figures,
+        "published": None if published is None else published._asdict(),
+    }
+
+
+def render_certainty(
+    comparison: Comparison,
+    runs: Sequence[tuple[str, Mapping[str, Any]]],
+    console: Console,
+    published: Published | None = None,
+) -> None:
+    """Print figures with their spread, and what can be said of the differences."""
+    from rich.text import Text
+
+    render_subjects(runs, console, len(comparison.seeds))
+    for sentence in method_words(comparison):
+        console.print(Text(sentence))
+    rows = certain_table(comparison)
+    console.print(_values(comparison, rows))
+    if published is not None:
+        console.print(_beside(comparison, published))
+    first, *others = comparison.names
+    for other, name in enumerate(others, 1):
+        console.print(Text(f"{name} against {first}", style="bold"))
+        for row in rows:
+            verdict = row.verdicts[other - 1]
+            if row.metric.key in HEADLINES and verdict is not None:
+                words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
+                console.print(Text(f"  {row.metric.label}: {words}", style=_style(row, other - 1)))
+    if len(others) > 1:
+        console.print(Text("Best first (≈: cannot be told apart)", style="bold"))
+        for row in rows:
+            ranking = ranking_words(comparison, row.metric.key)
+            if ranking:
+                console.print(Text(f"  {row.metric.label}: {ranking}"))
+
+
+def beside_published(comparison: Comparison, published: Published) -> list[list[str]]:
+    """Name, published figure, measured mean and spread, deviation of the mean."""
+    metric = _METRIC[published.key]
+    lines = []
+    for name, values in zip(comparison.names, comparison.values[published.key], strict=True):
+        reported, measured = published.values.get(name), _mean(values)
+        if reported is not None and measured is not None:
+            row = Row(metric, (measured,), (), (), (_deviation(values),))
+            change = signed((measured / reported - 1) * 100, "").replace("\u00a0", "") + " %"
+            lines.append([name, f"{reported:,.0f}", value_words(row, 0), change])
+    return lines
+
+
+def _values(comparison: Comparison, rows: Sequence[Row]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
+    table.add_column("")
+    table.add_column(Text(comparison.names[0]), justify="right")
+    for name in comparison.names[1:]:
+        table.add_column(Text(name), justify="right")
+        if len(comparison.names) == 2:
+            table.add_column(Text("difference"), justify="right")
+    for row in rows:
+        cells = [Text(value_words(row, i)) for i in range(len(row.values))]
+        if len(comparison.names) == 2:
+            cells.append(Text(interval_words(row, 0), style=_style(row, 0)))
+        table.add_row(Text(row.metric.label), *cells)
+    return table
+
+
+def _beside(comparison: Comparison, published: Published) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    label = _METRIC[published.key].label
+    table = Table(title=f"{label}, beside {published.source}", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(("", "published", "measured", "deviation")):
+        table.add_column(column, justify="right" if number else "left")
+    for line in beside_published(comparison, published):
+        table.add_row(*line)
+    return table
+
+
+def _style(row: Row, i: int) -> str:
+    return {"better": "green", "worse": "red", "different": ""}.get(row.judge(i), "dim")
+
+
+def _comparative(metric: Metric, verdict: Verdict) -> str:
+    if not metric.better:
+        return "lower" if verdict.difference < 0 else "higher"
+    return "better" if (verdict.difference < 0) == (metric.better == "lower") else "worse"
+
+
+def _mean(values: Values) -> float | None:
+    there = [value for value in values if value is not None]
+    return mean(there) if len(there) == len(values) else None
+
+
+def _deviation(values: Values) -> float | None:
+    there = [value for value in values if value is not None]
+    return stdev(there) if len(there) == len(values) > 1 else None

@@ -1,0 +1,195 @@
+"""Finds where two runs part: the first step in which their schedulers decided differently, and why.
+
+Until that step both have seen the same and done the same, so what they had then (free blocks, the
+head of the queue, who lost its blocks) is the cause of everything that follows. Times may differ
+before: another device needs other times for the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.recorder import BLOCKED
+from kvsim.report.metrics import BLOCKED_BY
+from kvsim.report.numerals import count, plural, seconds
+from kvsim.report.pairing import Pairs
+
+DECISIONS = (
+    "preempted_recompute",
+    "preempted_swap",
+    "swapped_in",
+    "swap_out_blocks",
+    "swap_in_blocks",
+    "blocked",
+    "prefill_seqs",
+    "cached_tokens",
+    "prefill_tokens",
+    "decode_seqs",
+    "batched_tokens",
+    "context_tokens",
+    "copied_blocks",
+    "ignored",
+    "finished",
+)
+"""Columns of a step that say what a scheduler did, the most telling first."""
+
+STATES = ("waiting", "running", "swapped", "used_blocks", "cached_blocks", "free_blocks")
+"""Columns of a step that say what it had, after composing."""
+
+Row = dict[str, int]
+
+
+class Divergence(NamedTuple):
+    """The first step that differs."""
+
+    step: int
+    """From 0, in both runs."""
+    rows: tuple[Row, Row]
+    """Its columns in both runs; empty where that run had ended."""
+    before: tuple[Row, Row]
+    """Columns of the step before it; empty where it is the first."""
+    columns: tuple[str, ...]
+    """Columns of `DECISIONS` that differ; empty where one run goes on and the other does not."""
+    slower_from: int | None
+    """An earlier step that took another time or began at another time, if there is one."""
+
+
+def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
+    """Where two runs part; None where every step of both is the same decision."""
+    lengths = len(first["start_ns"]), len(other["start_ns"])
+    common = min(lengths)
+    apart = _apart(first, other, DECISIONS, common)
+    step = int(apart.argmax()) if apart.any() else common
+    if step == common and lengths[0] == lengths[1]:
+        return None
+    timed = _apart(first, other, ("start_ns", "end_ns"), step)
+    rows = _row(first, step), _row(other, step)
+    return Divergence(
+        step,
+        rows,
+        (_row(first, step - 1), _row(other, step - 1)),
+        tuple(name for name in DECISIONS if all(rows) and rows[0][name] != rows[1][name]),
+        int(timed.argmax()) if timed.any() else None,
+    )
+
+
+class Concerned(NamedTuple):
+    """The request whose schedule was the first to differ."""
+
+    id: str
+    instants_ns: tuple[int, int]
+    """When it was first scheduled in both runs."""
+
+
+def first_concerned(
+    pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
+) -> Concerned | None:
+    """Of the requests that both completed, the first to be scheduled at another time, if any."""
+    before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
+    after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
+    (apart,) = np.nonzero(before != after)
+    if not len(apart):
+        return None
+    i = int(apart[np.minimum(before, after)[apart].argmin()])
+    id = str(first["id"][pairs.first_rows[i]])
+    return Concerned(id, (int(before[i]), int(after[i])))
+
+
+def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str]:
+    """Who that is, in a sentence."""
+    if found is None:
+        return []
+    instants = [
+        f"after {seconds(ns / 1e9)} in {name}"
+        for ns, name in zip(found.instants_ns, names, strict=True)
+    ]
+    return [
+        f"{found.id} is the first request that was scheduled at another time: first"
+        f" {' and '.join(instants)}."
+    ]
+
+
+def divergence_words(
+    found: Divergence | None, names: tuple[str, str], pools: tuple[Any, Any]
+) -> list[str]:
+    """Where and why, in sentences; `pools` are the numbers of GPU blocks."""
+    if found is None:
+        return ["Both runs made the same decisions from the first step to the last."]
+    first, other = names
+    if not all(found.rows):
+        longer = names[0 if found.rows[0] else 1]
+        return [f"All {plural(found.step, 'step')} were the same; then {longer} went on alone."]
+    instants = [seconds(row["start_ns"] / 1e9) for row in found.rows]
+    when = instants[0] if instants[0] == instants[1] else f"{instants[0]} and {instants[1]}"
+    did = [_deed(row, found.columns) for row in found.rows]
+    sentences = [
+        f"{_until(found.step)}At step {count(found.step)}"
+        f" (after {when}) {first} {did[0]}; {other} {did[1]}.",
+        " ".join(_holdings(n, r, p) for n, r, p in zip(names, found.rows, pools, strict=True)),
+    ]
+    if found.slower_from is not None:
+        sentences.append(
+            f"Times differ from step {count(found.slower_from)} on, before any decision did."
+        )
+    return sentences
+
+
+def _apart(
+    first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...], length: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    apart = np.zeros(length, dtype=bool)
+    for name in names:
+        apart |= np.asarray(first[name])[:length] != np.asarray(other[name])[:length]
+    return apart
+
+
+def _row(steps: Mapping[str, Any], step: int) -> Row:
+    if not 0 <= step < len(steps["start_ns"]):
+        return {}
+    return {name: int(column[step]) for name, column in steps.items()}
+
+
+def _until(step: int) -> str:
+    return f"The first {plural(step, 'step')} decided the same. " if step else ""
+
+
+def _deed(row: Row, columns: tuple[str, ...]) -> str:
+    """What a step did, as far as the other one did not do the same."""
+    words = []
+    preempted = row["preempted_recompute"] + row["preempted_swap"]
+    if {"preempted_recompute", "preempted_swap"} & set(columns):
+        means = "swap" if row["preempted_swap"] else "recompute"
+        victims = f"{plural(preempted, 'request')} by {means}" if preempted else "none"
+        words.append(f"preempted {victims}")
+    if "swapped_in" in columns:
+        words.append(f"swapped {plural(row['swapped_in'], 'request')} in")
+    if "blocked" in columns:
+        reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
+        words.append(f"refused the head of the queue ({reason})" if reason else "refused nobody")
+    if "cached_tokens" in columns:
+        words.append(f"found {plural(row['cached_tokens'], 'prompt token')} in the cache")
+    if {"prefill_seqs", "prefill_tokens"} & set(columns):
+        requests, tokens = row["prefill_seqs"], row["prefill_tokens"]
+        words.append(
+            f"computed {plural(tokens, 'prompt token')} of {plural(requests, 'request')}"
+            if requests
+            else "computed no prompt"
+        )
+    if "decode_seqs" in columns:
+        words.append(f"decoded {plural(row['decode_seqs'], 'sequence')}")
+    if not words:
+        name = columns[0]
+        words.append(f"had {count(row[name])} {name.replace('_', ' ')}")
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _holdings(name: str, row: Row, pool: Any) -> str:
+    reusable = f", {count(row['cached_blocks'])} reusable" if row["cached_blocks"] else ""
+    of = f" of {count(pool)}" if pool else ""
+    return (
+        f"{name} then had {count(row['free_blocks'])}{of} blocks free{reusable},"
+        f" {count(row['running'])} requests running and {count(row['waiting'])} waiting."
+    )

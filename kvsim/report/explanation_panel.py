@@ -1,0 +1,173 @@
+"""Writes and draws an explanation: waterfalls, the first divergence, requests and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from kvsim.recorder import BLOCKED
+from kvsim.report.attribution import LABELS, Place, Waterfall
+from kvsim.report.carriers import BLOCKS, LISTED
+from kvsim.report.divergence import DECISIONS, STATES, Divergence
+from kvsim.report.document import figure_place
+from kvsim.report.explanation import Explanation, title_of
+from kvsim.report.figures import Figure, compact, layout, titled
+from kvsim.report.html import Html, element, join, panel, table
+from kvsim.report.metrics import BLOCKED_BY
+from kvsim.report.numerals import count, number, percent, plural, seconds, signed
+
+_ROW_PX, _FRAME_PX, _LETTER_PX = 26, 78, 6.2
+
+
+def why(explanation: Explanation, figures: Sequence[Figure]) -> Html:
+    """In short: the words, the waterfalls, and the first divergent decision."""
+    words = (element("li", text, class_="plain") for text in explanation.headline)
+    parts: list[Html] = [element("ul", *words, class_="verdict")]
+    if figures:
+        drawn = (figure_place(figure) for figure in figures)
+        parts.append(element("div", *drawn, class_="duo"))
+    if explanation.waterfalls:
+        parts.append(divergence_panel(explanation))
+    return join(parts)
+
+
+def waterfall_figures(explanation: Explanation, prefix: str = "fall") -> list[Figure]:
+    """One waterfall for each figure in which the runs differ; bars begin where the last ended."""
+    return [
+        _waterfall(fall, f"{prefix}-{fall.statistic}-{fall.metric}")
+        for fall in explanation.waterfalls
+        if fall.changes()
+    ]
+
+
+def parts_table(explanation: Explanation) -> Html:
+    """Every part of every figure in both runs; the last line of each is their sum."""
+    panels = []
+    for fall in explanation.waterfalls:
+        rows = [[LABELS[part], *_three(a, b)] for part, (a, b) in fall.parts.items() if a or b]
+        rows.append([element("strong", "together"), *_three(*fall.totals)])
+        head = ["", *explanation.names, "Difference"]
+        panels.append(panel(title_of(fall), table(head, rows), _made_of(explanation, fall)))
+    return join(panels)
+
+
+def divergence_panel(explanation: Explanation) -> Html:
+    """The first divergent decision in words, and both runs' step side by side."""
+    parts = [element("p", sentence) for sentence in explanation.divergence_words]
+    found = explanation.divergence
+    if found is not None and all(found.rows):
+        head = [f"Step {count(found.step)}", *explanation.names]
+        rows = [
+            [element("span", name, class_="id"), *(_cell(name, row[name]) for row in found.rows)]
+            for name in (*DECISIONS, *STATES)
+            if name in found.columns or _differs(found, name)
+        ]
+        parts.append(table(head, rows))
+    return panel(None, *parts)
+
+
+def carriers_panel(explanation: Explanation) -> Html:
+    """The requests whose E2EL changed most, and how the change is spread."""
+    share = explanation.share
+    if share is None or not share.changed:
+        return panel(None, element("p", "No request took another time."))
+    lead = (
+        f"{count(share.changed)} of {plural(share.total, 'request')} took another time. Half of"
+        f" all change is in {plural(share.half, 'request')}"
+        f" ({percent(share.half / share.total)}); the {LISTED} that changed most:"
+    )
+    rows = [
+        [
+            element("span", each.id, class_="id"),
+            f"{LABELS[each.part]} {signed(each.part_ns / 1e9, 's')}",
+            *(seconds(ns / 1e9) for ns in each.e2el_ns),
+            signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s"),
+            " → ".join(map(count, each.preemptions)),
+        ]
+        for each in explanation.carriers
+    ]
+    head = ["Request", "Most of it", *(f"E2EL {name}" for name in explanation.names)]
+    head += ["Difference", "Preemptions"]
+    return join((element("p", lead), panel(None, table(head, rows, text_columns=2))))
+
+
+def blocks_panel(explanation: Explanation) -> Html:
+    """Blocks by fate, where that changed."""
+    if not explanation.blocks:
+        return panel(None, element("p", "Every block had the same fate in both runs."))
+    rows = [
+        [
+            BLOCKS[each.column],
+            *(number(round(value, 1)) for value in each.blocks),
+            signed(round(each.blocks[1] - each.blocks[0], 1), ""),
+            element("span", each.id, class_="id"),
+            signed(round(each.change, 1), ""),
+        ]
+        for each in explanation.blocks
+    ]
+    head = ["Blocks", *explanation.names, "Difference", "Most in request", "there"]
+    return panel(None, table(head, rows))
+
+
+def _waterfall(fall: Waterfall, id: str) -> Figure:
+    changes = fall.changes()
+    labels = [LABELS[part] for part, _ in changes] + ["together"]
+    largest = max(abs(ns) for _, ns in changes)
+    unit, scale = ("s", 1e9) if largest >= 1e9 else ("ms", 1e6)
+    data = {
+        "type": "waterfall",
+        "orientation": "h",
+        "measure": ["relative"] * len(changes) + ["total"],
+        "x": [*compact(float(ns) / scale for _, ns in changes), 0],
+        "y": list(range(len(labels))),
+        "increasing": {"marker": {"color": "var(--recompute)"}},
+        "decreasing": {"marker": {"color": "var(--prefill)"}},
+        "totals": {"marker": {"color": "var(--used)"}},
+        "connector": {"line": {"color": "var(--rule)", "width": 1}},
+        "text": [signed(float(ns) / 1e9, "s") for _, ns in changes]
+        + [signed(float(fall.difference) / 1e9, "s")],
+        "hovertemplate": "%{text}<extra></extra>",
+        "textposition": "none",
+    }
+    ticks = [f"{label}  {text}" for label, text in zip(labels, data["text"], strict=True)]
+    look = layout(
+        titled(f"difference ({unit})", showgrid=True, nticks=5, tickangle=0),
+        {
+            "range": [len(labels) - 0.5, -0.5],
+            "tickvals": list(range(len(labels))),
+            "ticktext": ticks,
+            "rangemode": "normal",
+            "showgrid": False,
+        },
+        hovermode="closest",
+        margin={"l": round(_LETTER_PX * max(map(len, ticks))) + 16},
+    )
+    title = f"{title_of(fall)} {signed(float(fall.difference) / 1e9, 's')}"
+    return Figure(id, title, "", [data], look, [], height=_FRAME_PX + _ROW_PX * len(labels))
+
+
+def _made_of(explanation: Explanation, fall: Waterfall) -> Html | None:
+    if not any(fall.places):
+        return None
+    texts = [
+        f"in {name} {_places(places)}"
+        for name, places in zip(explanation.names, fall.places, strict=True)
+    ]
+    return element("p", f"Made of the requests at its place: {'; '.join(texts)}.", class_="muted")
+
+
+def _places(places: Sequence[Place]) -> str:
+    return " and ".join(f"{percent(float(place.weight))} of {place.id}" for place in places)
+
+
+def _three(first: Fraction, other: Fraction) -> list[str]:
+    change = signed(float(other - first) / 1e9, "s") if first != other else "no difference"
+    return [seconds(float(first) / 1e9), seconds(float(other) / 1e9), change]
+
+
+def _cell(name: str, value: int) -> str:
+    return BLOCKED_BY.get(BLOCKED[value], "nobody") if name == "blocked" else count(value)
+
+
+def _differs(found: Divergence, name: str) -> bool:
+    return found.rows[0][name] != found.rows[1][name]

@@ -1,0 +1,313 @@
+"""Tells what happened to one request, moment by moment, from the results of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import OutputError, nearest
+from kvsim.ledger import standings
+from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR
+from kvsim.ledger.time import reasons
+from kvsim.recorder import BLOCKED
+from kvsim.report.ledger_summary import parts_of
+from kvsim.report.numerals import count, plural, seconds
+from kvsim.report.timeline import run_end_ns
+from kvsim.transitions import PREEMPTED, SWAPPED_OUT
+
+Ints = NDArray[np.int64]
+
+NAMED = 4
+"""Other requests that a sentence lists."""
+SEPARATE = 4
+"""Changes of the reason to wait that are told one by one."""
+
+_STANDINGS = {
+    standings.WAITING: "waiting",
+    standings.PREFILL: "prefill",
+    standings.DECODE: "decode",
+    standings.RECOMPUTE: "recompute",
+    standings.PREEMPTED: "preempted, waiting",
+    standings.SWAPPED: "swapped out",
+}
+_PASSED = {
+    _STANDINGS[standings.PREEMPTED]: "admitted again after {}",
+    _STANDINGS[standings.RECOMPUTE]: "had computed in {} what it had lost",
+    _STANDINGS[standings.SWAPPED]: "its blocks began to come back after {}",
+}
+"""What is told when a time of this standing is over."""
+
+
+class Moment(NamedTuple):
+    """Something that happened, or began to."""
+
+    time_ns: int
+    text: str
+
+
+class Spell(NamedTuple):
+    """A time of one standing."""
+
+    standing: str
+    begin_ns: int
+    end_ns: int
+
+
+class Story(NamedTuple):
+    """What is to be told of a request."""
+
+    id: str
+    about: str
+    arrival_ns: int
+    moments: list[Moment]
+    spells: list[Spell]
+    times_ns: dict[str, int]
+    """By `TIME_PARTS`, those that are not 0."""
+    tokens: dict[str, int]
+    """By `PROMPT_PARTS`, those that are not 0; empty without prefix caching."""
+
+
+def find_request(requests: Mapping[str, Any], id: str) -> int:
+    """The index of the request of this id. Raises `OutputError` with the nearest one."""
+    ids = [str(each) for each in requests["id"]]
+    if id in ids:
+        return ids.index(id)
+    raise OutputError(f"request: no {id!r} among {plural(len(ids), 'request')};{nearest(id, ids)}")
+
+
+def tell(
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    transitions: Mapping[str, Any],
+    index: int,
+) -> Story:
+    """The story of one request. Raises `OutputError` for results without a ledger."""
+    if TIME_PARTS[0] not in requests or KERNELS[0] not in steps:
+        raise OutputError("the results have no ledger: written by an older kvsim; run it again")
+    run = _Run(summary, requests, steps, transitions)
+    found = PROMPT_PARTS if PROMPT_PARTS[1] in requests else ()
+    spells = _spells(run, index)
+    return Story(
+        run.name(index),
+        _about(run, index),
+        max(int(requests["arrival_ns"][index]), 0),
+        [] if requests["arrival_ns"][index] < 0 else _moments(run, index, spells),
+        spells,
+        {name: ns for name, ns in parts_of(requests, index).items() if ns},
+        {name: int(requests[name][index]) for name in found if requests[name][index]},
+    )
+
+
+class _Run:
+    """A run, with what a story looks up again and again."""
+
+    def __init__(
+        self,
+        summary: Mapping[str, Any],
+        requests: Mapping[str, Any],
+        steps: Mapping[str, Any],
+        transitions: Mapping[str, Any],
+    ) -> None:
+        self.summary, self.requests, self.transitions = summary, requests, transitions
+        self.steps = steps
+        self.starts, self.step_ends = steps["start_ns"], steps["end_ns"]
+        self.end_ns = run_end_ns(steps, requests)
+        self.ends = standings.ends_ns(requests, self.end_ns)
+        self.first_steps = standings.first_steps_ns(requests, transitions)
+
+    def name(self, index: int) -> str:
+        return str(self.requests["id"][index])
+
+    def step_at(self, time_ns: int) -> int:
+        """The last step that had begun; 0 before the first."""
+        return max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
+
+    def state(self, time_ns: int) -> dict[str, int]:
+        """The row of the step under way."""
+        if not len(self.starts):
+            return {}
+        row = self.step_at(time_ns)
+        return {name: int(column[row]) for name, column in self.steps.items()}
+
+    def running(self, begin_ns: int, end_ns: int, but: int) -> list[int]:
+        """Others that had begun and not ended between these times, the first to end first."""
+        first = self.first_steps
+        here = (first >= 0) & (first < end_ns) & (self.ends > begin_ns)
+        here[but] = False
+        who = np.flatnonzero(here)
+        return [int(i) for i in who[np.argsort(self.ends[who], kind="stable")]]
+
+    def names(self, who: list[int]) -> str:
+        """Some of them by name."""
+        listed = ", ".join(self.name(i) for i in who[:NAMED])
+        return f"{listed} and {count(len(who) - NAMED)} more" if len(who) > NAMED else listed
+
+
+def _about(run: _Run, index: int) -> str:
+    requests = run.requests
+    prompt, output = (int(requests[name][index]) for name in ("input_length", "output_tokens"))
+    text = f"{plural(prompt, 'prompt token')}, {plural(output, 'output token')}"
+    arrival, finish = int(requests["arrival_ns"][index]), int(requests["finish_ns"][index])
+    if arrival < 0:
+        return f"{text}; never sent: {requests['reason'][index]}"
+    if requests["status"][index] == "completed":
+        text += f"; E2EL {seconds((finish - arrival) / 1e9)}"
+    else:
+        text += f"; rejected: {requests['reason'][index]}"
+    first = int(requests["first_token_ns"][index])
+    if first >= 0:
+        text += f", TTFT {seconds((first - arrival) / 1e9)}"
+    preempted = int(requests["num_preemptions"][index])
+    return f"{text}, {plural(preempted, 'preemption')}" if preempted else text
+
+
+def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
+    """Everything that happened to a request that was sent, in order."""
+    moments = [*_arrival(run, index), *_waits(run, index), *_first_step(run, index)]
+    own = run.transitions["request"] == index
+    columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
+    for kind, time_ns, value in zip(*columns, strict=True):
+        if kind in _TOLD:
+            moments.append(Moment(time_ns, _TOLD[kind](run, index, time_ns, value)))
+    first = int(run.requests["first_token_ns"][index])
+    if first >= 0:
+        moments.append(Moment(first, "first token"))
+    for spell in spells:
+        if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
+            text = _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
+            moments.append(Moment(spell.end_ns, text))
+    moments.append(_end(run, index))
+    return sorted(moments, key=lambda moment: moment.time_ns)
+
+
+def _arrival(run: _Run, index: int) -> list[Moment]:
+    requests = run.requests
+    arrival, held = int(requests["arrival_ns"][index]), int(requests["client_queue_ns"][index])
+    moments = []
+    if held:
+        released = int(requests["released_ns"][index])
+        text = f"wanted to be sent; its client held it back for {seconds(held / 1e9)}"
+        moments.append(Moment(released, text))
+    state = run.state(arrival)
+    text = "arrived"
+    if state and run.starts[0] <= arrival:
+        free = state["free_blocks"] + state["cached_blocks"]
+        text += (
+            f"; {count(state['waiting'])} waiting, {count(state['running'])} running,"
+            f" {count(free)} of {count(run.summary['meta']['num_gpu_blocks'])} blocks free"
+        )
+    return [*moments, Moment(arrival, text)]
+
+
+def _waits(run: _Run, index: int) -> list[Moment]:
+    """What it waited for before its first step."""
+    arrival, end = int(run.requests["arrival_ns"][index]), int(run.ends[index])
+    begun = int(run.first_steps[index])
+    end = end if begun < 0 else min(begun, end)
+    first, last = np.searchsorted(run.starts, (arrival, end), side="left")
+    moments = []
+    lead = (int(run.starts[first]) if first < last else end) - arrival
+    if lead:
+        moments.append(Moment(arrival, _waited(lead, "waiting_step_ns")))
+    blocked, prompts = (run.steps[name][first:last] for name in ("blocked", "prefill_seqs"))
+    why = reasons(blocked, prompts, int(run.summary["meta"].get("steps_in_flight", 1)))
+    changes = np.flatnonzero(np.diff(why, prepend=-1))
+    if len(changes) > SEPARATE:
+        return [*moments, _long_wait(run, index, int(run.starts[first]), end)]
+    for place, change in enumerate(changes):
+        begin = int(run.starts[first + change])
+        following = changes[place + 1] if place + 1 < len(changes) else last - first
+        stop = int(run.starts[first + following]) if first + following < last else end
+        others = run.running(begin, stop, index)
+        text = _waited(stop - begin, WAITING_FOR[BLOCKED[int(why[change])]])
+        moments.append(Moment(begin, f"{text}, while {run.names(others)} ran" if others else text))
+    return moments
+
+
+def _long_wait(run: _Run, index: int, begin: int, end: int) -> Moment:
+    """A wait whose reason changed often, in one sentence."""
+    refused = list(WAITING_FOR.values())[1:]
+    times = {part: int(run.requests[part][index]) for part in refused}
+    order = sorted((part for part in times if times[part]), key=lambda part: -times[part])
+    text = "; ".join(_waited(times[part], part) for part in order)
+    others = run.running(begin, end, index)
+    return Moment(begin, f"{text}, in turns, while {run.names(others)} ran")
+
+
+def _waited(ns: int, part: str) -> str:
+    return f"waited {seconds(ns / 1e9)}{TIME_LABELS[part].removeprefix('waiting')}"
+
+
+def _first_step(run: _Run, index: int) -> list[Moment]:
+    """How its first step came about."""
+    requests, begun = run.requests, int(run.first_steps[index])
+    if begun < 0 or begun > run.ends[index]:
+        return []
+    ended = np.flatnonzero(requests["finish_ns"] == requests["first_scheduled_ns"][index])
+    who = [int(i) for i in ended if i != index and requests["first_scheduled_ns"][i] >= 0]
+    text = "first step"
+    waited = int(requests["first_scheduled_ns"][index] - requests["arrival_ns"][index])
+    if who and waited:
+        text = f"{run.names(who)} ended; first step"
+    cached = int(requests["num_cached_tokens"][index])
+    if PROMPT_PARTS[1] in requests:
+        prompt = int(requests["input_length"][index])
+        text += f": {count(cached)} of {plural(prompt, 'prompt token')} hit"
+    state = run.state(begun)
+    if state.get("start_ns") == begun:
+        tokens, seqs = state["prefill_tokens"], state["prefill_seqs"]
+        text += f"; the step computes {plural(tokens, 'prompt token')} of {plural(seqs, 'request')}"
+        text += f" and {plural(state['decode_seqs'], 'decode')}"
+    return [Moment(begun, text)]
+
+
+def _preempted(run: _Run, index: int, time_ns: int, value: int) -> str:
+    return f"preempted{_why(run, index, time_ns)}: lost the KV of {plural(value, 'token')}"
+
+
+def _swapped_out(run: _Run, index: int, time_ns: int, value: int) -> str:
+    return f"swapped out{_why(run, index, time_ns)}: {plural(value, 'block')} to the CPU"
+
+
+def _why(run: _Run, index: int, time_ns: int) -> str:
+    """Who else lost blocks in the step, and who went on."""
+    log, state = run.transitions, run.state(time_ns)
+    lost = np.isin(log["kind"], (PREEMPTED, SWAPPED_OUT)) & (log["time_ns"] == time_ns)
+    others = [int(i) for i in log["request"][lost] if i != index]
+    text = f" together with {run.names(others)}" if others else ""
+    if state:
+        left = state["free_blocks"] + state["cached_blocks"]
+        text += (
+            f", so that {plural(state['running'], 'running request')} could grow"
+            f" ({plural(left, 'block')} free after it)"
+        )
+    return text
+
+
+_TOLD = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out}
+
+
+def _end(run: _Run, index: int) -> Moment:
+    requests, end = run.requests, int(run.ends[index])
+    if requests["status"][index] == "completed":
+        return Moment(
+            end, f"finished with {plural(int(requests['output_tokens'][index]), 'token')}"
+        )
+    reason = str(requests["reason"][index])
+    if requests["finish_ns"][index] < 0:
+        return Moment(end, f"the run ended without it: {reason}")
+    return Moment(end, f"given up by the engine: {reason}")
+
+
+def _spells(run: _Run, index: int) -> list[Spell]:
+    spells = standings.lay_out(run.requests, run.transitions, run.starts, run.step_ends, run.end_ns)
+    own = spells.request == index
+    columns = (getattr(spells, name)[own].tolist() for name in ("standing", "begin_ns", "end_ns"))
+    return [
+        Spell(_STANDINGS[standing], begin, end)
+        for standing, begin, end in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,103 @@
+"""How a victim gives its blocks up: they are freed and computed again, or moved to the CPU.
+
+| `preemption_mode` | means |
+|---|---|
+| (none) | recompute a request of one sequence, swap others: the rule of vLLM 0.3.3 and 0.6.3 |
+| `recompute`, `swap` | always that one, as the engines' own argument says |
+| `auto` | whichever takes less time now, by the prices of the run; no engine has it yet |
+
+A rule decides nothing else, and never reads a cost model: prices come from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvsim.plan import RECOMPUTE, SWAP
+from kvsim.request import RUNNING, Request
+from kvsim.schedule.batch import Batch
+from kvsim.schedule.groups import width
+
+Means = Callable[[Request, Batch], str]
+"""Answers `recompute` or `swap` for a victim of a batch; nothing is changed."""
+
+
+class Prices(Protocol):
+    """What both means cost, by the figures of a run."""
+
+    def recompute_ns(self, tokens: int) -> int:
+        """Nanoseconds to compute `tokens` tokens again; prefix hits are not known beforehand."""
+        ...
+
+    def swap_ns(self, blocks: int, queued_blocks: int) -> int:
+        """Nanoseconds to move blocks out and in again, behind copies that are queued already."""
+        ...
+
+
+def recompute(victim: Request, batch: Batch) -> str:
+    """Free the blocks; the tokens are computed again."""
+    return RECOMPUTE
+
+
+def swap(victim: Request, batch: Batch) -> str:
+    """Copy the blocks to the CPU, and back when there is room."""
+    return SWAP
+
+
+def by_width(victim: Request, batch: Batch) -> str:
+    """The engine's own rule: several samples share blocks, so they are swapped."""
+    return RECOMPUTE if width(victim) == 1 else SWAP
+
+
+class Cheapest:
+    """Whichever takes less time now; a full CPU pool leaves recompute.
+
+    Recompute is priced by the tokens whose KV would be lost, swap by the blocks to be copied, out
+    and in, behind the copies that this step has queued. A request of several samples is swapped:
+    no engine recomputes more than one running sequence.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+
+    def __call__(self, victim: Request, batch: Batch) -> str:
+        """The means for a victim."""
+        blocks = batch.blocks
+        moving = [s for s in victim.sequences if s.state == RUNNING]
+        full = blocks.swap_need(moving, blocks.cpu) > blocks.cpu.free
+        if full and len(moving) == 1:
+            return RECOMPUTE
+        if width(victim) > 1:
+            return SWAP
+        (sequence,) = moving
+        swap_ns = self._prices.swap_ns(len(sequence.table), len(batch.plan.swaps_out))
+        return SWAP if swap_ns < self._prices.recompute_ns(sequence.computed) else RECOMPUTE
+
+
+MEANS: dict[str, Means] = {"recompute": recompute, "swap": swap}
+"""Values of `preemption_mode` that need no prices."""
+
+
+def make_means(
+    mode: str | None, prices: Prices | None = None, makes_way_for_waiting: bool = False
+) -> Means:
+    """The rule of a `preemption_mode`; None: the engine's own.
+
+    `makes_way_for_waiting`: victims also give way to waiting requests, and then wait themselves. A
+    swapped one that does so kills vLLM 0.6.3, so there is nothing to choose from. Raises
+    `ValueError` for `auto` in that case or without prices, and for an unknown mode.
+    """
+    if mode == "auto" and makes_way_for_waiting:
+        raise ValueError(
+            "preemption_mode: auto cannot choose under scheduling_policy priority, where the engine"
+            " dies of swapped victims; use recompute"
+        )
+    if mode is None:
+        return by_width
+    if mode == "auto" and prices is not None:
+        return Cheapest(prices)
+    if mode not in MEANS:
+        known = ", ".join((*MEANS, "auto (with prices)"))
+        raise ValueError(f"preemption_mode: no {mode!r}; it is one of {known}")
+    return MEANS[mode]

@@ -1,0 +1,53 @@
+"""What a scheduler says about requests that decode together (`kvsim.schedule.lockstep`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kvsim.request import Request
+
+if TYPE_CHECKING:
+    from kvsim.schedule.batch import Batch
+
+GiveWay = Callable[[Request], None]
+"""What a scheduler does with a victim."""
+
+
+class Outlook(NamedTuple):
+    """What a scheduler promises: as long as nobody arrives or ends, and no block is lacking, its
+    next steps are one token for each of the cohort, and nothing else."""
+
+    blocked: int
+    """Why the head of the waiting queue is refused: index into `recorder.BLOCKED`."""
+    floor_blocks: int
+    """The promise holds for steps that begin with so many free blocks."""
+
+
+class Pace(Protocol):
+    """The rules of a scheduler that lets requests decode together."""
+
+    ahead: bool
+    """Whether it composes a step before the tokens of the step before are known."""
+    counts_composed: bool
+    """Whether `Sequence.computed` counts tokens from when their step is composed, or settled."""
+    lingers: bool
+    """Whether a request takes part in one more step after its last token."""
+
+    def decodes(self, request: Request) -> int:
+        """Tokens that a running request produces until it ends, one in each step.
+
+        0: it is not that simple. Only the mechanism learns this, no policy.
+        """
+        ...
+
+    def grow_one(self, batch: Batch, request: Request) -> None:
+        """Slots for the next token of a request that `decodes`; there are blocks for it."""
+        ...
+
+    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+        """These requests, which decode together, have got their last token; in running order.
+
+        They have left the cohort, unless the scheduler `lingers`.
+        """
+        ...

@@ -1,0 +1,92 @@
+"""Finds where a figure falls off a cliff: several times as much for a few per cent of the knob."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import NamedTuple
+
+from kvsim.report.metrics import Metric
+from kvsim.size.search import CLOSE, STEEP
+from kvsim.sweep.choose import Configuration
+
+Tried = Sequence[tuple[float, Configuration]]
+
+_MOST_OF_IT = 0.9
+"""Share of a cliff's height that a narrower stretch must have to stand for it."""
+
+
+class Cliff(NamedTuple):
+    """Two near values of the knob with very different figures (means over the seeds)."""
+
+    metric: Metric
+    safe: float
+    """The value with the better figure."""
+    beyond: float
+    figure: float
+    """At `safe`."""
+    figure_beyond: float
+
+    @property
+    def times(self) -> float:
+        """How many times as much, or as little, it becomes."""
+        ratio = self.figure_beyond / self.figure
+        return max(ratio, 1 / ratio)
+
+    @property
+    def step(self) -> float:
+        """From safe to beyond, as a share of the safe value."""
+        return self.beyond / self.safe - 1
+
+    def distance(self, value: float) -> float:
+        """From a value of the knob to the safe edge, as a share of the value; 0: on the edge."""
+        return self.safe / value - 1
+
+
+def find_cliff(tried: Tried, metric: Metric) -> Cliff | None:
+    """The highest cliff of a figure among what was tried, ascending; None where there is none.
+
+    A cliff is `STEEP` times or more within a share `CLOSE` of the knob. Of stretches with about
+    the same height the narrowest is taken.
+    """
+    found = [
+        (abs(log(b / a)), (high - low) / high, (low, a), (high, b))
+        for i, (low, one) in enumerate(tried)
+        for high, other in tried[i + 1 :]
+        if 0 < high - low <= CLOSE * high and low > 0
+        if (a := one.figures.get(metric.key, 0)) > 0
+        if (b := other.figures.get(metric.key, 0)) > 0
+        if abs(log(b / a)) >= log(STEEP)
+    ]
+    if not found:
+        return None
+    height = max(each[0] for each in found)
+    *_, (low, a), (high, b) = min(
+        (each for each in found if each[0] >= _MOST_OF_IT * height), key=lambda each: each[1]
+    )
+    rises = b > a
+    if rises == (metric.better == "higher"):
+        return Cliff(metric, high, low, b, a)
+    return Cliff(metric, low, high, a, b)
+
+
+def slope(tried: Tried, value: float, metric: Metric) -> float | None:
+    """Per cent that a figure changes for a per cent of the knob, around a value.
+
+    Between the tried values that are nearest to `CLOSE` on either side; None where a figure is
+    missing or 0.
+    """
+    near = [each for each in tried if 0 < abs(each[0] - value) <= 1.2 * CLOSE * abs(value)]
+    own = next((each for each in tried if each[0] == value), None)
+    if own is None or not near:
+        return None
+    around = [own, *near]
+    (low, one), (high, other) = min(around, key=_value), max(around, key=_value)
+    a, b = (each.figures.get(metric.key, 0) for each in (one, other))
+    if not (a > 0 and b > 0 and low > 0):
+        return None
+    return log(b / a) / log(high / low)
+
+
+def _value(each: tuple[float, Configuration]) -> float:
+    return each[0]

@@ -1,0 +1,187 @@
+"""What can be searched for: a setting, the values to try first, and what counts as the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
+
+from kvsim.assembly import assemble
+from kvsim.config import make_config, nearest
+from kvsim.errors import ConfigError
+from kvsim.workload.trace import Trace
+
+Goal = Literal["least", "most", "best"]
+
+_PLENTY = 1 << 40
+"""Blocks with which no engine refuses to start."""
+_RATE_DIGITS = 3
+_LADDER = 1.5
+"""Ratio of neighbouring values at first."""
+_WATERMARKS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+_CHUNK_GRAIN = 64
+"""Token budgets are multiples of this, and so of all usual block sizes."""
+
+
+class Knob(NamedTuple):
+    """A setting to be searched."""
+
+    key: str
+    goal: Goal
+    """The least or the highest value that keeps the objectives, or the best of all."""
+    ladder: tuple[float, ...]
+    """Values to try first, ascending."""
+    snap: Callable[[float], float]
+    """The nearest value that is told apart from others."""
+    unit: str
+    low: float
+    high: float
+    """Nothing is tried beyond these."""
+    grows: bool = False
+    """The ladder goes on where its end is not far enough."""
+
+    def between(self, low: float, high: float) -> float | None:
+        """A value between two others; None where there is none to be told apart."""
+        middle = self.snap(math.sqrt(low * high) if low > 0 else (low + high) / 2)
+        if low < middle < high:
+            return middle
+        middle = self.snap((low + high) / 2)
+        return middle if low < middle < high else None
+
+    def shifted(self, value: float, share: float) -> float:
+        """The value moved by a share of itself, inside the bounds."""
+        return min(max(self.snap(value * (1 + share)), self.low), self.high)
+
+
+class Bounds(NamedTuple):
+    """Where to search; None: the knob's own ends."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    """The knob of a name of `KNOBS`, for a trace and the settings that stay as they are.
+
+    Raises `ConfigError` for an unknown name, a setting that would make the knob idle, and bounds
+    that leave nothing between them.
+    """
+    if name not in KNOBS:
+        raise ConfigError(
+            f"--find: no {name!r};{nearest(name, KNOBS)} choose from {', '.join(KNOBS)}"
+        )
+    for given in bounds:
+        if given is not None and not 0 <= given < math.inf:
+            raise ConfigError(f"--from and --to: {given:g} is not a number above 0")
+    knob = KNOBS[name](trace, base, bounds)
+    knob = knob._replace(low=knob.snap(knob.low), high=knob.snap(knob.high))
+    if not knob.low < knob.high:
+        raise ConfigError(
+            f"--find {name}: nothing between {knob.low:g} and {knob.high:g}; set --from and --to"
+        )
+    return knob
+
+
+def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    """From the fewest with which the engine starts to as many as the base has."""
+    parts = assemble(make_config({**base, "num_gpu_blocks_override": _PLENTY}))
+    assert parts.config.max_model_len is not None and parts.config.block_size is not None
+    fewest = -(-parts.config.max_model_len // parts.config.block_size)
+    low = fewest if bounds.low is None else bounds.low
+    high = bounds.high
+    if high is None:
+        high = float(assemble(make_config(base)).memory.num_gpu_blocks)
+    ladder = _geometric(low, high, round)
+    return Knob("num_gpu_blocks_override", "least", ladder, round, "blocks", low, high)
+
+
+def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    if base.get("num_gpu_blocks_override") is not None:
+        raise ConfigError(
+            "--find gpu_memory_utilization: num_gpu_blocks_override is set, so that it decides"
+            " nothing; leave that out, or use --find num_gpu_blocks"
+        )
+
+    def snap(value: float) -> float:
+        return round(value, 3)
+
+    low, high = _ends(bounds, 0.05, 0.99)
+    ladder = tuple(snap(low + (high - low) * k / 12) for k in range(13))
+    return Knob("gpu_memory_utilization", "least", ladder, snap, "share", low, high)
+
+
+def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    """Around the rate that the base or the trace has, and further as needed."""
+    centre = _rate_of(trace, base)
+    low, high = _ends(bounds, centre / 1024, centre * 1024)
+
+    def snap(value: float) -> float:
+        return float(f"{value:.{_RATE_DIGITS}g}")
+
+    steps = (centre * 2.0**k for k in range(-3, 4))
+    ladder = tuple(snap(rate) for rate in steps if low <= rate <= high)
+    if bounds.low is not None or bounds.high is not None or len(ladder) < 2:
+        ladder = tuple(dict.fromkeys((snap(low), *ladder, snap(high))))
+    return Knob("request_rate", "most", ladder, snap, "requests/s", low, high, grows=True)
+
+
+def _watermark(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    def snap(value: float) -> float:
+        return round(value, 3)
+
+    low, high = _ends(bounds, _WATERMARKS[0], _WATERMARKS[-1])
+    inner = [each for each in _WATERMARKS if low <= each <= high]
+    ladder = tuple(sorted({snap(low), *inner, snap(high)}))
+    return Knob("watermark", "best", ladder, snap, "share", low, high)
+
+
+def _chunk(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    def snap(value: float) -> float:
+        return max(1, round(value / _CHUNK_GRAIN)) * _CHUNK_GRAIN
+
+    low, high = _ends(bounds, 128, 16384)
+    ladder = _geometric(low, high, snap)
+    return Knob("max_num_batched_tokens", "best", ladder, snap, "tokens", low, high)
+
+
+def _seqs(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    low, high = _ends(bounds, 1, min(1024, len(trace.rows)))
+    return Knob("max_num_seqs", "best", _geometric(low, high, round), round, "", low, high)
+
+
+KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
+    "num_gpu_blocks": _blocks,
+    "gpu_memory_utilization": _utilization,
+    "request_rate": _rate,
+    "watermark": _watermark,
+    "max_num_batched_tokens": _chunk,
+    "max_num_seqs": _seqs,
+}
+"""What `--find` takes."""
+
+
+def _ends(bounds: Bounds, low: float, high: float) -> tuple[float, float]:
+    return (
+        low if bounds.low is None else bounds.low,
+        high if bounds.high is None else bounds.high,
+    )
+
+
+def _geometric(low: float, high: float, snap: Callable[[float], float]) -> tuple[float, ...]:
+    """Values of about the same ratio, both ends included."""
+    if not 0 < low < high:
+        return (low, high)
+    steps = max(1, math.ceil(math.log(high / low) / math.log(_LADDER)))
+    values = (snap(low * (high / low) ** (k / steps)) for k in range(steps + 1))
+    return tuple(takewhile(lambda value: value <= high, dict.fromkeys(values)))
+
+
+def _rate_of(trace: Trace, base: Mapping[str, Any]) -> float:
+    given = base.get("request_rate")
+    if given is not None and 0 < given < math.inf:
+        return float(given)
+    times = [row.arrival_ns for row in trace.rows if row.arrival_ns is not None]
+    if len(times) > 1 and times[-1] > times[0]:
+        return (len(times) - 1) * 1e9 / (times[-1] - times[0])
+    return 1.0

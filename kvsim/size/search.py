@@ -1,0 +1,189 @@
+"""Tries values of a knob, each on the same seeds, until the answer has no untried neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, log
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from kvsim.config import RunConfig
+from kvsim.errors import ConfigError
+from kvsim.report.metrics import Metric
+from kvsim.size.knobs import Knob
+from kvsim.sweep.backends import Backend, run_local
+from kvsim.sweep.choose import Configuration, joined
+from kvsim.sweep.points import REFUSED
+from kvsim.sweep.slo import Objectives
+from kvsim.sweep.store import Store, address
+from kvsim.sweep.sweep import Outcome, run_missing
+from kvsim.workload.trace import Trace
+
+NEIGHBOURS = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""What is tried around an answer, as shares of it."""
+CLOSE, STEEP = 0.05, 2.0
+"""A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
+
+_MOST_ROUNDS = 60
+_REFINEMENTS = 4
+_FURTHER = 4.0
+"""Factor by which a ladder grows."""
+
+
+@dataclass
+class Laboratory:
+    """Runs values of one knob on common random numbers and remembers them."""
+
+    trace: Trace
+    base: RunConfig
+    knob: Knob
+    objectives: Objectives
+    seeds: Sequence[int]
+    store: Store
+    backend: Backend = run_local
+    jobs: int | None = None
+    done: Callable[[int], None] = lambda number: None
+    tried: dict[float, Configuration] = field(default_factory=dict)
+    """By value."""
+
+    def look(self, values: Sequence[float]) -> None:
+        """Run these values, as far as they have not been, on every seed.
+
+        Raises `ConfigError` where the engine refuses all of the first ones.
+        """
+        fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
+        configs = {(v, seed): self._config(v, seed) for v in fresh for seed in self.seeds}
+        keys = {at: address(config, self.trace) for at, config in configs.items()}
+        run_missing(
+            self.store,
+            self.trace,
+            {keys[at]: config for at, config in configs.items()},
+            backend=self.backend,
+            jobs=self.jobs,
+            done=self.done,
+        )
+        outcomes = [
+            Outcome({self.knob.key: value}, seed, self.store.load(keys[value, seed]) or {})
+            for value, seed in configs
+        ]
+        found = joined(outcomes, self.objectives)
+        self._check(found)
+        self.tried |= {each.settings[self.knob.key]: each for each in found}
+
+    def _check(self, found: Sequence[Configuration]) -> None:
+        """Where the engine refuses all that is tried first, it is not because of the knob."""
+        if not self.tried and all(each.outcome == REFUSED for each in found):
+            raise ConfigError(found[-1].reason)
+
+    @property
+    def ascending(self) -> list[tuple[float, Configuration]]:
+        """What was tried, by value."""
+        return sorted(self.tried.items())
+
+    def _config(self, value: float, seed: int) -> RunConfig:
+        changes: Mapping[str, Any] = {self.knob.key: value, "seed": seed}
+        return msgspec.structs.replace(self.base, **changes)
+
+
+def find_boundary(lab: Laboratory) -> float | None:
+    """The least (or highest) value such that it and all tried beyond it keep the objectives.
+
+    The ladder first, then bisection, then the neighbours, which may move the answer; None where
+    no value that was tried keeps them. Monotony is not assumed: a value on the wrong side that
+    keeps them by luck does not count, and one on the right side that does not moves the answer.
+    """
+    lab.look(lab.knob.ladder)
+    for _ in range(_MOST_ROUNDS):
+        good, bad = boundary(lab)
+        if lab.knob.grows and (good is None or bad is None):
+            further = _further(lab, good is None)
+            if further is not None:
+                lab.look([further])
+                continue
+        if good is None:
+            return None
+        middle = None if bad is None else lab.knob.between(min(good, bad), max(good, bad))
+        if middle is not None:
+            lab.look([middle])
+            continue
+        near = [lab.knob.shifted(good, share) for share in NEIGHBOURS]
+        if all(value in lab.tried for value in near):
+            return good
+        lab.look(near)
+    return boundary(lab)[0]
+
+
+def boundary(lab: Laboratory) -> tuple[float | None, float | None]:
+    """(the last value that keeps the objectives, the first that does not), from the safe end."""
+    tried = lab.ascending
+    good: float | None = None
+    for value, configuration in tried if lab.knob.goal == "most" else reversed(tried):
+        if not configuration.meets:
+            return good, value
+        good = value
+    return good, None
+
+
+def find_best(lab: Laboratory) -> float | None:
+    """The value farthest from all limits on the mean of the seeds; None where no run finished.
+
+    The ladder first, then the middles beside the best, a few times over.
+    """
+    lab.look(lab.knob.ladder)
+    for _ in range(_REFINEMENTS):
+        best = _best(lab)
+        if best is None:
+            return None
+        values = sorted(lab.tried)
+        place = values.index(best)
+        ends = values[max(place - 1, 0) : place + 2]
+        middles = [lab.knob.between(low, high) for low, high in pairwise(ends)]
+        lab.look([middle for middle in middles if middle is not None])
+    return _best(lab)
+
+
+def sharpen(lab: Laboratory, metric: Metric) -> None:
+    """Halve the widest jump of a figure until it is narrow or gone."""
+    for _ in range(_MOST_ROUNDS):
+        wide = [
+            (abs(log(b.figures[metric.key] / a.figures[metric.key])), low, high)
+            for (low, a), (high, b) in pairwise(lab.ascending)
+            if high - low > CLOSE / 2 * high and _positive(a, b, metric)
+        ]
+        jump, low, high = max(wide, default=(0.0, 0.0, 0.0))
+        middle = lab.knob.between(low, high) if jump >= log(STEEP) else None
+        if middle is None:
+            return
+        lab.look([middle])
+
+
+def mean_load(configuration: Configuration, objectives: Objectives) -> float:
+    """Of the tightest objective, on the mean of the seeds: 1 is its limit."""
+    return fmean(map(objectives.load, configuration.records))
+
+
+def _best(lab: Laboratory) -> float | None:
+    def rank(value: float) -> tuple[bool, float, float]:
+        configuration = lab.tried[value]
+        return not configuration.meets, mean_load(configuration, lab.objectives), value
+
+    finished = [v for v, each in lab.tried.items() if mean_load(each, lab.objectives) < inf]
+    return min(finished, key=rank, default=None)
+
+
+def _further(lab: Laboratory, worse: bool) -> float | None:
+    """The next value beyond the ladder: towards the safe end if nothing keeps the objectives."""
+    down = worse == (lab.knob.goal == "most")
+    values = sorted(lab.tried)
+    value = values[0] / _FURTHER if down else values[-1] * _FURTHER
+    value = lab.knob.snap(value)
+    inside = lab.knob.low <= value <= lab.knob.high
+    return value if inside and value not in lab.tried else None
+
+
+def _positive(one: Configuration, other: Configuration, metric: Metric) -> bool:
+    return all(each.figures.get(metric.key, 0) > 0 for each in (one, other))

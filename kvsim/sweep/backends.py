@@ -1,0 +1,153 @@
+"""Runs tasks side by side: in this process, in local processes, or on a Ray cluster.
+
+Whatever the backend, a result is in the store as soon as its run ends, and a key is claimed while
+it runs; so a sweep may be killed at any moment, and several may share a folder.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import ConfigError
+from kvsim.sweep.points import Task, run_point
+from kvsim.sweep.store import Record, Store
+from kvsim.workload.trace import Trace
+
+Done = Callable[[int], None]
+Backend = Callable[[Store, Trace, Sequence[Task], int | None, Done], None]
+"""Fills the store; the number is that of processes at once, None for as many as there are cores.
+`Done` is called with the number of runs that have just ended."""
+
+_PATIENCE_S = 0.2
+_REACHED_WITHIN_S = 5
+_AHEAD = 2
+"""Tasks in flight for each core of a cluster, so that none waits for the driver."""
+
+
+def run_local(
+    store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
+) -> None:
+    """In processes of this machine, each of which keeps its own results."""
+    from joblib import Parallel, cpu_count, delayed
+
+    number = min(jobs or cpu_count(), len(tasks))
+    if number <= 1:
+        for task in tasks:
+            _fetch(store, task, trace)
+            done(1)
+        return
+    with tempfile.TemporaryDirectory(prefix="kvsim-") as folder:
+        path = Path(folder) / "trace"
+        path.write_bytes(pickle.dumps(trace))
+        pool = Parallel(n_jobs=number, batch_size=1, return_as="generator_unordered")
+        for _ in pool(delayed(_fetch_from)(store, task, str(path)) for task in tasks):
+            done(1)
+
+
+def run_on_ray(
+    address: str | None,
+    store: Store,
+    trace: Trace,
+    tasks: Sequence[Task],
+    jobs: int | None,
+    done: Done,
+) -> None:
+    """On a Ray cluster whose nodes have kvsim installed; this process keeps the results.
+
+    `address`: of the cluster's head; None starts Ray on this machine, with `jobs` cores. Raises
+    `ConfigError` where Ray is not installed or not reachable.
+    """
+    ray = _started_ray(address, jobs)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=3)(_run_remotely)
+        shared = ray.put(trace)
+        waiting, running = deque(tasks), dict[Any, Task]()
+        most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        while waiting or running:
+            for _ in range(min(most - len(running), len(waiting))):
+                task = waiting.popleft()
+                if not store.claim(task.key, wait=False):
+                    waiting.append(task)
+                elif store.load(task.key) is not None:
+                    store.release(task.key)
+                    done(1)
+                else:
+                    running[remote.remote(task, [shared], trace.sha256)] = task
+            if not running:
+                time.sleep(_PATIENCE_S)
+                continue
+            ended, _ = ray.wait(list(running), timeout=_PATIENCE_S)
+            for reference in ended:
+                store.save(ray.get(reference))
+                store.release(running.pop(reference).key)
+                done(1)
+    finally:
+        ray.shutdown()
+
+
+def _started_ray(address: str | None, jobs: int | None) -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--backend ray: Ray is not installed; pip install 'kvsim[ray]'") from None
+    options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+    if address is None:
+        options |= {"num_cpus": jobs, "include_dashboard": False}
+    else:
+        _check_reachable(address)
+    try:
+        ray.init(address=address or "local", **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"--ray-address {address}: no Ray cluster there: {line}") from None
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ask for a connection, because Ray would go on asking for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), _REACHED_WITHIN_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"--ray-address {address}: nobody answers there ({error}); give HOST:PORT of the"
+            " cluster's head, or leave it out to start Ray here"
+        ) from None
+
+
+def _fetch(store: Store, task: Task, trace: Trace) -> None:
+    store.fetch(task.key, lambda: run_point(task, trace))
+
+
+def _fetch_from(store: Store, task: Task, path: str) -> None:
+    _fetch(store, task, _unpickled(path))
+
+
+@lru_cache(maxsize=1)
+def _unpickled(path: str) -> Trace:
+    """The trace that the parent process left there; once per process."""
+    trace: Trace = pickle.loads(Path(path).read_bytes())
+    return trace
+
+
+_held: dict[str, Trace] = {}
+"""In a worker of Ray: traces that it has fetched, by digest."""
+
+
+def _run_remotely(task: Task, shared: list[Any], sha256: str) -> Record:
+    """`shared` holds a reference to the trace, in a list so that not every task fetches it."""
+    import ray
+
+    if sha256 not in _held:
+        _held[sha256] = ray.get(shared[0])
+    return run_point(task, _held[sha256])

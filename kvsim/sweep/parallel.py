@@ -1,0 +1,115 @@
+"""Draws every configuration as a line from its settings to its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvsim.report.figures import Entry, Figure, Trace, compact, layout
+from kvsim.sweep.axes import Scale, figure_scale, setting_scale
+from kvsim.sweep.choose import Chosen, Configuration
+from kvsim.sweep.marks import about, groups, highlight, limit_of
+
+_MANY = 60
+"""Lines from which they are fainter."""
+_SHORT = 13
+"""Letters that fit beside the next axis."""
+
+
+def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
+    """An axis for each setting and each of the first figures, a line for each configuration."""
+    shown = [c for c in chosen.configurations if c.figures]
+    scales = [setting_scale(key, shown) for key in axes]
+    scales += [figure_scale(m, shown, limit_of(chosen, m)) for m in chosen.metrics]
+    rank = {configuration.number: i for i, configuration in enumerate(shown)}
+    data: list[Trace] = []
+    legend = []
+    for label, colour, members in groups(chosen, shown):
+        legend.append(Entry(label, f"var(--{colour})", (len(data),), "line"))
+        data.append(_lines([(c, rank[c.number]) for c in members], scales, colour))
+    data.append(highlight("lines"))
+    look = layout(
+        {
+            "range": [-0.35, len(scales) - 0.35],
+            "tickmode": "array",
+            "tickvals": list(range(len(scales))),
+            "ticktext": [_in_two(scale.title) for scale in scales],
+            "tickangle": 0,
+            "ticks": "",
+            "showline": False,
+            "fixedrange": True,
+        },
+        {"range": [-0.06, 1.06], "visible": False},
+        hovermode="closest",
+        margin={"l": 12, "r": 12, "t": 26, "b": 48},
+        shapes=[shape for x, scale in enumerate(scales) for shape in _axis_shapes(x, scale)],
+        annotations=[
+            _tick(x, place, text) for x, scale in enumerate(scales) for place, text in scale.ticks
+        ],
+    )
+    note = "Each line is a configuration; point at one to see it in every chart of this page."
+    if any(scale.limit is not None for scale in scales):
+        note += " The short red bars are limits."
+    return Figure("parallel", "From settings to figures", note, data, look, legend, height=390)
+
+
+def _in_two(title: str) -> str:
+    """A long name in two lines, parted near the middle."""
+    gaps = [i + 1 for i, letter in enumerate(title) if letter in "_ ."]
+    if len(title) <= _SHORT or not gaps:
+        return title
+    cut = min(gaps, key=lambda i: abs(2 * i - len(title)))
+    return f"{title[:cut].rstrip()}<br>{title[cut:]}"
+
+
+def _lines(
+    members: Sequence[tuple[Configuration, int]], scales: Sequence[Scale], colour: str
+) -> Trace:
+    """All lines of a group as one trace with gaps between them; ranks are those in the scales."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    owners: list[int] = []
+    texts: list[str] = []
+    for configuration, i in members:
+        shares = (scale.shares[i] for scale in scales)
+        x += [*range(len(scales)), None]
+        y += [*compact(float("nan") if share is None else share for share in shares), None]
+        owners += [configuration.number] * (len(scales) + 1)
+        lines = about(configuration)
+        texts += [*(f"<b>{s.title} {s.texts[i]}</b><br>{lines}" for s in scales), ""]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "y": y,
+        "customdata": owners,
+        "text": texts,
+        "hovertemplate": "%{text}<extra></extra>",
+        "line": {"color": f"var(--{colour})", "width": 1.5},
+        "opacity": 0.75 if len(members) <= _MANY else 0.4,
+    }
+
+
+def _axis_shapes(x: int, scale: Scale) -> Iterable[dict[str, Any]]:
+    yield _bar(x, x, 0, 1, "var(--rule)", 1)
+    if scale.limit is not None:
+        yield _bar(x - 0.09, x + 0.09, scale.limit, scale.limit, "var(--bad)", 2.5)
+
+
+def _bar(x0: float, x1: float, y0: float, y1: float, colour: str, width: float) -> dict[str, Any]:
+    line = {"color": colour, "width": width}
+    return {"type": "line", "x0": x0, "x1": x1, "y0": y0, "y1": y1, "line": line}
+
+
+def _tick(x: int, place: float, text: str) -> dict[str, Any]:
+    return {
+        "x": x,
+        "y": place,
+        "text": text,
+        "showarrow": False,
+        "xanchor": "left",
+        "xshift": 4,
+        "font": {"size": 11, "color": "var(--muted)"},
+        "bgcolor": "var(--card)",
+        "opacity": 0.85,
+    }

@@ -1,0 +1,63 @@
+"""Runs one point, and condenses what came of it into a record of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvsim.config import RunConfig, to_table
+from kvsim.errors import ConfigError
+from kvsim.report.plain import plain
+from kvsim.report.provenance import flat
+from kvsim.run import simulate
+from kvsim.sweep.store import Record
+from kvsim.version import __version__
+from kvsim.workload.trace import Trace
+
+REFUSED = "refused"
+"""Outcome of a point whose settings the engine refuses at start-up."""
+
+ENGINE_FACTS = (
+    "num_gpu_blocks",
+    "num_cpu_blocks",
+    "block_size",
+    "max_num_batched_tokens",
+    "watermark_blocks",
+)
+"""What the engine makes of the settings, kept with every result."""
+
+
+_NO_FIGURES = ("meta", "rejected_by_reason", "time_ledger_requests")
+"""Parts of a summary whose keys depend on what happened."""
+
+
+class Task(NamedTuple):
+    """A run to be done, and the key that its result is kept under."""
+
+    key: str
+    config: RunConfig
+
+
+def run_point(task: Task, trace: Trace) -> Record:
+    """The record of a run: how it ended and its figures, without anything of this machine.
+
+    `outcome.kind` is `finished`, `refused`, `deadlock`, or the kind of an `EngineStopped`.
+    """
+    record: Record = {"key": task.key, "kvsim_version": __version__}
+    record["config"] = plain(to_table(task.config))
+    try:
+        summary = simulate(trace, task.config).summary
+    except ConfigError as error:
+        return record | {"outcome": {"kind": REFUSED, "explanation": str(error)}, "figures": {}}
+    meta = summary["meta"]
+    return record | {
+        "outcome": meta["outcome"],
+        "engine": {key: meta[key] for key in ENGINE_FACTS},
+        "time_source": {"kind": meta["cost"]["kind"], "source": meta["cost"]["source"]},
+        "figures": figures_of(summary),
+    }
+
+
+def figures_of(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures of a summary, those of inner tables with dotted keys."""
+    return flat({key: value for key, value in summary.items() if key not in _NO_FIGURES})

@@ -1,0 +1,171 @@
+"""Keeps results under the hash of what decides them, so that nothing is run twice.
+
+```
+DIR/points/KEY.json    one finished run, written whole or not at all
+DIR/points/locks       byte ranges claimed by the processes that are running a point
+```
+
+A claim ends with the process that holds it, however it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvsim.config import RunConfig, make_config, to_table
+from kvsim.errors import ConfigError, OutputError
+from kvsim.library import find, look_up
+from kvsim.report.plain import plain
+from kvsim.version import __version__
+from kvsim.workload.trace import Trace
+
+Record = dict[str, Any]
+
+_KEY_CHARACTERS = 32
+_LOCK_BITS = 60
+_CLASSES = ("engine", "block_manager", "victim")
+"""Settings that may be `package.module:Class`."""
+
+
+def address(config: RunConfig, trace: Trace) -> str:
+    """The key of a run: a digest of its settings, seed, trace, version of kvsim and what it reads.
+
+    Files that settings name (model, hardware, profile) and the modules of policies of the user's
+    own count by content. Equal keys mean equal results.
+    """
+    made_of = {
+        "kvsim": __version__,
+        "trace": [trace.format, trace.sha256],
+        "config": plain(_given(config)),
+        "files": _files(config),
+    }
+    text = json.dumps(made_of, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARACTERS]
+
+
+class Store:
+    """A folder of finished runs, shared by any number of processes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder) / "points"
+        self._locks: int | None = None
+
+    def load(self, key: str) -> Record | None:
+        """The result of a run, or None where there is none; a damaged file is none."""
+        try:
+            record = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return record if isinstance(record, dict) and record.get("key") == key else None
+
+    def save(self, record: Record) -> None:
+        """Keep a result, whole or not at all. The caller has claimed its key."""
+        path = self._path(record["key"])
+        partial = path.with_suffix(".part")
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            partial.write_text(text, encoding="utf-8", newline="\n")
+            partial.replace(path)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def fetch(self, key: str, run: Callable[[], Record]) -> Record:
+        """The result under `key`, run and kept if nobody has; waits for who is running it now."""
+        self.claim(key)
+        try:
+            record = self.load(key)
+            if record is None:
+                record = run()
+                self.save(record)
+            return record
+        finally:
+            self.release(key)
+
+    def claim(self, key: str, *, wait: bool = True) -> bool:
+        """Keep other processes from running `key`; False where one is and `wait` is not."""
+        import fcntl
+
+        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+        try:
+            fcntl.lockf(self._lock_file(), how, 1, _place(key))
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self, key: str) -> None:
+        """End a claim."""
+        import fcntl
+
+        fcntl.lockf(self._lock_file(), fcntl.LOCK_UN, 1, _place(key))
+
+    def make(self) -> None:
+        """Make the folder. Raises `OutputError`."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self._folder}: cannot be made: {error.strerror}") from None
+
+    def __getstate__(self) -> Path:
+        return self._folder
+
+    def __setstate__(self, folder: Path) -> None:
+        self._folder, self._locks = folder, None
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+    def _lock_file(self) -> int:
+        """One descriptor for all claims: closing any other would end them."""
+        if self._locks is None:
+            try:
+                self._locks = os.open(self._folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise OutputError(f"{self._folder}: cannot be written: {error.strerror}") from None
+        return self._locks
+
+
+def _place(key: str) -> int:
+    """The byte that stands for a key; two keys that meet there only wait for each other."""
+    return int(key[:16], 16) >> (64 - _LOCK_BITS)
+
+
+def _given(config: RunConfig) -> dict[str, Any]:
+    """The settings that are not the defaults, which the version of kvsim stands for."""
+    defaults = to_table(make_config({}))
+    return {key: value for key, value in to_table(config).items() if value != defaults[key]}
+
+
+def _files(config: RunConfig) -> dict[str, str]:
+    """Digests of what the settings name outside themselves."""
+    named = {"models": config.model, "hardware": config.hardware}
+    if "profile" in config.cost:
+        named["profiles"] = str(config.cost["profile"])
+    digests = {kind: _digest(_shipped, kind, name) for kind, name in named.items()}
+    classes = {key: getattr(config, key) for key in _CLASSES} | {"cost": config.cost.get("model")}
+    for key, name in classes.items():
+        if isinstance(name, str) and ":" in name:
+            digests[key] = _digest(_source, key, name)
+    return digests
+
+
+def _shipped(kind: str, name: str) -> bytes:
+    return find(kind, name).read_bytes()
+
+
+def _source(kind: str, name: str) -> bytes:
+    path = inspect.getsourcefile(look_up(kind, {}, name))
+    return Path(path).read_bytes() if path else b""
+
+
+def _digest(read: Callable[[str, str], bytes], kind: str, name: str) -> str:
+    """Of what is read; empty where there is nothing, which the run itself refuses."""
+    try:
+        return hashlib.sha256(read(kind, name)).hexdigest()
+    except (ConfigError, OSError, TypeError):
+        return ""

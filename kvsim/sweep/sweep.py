@@ -1,0 +1,178 @@
+"""Runs a sweep in a folder: expand, run what is missing, and gather what there is.
+
+```
+DIR/sweep.json      what was to be run: trace, settings, points with their keys
+DIR/points/         what has been run
+DIR/sweep.parquet   one row per point, once all are there
+DIR/sweep.html      the page
+```
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsim.config import RunConfig
+from kvsim.errors import ConfigError, OutputError
+from kvsim.report.files import write_text
+from kvsim.report.plain import plain
+from kvsim.sweep.backends import Backend, Done, run_local
+from kvsim.sweep.grid import Point, Settings
+from kvsim.sweep.points import Task
+from kvsim.sweep.store import Record, Store, address
+from kvsim.version import __version__
+from kvsim.workload.trace import Trace
+
+MANIFEST = "sweep.json"
+_REMEDY = "give a folder that `kvsim sweep --out` wrote"
+
+
+class Planned(NamedTuple):
+    """A point of a sweep and where its result is."""
+
+    settings: Settings
+    seed: int
+    key: str
+
+
+class Outcome(NamedTuple):
+    """A point of a sweep and what came of it."""
+
+    settings: Settings
+    seed: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep is to run, without anything of the machine that runs it."""
+
+    trace: Mapping[str, Any]
+    """File name, format, sha256 and number of requests."""
+    base: Mapping[str, Any]
+    """Settings of every point, as far as they are given."""
+    points: Sequence[Planned]
+    slo: str | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The settings that are varied, the seed apart."""
+        return tuple(self.points[0].settings)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        described: dict[str, Any] = plain(
+            {
+                "kvsim_version": __version__,
+                "trace": self.trace,
+                "base": self.base,
+                "slo": self.slo,
+                "points": [point._asdict() for point in self.points],
+            }
+        )
+        return described
+
+
+def make_plan(
+    trace: Trace, base: Mapping[str, Any], points: Sequence[Point], slo: str | None = None
+) -> Plan:
+    """The plan of these points on a trace."""
+    facts = {
+        "name": Path(trace.path).name,
+        "format": trace.format,
+        "sha256": trace.sha256,
+        "requests": len(trace.rows),
+    }
+    planned = [Planned(p.settings, p.config.seed, address(p.config, trace)) for p in points]
+    return Plan(facts, base, planned, slo)
+
+
+def run_missing(
+    store: Store,
+    trace: Trace,
+    configs: Mapping[str, RunConfig],
+    *,
+    backend: Backend = run_local,
+    jobs: int | None = None,
+    done: Done = lambda number: None,
+) -> int:
+    """Run what the store does not have yet, each key once; returns how many that were."""
+    store.make()
+    tasks = [Task(key, config) for key, config in configs.items() if store.load(key) is None]
+    done(len(configs) - len(tasks))
+    if tasks:
+        backend(store, trace, tasks, jobs, done)
+    return len(tasks)
+
+
+def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
+    """The results of all points, in order. Raises `OutputError` where some are missing."""
+    records = {point.key: store.load(point.key) for point in plan.points}
+    missing = sum(record is None for record in records.values())
+    if missing:
+        raise OutputError(
+            f"{folder}: {missing} of {len(records)} runs are missing; run the sweep, or the"
+            " shards that are not done, again with this --out"
+        )
+    return [Outcome(p.settings, p.seed, dict(records[p.key] or {})) for p in plan.points]
+
+
+def write_plan(folder: str | Path, plan: Plan) -> None:
+    """Write `sweep.json`, whole or not at all. Raises `OutputError`."""
+    text = json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(Path(folder) / MANIFEST, text + "\n")
+
+
+def read_plan(folder: str | Path) -> Plan:
+    """Read it back. Raises `OutputError` naming the file and the remedy."""
+    path = Path(folder) / MANIFEST
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        points = [Planned(**point) for point in table["points"]]
+        plan = Plan(table["trace"], table["base"], points, table["slo"])
+        version = table["kvsim_version"]
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from None
+    except (ValueError, KeyError, TypeError):
+        raise OutputError(f"{path}: damaged or not written by kvsim; {_REMEDY}") from None
+    if version != __version__:
+        raise OutputError(f"{path}: of kvsim {version}, this is {__version__}; run it again")
+    return plan
+
+
+def shard_of(number_of_points: int, text: str | None) -> range:
+    """The places in the part `K/N`: every N-th from the K-th on. Raises `ConfigError`."""
+    if text is None:
+        return range(number_of_points)
+    number, slash, of = text.partition("/")
+    digits = slash and number.isascii() and of.isascii() and number.isdigit() and of.isdigit()
+    if not digits or not 1 <= int(number) <= int(of):
+        raise ConfigError(f"--shard {text}: expected K/N with K from 1 to N, as in --shard 1/4")
+    return range(int(number) - 1, number_of_points, int(of))
+
+
+def merge(folders: Sequence[str], into: str | Path) -> Plan:
+    """Copy the runs of the same sweep from several folders into one; returns their plan.
+
+    Raises `OutputError` where they are of different sweeps or a run is in none of them.
+    """
+    plans = [read_plan(folder) for folder in folders]
+    plan = plans[0]
+    for folder, other in zip(folders, plans, strict=True):
+        if [point.key for point in other.points] != [point.key for point in plan.points]:
+            raise OutputError(f"{folder}: of another sweep than {folders[0]}; merge its own shards")
+    stores = [Store(folder) for folder in folders]
+    target = Store(into)
+    target.make()
+    for point in plan.points:
+        found = (record for store in stores if (record := store.load(point.key)) is not None)
+        record = next(found, None)
+        if record is not None:
+            target.fetch(point.key, lambda record=record: record)  # type: ignore[misc]
+    gather(target, plan, into)
+    write_plan(into, plan)
+    return plan

@@ -1,0 +1,117 @@
+"""Writes a sweep as one Parquet: a row per point, columns in fixed order, equal bytes if equal.
+
+| columns | what |
+|---|---|
+| the varied settings, `seed`, `key` | what was run, and the file in `points/` |
+| `outcome`, `reason` | how it ended: `finished`, `refused`, or as an engine ends |
+| `meets_slo` | only with objectives |
+| `engine.num_gpu_blocks`, ... | what the engine made of the settings |
+| the figures of `summary.json` | inner tables with dotted names; missing where undefined |
+
+The file's metadata hold `sweep.json` without its points, under `kvsim`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.report.files import write_bytes
+from kvsim.run import simulate
+from kvsim.sweep.points import ENGINE_FACTS, figures_of
+from kvsim.sweep.slo import parse_slo
+from kvsim.sweep.store import Record
+from kvsim.sweep.sweep import Outcome, Plan
+from kvsim.workload.trace import Row, Trace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TABLE = "sweep.parquet"
+
+
+def write_table(folder: str | Path, plan: Plan, outcomes: Sequence[Outcome]) -> Path:
+    """Write `sweep.parquet`, whole or not at all. Raises `OutputError`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    buffer = pa.BufferOutputStream()
+    pq.write_table(sweep_table(plan, outcomes), buffer, compression="zstd")
+    return write_bytes(Path(folder) / TABLE, buffer.getvalue().to_pybytes())
+
+
+def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
+    """One row per point, in the order of the plan."""
+    import pyarrow as pa
+
+    records = [outcome.record for outcome in outcomes]
+    columns: dict[str, pa.Array] = {
+        key: _settings_column([outcome.settings[key] for outcome in outcomes]) for key in plan.axes
+    }
+    columns["seed"] = pa.array([outcome.seed for outcome in outcomes], pa.int64())
+    columns["key"] = pa.array([record["key"] for record in records], pa.string())
+    columns["outcome"] = pa.array([record["outcome"]["kind"] for record in records], pa.string())
+    columns["reason"] = pa.array([reason(record) for record in records], pa.string())
+    if plan.slo is not None:
+        objectives = parse_slo(plan.slo)
+        columns["meets_slo"] = pa.array([objectives.met(record) for record in records], pa.bool_())
+    for key in ENGINE_FACTS:
+        values = [record.get("engine", {}).get(key) for record in records]
+        columns[f"engine.{key}"] = pa.array(values, pa.int64())
+    for key, is_whole in _all_kinds(records).items():
+        values = [record["figures"].get(key) for record in records]
+        columns[key] = pa.array(values, pa.int64() if is_whole else pa.float64())
+    described = {key: value for key, value in plan.describe().items() if key != "points"}
+    about = {"kvsim": json.dumps(described, ensure_ascii=False)}
+    return pa.table(columns).replace_schema_metadata(about)
+
+
+def reason(record: Record) -> str:
+    """Why a run did not finish, in words; empty if it did."""
+    outcome = record["outcome"]
+    return "" if outcome["kind"] == "finished" else str(outcome.get("explanation", ""))
+
+
+@cache
+def figure_kinds() -> Mapping[str, bool]:
+    """Every figure of a summary, in order, and whether it is a whole number.
+
+    Taken from the summary of a run of one request, so that columns are the same in every table,
+    also where no point could be run.
+    """
+    row = Row(0, "0", 0, 0, 1, 1)
+    trace = Trace(path="", format="native", sha256="", rows=[row])
+    figures = figures_of(simulate(trace, {"cost": {"model": "constant"}}).summary)
+    return {key: isinstance(value, int) for key, value in figures.items()}
+
+
+def _all_kinds(records: Sequence[Record]) -> dict[str, bool]:
+    """The same, and behind them what only some runs have, by the cost model's own parts."""
+    kinds = dict(figure_kinds())
+    for record in records:
+        for key, value in record["figures"].items():
+            kinds.setdefault(key, isinstance(value, int))
+    return kinds
+
+
+def _settings_column(values: Sequence[Any]) -> pa.Array:
+    """Whole numbers, numbers, truths, or else text."""
+    import pyarrow as pa
+
+    if all(isinstance(value, bool) for value in values):
+        return pa.array(values, pa.bool_())
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        return pa.array(values, pa.int64())
+    try:
+        if any(isinstance(value, bool) for value in values):
+            raise TypeError
+        return pa.array([float(value) for value in values], pa.float64())
+    except (TypeError, ValueError):
+        return pa.array([_text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,55 @@
+"""When the standing of a request changed beyond the ordinary: preempted, swapped, admitted again.
+
+A request that is never preempted needs no entry, except where its first step begins later than it
+was composed. So the log grows with preemptions, not with steps.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = (
+    "scheduled",  # first admitted by a step that waits for one in flight
+    "preempted",  # lost its blocks; value: tokens whose KV existed
+    "swapped_out",  # value: blocks
+    "swapped_in",  # value: blocks
+    "readmitted",  # has blocks again after it was preempted
+    "caught_up",  # a chunk that computes nothing for the second time, before the first token
+    "recovered",  # a chunk that leaves but the newest token: a decode, unless "resumed" follows
+    "resumed",  # the last chunk of a re-admitted request: from the end of the step on it decodes
+)
+(
+    SCHEDULED,
+    PREEMPTED,
+    SWAPPED_OUT,
+    SWAPPED_IN,
+    READMITTED,
+    CAUGHT_UP,
+    RECOVERED,
+    RESUMED,
+) = range(len(KINDS))
+
+TRANSITION_COLUMNS = ("request", "kind", "time_ns", "value")
+"""Index of the request, index into `KINDS`, start of the step in which it shows, a number."""
+
+
+class Transitions:
+    """The log of one run, in order of composing."""
+
+    def __init__(self) -> None:
+        self._rows = array("q")
+
+    def note(self, request: int, kind: int, time_ns: int, value: int = 0) -> None:
+        """Append one entry, in the order of `TRANSITION_COLUMNS`."""
+        self._rows.extend((request, kind, time_ns, value))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Each column as an int64 array."""
+        import numpy as np
+
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(TRANSITION_COLUMNS))
+        return {name: rows[:, i].copy() for i, name in enumerate(TRANSITION_COLUMNS)}

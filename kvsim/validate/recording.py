@@ -1,0 +1,89 @@
+"""Keeps what a real engine did: for every step how long it took, and what it all came to.
+
+A run is decided by its settings and its step times. So times are all that is kept; whoever needs
+more lets the simulator run again with these times, and gets the same schedule: `digest` proves it.
+
+```
+{"schema": "kvsim.recording/1", "kvsim_version", "device", "software", "model", "engine", "setup",
+ "policies": [{"name", "real": Run, "repeat": Run, "replay": Run}]}
+
+Run: {"end_ns", "digest", "step_ns": [...], "swap_ns": [...]}
+```
+
+`swap_ns` has an entry per copy from one pool to the other: of a step first out, then in. `repeat`
+is another run on its own; `replay` runs the very plans of `real` again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import ConfigError, OutputError
+from kvsim.workload.sink import write_lines
+
+SCHEMA = "kvsim.recording/1"
+KEYS = ("kvsim_version", "device", "software", "model", "engine", "setup", "policies")
+RUNS = ("real", "repeat", "replay")
+
+MARKS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_preemptions")
+"""Figures of a request that tell one schedule from another."""
+
+
+def digest(marks: Iterable[Iterable[int]]) -> str:
+    """A hash over one column of the requests' figures for each of `MARKS`."""
+    total = hashlib.sha256()
+    for column in marks:
+        total.update(array("q", column).tobytes())
+    return total.hexdigest()[:16]
+
+
+def write_json(path: str | Path, table: Mapping[str, Any]) -> Path:
+    """Write a table, whole or not at all; long lists of numbers stay on one line.
+
+    Raises `OutputError` naming the file.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written: {error.strerror or error}") from None
+    write_lines(str(target), [_text(table)])
+    return target
+
+
+def read_json(path: str | Path, *schemas: str) -> dict[str, Any]:
+    """A table of one of these schemas. Raises `ConfigError` that names the file and the remedy."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    found = table.get("schema") if isinstance(table, dict) else None
+    if found not in schemas:
+        said = f"its schema is {found!r}" if found else "it has no schema"
+        raise ConfigError(f"{path}: {said}; expected {' or '.join(schemas)}")
+    return dict(table)
+
+
+def require(table: Mapping[str, Any], keys: Iterable[str], path: str | Path) -> None:
+    """Raises `ConfigError` for a table that lacks one of its keys."""
+    missing = [key for key in keys if key not in table]
+    if missing:
+        raise ConfigError(f"{path}: {missing[0]}: missing; the file is damaged, make it again")
+
+
+def _text(value: Any, indent: str = "") -> str:
+    """JSON with a key a line, and everything in lists of plain values on one line."""
+    inner = indent + " "
+    if isinstance(value, Mapping) and value:
+        entries = (f"{inner}{json.dumps(k)}: {_text(v, inner)}" for k, v in value.items())
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        return "[\n" + ",\n".join(inner + _text(v, inner) for v in value) + f"\n{indent}]"
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,176 @@
+"""Says in plain values what is to be served, by which scheduler, over which blocks.
+
+```
+{"schema": "kvsim.validation-setup/1",
+ "trace": {"path", "sha256", "requests"},
+ "model": {"layers", "hidden", ..., "dtype", "kv_dtype", "block_size"},
+ "policies": [{"name", "config",                       all settings of `kvsim run`
+               "scheduler": {"class", "arguments"},    the same objects, ready to be built
+               "block_manager": {"class", "arguments"}}]}
+```
+
+Settings are checked and completed here, where all of kvsim is at hand; whoever builds the objects
+needs nothing but their classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import ConfigError, nearest
+from kvsim.version import __version__
+
+if TYPE_CHECKING:
+    from kvsim.assembly import Parts
+    from kvsim.config import RunConfig
+    from kvsim.workload.trace import Trace
+
+SCHEMA = "kvsim.validation-setup/1"
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "recompute": {"preemption_mode": "recompute"},
+    "swap": {"preemption_mode": "swap"},
+    "prefix-caching": {"enable_prefix_caching": True},
+    "chunked-prefill": {"enable_chunked_prefill": True},
+}
+"""Name → what it adds to the settings."""
+
+THREE = ("recompute", "swap", "prefix-caching")
+
+ENGINES = ("vllm-0.6.3", "vllm-v1")
+"""Engines whose plans say all that is computed: others pad prompts to rectangles, or count a full
+hit as no work at all."""
+
+Table = dict[str, Any]
+
+
+def prepare(trace: Trace, config: RunConfig, policies: Sequence[str] = THREE) -> Table:
+    """The setup of these policies over one configuration and one trace.
+
+    Raises `ConfigError` for an unknown policy, and for what no executor can run.
+    """
+    for name in policies:
+        if name not in POLICIES:
+            near = nearest(name, POLICIES)
+            raise ConfigError(f"--policies: no {name!r};{near} it takes {', '.join(POLICIES)}")
+    if config.engine not in ENGINES and ":" not in config.engine:
+        raise ConfigError(
+            f"engine: validate runs {', '.join(ENGINES)}, and your own; {config.engine} has steps"
+            " that it cannot run"
+        )
+    return {
+        "schema": SCHEMA,
+        "kvsim_version": __version__,
+        "trace": {"path": trace.path, "sha256": trace.sha256, "requests": len(trace.rows)},
+        "model": _geometry(config),
+        "policies": [_policy(name, config) for name in policies],
+    }
+
+
+def refuse_other_model(setup: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a profile of another model, dtype or block size than the setup's."""
+    measured = {**profile["model"], "block_size": profile["engine"]["block_size"]}
+    for key, wanted in setup["model"].items():
+        if measured[key] != wanted:
+            raise ConfigError(
+                f"profile: it was measured with {key} {measured[key]}, the setup has {wanted};"
+                " calibrate for this model"
+            )
+
+
+def settings_of(policy: Mapping[str, Any]) -> Table:
+    """The settings of a policy of a setup; what JSON has no number for is one again."""
+    numbers = {"inf": float("inf"), "-inf": float("-inf")}
+    return {
+        key: numbers.get(value, value) if isinstance(value, str) else value
+        for key, value in policy["config"].items()
+    }
+
+
+def build(recipe: Mapping[str, Any], **further: Any) -> Any:
+    """The object of a recipe, a table of `class` and `arguments`; `further` arguments go first."""
+    module, _, name = recipe["class"].partition(":")
+    return getattr(import_module(module), name)(**{**recipe["arguments"], **further})
+
+
+def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The scheduler of a recipe, its victim policy included."""
+    from kvsim.schedule.victims import make_victim
+
+    if "victim" not in recipe["arguments"]:
+        return build(recipe)
+    victim = make_victim(
+        recipe["arguments"]["victim"], seed=config["seed"], max_model_len=config["max_model_len"]
+    )
+    return build(recipe, victim=victim)
+
+
+def _geometry(config: RunConfig) -> Table:
+    """What a profile must have been measured with, in the profile's own words."""
+    from kvsim.engines import ENGINES as KNOWN
+    from kvsim.memory import kv_dtype
+    from kvsim.model import load_model
+
+    model = load_model(config.model)
+    return {
+        "layers": model.num_hidden_layers,
+        "hidden": model.hidden_size,
+        "heads": model.num_attention_heads,
+        "kv_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "ffn": model.intermediate_size,
+        "vocab": model.vocab_size,
+        "dtype": model.dtype(config.dtype),
+        "kv_dtype": kv_dtype(model, config),
+        "block_size": config.block_size or KNOWN.get(config.engine, KNOWN[ENGINES[0]]).block_size,
+    }
+
+
+def _policy(name: str, config: RunConfig) -> Table:
+    from kvsim.assembly import assemble
+    from kvsim.config import make_config, to_table
+    from kvsim.report.plain import plain
+
+    parts = assemble(make_config({**to_table(config), **POLICIES[name]}, f"policy {name}"))
+    _refuse(parts)
+    settings = to_table(parts.config)
+    return {
+        "name": name,
+        "config": plain(settings),
+        "scheduler": _recipe(parts.scheduler, parts, settings["scheduler_args"]),
+        "block_manager": _recipe(parts.blocks, parts, settings["block_manager_args"]),
+    }
+
+
+def _recipe(built: object, parts: Parts, own: Mapping[str, Any]) -> Table:
+    """How to build an object of the run again: what its constructor names, of all that is given."""
+    from kvsim.config import to_table
+
+    kind = type(built)
+    given = {key: value for key, value in to_table(parts.config).items() if value is not None}
+    given |= {
+        **own,
+        "num_gpu_blocks": parts.blocks.gpu.size,
+        "num_cpu_blocks": parts.blocks.cpu.size,
+        "enable_prefix_caching": parts.blocks.needs_keys,
+    }
+    named = inspect.signature(kind).parameters
+    return {
+        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "arguments": {key: value for key, value in given.items() if key in named},
+    }
+
+
+def _refuse(parts: Parts) -> None:
+    if getattr(parts.scheduler, "in_flight", 1) != 1:
+        raise ConfigError(
+            "async_scheduling: validate runs one step at a time; add --no-async-scheduling"
+        )
+    if parts.config.tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size: {parts.config.tensor_parallel_size}; validate runs on one"
+            " device, use 1"
+        )

@@ -1,0 +1,82 @@
+"""Gives requests without content shared prefixes, such that an assumed share of tokens hits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from random import Random
+
+from kvsim.errors import ConfigError
+from kvsim.workload.keys import streams
+from kvsim.workload.reuse import ceiling_tokens
+from kvsim.workload.synthetic import made_trace
+from kvsim.workload.trace import Row, SegmentContent, Trace
+
+PREFIXES = 16
+_HALVINGS = 24
+
+
+def assume_hit_rate(
+    trace: Trace, hit_rate: float, block_size: int, *, prefixes: int = PREFIXES, seed: int = 0
+) -> Trace:
+    """The same requests, of which `hit_rate` of the prompt tokens hit a cache without limit.
+
+    Each request begins with one of `prefixes` shared texts, the k-th chosen 1/k times as often as
+    the first, and the same share of every prompt is such text; that share is what makes the rate
+    come out, at blocks of `block_size` tokens and one request at a time. A real engine hits less:
+    it evicts, and requests that are admitted together save nothing on each other.
+
+    Raises `ConfigError` where the trace says itself what is shared, and where no share is enough.
+    """
+    if any(row.content is not None for row in trace.rows):
+        raise ConfigError(
+            "--hit-rate: the trace says what its requests share; leave it out, the hit rate follows"
+        )
+    if not 0 < hit_rate < 1:
+        raise ConfigError(f"--hit-rate: {hit_rate:g} is not between 0 and 1")
+    random = Random(f"kvsim hit rate {seed}")
+    weights = [1 / (k + 1) for k in range(prefixes)]
+    chosen = random.choices(range(prefixes), weights, k=len(trace.rows))
+    share = _share(trace, chosen, hit_rate, block_size)
+    rows = _shared(trace.rows, chosen, share)
+    reached = _rate(trace, rows, block_size)
+    note = (
+        f"assumed: {100 * share:.1f} % of every prompt is one of {prefixes} shared beginnings;"
+        f" {100 * reached:.1f} % of the prompt tokens hit a cache without limit"
+    )
+    made = made_trace(trace.path, rows, f"{trace.path} --hit-rate {hit_rate:g}", note)
+    return dataclasses.replace(made, path=trace.path, notes=[*trace.notes, note])
+
+
+def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int) -> float:
+    """The least share of every prompt with which the hit rate is reached, by halving."""
+    most = _rate(trace, _shared(trace.rows, chosen, 1.0), block_size)
+    if most < hit_rate:
+        raise ConfigError(
+            f"--hit-rate: {hit_rate:g} cannot be reached with {len(set(chosen))} prefixes and"
+            f" blocks of {block_size} tokens, at most {most:.3f}; take fewer --prefixes"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        reached = _rate(trace, _shared(trace.rows, chosen, middle), block_size)
+        low, high = (low, middle) if reached >= hit_rate else (middle, high)
+    return high
+
+
+def _shared(rows: Sequence[Row], chosen: Sequence[int], share: float) -> list[Row]:
+    """Rows that begin with `share` of their prompt in common with others of the same choice."""
+    return [
+        dataclasses.replace(row, content=_content(number, round(row.input_length * share)))
+        for row, number in zip(rows, chosen, strict=True)
+    ]
+
+
+def _content(number: int, tokens: int) -> SegmentContent | None:
+    return SegmentContent(((f"prefix-{number}", tokens),)) if tokens else None
+
+
+def _rate(trace: Trace, rows: list[Row], block_size: int) -> float:
+    shared = dataclasses.replace(trace, rows=rows)
+    hits = ceiling_tokens(rows, streams(shared), block_size)
+    return hits / sum(row.input_length for row in rows)

@@ -1,0 +1,102 @@
+"""A load that is made, not recorded: a few figures from which every seed draws its own requests.
+
+```toml
+kind = "random"        # or chat, api, agents
+requests = 450
+input_len = 1000       # random only, as are those below
+output_len = 5000
+range_ratio = 0.2
+```
+
+The keys are the options of `kvsim trace synth`. A run without a trace replays the load that its
+`workload` names, drawn with its seed.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import msgspec
+from msgspec import Struct
+
+from kvsim.config import RunConfig, read_toml
+from kvsim.errors import ConfigError
+from kvsim.library import convert, find
+from kvsim.workload.lengths import REQUESTS, Lengths, parse_long, synthesise_lengths
+from kvsim.workload.synthetic import synthesise
+from kvsim.workload.trace import Trace
+
+RANDOM = "random"
+"""The kind whose lengths are given; the others are `kvsim.workload.synthetic.KINDS`."""
+
+
+class Workload(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `kvsim trace synth` makes requests from, the seed apart."""
+
+    kind: str
+    requests: int | None = None
+    """How many; None: as many as the kind has by default."""
+    rate: float | None = None
+    """Mean requests (api) or sessions per second; not for `random`, which has no arrivals."""
+    input_len: int = 1024
+    """`random`: tokens of a prompt; likewise those below."""
+    output_len: int = 128
+    range_ratio: float = 0.0
+    long_inputs: str = "0:1"
+    """SHARE:FACTOR: this share of the requests is so many times longer."""
+    long_outputs: str = "0:1"
+
+
+def load_workload(name_or_path: str) -> Workload:
+    """The workload that a shipped name or the path of a TOML file stands for.
+
+    Raises `ConfigError` that names the file and the key.
+    """
+    path = str(find("workloads", name_or_path))
+    return convert(read_toml(path), Workload, path)
+
+
+def make_trace(workload: Workload, seed: int) -> Trace:
+    """The requests of one seed. Equal arguments give equal traces. Raises `ConfigError`."""
+    if workload.kind != RANDOM:
+        for key in _RANDOM_ONLY:
+            if getattr(workload, key) != getattr(Workload(RANDOM), key):
+                raise ConfigError(f"{key}: {workload.kind} traces have lengths of their own")
+        return synthesise(workload.kind, seed, requests=workload.requests, rate=workload.rate)
+    if workload.rate is not None:
+        raise ConfigError("--rate: random traces have no arrivals; give --request-rate to the run")
+    inputs = Lengths(workload.input_len, *parse_long("--long-inputs", workload.long_inputs))
+    outputs = Lengths(workload.output_len, *parse_long("--long-outputs", workload.long_outputs))
+    number = REQUESTS if workload.requests is None else workload.requests
+    ratio = workload.range_ratio
+    return synthesise_lengths(inputs, outputs, seed, range_ratio=ratio, requests=number)
+
+
+def trace_of(config: RunConfig) -> Trace:
+    """The requests of a run that was given no trace. Raises `ConfigError` without a workload."""
+    if config.workload is None:
+        raise ConfigError("no requests: give --trace FILE, or a --workload to be made")
+    return make_trace(load_workload(config.workload), config.seed)
+
+
+def made_from(trace: Trace) -> tuple[Workload, int] | None:
+    """The workload and the seed from which `kvsim trace synth` made this trace.
+
+    None for any other trace, and for one that this version would not make byte for byte.
+    """
+    words = shlex.split(str(trace.source.get("command", "")))
+    if trace.source.get("format") != "synthetic" or words[:3] != ["kvsim", "trace", "synth"]:
+        return None
+    kind, *options = words[3:] or [""]
+    pairs = zip(options[::2], options[1::2], strict=False)
+    given = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs}
+    try:
+        seed = int(given.pop("seed", "0"))
+        workload = msgspec.convert({"kind": kind, **given}, Workload, strict=False)
+        again = make_trace(workload, seed)
+    except (ConfigError, ValueError):  # also msgspec's
+        return None
+    return (workload, seed) if again.sha256 == trace.sha256 else None
+
+
+_RANDOM_ONLY = ("input_len", "output_len", "range_ratio", "long_inputs", "long_outputs")

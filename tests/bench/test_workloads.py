@@ -1,0 +1,112 @@
+"""The workloads are those that the known figures were made with."""
+
+import os
+import random
+
+import pytest
+from shared import SHARED
+
+from kvsim import simulate
+from kvsim.bench.measure import checks_of, digest, measure, settings_of
+from kvsim.bench.workloads import WORKLOADS, Lengths, decode, named, poisson, usual
+from kvsim.errors import ConfigError
+from kvsim.workload.trace import Trace
+
+WHOLE = bool(os.environ.get("KVSIM_WHOLE"))
+QUICK = ("W2", "W2s", "chunked-W2", "decode-1", "decode-16")
+CONVERSATION = SHARED / "traces/mooncake/conversation_trace.jsonl.gz"
+
+
+def sums(trace: Trace) -> tuple[int, int, int, int]:
+    arrivals = [row.arrival_ns for row in trace.rows]
+    prompts = sum(row.input_length for row in trace.rows)
+    return arrivals[0], arrivals[-1], prompts, sum(row.output_length for row in trace.rows)
+
+
+def test_generators_make_the_published_sums() -> None:
+    assert sums(WORKLOADS["W1"].make(None)) == (27_197_276, 397_190_974_943, 5_120_000, 1_280_000)
+    assert sums(WORKLOADS["W2"].make(None))[1] == 165_496_239_559
+    assert sums(WORKLOADS["W2x"].make(None))[2:] == (665_067, 5_794_350)
+    assert sums(WORKLOADS["W3"].make(None))[1:] == (4_986_175_699_119, 41_797_169, 17_571_878)
+
+
+def test_the_draws_of_decode_workloads_follow_one_another() -> None:
+    rng = random.Random(1)
+    for running in (1, 16, 256, 1024):
+        prompts = [rng.randint(100, 600) for _ in range(running)]
+        outputs = [rng.randint(2000, 6000) for _ in range(running)]
+        rows = decode(running).rows
+        assert [row.input_length for row in rows] == prompts
+        assert [row.output_length for row in rows] == outputs
+        assert {row.arrival_ns for row in rows} == {0}
+
+
+def test_a_word_means_a_workload_or_a_family() -> None:
+    assert named("W2") == ["W2"]
+    assert named("decode") == ["decode-1", "decode-16", "decode-256", "decode-1024"]
+    assert named("chunked") == ["chunked-W1", "chunked-W2", "chunked-W3"]
+    with pytest.raises(ConfigError, match=r"no workload 'W22'; did you mean 'W2'\?"):
+        named("W22")
+
+
+def test_without_a_trace_the_workloads_that_need_one_are_left_out() -> None:
+    assert set(usual("x")) - set(usual(None)) == {"W4", "W4-300k"}
+    assert "million" not in usual("x")
+    with pytest.raises(ConfigError, match="give --trace FILE"):
+        WORKLOADS["W4"].make(None)
+
+
+@pytest.mark.parametrize("name", [name for name, each in WORKLOADS.items() if each.own])
+def test_a_run_comes_to_what_is_known(name: str) -> None:
+    checks = WORKLOADS[name].checks
+    if checks is None or not (WHOLE or name in QUICK):
+        pytest.skip("long; KVSIM_WHOLE=1 runs it")
+    measured = measure(name, "vllm-0.6.3", "constant")
+    assert measured.meets(checks), measured
+
+
+@pytest.mark.parametrize("name", ["W1", "W2", "W2s", "W2x", "W2xs", "chunked-W1", "chunked-W2"])
+def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
+    """A fortieth of the requests and of the blocks, at two rates."""
+    settings = dict(WORKLOADS[name].settings)
+    settings["num_gpu_blocks_override"] //= 40
+    settings |= {"max_num_seqs": 16, "max_model_len": 1024, "max_num_batched_tokens": 1024}
+    if "num_cpu_blocks_override" in settings:
+        settings["num_cpu_blocks_override"] //= 4
+    lengths = Lengths(64, 0.5, 400), Lengths(60, 0.8, 300)
+    for rate in (2, 20):
+        trace = poisson(250, rate, *lengths)
+        mine, twin = (simulate(trace, settings | {"exact_twin": dull}) for dull in (False, True))
+        assert mine.meta["outcome"] == twin.meta["outcome"]
+        assert digest(mine) == digest(twin)
+
+
+@pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
+@pytest.mark.parametrize("name", ["W4", "W4-300k"])
+def test_the_conversation_comes_to_what_is_known(name: str) -> None:
+    measured = measure(name, "vllm-0.6.3", "constant", str(CONVERSATION))
+    assert measured.meets(WORKLOADS[name].checks), measured
+
+
+@pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
+@pytest.mark.parametrize("blocks", [10_000, 40_000])
+def test_the_conversation_comes_out_the_same_with_an_entry_per_block(blocks: int) -> None:
+    settings = WORKLOADS["W4"].settings | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
+    trace = WORKLOADS["W4"].make(str(CONVERSATION))
+    twin = settings | {"block_manager": "twins.prompt_cache:PromptCaching"}
+    runs, entries = simulate(trace, settings), simulate(trace, twin)
+    assert runs.meta["cache"] == entries.meta["cache"]
+    assert digest(runs) == digest(entries)
+
+
+def test_nothing_is_known_under_another_engine_or_cost_model() -> None:
+    assert checks_of("W1", "vllm-0.6.3", "constant") == WORKLOADS["W1"].checks
+    assert checks_of("W1", "vllm-v1", "constant") is None
+    assert checks_of("W1", "vllm-0.6.3", "table") is None
+
+
+def test_other_engines_run_synchronously_and_without_a_prefix_cache() -> None:
+    settings = settings_of(WORKLOADS["W1"], "vllm-v1", "constant")
+    assert "disable_async_output_proc" not in settings
+    assert (settings["async_scheduling"], settings["enable_prefix_caching"]) == (False, False)
+    assert settings_of(WORKLOADS["W4"], "vllm-v1", "table")["enable_prefix_caching"] is True

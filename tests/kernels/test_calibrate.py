@@ -1,0 +1,132 @@
+"""The command itself: in a bare process, end to end on CPU, and against bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from batches import DEVICE, torch
+from kvsim_kernels import provenance
+from kvsim_kernels.rows import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BLOCKED = ("simpy", "plotly", "msgspec", "pyarrow", "rich", "typer", "pandas", "scipy", "kvsim")
+
+PROGRAM = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(f"{{name}} must not be imported")
+sys.meta_path.insert(0, Blocker())
+from kvsim_kernels.calibrate import main
+main(sys.argv[1:])
+"""
+SMALLEST = ["--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128"]
+
+
+def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command where nothing but torch and numpy may be imported."""
+    settings = {**provenance.ALLOCATOR, "OMP_NUM_THREADS": "1"}
+    kernels = str(ROOT / "kernels")
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(blocked=BLOCKED), *arguments],
+        env={**os.environ, **settings, "PYTHONPATH": kernels},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration of the tiny model, stopped once on its way."""
+    out = tmp_path_factory.mktemp("made") / "tiny.json"
+    arguments = ["--model", "tiny", "--device", "cpu", "--out", str(out), *SMALLEST]
+    stopped = calibrate(*arguments, "--limit-s", "1")
+    assert stopped.returncode == 1
+    assert "the same command goes on from here" in stopped.stderr
+    assert not out.exists()
+    done = calibrate(*arguments)
+    assert done.returncode in (0, 1), done.stderr
+    assert f"written to {out}" in done.stdout
+    assert ("NOT trusted" in done.stdout) == bool(done.returncode)
+    return out
+
+
+def test_a_calibration_says_what_it_measured_and_how_well(made: Path) -> None:
+    profile = json.loads(made.read_text())
+    assert profile["model"]["name"] == "tiny" and profile["model"]["dtype"] == "float32"
+    assert profile["engine"]["block_size"] == 16
+    assert profile["software"]["environment"] == provenance.ALLOCATOR
+    assert profile["error"]["step"]["points"] == 32
+    assert profile["error"]["trusted"] == (not profile["error"]["why"])
+    assert {row["split"] for row in profile["rows"]} >= {"fit", "held_out", "start", "end"}
+    assert all(us > 0 for line in profile["fit"]["decode_v2"]["us"] for us in line)
+
+
+def test_rows_of_a_sweep_are_measured_once(made: Path) -> None:
+    _, rows = read_rows(made.with_suffix(".16.rows.jsonl"))
+    kept = [json.dumps([r[k] for k in ("kernel", "method", "split", "shape", "round")])
+            for r in rows if "session" not in r]  # fmt: skip
+    assert len(set(kept)) == len(kept)
+    assert {row["session"] for row in rows if row["kernel"] == "session"} == {0, 1}
+
+
+def test_fitting_the_rows_again_makes_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    done = calibrate("--fit", str(made.with_suffix(".16.rows.jsonl")), "--out", str(again))
+    assert done.returncode in (0, 1), done.stderr
+    assert again.read_bytes() == made.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "nope", "--device", "cpu"], "no model named 'nope'; give one of llama-2-7b"),
+        (["--model", "tiny", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["--device", "cpu", "--out", "/nowhere/p.json"], "/nowhere: no such folder"),
+        (["--model", "tiny", "--device", "cpu", "--max-num-seqs", "1"], "--max-num-seqs: 1 leaves"),
+        (["--model", "tiny", "--device", "cpu", "--block-size", "0"], "0 is not above 0"),
+        (["--fit", "none.jsonl"], "none.jsonl: cannot be read: No such file"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "p.json")]
+    done = calibrate(*arguments, *out)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.startswith("kvsim: ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    done = calibrate("--model", "tiny", "--device", "cuda", "--out", str(tmp_path / "p.json"))
+    assert done.returncode == 2
+    assert "--device cuda: torch sees no GPU here; use --device cpu" in done.stderr
+
+
+def test_without_torch_the_remedy_is_named(tmp_path: Path) -> None:
+    program = "import importlib.util, sys; importlib.util.find_spec = lambda name: None\n"
+    program += "from kvsim_kernels.calibrate import main; main(sys.argv[1:])"
+    arguments = ["--model", "tiny", "--device", "cpu", "--out", str(tmp_path / "p.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "kernels")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == 'kvsim: torch is not installed; pip install "kvsim[kernels]"\n'
+
+
+def test_timed_code_is_told_by_its_digest() -> None:
+    assert DEVICE in ("cpu", "cuda")
+    assert len(provenance.digest()) == 12
+    missing = [n for n in provenance.TIMED if not (ROOT / f"kernels/kvsim_kernels/{n}.py").exists()]
+    assert missing == []

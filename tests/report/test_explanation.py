@@ -1,0 +1,165 @@
+"""Why one run differs from another: real runs, in words, as a record, as a page."""
+
+import json
+import re
+from fractions import Fraction
+
+import pytest
+from fake_run import fake_run
+from shared import SHARED, needs_shared
+from tiny import no_run
+
+from kvsim.calibrate.document import to_json
+from kvsim.calibrate.llmservingsim import import_profile
+from kvsim.report.diff_page import build_diff
+from kvsim.report.explanation import explain, explanation_record
+from kvsim.report.numerals import SPACE
+from kvsim.report.summary import summarise
+from kvsim.run import simulate
+from kvsim.workload.spec import Workload, make_trace
+
+TRACE = make_trace(Workload("chat", requests=150), 0)
+
+
+def named(name, result):
+    return name, result.summary, result.requests, result.steps
+
+
+def replay(name, **settings):
+    table = {"num_gpu_blocks_override": 700, **settings}
+    return named(name, simulate(TRACE, table))
+
+
+def fake(name, run):
+    steps, requests, gaps, meta = run
+    return name, summarise(steps, requests, gaps, meta), requests, steps
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return replay("small"), replay("large", num_gpu_blocks_override=1400)
+
+
+@pytest.fixture(scope="module")
+def explanation(runs):
+    return explain(*runs)
+
+
+def plain(words):
+    return " ".join(words).replace(SPACE, " ")
+
+
+def test_the_waterfalls_are_those_of_the_summaries(runs, explanation):
+    assert explanation.ledger
+    for fall in explanation.waterfalls:
+        key = f"{fall.statistic}_{fall.metric}_ms"
+        for total, run in zip(fall.totals, runs, strict=True):
+            assert float(total) / 1e6 == pytest.approx(run[1][key], rel=1e-12)
+        assert sum(change for _, change in fall.changes()) == fall.difference
+
+
+def test_the_words_name_preemptions_and_what_they_cost(runs, explanation):
+    first, other = (run[1] for run in runs)
+    avoided = first["num_preemptions"] - other["num_preemptions"]
+    assert avoided > 0
+    [lead, *_] = explanation.headline
+    words = lead.replace(SPACE, " ")
+    assert words.startswith(f"large avoided {avoided} preemptions: −")
+    assert "recomputed tokens, −" in words and "p99 TTFT" in words
+    backwards = plain(explain(runs[1], runs[0]).headline)
+    assert backwards.startswith(f"small made {avoided} more preemptions: +")
+
+
+def test_the_first_divergence_is_where_decisions_part(runs, explanation):
+    found, steps = explanation.divergence, [run[3] for run in runs]
+    for name in ("prefill_tokens", "decode_seqs", "blocked", "preempted_recompute"):
+        same = steps[0][name][: found.step] == steps[1][name][: found.step]
+        assert all(same)
+    assert all(steps[0][name][found.step] != steps[1][name][found.step] for name in found.columns)
+    words = plain(explanation.divergence_words)
+    assert "small" in words and "large" in words and "of 700 blocks free" in words
+
+
+def test_a_run_does_not_differ_from_itself(runs):
+    one = runs[0]
+    explanation = explain(one, ("again", *one[1:]))
+    assert explanation.same
+    assert plain(explanation.headline) == "No request of both runs took another time."
+    page = build_diff(one, ("again", *one[1:]))
+    body = page[page.index("<body>") : page.index('id="figures"')]
+    assert not re.search(r"[+−]\d", body)
+    assert json.loads(re.findall(r'id="figures">(.*?)</script>', page)[0]) == []
+
+
+def test_the_record_is_exact(explanation):
+    record = json.loads(json.dumps(explanation_record(explanation), allow_nan=False))
+    for fall in record["waterfalls"]:
+        parts = sum(Fraction(part["difference_ns"]) for part in fall["parts"].values())
+        assert parts == Fraction(fall["difference_ns_exact"])
+    assert record["first_divergence"]["step"] == explanation.divergence.step
+    assert record["requests"] and record["blocks"]
+
+
+def test_the_page_holds_everything(runs):
+    page = build_diff(*runs)
+    assert page == build_diff(*runs)
+    assert re.findall(r"<h2>(.*?)</h2>", page) == [
+        *("Where the difference comes from", "First divergent decision"),
+        *("Requests that carry it", "Blocks that carry it", "All parts", "Settings"),
+    ]
+    [figures] = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    drawn = json.loads(figures)
+    assert [figure["id"] for figure in drawn] == [
+        *("fall-mean-ttft", "fall-p99-ttft", "fall-mean-e2el", "fall-p99-e2el"),
+    ]
+    for figure in drawn:
+        [trace] = figure["data"]
+        assert trace["measure"][-1] == "total" and len(trace["x"]) == len(trace["y"])
+
+
+def test_runs_of_other_requests_or_of_none_are_not_set_side_by_side():
+    one, other = fake("one", fake_run(30)), fake("other", fake_run(30, seed=1))
+    assert "had different requests" in plain(explain(one, other).headline)
+    none = fake("none", no_run())
+    for pair in ((one, other), (none, none)):
+        assert explain(*pair).waterfalls == []
+        assert "<h1>" in build_diff(*pair)
+
+
+def test_runs_without_a_ledger_are_explained_by_phases():
+    one, other = fake("one", fake_run(rate=8)), fake("other", fake_run(rate=8, blocks=960))
+    explanation = explain(one, other)
+    assert not explanation.ledger
+    assert "without a time ledger" in build_diff(one, other)
+
+
+@needs_shared("groundtruth/rtx4090-llama-3.1-8b")
+def test_the_block_sensitivity_of_the_measured_run_is_explained(tmp_path):
+    """2,588 blocks, as the engine had them, against 3,400: what the difference is made of."""
+    folder = SHARED / "groundtruth" / "rtx4090-llama-3.1-8b"
+    profile = tmp_path / "rtx-4090.json"
+    profile.write_text(to_json(import_profile(folder / "kernels")))
+    settings = {
+        "engine": "vllm-v1",
+        "model": "llama-3.1-8b",
+        "hardware": "rtx-4090",
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 32768,
+        "cost": {"model": "table", "profile": str(profile)},
+    }
+    engine, larger = (
+        named(str(n), simulate(folder / "trace.jsonl", {**settings, "num_gpu_blocks_override": n}))
+        for n in (2588, 3400)
+    )
+    explanation = explain(engine, larger)
+    falls = {(fall.metric, fall.statistic): fall for fall in explanation.waterfalls}
+    for fall in falls.values():
+        blocks = dict(fall.changes())["waiting_blocks_ns"]
+        assert blocks / fall.difference > Fraction(9, 10)
+        assert sum(change for _, change in fall.changes()) == fall.difference
+    assert falls["ttft", "p99"].difference < -20 * 10**9
+    assert explanation.divergence.columns[0] == "blocked"
+    words = plain(explanation.divergence_words)
+    assert "2588 refused the head of the queue (too few free blocks)" in words
+    assert "bench-41 is the first request that was scheduled at another time" in words

@@ -1,0 +1,118 @@
+"""Small engines with any rules, and requests of known tokens to run them on.
+
+Blocks of 4 tokens, 8 sequences, no watermark; 40 blocks and a roomy token budget unless said
+otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvsim.blocks import PrefixCaching
+from kvsim.blocks.nano import NanoTables, NanoTables2025
+from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
+from kvsim.conform.record import Record
+from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
+from kvsim.schedule.batch import Batch
+from kvsim.schedule.nano import Nano, Nano2025
+from kvsim.schedule.vllm063 import Vllm063
+from kvsim.schedule.vllm063_async import Vllm063Async
+from kvsim.schedule.vllm_v1 import VllmV1
+from kvsim.schedule.vllm_v1_async import VllmV1Async
+
+SIZE = 4
+Made = tuple[Any, Batch]
+Maker = Callable[..., Made]
+
+
+def vllm063(engine: Any = Vllm063, **more: Any) -> Maker:
+    def make(blocks: int, budget: int, requeue: str | None, **rules: str) -> Made:
+        scheduler = engine(
+            block_size=SIZE,
+            num_gpu_blocks=blocks,
+            max_model_len=1000 if more.get("enable_chunked_prefill") else budget,
+            max_num_seqs=8,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=True,
+            watermark=0.0,
+            requeue=requeue,
+            **more,
+        )
+        return scheduler, Batch(PrefixCaching(SIZE, blocks, 100, **rules))
+
+    return make
+
+
+def vllm_v1(engine: Any = VllmV1, **more: Any) -> Maker:
+    def make(blocks: int, budget: int, requeue: str | None, **rules: str) -> Made:
+        scheduler = engine(
+            num_gpu_blocks=blocks + 1,
+            max_model_len=1000,
+            max_num_seqs=8,
+            max_num_batched_tokens=budget,
+            requeue=requeue,
+            **more,
+        )
+        return scheduler, Batch(VllmV1PrefixTables(SIZE, blocks + 1, **rules))
+
+    return make
+
+
+def nano(engine: Any, tables: Any) -> Maker:
+    def make(blocks: int, budget: int, requeue: str | None, **rules: str) -> Made:
+        scheduler = engine(
+            block_size=SIZE, max_num_seqs=8, max_num_batched_tokens=budget, requeue=requeue
+        )
+        return scheduler, Batch(tables(SIZE, blocks, 0, **rules))
+
+    return make
+
+
+ENGINES: dict[str, Maker] = {
+    "0.6.3": vllm063(),
+    "v1": vllm_v1(enable_chunked_prefill=False),
+    "nano": nano(Nano, NanoTables),
+    "nano 2025": nano(Nano2025, NanoTables2025),
+}
+"""One engine of each line, none of which cuts the prompts of these tests."""
+
+VARIANTS: dict[str, Maker] = {
+    **ENGINES,
+    "0.6.3 async": vllm063(Vllm063Async),
+    "0.6.3 swap": vllm063(preemption_mode="swap"),
+    "0.6.3 chunked": vllm063(enable_chunked_prefill=True),
+    "0.6.3 chunked async": vllm063(Vllm063Async, enable_chunked_prefill=True),
+    "v1 chunked": vllm_v1(),
+    "v1 unreserved": vllm_v1(scheduler_reserve_full_isl=False),
+    "v1 async": vllm_v1(VllmV1Async),
+}
+CHUNKED = tuple(name for name in VARIANTS if "chunked" in name or name in ("nano", "v1 async"))
+"""Those that cut prompts, so that a budget may be smaller than a request."""
+
+
+def make(
+    engine: str, blocks: int = 40, budget: int = 60, requeue: str | None = None, **rules: str
+) -> Made:
+    """A scheduler and its batch."""
+    return VARIANTS[engine](blocks, budget, requeue, **rules)
+
+
+def rows(*requests: tuple[float, list[int], int], first: int = 0) -> list[Record]:
+    """Requests r`first`, ... as (arrival, prompt, output length)."""
+    return [
+        {"id": f"r{i}", "arrival": arrival, "prompt_token_ids": prompt, "output_len": output}
+        for i, (arrival, prompt, output) in enumerate(requests, first)
+    ]
+
+
+def play(made: Made, trace: list[Record]) -> Iterator[Record]:
+    """The step log, with the books audited after every step."""
+    scheduler, batch = made
+    stuck = idled if isinstance(scheduler, VllmV1) else stalled
+    return replay(scheduler, batch, corpus_requests(trace), 3000, batch.audit, stuck)
+
+
+def prefills(log: list[Record], name: str) -> list[list[Any]]:
+    """Charged and cached tokens of each prefill of a request."""
+    return [each[1:3] for step in log for each in step.get("prefill", ()) if each[0] == name]

@@ -1,0 +1,77 @@
+"""What is tried first, and what is refused."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.errors import ConfigError
+from kvsim.size.knobs import KNOBS, Bounds, make_knob
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+
+LOAD = synthesise_lengths(Lengths(60), Lengths(40), 3, requests=20)
+BASE = {"max_model_len": 256, "num_gpu_blocks_override": 400, "request_rate": 8.0}
+
+
+def knob(name, low=None, high=None, **settings):
+    base = {key: value for key, value in (BASE | settings).items() if value is not None}
+    return make_knob(name, LOAD, base, Bounds(low, high))
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_a_ladder_ascends_within_its_bounds_on_values_that_can_be_told_apart(name):
+    blocks = None if name == "gpu_memory_utilization" else 400
+    each = knob(name, num_gpu_blocks_override=blocks)
+    assert all(a < b for a, b in pairwise(each.ladder))
+    assert len(each.ladder) >= 5
+    for value in each.ladder:
+        assert each.low <= value <= each.high
+        assert each.snap(value) == value
+        assert type(each.snap(value)) is type(value)
+
+
+def test_blocks_go_from_the_fewest_that_start_to_what_the_base_has():
+    each = knob("num_gpu_blocks")
+    assert (each.key, each.ladder[0], each.ladder[-1]) == ("num_gpu_blocks_override", 16, 400)
+    assert knob("num_gpu_blocks", num_gpu_blocks_override=None).high > 10_000
+
+
+def test_a_rate_starts_at_that_of_the_base():
+    assert 8.0 in knob("request_rate").ladder
+
+
+@given(st.sampled_from(sorted(KNOBS)), st.data())
+def test_a_value_between_is_between_or_there_is_none(name, data):
+    each = knob(name, num_gpu_blocks_override=None if "util" in name else 400)
+    low, high = data.draw(
+        st.tuples(st.sampled_from(each.ladder), st.sampled_from(each.ladder)).filter(
+            lambda pair: pair[0] < pair[1]
+        )
+    )
+    for _ in range(40):
+        middle = each.between(low, high)
+        if middle is None:
+            break
+        assert low < middle < high
+        assert each.snap(middle) == middle
+        low = middle
+    else:
+        raise AssertionError("halving never ends")
+    assert each.snap((low + high) / 2) in (low, high)
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "settings", "word"),
+    [
+        ("num_blocks", (None, None), {}, "'num_gpu_blocks'"),
+        ("num_gpu_blocks", (500, 400), {}, "nothing between"),
+        ("num_gpu_blocks", (-1, None), {}, "--from"),
+        ("gpu_memory_utilization", (None, None), {}, "num_gpu_blocks_override"),
+        ("watermark", (None, float("nan")), {}, "--to"),
+    ],
+)
+def test_bad_searches_are_refused(name, bounds, settings, word):
+    with pytest.raises(ConfigError) as caught:
+        knob(name, *bounds, **settings)
+    assert word in str(caught.value)

@@ -1,0 +1,27 @@
+"""A sweep on a Ray cluster of this machine gives the bytes of a local one."""
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsim[ray]'")
+
+SPACE = [
+    *["--trace", "load.jsonl", "--base", "base.toml", "--seeds", "2"],
+    *["--grid", "watermark=0,0.1", "--grid", "num_gpu_blocks_override=10,40"],
+]
+
+
+def test_on_ray_as_in_local_processes(kvsim, folder):
+    kvsim("sweep", *SPACE, "--out", "local", "--jobs", "1")
+    kvsim("sweep", *SPACE, "--shard", "1/4", "--out", "ray", "--jobs", "1")
+    result = kvsim("sweep", *SPACE, "--out", "ray", "--backend", "ray", "--jobs", "1")
+    assert "6 runs made, 2 were there" in result.stderr
+    for name in ("sweep.json", "sweep.parquet", "sweep.html"):
+        assert (folder / "ray" / name).read_bytes() == (folder / "local" / name).read_bytes()
+
+
+def test_a_cluster_that_is_not_there_is_one_line(kvsim):
+    nowhere = ["--backend", "ray", "--ray-address", "127.0.0.1:1"]
+    result = kvsim("sweep", *SPACE, *nowhere, "--out", "ray", check=False)
+    assert result.returncode == 2
+    assert "127.0.0.1:1: nobody answers" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,31 @@
+"""The collector is as it was, however the pause ends."""
+
+import gc
+
+import pytest
+
+from kvsim.collector import collector_paused
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_pauses_and_goes_on_as_before(before: bool) -> None:
+    usual = gc.isenabled()
+    try:
+        (gc.enable if before else gc.disable)()
+        with collector_paused():
+            assert not gc.isenabled()
+        assert gc.isenabled() is before
+        with pytest.raises(KeyError), collector_paused():
+            raise KeyError
+        assert gc.isenabled() is before
+    finally:
+        (gc.enable if usual else gc.disable)()
+
+
+def test_simulate_keeps_its_name_and_arguments() -> None:
+    import inspect
+
+    from kvsim import simulate
+
+    assert simulate.__name__ == "simulate"
+    assert list(inspect.signature(simulate).parameters)[:2] == ["trace", "config"]

@@ -1,0 +1,113 @@
+"""The fast core against its dull twin: the same step records and request metrics, always.
+
+Cases are drawn from a seed, small and under memory pressure, with clocks that tie as often as not.
+`KVSIM_TWIN_CASES` asks for more of them; a failing case names its seed.
+"""
+
+import os
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.run import simulate
+from kvsim.workload.trace import Row, TokenContent, Trace
+
+CASES = int(os.environ.get("KVSIM_TWIN_CASES", "1200"))
+GROUPS = 24
+
+
+def draw_trace(rng: random.Random, tick_ns: int) -> Trace:
+    """Requests that come in bursts, some with common prefixes, some with known outputs."""
+    rows = []
+    now_ns = 0
+    longest = rng.choice((12, 40, 90))
+    for index in range(rng.randrange(3, 30)):
+        if rng.random() < 0.6:
+            now_ns += rng.randrange(0, 12) * tick_ns
+        prompt = tuple([rng.randrange(2)] * rng.randrange(1, longest))
+        tokens = rng.choice((1, 2, rng.randrange(1, 8), rng.randrange(1, 60)))
+        output = tuple([rng.randrange(2)] * tokens) if rng.random() < 0.5 else None
+        content = TokenContent(prompt, output) if rng.random() < 0.7 else None
+        row = Row(index, f"r{index}", index + 2, now_ns, len(prompt), tokens, content)
+        rows.append(replace(row, priority=rng.randrange(3)))
+    return Trace("drawn", "native", "", rows)
+
+
+def draw_settings(rng: random.Random) -> dict[str, Any]:
+    """An engine with some of its knobs, in a pool that is often too small."""
+    block_size = rng.choice((1, 2, 4, 8, 16))
+    settings: dict[str, Any] = {
+        "model": "tiny",
+        "engine": rng.choice(("vllm-0.6.3", "vllm-0.6.3", "vllm-v1", "vllm-v1", "nano-vllm")),
+        "block_size": block_size,
+        "max_model_len": 160,
+        "max_num_seqs": rng.choice((2, 5, 16)),
+        "num_gpu_blocks_override": 160 // block_size + rng.choice((1, 4, 20, 60)),
+        "cost": {"model": "constant"},
+        "seed": rng.randrange(1000),
+    }
+    tick_us = 10_000
+    if rng.random() < 0.6:
+        # Every time is a multiple of 10 ms, so arrivals, ends and steps coincide.
+        settings["cost"] |= {
+            "step_us": tick_us,
+            "prefill_token_us": 0,
+            "decode_seq_us": rng.choice((0, tick_us)),
+            "context_token_ns": 0,
+        }
+    if rng.random() < 0.3:
+        settings["max_concurrency"] = rng.randrange(1, 8)
+    if rng.random() < 0.2:
+        settings["victim"] = rng.choice(("head", "least-computed", "random", "cost-aware"))
+    if settings["engine"] == "nano-vllm":
+        settings["block_size"] = max(2, block_size)
+        return settings
+    settings["enable_prefix_caching"] = rng.random() < 0.4
+    settings["watermark"] = rng.choice((0.0, 0.01, 0.1))
+    if rng.random() < 0.15:
+        settings["scheduling_policy"] = "priority"
+    if settings["engine"] == "vllm-v1":
+        settings["async_scheduling"] = rng.random() < 0.6
+        settings["max_num_batched_tokens"] = rng.choice((16, 64, 512))
+        settings["max_model_len"] = rng.choice((60, 160))
+        settings["num_gpu_blocks_override"] += 1
+        return settings
+    settings["disable_async_output_proc"] = rng.random() < 0.4
+    settings["max_model_len"] = rng.choice((60, 160))
+    if rng.random() < 0.4:
+        settings["enable_chunked_prefill"] = True
+        settings["max_num_batched_tokens"] = rng.choice((16, 64, 512))
+    if rng.random() < 0.35:
+        settings["preemption_mode"] = "swap"
+        settings["num_cpu_blocks_override"] = rng.choice((20, 200))
+    elif rng.random() < 0.15:
+        settings["n"] = 2
+    return settings
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_fast_and_dull_decide_and_measure_the_same(group: int) -> None:
+    for seed in range(group, CASES, GROUPS):
+        rng = random.Random(seed)
+        settings = draw_settings(rng)
+        trace = draw_trace(rng, 10_000_000)
+        fast = simulate(trace, settings)
+        dull = simulate(trace, {**settings, "exact_twin": True})
+        where = f"seed {seed}: {settings}"
+        assert fast.meta["outcome"] == dull.meta["outcome"], where
+        for name, column in dull.steps.items():
+            same = len(column) == len(fast.steps[name]) and np.array_equal(column, fast.steps[name])
+            assert same, f"{where}: steps: {name}: {_first(column, fast.steps[name])}"
+        for name, column in dull.requests.items():
+            assert list(column) == list(fast.requests[name]), f"{where}: requests: {name}"
+        assert fast.token_gaps_ns == dull.token_gaps_ns, where
+
+
+def _first(dull: Any, fast: Any) -> str:
+    for place, (left, right) in enumerate(zip(dull, fast, strict=False)):
+        if left != right:
+            return f"step {place}: {left} in the twin, {right} in the fast core"
+    return f"{len(dull)} against {len(fast)} steps"

@@ -1,0 +1,139 @@
+"""A small world to validate in: a trace under pressure, a profile, a recording of known times."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kvsim.assembly import assemble
+from kvsim.config import make_config
+from kvsim.plan import Plan
+from kvsim.validate.compare import with_profile
+from kvsim.validate.loop import Pairs, Priced, Times
+from kvsim.validate.measure import record
+from kvsim.validate.recording import SCHEMA
+from kvsim.validate.setup import THREE, prepare
+from kvsim.workload import open_trace
+
+CROSS = {"d2h": [10.0, 5.0], "h2d": [20.0, 7.0]}
+
+PROFILE: dict[str, Any] = {
+    "schema": "kvsim.profile/1",
+    "source": "measured",
+    "created": "2026-01-01",
+    "device": {"name": "made up"},
+    "model": {
+        "name": "tiny",
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "ffn": 128,
+        "vocab": 512,
+        "dtype": "float32",
+        "kv_dtype": "float32",
+        "tp": 1,
+    },
+    "engine": {
+        "block_size": 16,
+        "graph": False,
+        "kv_layout": "cross",
+        "capture_sizes": [],
+        "decode_kernel": "decode_v2",
+    },
+    "error": {"trusted": True, "why": []},
+    "fit": {
+        "dense": {"tokens": [1, 256], "us": [300.0, 900.0]},
+        "head": {"samples": [1, 32], "us": [50.0, 100.0]},
+        "prefill": {"q": [1, 256], "ctx": [0, 256], "us": [[20, 40], [200, 400]]},
+        "decode_v2": {"n": [1, 32], "ctx": [1, 256], "us": [[20, 30], [300, 500]]},
+        "step": [100.0, 1.0, 5.0],
+        "swap": {"cross": CROSS},
+    },
+}
+
+SETTINGS: dict[str, Any] = {
+    "model": "tiny",
+    "dtype": "float32",
+    "block_size": 16,
+    "num_gpu_blocks_override": 24,
+    "num_cpu_blocks_override": 24,
+    "max_model_len": 208,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 256,
+}
+
+
+def write_trace(folder: Path, requests: int = 40) -> Path:
+    """Prompts over three shared beginnings, faster than the pool can take them."""
+    random, now_s = Random(3), 0.0
+    lines = [json.dumps({"kvsim_trace": 1})]
+    for _ in range(requests):
+        now_s += random.expovariate(1 / 0.004)
+        row = {
+            "arrival_s": round(now_s, 4),
+            "input_length": random.randint(40, 140),
+            "output_length": random.randint(8, 40),
+            "prefix": [[f"system {random.randrange(3)}", 32]],
+        }
+        lines.append(json.dumps(row))
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_profile(folder: Path, **changes: Any) -> Path:
+    path = folder / "profile.json"
+    path.write_text(json.dumps({**PROFILE, **changes}))
+    return path
+
+
+class Scaled:
+    """Times of a cost model, each multiplied by what `factor` answers."""
+
+    def __init__(self, times: Times, factor: Callable[[], float]) -> None:
+        self._times, self._factor = times, factor
+
+    def step_ns(self, plan: Plan) -> int:
+        return round(self._times.step_ns(plan) * self._factor())
+
+    def swap_out_ns(self, pairs: Pairs) -> int:
+        return round(self._times.swap_out_ns(pairs) * self._factor())
+
+    def swap_in_ns(self, pairs: Pairs) -> int:
+        return round(self._times.swap_in_ns(pairs) * self._factor())
+
+
+def recording(
+    trace: Path,
+    profile: Path,
+    *factors: Callable[[], float],
+    policies: tuple[str, ...] = THREE,
+    **settings: Any,
+) -> dict[str, Any]:
+    """What an engine would be recorded as whose times are those of the profile, times a factor.
+
+    A factor for each of the runs `real`, `repeat` and `replay`.
+    """
+    opened = open_trace(str(trace))
+    setup = prepare(opened, make_config({**SETTINGS, **settings}), policies)
+    run = -1
+
+    def executor(policy: dict[str, Any]) -> Times:
+        nonlocal run
+        run += 1
+        parts = assemble(with_profile(policy["config"], str(profile), CROSS))
+        return Scaled(Priced(parts.cost, parts.link), factors[run % len(factors)])
+
+    return {
+        "schema": SCHEMA,
+        "kvsim_version": "test",
+        "device": PROFILE["device"],
+        "software": {"torch": "none"},
+        "model": PROFILE["model"],
+        "engine": PROFILE["engine"],
+        "setup": setup,
+        "policies": list(record(setup, opened, executor)),
+    }

@@ -1,0 +1,124 @@
+"""A setup says everything: what is built from it is what a run of kvsim has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import PROFILE, SETTINGS, write_trace
+
+from kvsim.assembly import assemble
+from kvsim.config import make_config
+from kvsim.errors import ConfigError
+from kvsim.schedule.victims import most_computed
+from kvsim.validate.recording import read_json, write_json
+from kvsim.validate.setup import (
+    POLICIES,
+    SCHEMA,
+    build,
+    build_scheduler,
+    prepare,
+    refuse_other_model,
+)
+from kvsim.workload import Trace, open_trace
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return open_trace(str(write_trace(tmp_path_factory.mktemp("trace"))))
+
+
+def state(thing: Any) -> dict[str, Any]:
+    """Plain fields of an object; those with a state of their own by the name of their class."""
+    plain = (int, float, str, bool, type(None), type, type(state))
+    return {
+        key: value if isinstance(value, plain) else type(value).__name__
+        for key, value in vars(thing).items()
+    }
+
+
+FURTHER: list[dict[str, Any]] = [
+    {},
+    {"watermark": 0.1, "block_manager_args": {"growth": "when-needed"}},
+    {"disable_async_output_proc": True, "victim": "most-computed"},
+]
+
+
+@pytest.mark.parametrize("further", FURTHER)
+def test_what_is_built_is_what_a_run_has(trace: Trace, further: dict[str, Any]) -> None:
+    config = make_config({**SETTINGS, **further})
+    setup = json.loads(json.dumps(prepare(trace, config, tuple(POLICIES))))
+    for policy in setup["policies"]:
+        parts = assemble(make_config({**SETTINGS, **further, **POLICIES[policy["name"]]}))
+        scheduler = build_scheduler(policy["scheduler"], policy["config"])
+        tables = build(policy["block_manager"])
+        assert type(scheduler) is type(parts.scheduler)
+        assert state(scheduler) == state(parts.scheduler)
+        assert type(tables) is type(parts.blocks)
+        assert state(tables) == state(parts.blocks)
+        for pool, other in ((tables.gpu, parts.blocks.gpu), (tables.cpu, parts.blocks.cpu)):
+            assert (pool.first, pool.size) == (other.first, other.size)
+    if "victim" in further:
+        assert scheduler.victim is most_computed
+
+
+def test_v1_is_run_synchronously(trace: Trace) -> None:
+    settings = {**SETTINGS, "engine": "vllm-v1", "num_cpu_blocks_override": 0}
+    with pytest.raises(ConfigError, match="add --no-async-scheduling"):
+        prepare(trace, make_config(settings), ("prefix-caching",))
+    setup = prepare(
+        trace, make_config({**settings, "async_scheduling": False}), ("prefix-caching",)
+    )
+    assert setup["policies"][0]["scheduler"]["class"] == "kvsim.schedule.vllm_v1:VllmV1"
+
+
+@pytest.mark.parametrize(
+    ("further", "policies", "words"),
+    [
+        ({}, ("recompute", "swapp"), r"--policies: no 'swapp'; did you mean 'swap'\?"),
+        ({"engine": "vllm-0.3.3"}, ("swap",), "engine: validate runs vllm-0.6.3, vllm-v1"),
+        ({"tensor_parallel_size": 2}, ("swap",), "validate runs on one device"),
+        ({"num_gpu_blocks_override": 9}, ("swap",), "do not fit into the KV cache"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    trace: Trace, further: dict[str, Any], policies: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        prepare(trace, make_config({**SETTINGS, **further}), policies)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"), [("model", "layers", 3), ("engine", "block_size", 32)]
+)
+def test_a_profile_of_another_model_is_refused(
+    trace: Trace, part: str, key: str, value: int
+) -> None:
+    setup = prepare(trace, make_config(SETTINGS), ("swap",))
+    refuse_other_model(setup, PROFILE)
+    with pytest.raises(ConfigError, match=f"measured with {key} {value}, the setup has"):
+        refuse_other_model(setup, {**PROFILE, part: {**PROFILE[part], key: value}})
+
+
+def test_files_are_read_as_they_were_written(trace: Trace, tmp_path: Path) -> None:
+    setup = prepare(trace, make_config(SETTINGS))
+    path = write_json(tmp_path / "deep" / "setup.json", setup)
+    assert read_json(path, SCHEMA) == setup
+    assert max(map(len, path.read_text().splitlines())) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "has no schema"),
+        ('{"schema": "kvsim.profile/1"}', "its schema is 'kvsim.profile/1'; expected"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_json(path, SCHEMA)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_json(tmp_path / "none.json", SCHEMA)

@@ -1,0 +1,54 @@
+"""An assumed hit rate comes out, and says nothing of traces that know better."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.errors import ConfigError
+from kvsim.run import simulate
+from kvsim.workload.assumed import assume_hit_rate
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.synthetic import synthesise
+
+LOAD = synthesise_lengths(Lengths(400), Lengths(8), 1, range_ratio=0.5, requests=60)
+
+
+@pytest.mark.parametrize("hit_rate", [0.1, 0.4, 0.7])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_an_unlimited_pool_hits_what_was_assumed(hit_rate, block_size):
+    trace = assume_hit_rate(LOAD, hit_rate, block_size, prefixes=4)
+    config = {
+        "enable_prefix_caching": True,
+        "block_size": block_size,
+        "max_concurrency": 1,
+        "request_rate": float("inf"),
+        "num_gpu_blocks_override": 100_000,
+    }
+    summary = simulate(trace, config).summary
+    assert summary["prefix_cache_hit_rate"] == pytest.approx(hit_rate, abs=0.02)
+    assert f"{100 * summary['prefix_cache_hit_rate']:.1f} % of the prompt tokens" in trace.notes[-1]
+
+
+@settings(max_examples=12)
+@given(st.floats(0.05, 0.6), st.integers(1, 8), st.integers(0, 5))
+def test_nothing_but_the_content_changes(hit_rate, prefixes, seed):
+    trace = assume_hit_rate(LOAD, hit_rate, 16, prefixes=prefixes, seed=seed)
+    plain = [dataclasses.replace(row, content=None) for row in trace.rows]
+    assert plain == LOAD.rows
+    again = assume_hit_rate(LOAD, hit_rate, 16, prefixes=prefixes, seed=seed)
+    assert (again.sha256, again.rows) == (trace.sha256, trace.rows)
+    assert trace.sha256 != LOAD.sha256
+
+
+def test_a_trace_that_knows_what_is_shared_is_left_alone():
+    with pytest.raises(ConfigError, match="says what its requests share"):
+        assume_hit_rate(synthesise("chat", requests=20), 0.4, 16)
+
+
+@pytest.mark.parametrize(("rate", "word"), [(0.0, "0 and 1"), (1.0, "0 and 1"), (0.99, "at most")])
+def test_what_cannot_be_is_refused(rate, word):
+    with pytest.raises(ConfigError, match="--hit-rate") as caught:
+        assume_hit_rate(LOAD, rate, 16)
+    assert word in str(caught.value)
