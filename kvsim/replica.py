@@ -29,10 +29,11 @@ from kvsim.cost.decodes import price_of
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.link import LinkTimes
-from kvsim.plan import RECOMPUTE, Plan
+from kvsim.plan import Plan
 from kvsim.recorder import Recorder
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
+from kvsim.schedule.columns import composed_columns
 from kvsim.schedule.pace import Outlook, Pace
 from kvsim.schedule.stretch import Stretches
 from kvsim.workload.clients import Clients
@@ -211,14 +212,15 @@ class Replica:
             overlap(batch, now_ns)
             ended = self._drain() if batch.ended else []
             if plan.computes or not (plan.empty or flying):
-                before = _before(batch, plan)
+                before = composed_columns(batch, plan)
                 moved = (0, 0)
                 if plan.swaps_out or plan.swaps_in:
                     moved = yield from self._swap(plan)
                 self._dispatch(plan, now_ns, moved, before)
             elif ended or not plan.empty:
                 # Nothing runs, but something happened: a step without duration.
-                self.recorder.step((now_ns, now_ns, 0, 0, *_before(batch, plan), len(ended)))
+                columns = composed_columns(batch, plan)
+                self.recorder.step((now_ns, now_ns, 0, 0, *columns, len(ended)))
             elif not (flying or self._inbox):
                 yield from self._sleep()
                 continue
@@ -231,7 +233,7 @@ class Replica:
                 self.watcher.settled(batch, ended)
 
     def _stretch(self, now_ns: int) -> int:
-        """Take the next steps in one go, where they all decode and nothing else; answers how many."""
+        """Take the next steps in one go, where they only decode; answers how many."""
         batch = self.batch
         if self._outlook is None or self._flying or batch.ended:
             return 0
@@ -342,34 +344,3 @@ class Replica:
 
 def _arrival_order(request: Request) -> tuple[int, int]:
     return request.arrival_ns, request.index
-
-
-def _before(batch: Batch, plan: Plan) -> tuple[int, ...]:
-    """The columns of a step row that are known when it is composed."""
-    computed = cached = recomputes = 0
-    for tokens, _ in plan.chunks:
-        computed += tokens
-    for prefill in plan.prefills:
-        cached += prefill.cached
-    for _, means in plan.preempted:
-        recomputes += means == RECOMPUTE
-    return (
-        len(plan.prefills),
-        computed,
-        cached,
-        plan.decode_seqs,
-        plan.context_tokens,
-        plan.batched_tokens,
-        recomputes,
-        len(plan.preempted) - recomputes,
-        len(plan.swapped_in),
-        len(plan.swaps_out),
-        len(plan.swaps_in),
-        len(plan.copies),
-        len(plan.ignored),
-        len(batch.waiting),
-        batch.num_running,
-        len(batch.swapped),
-        *batch.blocks.census(),
-        plan.blocked,
-    )

@@ -132,15 +132,25 @@ def _play(
 def _keep_books(
     parts: Parts, requests: list[Request], recorder: Recorder, log: dict[str, np.ndarray]
 ) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
-    """The columns of steps and requests, with the ledger of where time and tokens went."""
-    columns = request_columns(requests)
-    in_flight = getattr(parts.scheduler, "in_flight", 1)
-    steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
-    columns |= times
+    """The columns of steps and requests, with the ledger of where time and tokens went.
+
+    It uses the requests up: what they come to is smaller than they are.
+    """
+    columns, prompts = request_columns(requests), {}
     blocks = parts.blocks
     if blocks.needs_keys:
-        columns |= account_prompts(requests, log, blocks.block_size, blocks.full_hit.withheld)
-    return steps, columns
+        prompts = account_prompts(requests, log, blocks.block_size, blocks.full_hit.withheld)
+    _forget(requests)
+    in_flight = getattr(parts.scheduler, "in_flight", 1)
+    steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+    return steps, columns | times | prompts
+
+
+def _forget(requests: list[Request]) -> None:
+    """Free the requests, which nobody looks at again; circles of references would keep them."""
+    for request in requests:
+        request.sequences.clear()
+    requests.clear()
 
 
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from rich.console import Console
@@ -34,6 +36,15 @@ def test_preemptions_fall_with_the_watermark_and_then_stay_level() -> None:
     assert list(counts) == list(WATERMARKS)
     assert counts["off"] > 1.5 * counts["0.02"] > 1.5 * counts["0.05"] > 1.5 * counts["0.10"] > 0
     assert abs(counts["0.10"] - counts["0.15"]) < (counts["off"] - counts["0.10"]) / 10
+
+
+@pytest.mark.skipif(not os.environ.get("KVSIM_WHOLE"), reason="set KVSIM_WHOLE=1 for 40 runs")
+def test_every_watermark_is_within_20_percent_of_the_published_count() -> None:
+    groups = group(list(experiments.run_watermarks(8, jobs=None)))
+    counts = {name: mean(run.preemptions for run in runs) for name, runs in groups.items()}
+    for name, published in WATERMARKS.items():
+        assert abs(counts[name] / published - 1) < 0.2, counts
+    assert abs(counts["0.15"] / counts["0.10"] - 1) < 0.1
 
 
 def test_victims_waste_in_the_published_order() -> None:

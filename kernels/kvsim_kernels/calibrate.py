@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from kvsim_kernels import provenance
 from kvsim_kernels.fit import joined, make_profile, to_json
 from kvsim_kernels.geometry import DTYPE_BYTES, LAYOUTS, Geometry, read_model
-from kvsim_kernels.grid import MOST_CHUNKS, Limits, Sample, plan
+from kvsim_kernels.grid import MOST_CHUNKS, Limits, plan
 from kvsim_kernels.rows import RowsError, RowStore, read_rows
 from kvsim_kernels.summary import lines
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(given)
     try:
         code = _run(options, given)
-    except (CalibrationError, RowsError, ValueError) as error:
+    except (CalibrationError, RowsError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename or options.out}: {error.strerror or error}")
@@ -63,7 +63,7 @@ def calibrate(
     options: argparse.Namespace, geometry: Geometry, deadline_s: float
 ) -> dict[str, Any] | None:
     """Measures what is missing and fits; None if `deadline_s` of `time.monotonic` came first."""
-    from kvsim_kernels.sweep import missing
+    from kvsim_kernels.sweep import bar, missing, sweep
     from kvsim_kernels.timing import make_clock
 
     limits = _limits(options, geometry)
@@ -71,24 +71,23 @@ def calibrate(
     samples = plan(limits, clock.rounds)
     path = options.out.with_suffix(f".{geometry.block_size}.rows.jsonl")
     store = RowStore(path, _header(options, geometry, limits))
-    if missing(store, samples) and not _measured(
-        options, geometry, limits, clock, store, samples, deadline_s
-    ):
-        return None
-    return make_profile(store.header, store.rows)
+    complete = True
+    if missing(store, samples):
+        bench, facts = _bench(options, geometry, limits, clock)
+        report = partial(bar, started_s=time.monotonic())
+        complete = sweep(
+            bench, clock, store, samples, report=report, deadline_s=deadline_s, facts=facts
+        )
+        del bench
+        _free_memory(limits.cuda)
+    return make_profile(store.header, store.rows) if complete else None
 
 
-def _measured(
-    options: argparse.Namespace,
-    geometry: Geometry,
-    limits: Limits,
-    clock: Any,
-    store: RowStore,
-    samples: Sequence[Sample],
-    deadline_s: float,
-) -> bool:
-    """Builds the decoder, checks and compiles its kernels, measures; whether that is complete."""
-    from kvsim_kernels import checks, sweep
+def _bench(
+    options: argparse.Namespace, geometry: Geometry, limits: Limits, clock: Any
+) -> tuple[Any, dict[str, Any]]:
+    """A decoder to be measured, its kernels compiled and checked; how that went."""
+    from kvsim_kernels import checks
     from kvsim_kernels.forward import Decoder
     from kvsim_kernels.measure import Bench
 
@@ -110,23 +109,11 @@ def _measured(
         errors = checks.check(decoder)
     except checks.CheckError as error:
         raise CalibrationError(f"{error}; run pytest tests/kernels on this device") from None
-    facts = {
+    return bench, {
         "checks": errors,
         "build_s": round(built_s - started_s, 2),
         "compile_s": round(compiled_s - built_s, 2),
     }
-    complete = sweep.sweep(
-        bench,
-        clock,
-        store,
-        samples,
-        report=partial(sweep.bar, started_s=time.monotonic()),
-        deadline_s=deadline_s,
-        facts=facts,
-    )
-    del bench, decoder
-    _free_memory(limits.cuda)
-    return complete
 
 
 def _free_memory(cuda: bool) -> None:
@@ -146,17 +133,20 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     _refuse_missing(cuda)
     if not cuda:
         _restart_with_settings(given)
-    geometry = read_model(_model_path(options.model), _dtype(options), options.kv_cache_dtype)
+    geometry = _geometry(options)
     deadline_s, profiles = time.monotonic() + options.limit_s, []
     for size in dict.fromkeys(options.block_size):
         sized = geometry.sized(block_size=size, layout=options.kv_layout)
-        profile = calibrate(options, sized, deadline_s)
-        if profile is None:
-            line = f"stopped after {options.limit_s:g} s; the same command goes on from here"
-            print(f"kvsim: {line}", file=sys.stderr)
-            return 1
-        profiles.append(profile)
-    return _written(profiles, options.out)
+        profiles.append(calibrate(options, sized, deadline_s))
+        if profiles[-1] is None:
+            break
+    complete = [profile for profile in profiles if profile is not None]
+    code = _written(complete, options.out) if complete else 0
+    if len(complete) < len(profiles):
+        line = f"stopped after {options.limit_s:g} s; the same command goes on from here"
+        print(f"kvsim: {line}", file=sys.stderr)
+        return 1
+    return code
 
 
 def _written(profiles: Sequence[dict[str, Any]], out: Path) -> int:
@@ -266,11 +256,15 @@ def _restart_with_settings(given: Sequence[str]) -> None:
     os.execve(sys.executable, command, {**os.environ, **settings})
 
 
-def _dtype(options: argparse.Namespace) -> str:
-    """A CPU computes in float32 unless told otherwise: its 16-bit products are emulated."""
-    if options.dtype == "auto" and options.device == "cpu":
-        return "float32"
-    return str(options.dtype)
+def _geometry(options: argparse.Namespace) -> Geometry:
+    """The model; a CPU computes in float32 unless told otherwise: 16 bits are emulated there."""
+    dtype = options.dtype
+    if dtype == "auto" and options.device == "cpu":
+        dtype = "float32"
+    try:
+        return read_model(_model_path(options.model), dtype, options.kv_cache_dtype)
+    except ValueError as error:
+        raise CalibrationError(str(error)) from None
 
 
 def _model_path(name: str) -> Path:
@@ -288,7 +282,7 @@ def _model_path(name: str) -> Path:
 
 
 def _require_writable(out: Path) -> None:
-    """Finds out before an hour of measuring, not after."""
+    """Finds out before minutes of measuring, not after."""
     if not out.parent.is_dir():
         raise CalibrationError(f"{out.parent}: no such folder; make it, or give another --out")
     if out.is_dir() or not os.access(out.parent, os.W_OK):

@@ -134,12 +134,19 @@ class Executor:
 
 
 def make_decoder(
-    profile: Mapping[str, Any], device: str, *, num_blocks: int, host_blocks: int, **room: int
+    profile: Mapping[str, Any],
+    device: str,
+    *,
+    num_blocks: int,
+    host_blocks: int,
+    max_tokens: int,
+    max_seqs: int,
+    max_seq_len: int,
 ) -> Decoder:
     """The decoder that a profile was measured with, over pools of other sizes.
 
-    `room`: `max_tokens`, `max_seqs` and `max_seq_len` of the largest step. Raises ValueError
-    where the device is not there, or too small.
+    `max_tokens`, `max_seqs`, `max_seq_len`: the largest step, before it is padded to a graph.
+    Raises ValueError where the device is not there, or too small.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
@@ -155,14 +162,17 @@ def make_decoder(
         layout=engine["kv_layout"],
         num_blocks=num_blocks,
     )
+    rows = min((size for size in engine["capture_sizes"] if size >= max_seqs), default=max_seqs)
     try:
         return Decoder(
             geometry,
             device=device,
+            max_tokens=max(max_tokens, rows),
+            max_seqs=rows,
+            max_seq_len=max_seq_len,
             capture_sizes=engine["capture_sizes"],
             decode_kernel=engine["decode_kernel"].removeprefix("decode_"),
             host_blocks=host_blocks,
-            **room,
         )
     except RuntimeError as error:
         if "memory" not in str(error):

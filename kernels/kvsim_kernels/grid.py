@@ -17,7 +17,6 @@ Ints = NDArray[np.int64]
 MOST_CHUNKS = 8
 """Chunks of a measured step beside its decoding sequences."""
 
-
 LEAST_CHUNK = 8
 """Tokens of the smallest chunk of a measured step; grids begin at half of it."""
 

@@ -15,6 +15,9 @@ STEP_MEDIAN_PERCENT, STEP_P95_PERCENT = 5.0, 20.0
 DRIFT_PERCENT = 5.0
 """Bound on how far the anchors may move between the start and the end, in the median."""
 
+GATHER_OVER_V2 = 2.0
+"""Least ratio of decode by gathering, which moves three times the bytes, to decode v2."""
+
 Figures = dict[str, Any]
 
 
@@ -42,6 +45,9 @@ def error(prices: Prices, rows: RowSet) -> Figures:
         if kernel in prices.fit
         for cell in odd_cells(prices.fit[kernel], axis)
     ]
+    ratio = _gather_over_v2(rows)
+    if ratio is not None:
+        found["gather_over_decode_v2"] = ratio
     why = _objections(found)
     return found | {"trusted": not why, "why": why}
 
@@ -158,6 +164,14 @@ def _drift(rows: RowSet) -> float:
     return round(max(abs(ratio - 1) for ratio in ratios) * 100, 2)
 
 
+def _gather_over_v2(rows: RowSet) -> float | None:
+    """How much longer decoding takes by gathering all pages, at least; None: not measured."""
+    paged = {str(row["shape"]): row["us"] for row in rows.of("decode_v2", method="alone")}
+    gathered = [(row["us"], str(row["shape"])) for row in rows.of("decode_gather")]
+    ratios = [us / paged[shape] for us, shape in gathered if shape in paged]
+    return round(min(ratios), 2) if ratios else None
+
+
 def _shape(row: Row) -> str:
     """What two rows share that measure the same."""
     return identity({key: row[key] for key in ("kernel", "method", "shape")})
@@ -179,4 +193,6 @@ def _objections(found: Figures) -> list[str]:
         why.append(f"anchors drifted by {found['anchor_drift_percent']:g} %")
     if found["odd_cells"]:
         why.append(f"cells stand out: {', '.join(found['odd_cells'][:3])}")
+    if found.get("gather_over_decode_v2", GATHER_OVER_V2) < GATHER_OVER_V2:
+        why.append(f"gathering takes only {found['gather_over_decode_v2']:g} times decode_v2")
     return why

@@ -59,15 +59,15 @@ def sweep(
 
 
 def bar(done: int, of: int, what: str, *, started_s: float) -> None:
-    """A line on standard error that is written over; nothing where it is not a terminal."""
-    if not sys.stderr.isatty():
-        return
+    """Progress on standard error: a line that is written over, or a line for every tenth."""
     share, width = done / max(of, 1), 24
-    filled = "#" * int(share * width)
-    gone = time.monotonic() - started_s
-    left = f"{gone / share - gone:4.0f} s left" if share > 0.02 else ""
-    line = f"\r{filled:.<{width}} {done}/{of} {left:11} {what:.48}"
-    sys.stderr.write(f"{line:<100}" if what else "\r" + " " * 100 + "\r")
+    gone_s = time.monotonic() - started_s
+    left = f"{gone_s / share - gone_s:.0f} s left" if share > 0.02 else ""
+    if sys.stderr.isatty():
+        line = f"{'#' * int(share * width):.<{width}} {done}/{of} {left:11} {what:.40}"
+        sys.stderr.write(f"\r{line:<96}" if what else "\r" + " " * 96 + "\r")
+    elif done * 10 // max(of, 1) > (done - 1) * 10 // max(of, 1):
+        sys.stderr.write(f"kvsim: {done}/{of} measured, {gone_s:.0f} s, {left or 'begun'}\n")
     sys.stderr.flush()
 
 

@@ -133,11 +133,6 @@ class CudaClock:
         one = torch.zeros(1, device="cuda")
         self._empty_us = self.alone(lambda: one.add_(1.0)).us
 
-    @property
-    def empty_us(self) -> float:
-        """What events around a graph of one trivial kernel show; subtracted from every replay."""
-        return self._empty_us
-
     def alone(self, call: Call, *, cold: bool = True) -> Timing:
         """See `Clock`."""
         graph = _captured(call)
@@ -171,22 +166,24 @@ class CudaClock:
         return float(start.elapsed_time(stop)) * 1e3
 
     def state(self) -> dict[str, float]:
-        """SM clock, power and temperature, as nvidia-smi reads them; empty where it does not run.
+        """The time of an empty graph, and SM clock, power and temperature as nvidia-smi reads them.
 
-        The device is busy when it is asked, so that the clock is the one that kernels see.
+        The device is kept busy meanwhile, so that the clock is the one that kernels see.
         """
-        for _ in range(300):
-            self._flush()
-        keys = ("clocks.sm", "power.draw", "temperature.gpu")
+        found = {"empty_graph_us": round(self._empty_us, 3)}
+        keys = {"clocks.sm": "sm_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
         command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-            values = [float(text) for text in done.stdout.splitlines()[0].split(",")]
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            return {}
-        finally:
-            torch.cuda.synchronize()
-        return dict(zip(("sm_mhz", "power_w", "celsius"), values, strict=True))
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                while process.poll() is None:
+                    for _ in range(50):
+                        self._flush()
+                    torch.cuda.synchronize()
+                assert process.stdout is not None
+                words = process.stdout.readline().split(",")
+            return found | dict(zip(keys.values(), map(float, words), strict=True))
+        except (OSError, ValueError):
+            return found
 
     def _flush(self) -> None:
         torch.sum(self._cache, dim=1, out=self._sums)

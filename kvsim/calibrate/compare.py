@@ -122,13 +122,17 @@ def _at(table: Curve | Grid, point: Point) -> float | None:
 
 
 def _flat(profile: Profile) -> dict[str, str]:
-    """Everything but tables, as `key.inner` -> text."""
+    """Everything but tables and rows, as `key.inner` -> text."""
     plain: dict[str, Any] = msgspec.to_builtins(profile)
-    fit = plain.pop("fit")
     tables = {name for name, _ in _tables(profile)}
-    plain["fit"] = {key: value for key, value in fit.items() if key not in tables}
-    flat = {}
-    for key, value in plain.items():
-        for inner, text in value.items() if isinstance(value, dict) else [("", value)]:
-            flat[f"{key}.{inner}".rstrip(".")] = str(text)
-    return flat
+    plain["fit"] = {key: value for key, value in plain["fit"].items() if key not in tables}
+    plain["ceilings"] = {k: v for k, v in plain["ceilings"].items() if k != "achieved"}
+    return dict(_words({key: plain[key] for key in plain if key not in ("rows", "others")}))
+
+
+def _words(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _words(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", str(value)

@@ -80,7 +80,10 @@ class DeferredGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        known = {name: TyperCommand(name, help=about) for name, (_, about) in COMMANDS.items()}
+        known = {
+            name: TyperCommand(name, help=about, short_help=about)
+            for name, (_, about) in COMMANDS.items()
+        }
         self.commands = {**known, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

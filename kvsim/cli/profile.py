@@ -112,7 +112,7 @@ def show(
             f"{made.name}, {made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}",
         ),
         ("engine", f"block_size {profile.engine.block_size}"),
-        *((f"error: {k}", _words(v)) for k, v in profile.error.items() if not _judged(v)),
+        *((f"error: {k}", _words(v)) for k, v in profile.error.items() if not _tabled(k, v)),
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]
     console.print(_facts(facts))
@@ -163,6 +163,11 @@ def _facts(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
+def _tabled(key: str, value: Any) -> bool:
+    """Whether an entry of `error` is in the table of errors."""
+    return key == "others" or _judged(value)
+
+
 def _judged(value: Any) -> bool:
     """Whether an entry of `error` holds distances from rows held out."""
     return isinstance(value, dict) and "points" in value
@@ -172,7 +177,9 @@ def _errors(error: dict[str, Any]) -> Table:
     """Distances in percent, each table as a whole and by region."""
     table = _table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
     keys = ("median_percent", "p95_percent", "max_percent", "bias_percent")
-    for name, figures in error.items():
+    others = error.get("others", {}).items()
+    further = {f"{key}, block_size {size}": f for size, e in others for key, f in e.items()}
+    for name, figures in {**error, **further}.items():
         if _judged(figures):
             regions = {f"  {region}": f for region, f in figures.items() if _judged(f)}
             for title, found in {name: figures, **regions}.items():

@@ -146,11 +146,12 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
 
 def _show(lab: Laboratory, found: Answer) -> None:
+    from kvsim.size.words import verdict
     from kvsim.sweep.choose import sources
 
     console = make_console()
     console.print(_neighbours(lab, found))
-    for text, tone in found.verdict:
+    for text, tone in verdict(lab, found):
         console.print(text, highlight=False, style=STYLES[tone])
     for text, measured in sources(configuration.records for configuration in lab.tried.values()):
         console.print(text, highlight=False, style="" if measured else "dim")
@@ -173,7 +174,7 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
     from kvsim.size.rows import HEAD, row
 
     table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    metrics = [objective.metric for objective in lab.objectives.each]
+    metrics = lab.objectives.metrics
     for i, column in enumerate((lab.knob.key, *HEAD, *(metric.label for metric in metrics))):
         table.add_column(column, justify="right" if i else "left")
     for value, configuration in neighbourhood(lab, found.value):

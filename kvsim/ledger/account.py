@@ -46,7 +46,9 @@ def account_times(
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
     asked = np.concatenate((*time.rows_of(spells, starts), copies.rows, copies.rows + 1))
-    asked = np.unique(asked)
+    is_asked = np.zeros(len(starts) + 1, dtype=bool)
+    is_asked[asked] = True  # Much quicker than `np.unique`.
+    asked = np.flatnonzero(is_asked)
     book = _Book(cost, steps, kernels.samples_of(steps, requests, transitions), asked, until, why)
     if isinstance(steps, PackedColumns):
         steps.widen(KERNELS, book.pieces())

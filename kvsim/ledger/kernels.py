@@ -69,7 +69,8 @@ def samples_of(
     known = (again >= 0) & (first[who] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
     for places in (rows, again[known]):
         np.add.at(samples, places[places < len(samples)], 1)
-    return np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
+    most: Ints = np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
+    return most
 
 
 def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:

@@ -34,12 +34,15 @@ After a preemption:
 
 * `num_cached`: the hits.
 * `last_block`: found, but computed for the rule that at least one token must be.
-* `partial_block`: computed before, but not as a whole block of this prompt.
-* `concurrent`: a request admitted earlier was still to compute them.
 * `evicted`: computed before; they, or a block before them, were evicted since.
+* `concurrent`: a request admitted earlier was still to compute them.
+* `partial_block`: computed before, but not as a whole block of this prompt.
 * `other_salt`: computed before, under another cache salt only. (A scope is no such thing: it says
   that equal ids mean different tokens.)
 * `cold`: never computed before.
+* `unreached`: it lost its blocks, was given up, or the run ended, before its prompt was so far.
+
+That is also their order in a prompt.
 
 What preemptions cost comes on top: `recached_tokens` were found again, `recomputed_tokens` not.
 """
@@ -79,11 +82,12 @@ WAITING_FOR = dict(zip(BLOCKED, TIME_PARTS, strict=False))
 _PROMPT = {
     "num_cached": "hit",
     "last_block": "last-token rule",
-    "partial_block": "lost to block granularity",
-    "concurrent": "being computed by another request",
     "evicted": "evicted for capacity",
+    "concurrent": "being computed by another request",
+    "partial_block": "lost to block granularity",
     "other_salt": "another cache salt",
     "cold": "cold",
+    "unreached": "not reached",
 }
 PROMPT_PARTS = tuple(f"{name}_tokens" for name in _PROMPT)
 PROMPT_LABELS = {f"{name}_tokens": label for name, label in _PROMPT.items()}

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from kvsim import transitions as kinds
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.request import Request
-from kvsim.workload.keys import Piece, SpanStream, TokenStream
+from kvsim.workload.keys import SpanStream, TokenStream
+from kvsim.workload.pieces import Piece
 
 Ints = NDArray[np.int64]
 
@@ -60,9 +61,10 @@ class Known:
 def split_prompts(
     requests: Sequence[Request], transitions: Mapping[str, Ints], rules: Rules
 ) -> dict[str, Ints]:
-    """`PROMPT_PARTS` of each request but the hits, in tokens; 0 for one that was never admitted."""
+    """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted."""
     parts = np.zeros((len(requests), len(PROMPT_PARTS)), dtype=np.int64)
     past, coming, anywhere = Known(), Known(), Known()
+    lost = _first_losses(transitions)
     salted = any(_stream(request).salt for request in requests)
     for _, kind, place, tokens in sorted(_events(requests, transitions, rules.block_size)):
         request = requests[place]
@@ -78,9 +80,10 @@ def split_prompts(
         held = coming.prefix(stream.salt, pieces)
         elsewhere = anywhere.prefix(0, pieces) if salted else 0
         coming.add(stream.salt, pieces)
-        parts[place] = classify(
+        whole = classify(
             request.input_length, request.cached_tokens, known, held, elsewhere, rules
         )
+        parts[place] = cut_off(whole, _reached(request, lost))
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
 
 
@@ -106,7 +109,16 @@ def classify(
     concurrent = whole - begin - evicted
     other_salt = max(0, min(elsewhere, length) // size * size - known)
     cold = length - known - other_salt
-    return hit, last_block, known - whole, concurrent, evicted, other_salt, cold
+    return hit, last_block, evicted, concurrent, known - whole, other_salt, cold, 0
+
+
+def cut_off(parts: tuple[int, ...], reached: int) -> tuple[int, ...]:
+    """The same where only the first `reached` tokens were; the rest is the last part."""
+    kept = []
+    for tokens in parts[:-1]:
+        kept.append(min(tokens, reached))
+        reached -= kept[-1]
+    return *kept, sum(parts) - sum(kept)
 
 
 def _events(
@@ -124,6 +136,29 @@ def _events(
     for place, kind, time_ns, value in zip(*columns, strict=True):
         tokens = value * block_size if kind == kinds.SWAPPED_OUT else value
         yield (time_ns, _RELEASE, 0), _RELEASE, place, min(tokens, _computed(requests[place]))
+
+
+def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]:
+    """Request → when it lost its blocks for the first time, and the tokens computed by then."""
+    losses: dict[int, tuple[int, int]] = {}
+    preempted = transitions["kind"] == kinds.PREEMPTED
+    columns = (transitions[name][preempted].tolist() for name in ("request", "time_ns", "value"))
+    for place, time_ns, value in zip(*columns, strict=True):
+        losses.setdefault(place, (time_ns, value))
+    return losses
+
+
+def _reached(request: Request, losses: Mapping[int, tuple[int, int]]) -> int:
+    """Tokens of its prompt that were computed or found before it lost its blocks or the run ended.
+
+    If it just was not completed, nobody knows how far it was, but for its hits.
+    """
+    first = request.first_token_ns
+    if request.index in losses:
+        time_ns, tokens = losses[request.index]
+        if first < 0 or first > time_ns:
+            return max(request.cached_tokens, min(tokens, request.input_length))
+    return request.input_length if first >= 0 else request.cached_tokens
 
 
 def _computed(request: Request) -> int:

@@ -35,6 +35,9 @@ who waits through it, until the next step begins: all of it, for one reason."""
 _LINK_WAIT, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(6)
 _REASONS = slice(6, len(TIMES))
 
+_AT_ONCE = 1 << 16
+"""Spells that are split together: of a long run there are many."""
+
 _PLACES = {name: place for place, name in enumerate(TIME_PARTS)}
 _OWN = {
     standings.PREFILL: "own_prefill_ns",
@@ -119,6 +122,14 @@ def split_requests(
 ) -> dict[str, Ints]:
     """`TIME_PARTS` of `number` requests, in nanoseconds."""
     parts = np.zeros((number, len(TIME_PARTS)), dtype=np.int64)
+    for start in range(0, len(spells.request), _AT_ONCE):
+        some = Spells(*(column[start : start + _AT_ONCE] for column in spells))
+        _split_spells(parts, some, steps, sums)
+    _own_copies(parts, copies, sums)
+    return {name: parts[:, place] for place, name in enumerate(TIME_PARTS)}
+
+
+def _split_spells(parts: Ints, spells: Spells, steps: Laid, sums: Sums) -> None:
     first, last = rows_of(spells, steps.starts)
     held = sums.between(first, last)
     length = spells.end_ns - spells.begin_ns
@@ -139,8 +150,6 @@ def split_requests(
             _running(parts, who, within, length[here], standing)
         else:
             _add(parts, who, _AWAY[standing], length[here])
-    _own_copies(parts, copies, sums)
-    return {name: parts[:, place] for place, name in enumerate(TIME_PARTS)}
 
 
 def rows_of(spells: Spells, starts: Ints) -> tuple[Ints, Ints]:

@@ -127,13 +127,13 @@ def headline_words(
 
 
 def fall_words(fall: Waterfall) -> str:
-    """`Mean E2EL −14.4 s: −12.1 s for free blocks, +0.2 s own decode, −0.1 s the rest.`"""
+    """`Mean E2EL −14.4 s: −12.1 s waiting for free blocks; +0.2 s own decode; −0.1 s the rest.`"""
     changes = sorted(fall.changes(), key=lambda change: -abs(change[1]))
     named = [f"{_seconds(ns)} {LABELS[part]}" for part, ns in changes[:_NAMED]]
     rest = sum((ns for _, ns in changes[_NAMED:]), changes[0][1] * 0)
     if rest:
         named.append(f"{_seconds(rest)} the rest")
-    return f"{title_of(fall)} {_signed(fall)}: {', '.join(named)}."
+    return f"{title_of(fall)} {_signed(fall)}: {'; '.join(named)}."
 
 
 def title_of(fall: Waterfall) -> str:

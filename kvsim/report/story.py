@@ -168,14 +168,14 @@ def _about(run: _Run, index: int) -> str:
 def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     """Everything that happened to a request that was sent, in order."""
     moments = [*_arrival(run, index), *_waits(run, index), *_first_step(run, index)]
+    first = int(run.requests["first_token_ns"][index])
+    if first >= 0:
+        moments.append(Moment(first, "first token"))
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
         if kind in _TOLD:
             moments.append(Moment(time_ns, _TOLD[kind](run, index, time_ns, value)))
-    first = int(run.requests["first_token_ns"][index])
-    if first >= 0:
-        moments.append(Moment(first, "first token"))
     for spell in spells:
         if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
             text = _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))

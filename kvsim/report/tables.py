@@ -44,8 +44,8 @@ COUNTS = (
 )
 DURATIONS = ("queue", "ttft", "tpot", "e2el")
 NS_PER_S = 1e9
-PIECE = 1 << 20
-"""Steps that are written together: a row group of Parquet, which has so many by default."""
+PIECE = 1 << 17
+"""Steps that are written together: a row group of Parquet."""
 
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:

@@ -88,19 +88,20 @@ class Stretches(Lockstep):
             context += number
             if ends or now_ns >= horizon_ns:
                 break
-        steps = step - first
-        if steps:
-            blocks.take_together(taken, steps * number)
+        if step > first:
+            blocks.take_together(taken, (step - first) * number)
             self._context_tokens = context
-            self._composed_ns = start_ns
             self._composed = self._settled = step
-            self.together_steps += steps
-            self.stretched_steps += steps
-            self.stretches += 1
-            if blocked:
-                self.waiting[0].blocked_steps += steps
-            self.busy_until_ns = now_ns
-        return steps
+            self._composed_ns, self.busy_until_ns = start_ns, now_ns
+            self._stretched(step - first, blocked)
+        return step - first
+
+    def _stretched(self, steps: int, blocked: int) -> None:
+        self.stretches += 1
+        self.stretched_steps += steps
+        self.together_steps += steps
+        if blocked:
+            self.waiting[0].blocked_steps += steps
 
     def landed(self, pace: Pace) -> None:
         """The time of a stretch has passed: tell who has got its last token."""

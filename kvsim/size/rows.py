@@ -13,7 +13,7 @@ HEAD = ("from the answer", "seeds that keep all")
 def row(lab: Laboratory, answer: float | None, value: float) -> list[str]:
     """One value: the knob, its distance, the seeds, the figures (means over the seeds)."""
     configuration = lab.tried[value]
-    metrics = [objective.metric for objective in lab.objectives.each]
+    metrics = lab.objectives.metrics
     if configuration.outcome != "finished":
         figures = [configuration.outcome.replace("-", " "), *[MISSING] * (len(metrics) - 1)]
     else:

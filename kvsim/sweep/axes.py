@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvsim.report.metrics import Metric
@@ -66,7 +66,7 @@ def _numbers(
     title: str,
     values: Sequence[float | None],
     texts: tuple[str, ...],
-    write: Any,
+    write: Callable[[float], str],
     limit: float | None = None,
 ) -> Scale:
     there = [value for value in values if value is not None]
@@ -97,5 +97,7 @@ def _numbers(
     )
 
 
-def _ticks(value_at: Any, write: Any) -> tuple[tuple[float, str], ...]:
+def _ticks(
+    value_at: Callable[[float], float], write: Callable[[float], str]
+) -> tuple[tuple[float, str], ...]:
     return tuple((place, write(value_at(place))) for place in _TICKS)

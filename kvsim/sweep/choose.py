@@ -85,7 +85,7 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     objectives = None if plan.slo is None else parse_slo(plan.slo)
     configurations = joined(outcomes, objectives)
     by_blocks = len({c.figures[BLOCKS.key] for c in configurations if c.figures}) > 1
-    bound = [] if objectives is None else [each.metric for each in objectives.each]
+    bound = () if objectives is None else objectives.metrics
     blocks = [BLOCKS] if by_blocks and "num_gpu_blocks_override" not in plan.axes else []
     metrics = tuple(dict.fromkeys([*bound, TTFT, TPOT, THROUGHPUT, PREEMPTIONS, *blocks]))
     best, rule = _ranked(plan, configurations, objectives, by_blocks)

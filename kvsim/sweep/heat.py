@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 
-from kvsim.report.html import Html, element, join
+from kvsim.report.html import Html, element
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import show
 from kvsim.sweep.axes import ordered
@@ -124,9 +124,9 @@ def _shade(
     return "used", 6 + 60 * share
 
 
-def legend(chosen: Chosen) -> Html:
+def key_to_maps(chosen: Chosen) -> Html:
     """What the colours of the maps mean."""
     if chosen.objectives is None:
         return element("p", "The more, the darker.")
     text = "Green is within the limit, red beyond it; full colour at a quarter or four times of it."
-    return join((element("p", text),))
+    return element("p", text)

@@ -11,7 +11,7 @@ from kvsim.report.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.report.provenance import facts, to_toml
 from kvsim.sweep.choose import Chosen, Configuration, sources, value_words
 from kvsim.sweep.figures import effect_figures, tradeoff_figures
-from kvsim.sweep.heat import heat_maps, legend
+from kvsim.sweep.heat import heat_maps, key_to_maps
 from kvsim.sweep.parallel import parallel_figure
 from kvsim.sweep.store import Record
 from kvsim.sweep.sweep import Plan
@@ -36,7 +36,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
         "Best": _best(chosen),
         "Trade-offs": placed(trade, "trio" if len(trade) > 2 else "duo") if trade else None,
         "All at once": placed(parallel, "one") if parallel else None,
-        "Two settings at once": join((legend(chosen), maps)) if maps else None,
+        "Two settings at once": join((key_to_maps(chosen), maps)) if maps else None,
         "Each setting": placed(effects, "trio") if effects else None,
         "Every configuration": _all(chosen),
         "To repeat it": _origin(plan, chosen),

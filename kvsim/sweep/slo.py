@@ -69,6 +69,11 @@ class Objectives(NamedTuple):
     text: str
     each: tuple[Objective, ...]
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The bounded figures, each once."""
+        return tuple(dict.fromkeys(objective.metric for objective in self.each))
+
     def met(self, record: Mapping[str, Any]) -> bool:
         """Whether a run ended by itself, served every request and keeps every bound.
 

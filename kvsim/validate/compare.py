@@ -11,7 +11,7 @@ Beside each stands the noise: what two measurements of the same differ by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,9 +53,7 @@ Table = dict[str, Any]
 Floats = NDArray[np.float64]
 
 
-def compare(
-    recording: Mapping[str, Any], profile: str, tell: Callable[[str], None] = lambda text: None
-) -> Table:
+def compare(recording: Mapping[str, Any], profile: str) -> Table:
     """The result of a validation, in plain values, keys in a fixed order.
 
     `profile`: a path or a shipped name. Raises `ConfigError` where recording, trace and profile do
@@ -69,9 +67,8 @@ def compare(
     settings = {policy["name"]: settings_of(policy) for policy in setup["policies"]}
     policies = []
     for policy in recording["policies"]:
-        tell(f"{policy['name']}: simulating")
-        layout = recording["engine"]["kv_layout"]
-        config = with_profile(settings[policy["name"]], profile, made.fit.swap.get(layout, {}))
+        own = settings[policy["name"]]
+        config = with_profile(own, profile, recording["engine"], made.fit.swap)
         policies.append(_policy(policy, trace, config))
     result: Table = plain(
         {
@@ -94,18 +91,20 @@ def compare(
 
 
 def with_profile(
-    settings: Mapping[str, Any], path: str, swap: Mapping[str, tuple[float, float]]
+    settings: Mapping[str, Any], path: str, engine: Mapping[str, Any], swap: Mapping[str, Any]
 ) -> RunConfig:
-    """Settings whose times come from a profile.
+    """Settings whose times come from a profile, for the kernel and the layout that were run.
 
-    `swap`: (microseconds of a copy, and of each of its blocks) by direction, `d2h` and `h2d`. The
-    simulated link does not know directions, so it takes their mean, unless it was set.
+    `swap`: by layout and direction, `d2h` and `h2d`, microseconds of a copy and of each of its
+    blocks. The simulated link does not know directions, so it takes their mean, unless it was set.
     """
-    own = settings["cost"]
-    cost: Table = {"model": "table", "profile": path}
-    cost |= {key: own[key] for key in ("link", "decode_kernel") if key in own}
-    lines = [swap[way] for way in ("d2h", "h2d") if way in swap]
-    if lines and "link" not in cost:
+    kernel = engine["decode_kernel"].removeprefix("decode_")
+    cost: Table = {"model": "table", "profile": path, "decode_kernel": kernel}
+    if "link" in settings["cost"]:
+        return make_config({**settings, "cost": {**cost, "link": settings["cost"]["link"]}})
+    directions = swap.get(engine["kv_layout"], {})
+    lines = [directions[way] for way in ("d2h", "h2d") if way in directions]
+    if lines:
         call_us, block_us = (float(np.mean(values)) for values in zip(*lines, strict=True))
         cost["link"] = {"block_us": max(block_us, 0.0), "call_us": max(call_us, 0.0)}
     return make_config({**settings, "cost": cost})

@@ -101,7 +101,7 @@ def _errors(name: str, points: Mapping[str, Floats]) -> Figure:
         ),
         titled("steps (%)", range=[0, 103], dtick=25),
     )
-    note = "The share of steps that are off by at most so much; the grey curve is the noise."
+    note = "The share of steps that are off by at most so much. Grey: the noise."
     return Figure(f"{name}-errors", "Errors of single steps", note, data, look, legend, height=320)
 
 
@@ -143,7 +143,8 @@ def _range(*values: Floats) -> tuple[float, float]:
 
 def _ticks(low: float, high: float) -> dict[str, Any]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    digits = (1, 1.5, 2, 3, 5, 7) if len(decades) <= 2 else (1, 2, 5) if len(decades) <= 4 else (1,)
+    wide = high / low
+    digits = (1, 1.5, 2, 3, 5, 7) if wide < 12 else (1, 2, 5) if wide < 1000 else (1,)
     ticks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
     return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 

@@ -23,11 +23,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import inf
-from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
 from kvsim.request import Stream
+from kvsim.workload.pieces import Piece, span_pieces
 from kvsim.workload.runs import merge
 from kvsim.workload.trace import (
     HashContent,
@@ -48,20 +48,6 @@ _DIGESTS = 1 << 64
 """Above the keys of everything else."""
 _SALT = 0x9E3779B97F4A7C15F39D
 """More than all keys of one salt span; odd, so that the hash values of two salts rarely meet."""
-
-
-class Piece(NamedTuple):
-    """Tokens in a row of which a stream knows the identity, salts apart.
-
-    Pieces of two streams that have the same key begin with the same token, behind the same tokens;
-    they agree as far as the shorter one reaches.
-    """
-
-    key: int
-    """Of the first token, as of a block of one token."""
-    first: int
-    """Its place in the stream; `last`: the place behind the last token."""
-    last: int
 
 
 def streams(trace: Trace) -> list[Stream]:
@@ -87,9 +73,9 @@ class SpanStream:
         "_offsets",
         "_row",
         "_rows",
-        "_salt",
         "_stops",
         "_unit",
+        "salt",
     )
 
     def __init__(
@@ -113,15 +99,16 @@ class SpanStream:
         self._offsets = (*(offset for _, offset in spans), _unique_offset(row))
         self._base = base
         self._keep = keep
-        self._salt = salt
+        self.salt = salt
+        """What every key is moved by; 0: no salt."""
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
-        return _salted(self.content_keys(first, last, block_size), self._salt)
+        return _salted(self.content_keys(first, last, block_size), self.salt)
 
     def sample(self, index: int) -> SpanStream:
         """The same prompt and an output of its own, for `index` > 0."""
-        return _sample_of(self, index, self._row, self._rows, self._input_length, self._salt)
+        return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
 
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
         """The same without the salt."""
@@ -137,18 +124,13 @@ class SpanStream:
             parts.append(stream.content_keys(first, last, block_size))
         return parts[0] if len(parts) == 1 else list(chain.from_iterable(reversed(parts)))
 
-    @property
-    def salt(self) -> int:
-        """What every key is moved by; 0: no salt."""
-        return self._salt
-
     def pieces(self, length: int) -> list[Piece]:
         """The first `length` tokens, in order."""
         parts: list[list[Piece]] = []
         stream: SpanStream | TokenStream | None = self
         while isinstance(stream, SpanStream) and length > 0:
             if stream._keep < length:
-                parts.append(stream._own_pieces(length))
+                parts.append(span_pieces(stream._keep, length, stream._stops, stream._offsets))
                 length = stream._keep
             stream = stream._base
         if stream is not None and length > 0:
@@ -161,7 +143,7 @@ class SpanStream:
         unit, block = self._unit, 0
         whole = 0 if unit % block_size else unit // block_size
         for key, first, end in self.pieces(number * block_size):
-            offset, last = key - first + self._salt, end // block_size
+            offset, last = key - first + self.salt, end // block_size
             while block < last:
                 node = ((block + 1) * block_size - 1 + offset) // unit
                 stop = min(last, ((node + 1) * unit - offset) // block_size)
@@ -172,16 +154,6 @@ class SpanStream:
                     ids = (last - block) // whole
                     found += [(each, whole) for each in range(node + 1, node + 1 + ids)]
                     block += ids * whole
-        return found
-
-    def _own_pieces(self, last: int) -> list[Piece]:
-        position, found = self._keep, []
-        span = -1
-        while position < last:
-            span = bisect_right(self._stops, position, span + 1)
-            stop = int(min(self._stops[span], last))
-            found.append(Piece(position + self._offsets[span], position, stop))
-            position = stop
         return found
 
     def _own_keys(self, first: int, last: int, block_size: int) -> list[int]:
@@ -207,7 +179,7 @@ class TokenStream:
     with an unknown token are in the region of `row` alone, of `rows` streams in use.
     """
 
-    __slots__ = ("_input_length", "_keys", "_next_token", "_row", "_rows", "_salt", "_tokens")
+    __slots__ = ("_input_length", "_keys", "_next_token", "_row", "_rows", "_tokens", "salt")
 
     def __init__(
         self,
@@ -229,15 +201,15 @@ class TokenStream:
         """Block size -> keys of the leading blocks."""
         self._row = row
         self._rows = rows
-        self._salt = salt
+        self.salt = salt
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
-        return _salted(self.content_keys(first, last, block_size), self._salt)
+        return _salted(self.content_keys(first, last, block_size), self.salt)
 
     def sample(self, index: int) -> SpanStream:
         """The same prompt and an unknown output of its own, for `index` > 0."""
-        return _sample_of(self, index, self._row, self._rows, self._input_length, self._salt)
+        return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
 
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
         """The same without the salt."""
@@ -249,11 +221,6 @@ class TokenStream:
                 tokens = (keys[-1] - _DIGESTS).to_bytes(8, "little") + tokens
             keys.append(_DIGESTS + xxh64_intdigest(tokens))
         return [*keys[first:known], *self._own(max(first, known), last, block_size)]
-
-    @property
-    def salt(self) -> int:
-        """What every key is moved by; 0: no salt."""
-        return self._salt
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
         """The first `number` blocks, each by itself: there are no hash ids."""
@@ -301,7 +268,7 @@ class _Builder:
         self.streams: list[SpanStream | TokenStream] = []
         self._rows = len(trace.rows)
         self._block_size = trace.block_size or 1
-        self._salts: dict[str | None, int] = {None: 0}
+        self.salts: dict[str | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
         """Scope -> the node before its first ids, a negative number."""
         self._edges: dict[tuple[int, int], tuple[int, int]] = {}
@@ -312,7 +279,7 @@ class _Builder:
 
     def add(self, row: Row) -> None:
         """Append the stream of `row`, the next one."""
-        salt = -_SALT * self._salts.setdefault(row.salt, len(self._salts))
+        salt = -_SALT * self.salts.setdefault(row.salt, len(self.salts))
         index, rows, length = row.index, self._rows, row.input_length
         unit = self._block_size
         stream: SpanStream | TokenStream

@@ -7,7 +7,7 @@ from kvsim_kernels.rows import Row
 
 CPU = Limits(False, 256, 24, 1024, 24 * 1024 // 16, 16)
 CUDA = Limits(
-    True, 2048, 64, 4096, 6000, 16, tile=128,
+    True, 2048, 64, 4096, 9000, 16, tile=128,
     capture_sizes=(1, 2, 4, *range(8, 65, 8)), decode_kernels=("v1", "v2"),
 )  # fmt: skip
 LAYERS = 4
@@ -46,6 +46,8 @@ def law(sample: Sample, limits: Limits) -> float:
     base, slope = INSITU[kernel] if sample.method == "insitu" else (0.0, 1.0)
     if kernel.startswith("decode_v"):
         return base + slope * (4 + 0.5 * shape["n"] + 0.01 * shape["n"] * shape["ctx"])
+    if kernel == "decode_gather":
+        return 5 * law(Sample("decode_v2", "alone", "fit", shape), limits)
     if kernel == "prefill":
         q = -(-shape["q"] // limits.tile) * limits.tile
         return base + slope * (6 + 0.2 * q + 0.001 * q * shape["ctx"])

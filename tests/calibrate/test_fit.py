@@ -177,3 +177,10 @@ def test_reached_bandwidth_is_what_must_be_read_over_the_time() -> None:
     assert reached["gb_s"] == pytest.approx(read_bytes / us / 1e3, rel=1e-3)
     copied = 2 * (512 << 20) / 100 / 1e3
     assert reached["of_copy_percent"] == pytest.approx(100 * reached["gb_s"] / copied, rel=1e-2)
+
+
+def test_a_clock_that_makes_gathering_cheap_is_noticed() -> None:
+    rows = measured(CUDA)
+    assert make(CUDA, rows)["error"]["gather_over_decode_v2"] == pytest.approx(5, rel=1e-2)
+    quick = [r | {"us": r["us"] / 4} if r["kernel"] == "decode_gather" else r for r in rows]
+    assert make(CUDA, quick)["error"]["why"] == ["gathering takes only 1.25 times decode_v2"]

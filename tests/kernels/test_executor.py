@@ -1,6 +1,6 @@
 """Real tokens tell whether block tables are right: under pressure they are those of a big pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +52,15 @@ LOAD = SimpleNamespace(
     request_rate=None, time_scale=1.0, spread_ties=False, seed=0, max_concurrency=None,
     sessions="auto", think_time_scale=1.0, max_think_time_s=None,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Toy products are not worth the hand-over between threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class FixedClock:

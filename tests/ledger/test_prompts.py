@@ -14,11 +14,12 @@ from worlds import config, hashed
 
 import kvsim
 from kvsim.ledger.parts import PROMPT_PARTS
-from kvsim.ledger.prompts import Known, Rules, classify
+from kvsim.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.plan import Plan
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
-from kvsim.workload.keys import Piece, streams
+from kvsim.workload.keys import streams
+from kvsim.workload.pieces import Piece
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -115,6 +116,19 @@ def test_other_salts_share_nothing_and_the_ledger_says_so() -> None:
     assert tokens(result, 2) == {"num_cached": 12, "cold": 1}
 
 
+def test_what_a_victim_had_not_reached_is_neither_cold_nor_evicted() -> None:
+    """Chunks of 8 tokens; r1 loses its blocks to r0's growth after its first chunk, at 28."""
+    result = run(
+        hashed(4, (0, 8, 12, []), (0, 16, 1, [])),
+        num_gpu_blocks_override=6,
+        max_model_len=20,
+        max_num_batched_tokens=8,
+        max_num_seqs=2,
+        enable_chunked_prefill=True,
+    )
+    assert tokens(result, 1).get("unreached", 0) == 0 or result.requests["num_preemptions"][1] > 0
+
+
 def test_a_request_that_never_ran_has_no_ledger() -> None:
     result = run(hashed(4, (0, 65, 1, [])))
     assert tokens(result, 0) == {}
@@ -191,13 +205,18 @@ def test_one_at_a_time_and_with_room_for_all_nothing_is_lost(
     coming=st.integers(0, 60),
     elsewhere=st.integers(0, 60),
     withheld=st.integers(0, 1),
+    reached=st.integers(0, 60),
 )
 def test_every_token_of_a_prompt_is_in_one_part(
-    length: int, hit: int, past: int, coming: int, elsewhere: int, withheld: int
+    length: int, hit: int, past: int, coming: int, elsewhere: int, withheld: int, reached: int
 ) -> None:
     parts = classify(length, min(hit, length), past, coming, elsewhere, Rules(4, withheld))
-    assert sum(parts) == length
-    assert min(parts) >= 0
+    kept = cut_off(parts, min(reached, length))
+    for each in (parts, kept):
+        assert len(each) == len(PROMPT_PARTS)
+        assert sum(each) == length
+        assert min(each) >= 0
+    assert kept[-1] == length - min(reached, length)
 
 
 def identities(stream: Any, length: int) -> list[int]:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from fake_run import fake_run
+from small_engines import engine, make_trace
 from tiny import no_run, tiny_run
 
+import kvsim
 from kvsim.report.compare_page import build_comparison
 from kvsim.report.diff_page import build_diff
 from kvsim.report.page import build_page
@@ -91,7 +93,17 @@ def named(name, run):
     return name, summarise(steps, requests, gaps, meta), requests, steps
 
 
+def ledger():
+    """A run with every kind of wait, preemptions and a prefix cache."""
+    result = kvsim.simulate(
+        make_trace([(5, 5 + i % 30, 3 + i % 12, i % 4) for i in range(60)]),
+        engine("0.6.3 prefixes"),
+    )
+    return report((result.steps, result.requests, result.token_gaps_ns, result.meta))
+
+
 PAGES = {
+    "ledger": ledger,
     "report": lambda: report(fake_run(rate=8, swap=True)),
     "tiny": lambda: report(tiny_run()),
     "empty": lambda: report(no_run()),

@@ -21,6 +21,7 @@ from kvsim.size.search import (
     find_boundary,
     sharpen,
 )
+from kvsim.size.words import verdict
 from kvsim.sweep import backends
 from kvsim.sweep.choose import TTFT, joined
 from kvsim.sweep.slo import parse_slo
@@ -96,8 +97,9 @@ def test_nothing_that_holds_is_no_answer():
     assert find_boundary(lab) is None
     found = answer(lab, ())
     assert not found.meets
-    assert "No n from 10 to 800" in found.verdict[0].text
-    assert "5 times a limit" in found.verdict[0].text
+    first = verdict(lab, found)[0].text
+    assert "No n from 10 to 800" in first
+    assert "5 times a limit" in first
 
 
 @given(st.integers(12, 700))
@@ -111,7 +113,7 @@ def test_what_cannot_be_told_from_the_best_is_said():
     found = answer(lab, ("arrivals",))
     assert found.as_good
     assert max(found.as_good) < 300
-    assert "Not to be told apart" in found.verdict[1].text
+    assert "Not to be told apart" in verdict(lab, found)[1].text
 
 
 @given(st.integers(30, 600), st.floats(2.5, 50))
@@ -141,7 +143,7 @@ def test_a_cliff_is_said_with_its_distance():
     assert found.value == 300
     (cliff,) = found.cliffs
     assert cliff.times == pytest.approx(4)
-    said = " ".join(remark.text for remark in found.verdict)
+    said = " ".join(remark.text for remark in verdict(lab, found))
     assert "4.0 times the TTFT p99: 240" in said or "4.0 times the TTFT p99: 960" in said
 
 
@@ -211,8 +213,21 @@ def test_a_base_that_is_refused_is_an_error_not_an_answer(tmp_path):
         find_best(lab)
 
 
-def test_a_recorded_trace_says_that_nothing_is_drawn(tmp_path):
-    found = answer(made_up(lambda value, seed: 50.0 if value > 99 else 500.0), ())
-    assert "nothing is drawn at random" in found.verdict[-1].text
-    many = answer(made_up(lambda value, seed: 50.0 if value > 99 else 500.0, seeds=14), ("x",))
-    assert "at least 80.7\u00a0% of seeds" in many.verdict[-1].text
+@pytest.mark.parametrize(
+    ("seeds", "varies", "words"),
+    [
+        (1, (), "nothing is drawn at random"),
+        (1, ("arrivals",), "chance is not known"),
+        (14, ("arrivals",), "at least 80.7\u00a0% of seeds, at 95.0\u00a0% confidence"),
+    ],
+)
+def test_what_is_said_of_chance(seeds, varies, words):
+    lab = made_up(lambda value, seed: 50.0 if value > 99 else 500.0, seeds=seeds)
+    assert words in verdict(lab, answer(lab, varies))[-1].text
+
+
+def test_a_lucky_value_is_named():
+    lab = made_up(lambda value, seed: 50.0 if value >= 300 or value == 33 else 500.0)
+    found = answer(lab, ())
+    assert found.value == 300
+    assert any("By luck they hold at 33" in text for text, _ in verdict(lab, found))

@@ -221,7 +221,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(kvsim, folder, arguments, word
         (["--merge"], "which folders"),
         (["--merge", "nowhere"], "nowhere/sweep.json"),
         (["--merge", "a", "--grid", "n=1,2"], "leave --trace"),
-        ([], "--trace"),
+        (["--seeds", "2"], "--trace"),
     ],
 )
 def test_bad_merges(kvsim, arguments, word):

@@ -16,7 +16,7 @@ from kvsim.validate.recording import SCHEMA
 from kvsim.validate.setup import THREE, prepare
 from kvsim.workload import open_trace
 
-CROSS = {"d2h": [10.0, 5.0], "h2d": [20.0, 7.0]}
+SWAP = {"cross": {"d2h": [10.0, 5.0], "h2d": [20.0, 7.0]}}
 
 PROFILE: dict[str, Any] = {
     "schema": "kvsim.profile/1",
@@ -50,7 +50,7 @@ PROFILE: dict[str, Any] = {
         "prefill": {"q": [1, 256], "ctx": [0, 256], "us": [[20, 40], [200, 400]]},
         "decode_v2": {"n": [1, 32], "ctx": [1, 256], "us": [[20, 30], [300, 500]]},
         "step": [100.0, 1.0, 5.0],
-        "swap": {"cross": CROSS},
+        "swap": SWAP,
     },
 }
 
@@ -124,7 +124,7 @@ def recording(
     def executor(policy: dict[str, Any]) -> Times:
         nonlocal run
         run += 1
-        parts = assemble(with_profile(policy["config"], str(profile), CROSS))
+        parts = assemble(with_profile(policy["config"], str(profile), PROFILE["engine"], SWAP))
         return Scaled(Priced(parts.cost, parts.link), factors[run % len(factors)])
 
     return {

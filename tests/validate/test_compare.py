@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import recording, write_profile, write_trace
+from small import PROFILE, recording, write_profile, write_trace
 
 from kvsim.errors import ConfigError
 from kvsim.validate.compare import COUNTS, LATENCIES, SIDES, STATISTICS, compare, with_profile
@@ -124,10 +124,17 @@ def test_a_profile_of_another_model_is_refused(world: tuple[Path, Path]) -> None
         compare(made, str(world[1]))
 
 
-def test_the_link_of_a_profile_is_the_mean_of_both_directions(world: tuple[Path, Path]) -> None:
-    settings = {"model": "tiny", "cost": {}}
-    config = with_profile(settings, "p", {"d2h": (10.0, 4.0), "h2d": (20.0, 6.0)})
+def test_the_link_of_a_profile_is_the_mean_of_both_directions() -> None:
+    settings, engine = {"model": "tiny", "cost": {}}, PROFILE["engine"]
+    swap = {"cross": {"d2h": [10.0, 4.0], "h2d": [20.0, 6.0], "both": [9.0, 9.0]}}
+    config = with_profile(settings, "p", engine, swap)
     assert config.cost["link"] == {"block_us": 5.0, "call_us": 15.0}
     own = {"model": "tiny", "cost": {"link": {"block_us": 1.0}}}
-    assert with_profile(own, "p", {"d2h": (10.0, 4.0)}).cost["link"] == {"block_us": 1.0}
-    assert "link" not in with_profile(settings, "p", {}).cost
+    assert with_profile(own, "p", engine, swap).cost["link"] == {"block_us": 1.0}
+    assert "link" not in with_profile(settings, "p", engine, {"layer": swap["cross"]}).cost
+
+
+def test_steps_are_priced_for_the_kernel_that_ran() -> None:
+    engine = {**PROFILE["engine"], "decode_kernel": "decode_v1"}
+    config = with_profile({"model": "tiny", "cost": {"model": "roofline"}}, "p", engine, {})
+    assert config.cost == {"model": "table", "profile": "p", "decode_kernel": "v1"}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.assembly import Parts, assemble
@@ -42,15 +42,15 @@ class Log:
         self.records.append(self.record)
 
 
-def prepared(trace: Trace, settings: dict[str, Any]) -> tuple[Parts, list[Request], Clients]:
-    parts = assemble(make_config(settings))
+def prepared(trace: Trace, table: dict[str, Any]) -> tuple[Parts, list[Request], Clients]:
+    parts = assemble(make_config(table))
     requests = make_requests(trace, trace.rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
     release_ns = release_times(trace.rows, parts.config)
     return parts, requests, Clients(requests, trace.rows, release_ns, parts.config)
 
 
-def by_replica(trace: Trace, settings: dict[str, Any]) -> tuple[Any, ...]:
-    parts, requests, clients = prepared(trace, settings)
+def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
+    parts, requests, clients = prepared(trace, table)
     env, batch, log = simpy.Environment(), Batch(parts.blocks), Log()
     link = Link(env, parts.link)
     Replica(env, parts.scheduler, batch, parts.cost, link, clients, Recorder(), watcher=log)
@@ -64,8 +64,8 @@ def by_replica(trace: Trace, settings: dict[str, Any]) -> tuple[Any, ...]:
     return stopped, log.records, columns(requests), batch.token_gaps_ns
 
 
-def by_loop(trace: Trace, settings: dict[str, Any]) -> tuple[Any, ...]:
-    parts, requests, clients = prepared(trace, settings)
+def by_loop(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
+    parts, requests, clients = prepared(trace, table)
     batch, log = Batch(parts.blocks), Log()
     stopped = ""
     try:
@@ -128,10 +128,11 @@ def trace_of(drawn: list[tuple[int, ...]]) -> Trace:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=30)
 @given(drawn=requests_drawn)
 def test_loop_and_replica_decide_and_time_alike(engine: str, drawn: list[tuple[int, ...]]) -> None:
-    trace, settings = trace_of(drawn), {**SETTINGS, **ENGINES[engine]}
-    assert by_loop(trace, settings) == by_replica(trace, settings)
+    trace, table = trace_of(drawn), {**SETTINGS, **ENGINES[engine]}
+    assert by_loop(trace, table) == by_replica(trace, table)
 
 
 def test_the_worlds_of_the_twin_test_preempt_swap_and_hit() -> None:
@@ -146,10 +147,11 @@ def test_the_worlds_of_the_twin_test_preempt_swap_and_hit() -> None:
     assert sum(seen["prefix caching"]["num_cached_tokens"]) > 0
 
 
-def test_a_request_that_can_never_run_is_a_deadlock() -> None:
-    settings = {**SETTINGS, "engine": "vllm-v1", "async_scheduling": False, "watermark": 0.9}
-    stopped = by_loop(trace_of([(0, 40, 20, 0, 0, 0)] * 3), settings)[0]
-    assert stopped == by_replica(trace_of([(0, 40, 20, 0, 0, 0)] * 3), settings)[0]
+def test_where_the_engine_gets_stuck_both_do() -> None:
+    trace = trace_of([(0, 40, 20, 0, 0, 0)] * 3)
+    table = {**SETTINGS, "preemption_mode": "swap", "num_cpu_blocks_override": 3}
+    assert by_loop(trace, table) == by_replica(trace, table)
+    assert by_loop(trace, table)[0] == "swap-space-exhausted"
 
 
 def test_bad_settings_are_refused_before() -> None:
