@@ -25,5 +25,5 @@ def test_the_first_screen_has_the_two_commands() -> None:
 def test_named_flags_exist() -> None:
     known = {f"--{option.name.replace('_', '-')}" for option in _options()}
     known |= {"--trace", "--config", "--out", "--set", "--help", "--engine", "--against"}
-    known |= {"--step-log"}
+    known |= {"--step-log", "--device", "--limit-s"}
     assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known

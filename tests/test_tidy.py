@@ -26,7 +26,7 @@ LAYERS = [
     {"result"},
     {"run"},
     {"replicates"},
-    {"experiments", "sweep", "bench", "validate"},
+    {"experiments", "sweep", "bench", "validate", "tracks"},
     {"size"},
     {"cli", "__init__"},
     {"__main__"},

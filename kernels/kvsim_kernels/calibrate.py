@@ -272,10 +272,11 @@ def _model_path(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    folder = Path(__file__).parents[2] / "configs" / "models"
-    shipped = sorted(each.stem for each in folder.glob("*.toml"))
+    here = Path(__file__).parents
+    folders = (here[2] / "configs" / "models", here[1] / "kvsim" / "_configs" / "models")
+    shipped = {each.stem: each for folder in folders for each in sorted(folder.glob("*.toml"))}
     if name in shipped:
-        return folder / f"{name}.toml"
+        return shipped[name]
     raise CalibrationError(
         f"no model named {name!r}; give one of {', '.join(shipped)}, or the path of a TOML file"
     )

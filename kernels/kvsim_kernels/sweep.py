@@ -66,7 +66,7 @@ def bar(done: int, of: int, what: str, *, started_s: float) -> None:
     if sys.stderr.isatty():
         line = f"{'#' * int(share * width):.<{width}} {done}/{of} {left:11} {what:.40}"
         sys.stderr.write(f"\r{line:<96}" if what else "\r" + " " * 96 + "\r")
-    elif done * 10 // max(of, 1) > (done - 1) * 10 // max(of, 1):
+    elif done and done * 10 // max(of, 1) > (done - 1) * 10 // max(of, 1):
         sys.stderr.write(f"kvsim: {done}/{of} measured, {gone_s:.0f} s, {left or 'begun'}\n")
     sys.stderr.flush()
 

@@ -6,6 +6,8 @@ turn comes: the queue is the eviction order. Of equal blocks the one registered 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
@@ -30,6 +32,9 @@ class NanoPool(BlockPool):
     @property
     def cached(self) -> int:
         return self._cached
+
+    def cached_blocks(self) -> Iterable[int]:
+        return filter(self._served, self._blank.returned())
 
     def take(self) -> int:
         block = super().take()
@@ -81,7 +86,7 @@ class NanoPool(BlockPool):
 
     def audit(self) -> None:
         super().audit()
-        idle = [block for block in self._blank.returned() if self._served(block)]
+        idle = list(self.cached_blocks())
         assert len(idle) == self._cached, "idle blocks with content were miscounted"
 
 

@@ -13,6 +13,8 @@ Ids are `first .. first + size - 1`. A pool costs memory for blocks in use or wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvsim.blocks.eviction import EvictionOrder, Evictor
 from kvsim.blocks.idle import IdleOrder, Stack
 
@@ -44,6 +46,10 @@ class BlockPool:
     def cached(self) -> int:
         """Free blocks whose content can still be hit."""
         return 0
+
+    def cached_blocks(self) -> Iterable[int]:
+        """The same blocks by name, in no particular order."""
+        return ()
 
     @property
     def used(self) -> int:
@@ -128,6 +134,9 @@ class PrefixPool(BlockPool):
     @property
     def cached(self) -> int:
         return len(self._idle)
+
+    def cached_blocks(self) -> Iterable[int]:
+        return iter(self._idle)
 
     def take(self) -> int:
         if len(self._blank):

@@ -12,6 +12,11 @@ list. vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
+from collections.abc import Iterable
+
 from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
@@ -132,6 +137,9 @@ class ContentPool(BlockPool):
     def cached(self) -> int:
         return len(self._idle)
 
+    def cached_blocks(self) -> Iterable[int]:
+        return self._idle.returned()
+
     def take(self) -> int:
         return self.take_many(1)[0]
 
@@ -140,8 +148,7 @@ class ContentPool(BlockPool):
         blocks = self._blank.pop_many(blank)
         if blank < number:
             evicted = self._idle.pop_many(number - blank)
-            for block in evicted:
-                self._forget(block)
+            self._forget(evicted)
             blocks += evicted
         self.references.update(dict.fromkeys(blocks, 1))
         return blocks
@@ -158,6 +165,10 @@ class ContentPool(BlockPool):
 
     def label(self, blocks: list[int], keys: list[int]) -> None:
         """These blocks in use are given content."""
+        if self.block_of.keys().isdisjoint(keys):
+            self.block_of.update(zip(keys, blocks, strict=True))
+            self._key_of.update(zip(blocks, keys, strict=True))
+            return
         for block, key in zip(blocks, keys, strict=True):
             self._key_of[block] = key
             if self.block_of.setdefault(key, block) != block:
@@ -169,19 +180,14 @@ class ContentPool(BlockPool):
     def drop_table(self, table: list[int]) -> None:
         """One table less holds these blocks; walked from last to first."""
         references, key_of = self.references, self._key_of
-        blank: list[int] = []
-        for block in reversed(table):
-            count = references[block]
-            if count > 1:
-                references[block] = count - 1
-                continue
-            del references[block]
-            if block in key_of:
-                self._idle.put(block)
-            else:
-                blank.append(block)
+        alone = [block for block in reversed(table) if references[block] == 1]
+        if len(alone) < len(table):
+            for block in table:
+                references[block] -= 1
+        _each(references.__delitem__, alone)
+        self._idle.put_many([block for block in alone if block in key_of])
         # They go to the head together, so the one walked first is reused first.
-        self._blank.put_many(blank[::-1])
+        self._blank.put_many([block for block in reversed(alone) if block not in key_of])
 
     def audit(self) -> None:
         blank, idle, used = self._blank.returned(), self._idle.returned(), self.references.keys()
@@ -196,9 +202,16 @@ class ContentPool(BlockPool):
         assert all(self._others.values()), "an empty set of blocks is kept"
         assert self._others.keys() <= self.block_of.keys(), "content cannot be found"
 
-    def _forget(self, block: int) -> None:
-        """A block is given out again: its content cannot be hit any more."""
-        key = self._key_of.pop(block)
+    def _forget(self, blocks: list[int]) -> None:
+        """Blocks are given out again: their content cannot be hit any more."""
+        keys = list(map(self._key_of.pop, blocks))
+        if self._others.keys().isdisjoint(keys):
+            _each(self.block_of.__delitem__, keys)
+        else:
+            for block, key in zip(blocks, keys, strict=True):
+                self._forget_one(block, key)
+
+    def _forget_one(self, block: int, key: int) -> None:
         others = self._others.get(key)
         if others is None:
             del self.block_of[key]
@@ -208,3 +221,8 @@ class ContentPool(BlockPool):
         del others[block]
         if not others:
             del self._others[key]
+
+
+def _each(call: Callable[[int], None], arguments: list[int]) -> None:
+    """Call for each, without a step of Python for each."""
+    deque(map(call, arguments), maxlen=0)

@@ -26,6 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.why:why",
         "Tell one request's story: what it waited for, who was in its way, where its time went.",
     ),
+    "timeline": (
+        "kvsim.cli.timeline:timeline",
+        "Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing.",
+    ),
     "report": (
         "kvsim.cli.commands:report",
         "Rebuild report.html from the results in a folder.",

@@ -80,9 +80,7 @@ def split_prompts(
         held = coming.prefix(stream.salt, pieces)
         elsewhere = anywhere.prefix(0, pieces) if salted else 0
         coming.add(stream.salt, pieces)
-        whole = classify(
-            request.input_length, request.cached_tokens, known, held, elsewhere, rules
-        )
+        whole = classify(request.input_length, request.cached_tokens, known, held, elsewhere, rules)
         parts[place] = cut_off(whole, _reached(request, lost))
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +24,12 @@ class Bins(NamedTuple):
     high: dict[str, Ints]
 
 
-def bin_states(start_ns: Ints, end_ns: int, columns: Mapping[str, Ints], limit: int) -> Bins:
+def bin_states(
+    start_ns: Ints, end_ns: int, columns: Iterable[tuple[str, Ints]], limit: int
+) -> Bins:
     """Cut states that hold from `start_ns[i]` to `start_ns[i + 1]`, the last to `end_ns`.
 
+    `columns`: names and values, which need not all be there at the same time.
     `start_ns` is sorted and begins at 0; a state without duration counts for nothing. There are at
     most `limit` bins: one per state if that suffices, else of equal width (but for the last).
     """
@@ -34,20 +37,21 @@ def bin_states(start_ns: Ints, end_ns: int, columns: Mapping[str, Ints], limit: 
     exact = len(instants) - 1 <= limit
     edges = instants if exact else even_edges(end_ns, limit)
     if len(edges) < 2:
-        empty: dict[str, Floats] = {name: np.zeros(0) for name in columns}
-        nothing = {name: np.zeros(0, dtype=np.int64) for name in columns}
+        names = [name for name, _ in columns]
+        empty: dict[str, Floats] = {name: np.zeros(0) for name in names}
+        nothing = {name: np.zeros(0, dtype=np.int64) for name in names}
         return Bins(edges, exact, empty, nothing, nothing)
 
     # Two sorted runs, which a stable sort merges.
     cuts = _distinct(np.sort(np.concatenate((instants, edges)), kind="stable"))
     state = np.searchsorted(start_ns, cuts[:-1], side="right") - 1
-    weight = np.diff(cuts)
+    weight = np.diff(cuts).astype(float)
     first = np.searchsorted(cuts, edges[:-1])
     widths = np.diff(edges)
     mean, low, high = {}, {}, {}
-    for name, column in columns.items():
+    for name, column in columns:
         values = column[state]
-        mean[name] = np.add.reduceat(values * weight.astype(float), first) / widths
+        mean[name] = np.add.reduceat(values * weight, first) / widths
         low[name] = np.minimum.reduceat(values, first)
         high[name] = np.maximum.reduceat(values, first)
     return Bins(edges, exact, mean, low, high)

@@ -65,11 +65,21 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write one file, whole or not at all. Raises `OutputError` naming it."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+    return Path(path)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A place to write to; the file that is there in the end takes its place at `path`.
+
+    Raises `OutputError` naming `path`.
+    """
     target = Path(path)
-    with _failing_clearly(target), _beside(target.parent) as partial:
-        written = partial / "content"
-        written.write_bytes(content)
-        return written.replace(target)
+    with _failing_clearly(target), _beside(target.parent) as folder:
+        yield folder / "content"
+        (folder / "content").replace(target)
 
 
 def read_results(directory: str | Path) -> Results:

@@ -22,6 +22,8 @@ Ints = NDArray[np.int64]
 
 NAMED = 4
 """Other requests that a sentence lists."""
+BEGINNING, END = 30, 10
+"""Moments of a long story that are told."""
 SEPARATE = 4
 """Changes of the reason to wait that are told one by one."""
 
@@ -181,7 +183,16 @@ def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
             text = _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
             moments.append(Moment(spell.end_ns, text))
     moments.append(_end(run, index))
-    return sorted(moments, key=lambda moment: moment.time_ns)
+    return _shortened(sorted(moments, key=lambda moment: moment.time_ns))
+
+
+def _shortened(moments: list[Moment]) -> list[Moment]:
+    """The same with the middle of a long story, of a livelock for instance, in one sentence."""
+    left_out = len(moments) - BEGINNING - END
+    if left_out < 2:
+        return moments
+    gap = Moment(moments[BEGINNING].time_ns, f"… and {count(left_out)} more such moments")
+    return [*moments[:BEGINNING], gap, *moments[-END:]]
 
 
 def _arrival(run: _Run, index: int) -> list[Moment]:

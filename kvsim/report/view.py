@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from kvsim.recorder import BLOCKED
@@ -54,15 +55,15 @@ def look_at(
     end_ns = timeline.run_end_ns(steps, requests)
     axis = time_axis(end_ns)
     rows = timeline.States(steps, end_ns, summary["meta"])
-    causes = {f"blocked_{name}": i for i, name in enumerate(BLOCKED) if i}
-    averages = {name: rows[name] for name in AVERAGES}
     blocked = rows["blocked"]
-    averages |= {name: (blocked == i) * 1 for name, i in causes.items()}
+    levels = ((name, rows[name]) for name in LEVELS)
+    averages = ((name, rows[name]) for name in AVERAGES)
+    causes = ((f"blocked_{name}", (blocked == i) * 1) for i, name in enumerate(BLOCKED) if i)
 
-    def cut(columns: Mapping[str, Ints], limit: int) -> Cut:
+    def cut(columns: Iterable[tuple[str, Ints]], limit: int) -> Cut:
         bins = binning.bin_states(rows["start_ns"], end_ns, columns, limit)
         return Cut(axis.of(bins.edges_ns), bins)
 
-    fine, coarse = cut({name: rows[name] for name in LEVELS}, FINE), cut(averages, COARSE)
+    fine, coarse = cut(levels, FINE), cut(chain(averages, causes), COARSE)
     durations = phases.durations_ns(requests)
     return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)

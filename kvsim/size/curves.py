@@ -11,71 +11,58 @@ from kvsim.report.numerals import show
 from kvsim.size.answer import Answer
 from kvsim.size.cliffs import Cliff, Tried
 from kvsim.size.search import Laboratory
+from kvsim.sweep.marks import LOGARITHMIC, Side, side
 
-_WIDE = 20
-_IN_SECONDS = 2000
 _NEAR = 0.25
+"""Share of an answer that the close view reaches to either side."""
 
 
 def curve_figures(lab: Laboratory, found: Answer) -> list[Figure]:
-    """Two figures for each bounded figure of the summary; one where there is no answer."""
+    """For each bounded figure all that was tried, and closer what is near an answer."""
     figures = []
     for metric in lab.objectives.metrics:
         whole = [(v, each) for v, each in lab.ascending if metric.key in each.figures]
         if whole:
-            figures.append(_curve(lab, found, metric, whole, near=False))
-        if found.value is not None and found.meets:
+            title = f"{metric.label} by {lab.knob.key}"
+            figures.append(_curve(lab, found, metric, whole, "whole", title))
+        if whole and found.value is not None and found.meets:
             reach = _NEAR * found.value
             close = [each for each in whole if abs(each[0] - found.value) <= reach]
-            figures.append(_curve(lab, found, metric, close, near=True))
+            title = f"{metric.label} near the answer"
+            figures.append(_curve(lab, found, metric, close, "near", title))
     return figures
 
 
 def _curve(
-    lab: Laboratory, found: Answer, metric: Metric, tried: Tried, *, near: bool
+    lab: Laboratory, found: Answer, metric: Metric, tried: Tried, name: str, title: str
 ) -> Figure:
     """A bounded figure by the knob: every seed as a point, the mean as a line."""
-    values = [each.figures[metric.key] for _, each in tried]
-    seconds = metric.unit == "ms" and max(values) >= _IN_SECONDS
-    per, unit = (1e3, "s") if seconds else (1.0, metric.unit)
-    limits = [o.limit / per for o in lab.objectives.each if o.metric.key == metric.key]
-    data = [_seeds(tried, metric, per), _means(tried, metric, per)]
-    shapes = [_line("y", limit, "bad", "dot") for limit in limits]
+    limits = [o.limit for o in lab.objectives.each if o.metric.key == metric.key]
+    up = side(metric, [each for _, each in tried], limits[0])
+    first, last = tried[0][0], tried[-1][0]
+    logarithmic = first > 0 and last / first >= LOGARITHMIC
+    shapes = up.limit_line("y")
     if found.value is not None and found.meets:
-        shapes.append(_line("x", found.value, "good", "solid"))
-    x = titled(lab.knob.key)
-    places = [value for value, _ in tried]
-    logarithmic = places[0] > 0 and places[-1] / places[0] >= _WIDE
-    if logarithmic:
-        x |= {"type": "log", "dtick": "D2"}
+        shapes.append(_answer_line(found.value))
     notes = []
     for cliff in found.cliffs:
-        if cliff.metric.key == metric.key and places[0] <= cliff.safe <= places[-1]:
+        if cliff.metric.key == metric.key and first <= cliff.safe <= last:
             shapes.append(_span(cliff.safe, cliff.beyond))
             notes.append(_times(cliff, logarithmic))
-    y = titled(f"{metric.label} ({unit})" if unit and unit != "share" else metric.label)
-    if min(values) > 0 and max(values) / min(values) >= _WIDE:
-        y |= {"type": "log", "dtick": "D2"}
+    x = titled(lab.knob.key) | ({"type": "log", "dtick": "D2"} if logarithmic else {})
+    look = layout(x, up.look(), hovermode="closest", shapes=shapes, annotations=notes)
     legend = [
         Entry("mean over the seeds", "var(--peak)", (1,), "line"),
         Entry("each seed", "var(--used)", (0,)),
     ]
-    look = layout(
-        x,
-        {**y, "exponentformat": "none"},
-        hovermode="closest",
-        shapes=shapes,
-        annotations=notes,
-    )
     note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
-    title = f"{metric.label} {'near the answer' if near else f'by {lab.knob.key}'}"
-    name = f"{'near' if near else 'curve'}-{metric.key}"
-    return Figure(name, title, note, data, look, legend, height=360)
+    data = [_seeds(tried, up), _means(tried, up)]
+    return Figure(f"{name}-{metric.key}", title, note, data, look, legend, height=360)
 
 
-def _seeds(tried: Tried, metric: Metric, per: float) -> Trace:
+def _seeds(tried: Tried, up: Side) -> Trace:
     points = [
-        (value, record["figures"][metric.key] / per)
+        (value, record["figures"][up.metric.key] / up.per_unit)
         for value, each in tried
         for record in each.records
     ]
@@ -89,14 +76,15 @@ def _seeds(tried: Tried, metric: Metric, per: float) -> Trace:
     }
 
 
-def _means(tried: Tried, metric: Metric, per: float) -> Trace:
+def _means(tried: Tried, up: Side) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": [value for value, _ in tried],
-        "y": compact(each.figures[metric.key] / per for _, each in tried),
+        "y": compact(up.of(each) for _, each in tried),
         "text": [
-            f"{value:,.6g}: {show(each.figures[metric.key], metric.unit)}" for value, each in tried
+            f"{value:,.6g}: {show(each.figures[up.metric.key], up.metric.unit)}"
+            for value, each in tried
         ],
         "hovertemplate": "%{text}<extra></extra>",
         "line": {"color": "var(--peak)", "width": 1.6},
@@ -104,11 +92,9 @@ def _means(tried: Tried, metric: Metric, per: float) -> Trace:
     }
 
 
-def _line(axis: str, at: float, colour: str, dash: str) -> dict[str, Any]:
-    other = "y" if axis == "x" else "x"
-    ends = {f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1}
-    line = {"color": f"var(--{colour})", "width": 1.4, "dash": dash}
-    return {"type": "line", f"{other}ref": "paper", **ends, "line": line}
+def _answer_line(at: float) -> dict[str, Any]:
+    line = {"color": "var(--good)", "width": 1.4}
+    return {"type": "line", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
 
 
 def _span(one: float, other: float) -> dict[str, Any]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from math import log10
-from typing import Any
-
 from kvsim.report.document import document, figure_place
-from kvsim.report.figures import Entry, Figure, Trace, compact, layout, titled
 from kvsim.report.html import Html, element, join, panel, table
-from kvsim.report.metrics import Metric
-from kvsim.report.numerals import count, plural, show
+from kvsim.report.numerals import count, plural
 from kvsim.report.plain import plain
 from kvsim.report.provenance import facts, to_toml
 from kvsim.size.answer import Answer, neighbourhood
-from kvsim.size.cliffs import Cliff, Tried
+from kvsim.size.curves import curve_figures
 from kvsim.size.rows import HEAD, row
 from kvsim.size.search import Laboratory
 from kvsim.size.words import slopes, verdict, written

@@ -19,7 +19,7 @@ from kvsim.sweep.choose import (
     pareto,
     value_words,
 )
-from kvsim.sweep.marks import LOGARITHMIC, groups, highlight, line, markers, side
+from kvsim.sweep.marks import LOGARITHMIC, groups, highlight, limit_of, line, markers, side
 
 _MOST_EFFECTS = 9
 
@@ -47,7 +47,7 @@ def _having(chosen: Chosen, *keys: str) -> list[Configuration]:
 
 def _tradeoff(chosen: Chosen, x: Metric, y: Metric, both: Sequence[Configuration]) -> Figure:
     front = pareto(both, x, y)
-    across, up = side(chosen, x, both), side(chosen, y, both)
+    across, up = (side(metric, both, limit_of(chosen, metric)) for metric in (x, y))
     shape = "hv" if y.better == "lower" else "vh"
     data = [line(compact(map(across.of, front)), map(up.of, front), shape)]
     legend = [Entry("not beaten", "var(--peak)", (0,), "line")]
@@ -73,7 +73,7 @@ def _tradeoff(chosen: Chosen, x: Metric, y: Metric, both: Sequence[Configuration
 def _effect(chosen: Chosen, shown: Sequence[Configuration], key: str, metric: Metric) -> Figure:
     values = ordered([c.settings[key] for c in shown])
     numeric = all(map(is_number, values))
-    up = side(chosen, metric, shown)
+    up = side(metric, shown, limit_of(chosen, metric))
 
     def place(value: Any) -> Any:
         return value if numeric else value_words(value)

@@ -40,54 +40,52 @@ def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html | None:
 def _map(
     there: Sequence[Configuration],
     axes: Sequence[str],
-    across: str,
-    down: str,
+    one: str,
+    other: str,
     metric: Metric,
     objective: Objective | None,
 ) -> Html:
-    if len(ordered([c.settings[across] for c in there])) > len(
-        ordered([c.settings[down] for c in there])
-    ):
-        across, down = down, across
-    columns = ordered([c.settings[across] for c in there])
-    rows = ordered([c.settings[down] for c in there])
-    cells: dict[tuple[str, str], float] = {}
-    for row in rows:
-        for column in columns:
-            values = [
-                c.figures[metric.key]
-                for c in there
-                if (c.settings[down], c.settings[across]) == (row, column)
-                and metric.key in c.figures
-            ]
-            if values:
-                cells[value_words(row), value_words(column)] = fmean(values)
-    low, high = min(cells.values(), default=0.0), max(cells.values(), default=0.0)
+    """The setting with more values goes down."""
+    sides = {key: ordered([c.settings[key] for c in there]) for key in (one, other)}
+    across, down = sorted(sides, key=lambda key: len(sides[key]))
+    means = _means(there, down, across, metric)
+    low, high = min(means.values(), default=0.0), max(means.values(), default=0.0)
+    rows, names = ([value_words(v) for v in sides[key]] for key in (down, across))
     head = (
-        element("tr", element("th"), element("th", across, colspan=len(columns))),
-        element("tr", element("th", down), *(element("th", value_words(c)) for c in columns)),
+        element("tr", element("th"), element("th", across, colspan=len(names))),
+        element("tr", element("th", down), *(element("th", name) for name in names)),
     )
-    body = [
+    body = (
         element(
             "tr",
-            element("th", value_words(row), scope="row"),
-            *(
-                _cell(
-                    cells.get((value_words(row), value_words(column))), metric, objective, low, high
-                )
-                for column in columns
-            ),
+            element("th", row, scope="row"),
+            *(_cell(means.get((row, name)), metric, objective, low, high) for name in names),
         )
         for row in rows
-    ]
+    )
     title = metric.label if objective is None else str(objective)
-    note = "Mean over the other settings." if len(axes) > 2 else None
+    note = element("p", "Mean over the other settings.") if len(axes) > 2 else None
     whole = element("table", element("thead", *head), element("tbody", *body), class_="heat")
     return element(
         "figure",
-        element("figcaption", element("h3", title), element("p", note) if note else None),
+        element("figcaption", element("h3", title), note),
         element("div", whole, class_="scroll", tabindex="0"),
     )
+
+
+def _means(
+    there: Sequence[Configuration], down: str, across: str, metric: Metric
+) -> dict[tuple[str, str], float]:
+    """The figure at each pair of values, where some configuration has it."""
+    cells: dict[tuple[str, str], list[float]] = {}
+    for configuration in there:
+        if metric.key in configuration.figures:
+            place = (
+                value_words(configuration.settings[down]),
+                value_words(configuration.settings[across]),
+            )
+            cells.setdefault(place, []).append(configuration.figures[metric.key])
+    return {place: fmean(values) for place, values in cells.items()}
 
 
 def _cell(

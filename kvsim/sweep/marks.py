@@ -54,8 +54,8 @@ class Side(NamedTuple):
         return [{"type": "line", f"{other}ref": "paper", **ends, "line": line}]
 
 
-def side(chosen: Chosen, metric: Metric, shown: Sequence[Configuration]) -> Side:
-    """The axis of a figure that all `shown` have."""
+def side(metric: Metric, shown: Sequence[Configuration], limit: float | None) -> Side:
+    """The axis of a figure that all `shown` have, bounded by `limit`."""
     values = [configuration.figures[metric.key] for configuration in shown]
     low, high = min(values, default=0.0), max(values, default=0.0)
     seconds = metric.unit == "ms" and high >= _IN_SECONDS
@@ -65,7 +65,7 @@ def side(chosen: Chosen, metric: Metric, shown: Sequence[Configuration]) -> Side
         unit,
         1000.0 if seconds else 1.0,
         low > 0 and high / low >= LOGARITHMIC,
-        limit_of(chosen, metric),
+        limit,
     )
 
 

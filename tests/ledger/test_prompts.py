@@ -116,17 +116,34 @@ def test_other_salts_share_nothing_and_the_ledger_says_so() -> None:
     assert tokens(result, 2) == {"num_cached": 12, "cold": 1}
 
 
-def test_what_a_victim_had_not_reached_is_neither_cold_nor_evicted() -> None:
-    """Chunks of 8 tokens; r1 loses its blocks to r0's growth after its first chunk, at 28."""
-    result = run(
-        hashed(4, (0, 8, 12, []), (0, 16, 1, [])),
-        num_gpu_blocks_override=6,
+def test_what_a_victim_had_not_reached_is_not_cold() -> None:
+    """Steps of 8 tokens, a block of 8 unused. r1 computes 1, 7 and 7 tokens beside r0's decodes;
+    then r0 needs its blocks."""
+    table = config(
+        engine="vllm-v1",
+        scheduler_reserve_full_isl=False,
+        num_gpu_blocks_override=8,
         max_model_len=20,
         max_num_batched_tokens=8,
         max_num_seqs=2,
-        enable_chunked_prefill=True,
     )
-    assert tokens(result, 1).get("unreached", 0) == 0 or result.requests["num_preemptions"][1] > 0
+    del table["disable_async_output_proc"]
+    result = kvsim.simulate(hashed(4, (0, 7, 9, []), (0, 18, 1, [])), table)
+    assert result.transitions["value"][0] == 15
+    assert tokens(result, 1) == {"cold": 15, "unreached": 3}
+
+
+def test_what_the_end_of_the_run_cut_off_was_not_reached() -> None:
+    """r0 swaps r1 out at 26 and there is no room for it: the engine dies, r2 in its queue."""
+    result = run(
+        hashed(4, (0, 8, 4, []), (0, 8, 4, []), (20, 4, 1, [])),
+        num_gpu_blocks_override=5,
+        max_model_len=20,
+        num_cpu_blocks_override=1,
+        preemption_mode="swap",
+    )
+    assert result.meta["outcome"]["kind"] == "swap-space-exhausted"
+    assert [tokens(result, place) for place in range(3)] == [{"cold": 8}, {"cold": 8}, {}]
 
 
 def test_a_request_that_never_ran_has_no_ledger() -> None:

@@ -23,7 +23,7 @@ def value_at(start, values, instant):
 @given(states(), st.integers(1, 12))
 def test_bins_are_what_a_loop_over_every_nanosecond_gives(run, limit):
     start, end, values = run
-    bins = bin_states(start, end, {"x": values}, limit)
+    bins = bin_states(start, end, [("x", values)], limit)
     assert len(bins.edges_ns) - 1 <= limit
     for i, (a, b) in enumerate(zip(bins.edges_ns[:-1], bins.edges_ns[1:], strict=True)):
         inside = [value_at(start, values, instant) for instant in range(a, b)]
@@ -34,13 +34,13 @@ def test_bins_are_what_a_loop_over_every_nanosecond_gives(run, limit):
 @given(states(), st.integers(1, 12))
 def test_the_mean_over_all_bins_is_the_mean_of_the_run(run, limit):
     start, end, values = run
-    bins = bin_states(start, end, {"x": values}, limit)
+    bins = bin_states(start, end, [("x", values)], limit)
     whole = float(np.sum(bins.mean["x"] * np.diff(bins.edges_ns)))
     assert whole == pytest.approx(sum(value_at(start, values, i) for i in range(end)))
 
 
 def test_few_states_are_kept_as_they_are():
-    bins = bin_states(np.array([0, 10, 10, 30]), 40, {"x": np.array([1, 2, 3, 4])}, 5)
+    bins = bin_states(np.array([0, 10, 10, 30]), 40, [("x", np.array([1, 2, 3, 4]))], 5)
     assert bins.exact
     assert list(bins.edges_ns) == [0, 10, 30, 40]
     assert list(bins.mean["x"]) == [1, 3, 4]
@@ -66,6 +66,6 @@ def test_events_are_neither_lost_nor_counted_twice(end, limit, events):
 
 
 def test_no_time_has_no_bins():
-    bins = bin_states(np.array([0, 0]), 0, {"x": np.array([1, 2])}, 5)
+    bins = bin_states(np.array([0, 0]), 0, [("x", np.array([1, 2]))], 5)
     assert len(bins.mean["x"]) == len(bins.low["x"]) == 0
     assert len(bin_events(np.array([0]), np.array([3]), even_edges(0, 5))) == 0

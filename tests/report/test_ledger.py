@@ -198,6 +198,27 @@ def test_a_wait_whose_reason_changes_often_is_told_in_one_sentence():
     assert result.requests["waiting_blocks_ns"][15] == 438 * MS
 
 
+def test_a_livelock_is_not_told_moment_by_moment():
+    """r1 loses its one chunk as often as the run lets it: 50,000 times."""
+    rows = hashed(4, (0, 7, 9, []), (0, 18, 1, []))
+    result = kvsim.simulate(
+        rows,
+        config(
+            num_gpu_blocks_override=5,
+            max_model_len=20,
+            max_num_batched_tokens=8,
+            max_num_seqs=2,
+            enable_chunked_prefill=True,
+            enable_prefix_caching=True,
+        ),
+    )
+    assert result.meta["outcome"]["kind"] == "livelock"
+    story = tell(result.summary, result.requests, result.steps, result.transitions, 1)
+    assert len(story.moments) == 41
+    assert story.moments[30].text.startswith("… and ")
+    assert len(build_story(story)) < 40_000
+
+
 def test_an_unknown_request_is_one_line_with_the_nearest_one(preempted):
     assert find_request(preempted.requests, "r1") == 1
     with pytest.raises(OutputError, match=r"no 'r11' among 2.requests; did you mean 'r1'\?"):

@@ -1,0 +1,1 @@
+"""Samples, while a run goes on, which request holds which block."""

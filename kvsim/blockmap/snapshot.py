@@ -1,0 +1,80 @@
+"""Takes the state of a pool, block by block, and counts it up by groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.blockmap.blockmap import CACHED, FREE, KEPT, OWNED, SHARED, STATES, Counts, Ints
+from kvsim.blocks.pool import BlockPool
+from kvsim.request import Request
+
+
+class Held(NamedTuple):
+    """Entries of block tables."""
+
+    block: Ints
+    request: Ints
+    """Index of the request whose table it is."""
+
+
+def held_by(requests: Iterable[Request]) -> Held:
+    """The entries of all tables of these requests."""
+    tables = [
+        (sequence.table, request.index)
+        for request in requests
+        for sequence in request.sequences
+        if sequence.table
+    ]
+    lengths = [len(table) for table, _ in tables]
+    blocks = np.fromiter(chain.from_iterable(table for table, _ in tables), np.int64, sum(lengths))
+    return Held(blocks, np.repeat(np.array([index for _, index in tables], np.int64), lengths))
+
+
+def owners(pool: BlockPool, held: Held) -> Ints:
+    """For each block of a pool, by place: the index of the request that owns it, or ~state."""
+    marks = np.full(pool.size, ~FREE, dtype=np.int64)
+    if pool.cached:
+        cached = np.fromiter(pool.cached_blocks(), np.int64, pool.cached)
+        marks[cached - pool.first] = ~CACHED
+    place = held.block - pool.first
+    here = (place >= 0) & (place < pool.size)
+    place, request = place[here], held.request[here]
+    marks[place] = request
+    # Of several who hold a block, the last one has been noted; the others find a stranger there.
+    marks[place[marks[place] != request]] = ~SHARED
+    if np.count_nonzero((marks >= 0) | (marks == ~SHARED)) < pool.used:
+        used = np.fromiter(pool.references, np.int64, pool.used) - pool.first
+        marks[used[(marks[used] < 0) & (marks[used] != ~SHARED)]] = ~KEPT
+    return marks
+
+
+def count_up(marks: Ints, group: Ints, groups: int) -> tuple[Counts, Counts, Counts]:
+    """Blocks of each state by group, who owns most of a group, and how much.
+
+    `marks`: as `owners` gives them; `group`: of each block, rising; shapes as in `BlockMap`.
+    """
+    owned = marks >= 0
+    state = np.where(owned, OWNED, ~marks)
+    counts = np.bincount(group * len(STATES) + state, minlength=groups * len(STATES))
+    owner = np.full(groups, -1, dtype=np.int32)
+    most = np.zeros(groups, dtype=np.int32)
+    if owned.any():
+        where, who, number = _runs(group[owned], marks[owned])
+        # The most blocks, then the first request, come first within a group.
+        order = np.lexsort((who, -number, where))
+        where, who, number = where[order], who[order], number[order]
+        leads = np.diff(where, prepend=-1) > 0
+        owner[where[leads]], most[where[leads]] = who[leads], number[leads]
+    return counts.reshape(groups, len(STATES)).astype(np.int32), owner, most
+
+
+def _runs(group: Ints, request: Ints) -> tuple[Ints, Ints, NDArray[np.int64]]:
+    """Distinct (group, request), and how often each occurs."""
+    width = int(request.max()) + 1
+    keys, number = np.unique(group * width + request, return_counts=True)
+    return keys // width, keys % width, number

@@ -1,0 +1,127 @@
+"""Watches a run and keeps samples of its block map: evenly in time, however long the run gets.
+
+```
+ cells of time    │     │     │     │     │     │     │     │     one sample each, where a step begins
+ full             │           │           │           │           cells twice as long: one of two stays
+ idle             │ ■ ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ │ ■                  and one where an idle time begins
+```
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.blockmap.blockmap import BlockMap, Counts, Groups, Ints, make_groups
+from kvsim.blockmap.snapshot import count_up, held_by, owners
+from kvsim.blocks.counted import CountPool
+from kvsim.errors import ConfigError
+from kvsim.plan import Plan
+from kvsim.request import Request
+from kvsim.schedule.batch import Batch
+
+SAMPLES = 1500
+"""Most samples that are kept."""
+GPU_ROWS, CPU_ROWS = 600, 150
+"""Most groups of blocks of each pool."""
+FIRST_CELL_NS = 1 << 20
+"""Time per sample at first: a millisecond."""
+
+
+class Sample(NamedTuple):
+    """The state of both pools at one time."""
+
+    time_ns: int
+    idle: bool
+    """Nobody runs, from here on."""
+    counts: Counts
+    owner: Counts
+    owner_blocks: Counts
+
+
+class BlockMapWatcher:
+    """A watcher of a replica (`kvsim.replica.Watcher`); `block_map` answers what it saw."""
+
+    def __init__(
+        self, samples: int = SAMPLES, gpu_rows: int = GPU_ROWS, cpu_rows: int = CPU_ROWS
+    ) -> None:
+        self._most = samples
+        self._rows = gpu_rows, cpu_rows
+        self.begin()
+
+    def begin(self) -> None:
+        """Start over: what was seen belongs to an attempt that was given up."""
+        self._samples: list[Sample] = []
+        self._cell_ns = FIRST_CELL_NS
+        self._idle: Sample | None = None
+        """The state since nobody runs; it counts if that lasts into another cell."""
+        self._groups: Groups | None = None
+        self._group_of: Ints = np.zeros(0, dtype=np.int64)
+        """The group of each block: of the GPU, then of the CPU."""
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """Take a sample if this step is the first one of its cell."""
+        if self._groups is None:
+            self._prepare(batch)
+        idle, self._idle = self._idle, None
+        if idle is not None and self._cell(now_ns) > self._cell(idle.time_ns):
+            self._keep(idle)
+        if not self._samples or self._cell(now_ns) > self._cell(self._samples[-1].time_ns):
+            self._keep(self._sample(batch, now_ns, idle=False))
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """Take note when nobody is left."""
+        if ended and not len(batch):
+            self._idle = self._sample(batch, batch.now_ns, idle=True)
+
+    def block_map(self) -> BlockMap:
+        """What was seen so far."""
+        samples = self._samples + ([self._idle] if self._idle else [])
+        groups = self._groups or make_groups(0, 0, *self._rows)
+        shape = (len(samples), len(groups.first))
+        return BlockMap(
+            groups,
+            np.array([sample.time_ns for sample in samples], dtype=np.int64),
+            np.array([sample.counts for sample in samples], dtype=np.int32).reshape(*shape, -1),
+            np.array([sample.owner for sample in samples], dtype=np.int32).reshape(shape),
+            np.array([sample.owner_blocks for sample in samples], dtype=np.int32).reshape(shape),
+        )
+
+    def _prepare(self, batch: Batch) -> None:
+        gpu, cpu = batch.blocks.gpu, batch.blocks.cpu
+        if isinstance(gpu, CountPool):
+            raise ConfigError(
+                "--block-map: this block manager only counts its blocks, they have no names; use"
+                " --block-manager prefix-caching, or leave out --block-map"
+            )
+        groups = self._groups = make_groups(gpu.size, cpu.size, *self._rows)
+        self._group_of = np.repeat(np.arange(len(groups.blocks)), groups.blocks)
+
+    def _cell(self, time_ns: int) -> int:
+        return time_ns // self._cell_ns
+
+    def _sample(self, batch: Batch, now_ns: int, idle: bool) -> Sample:
+        queues = (batch.running, batch.swapped, batch.waiting, batch.aside, batch.lost)
+        held = held_by(request for queue in queues for request in queue)
+        marks = np.concatenate([owners(pool, held) for pool in (batch.blocks.gpu, batch.blocks.cpu)])
+        assert self._groups is not None
+        return Sample(now_ns, idle, *count_up(marks, self._group_of, len(self._groups.first)))
+
+    def _keep(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        while len(self._samples) > self._most:
+            self._cell_ns *= 2
+            self._thin()
+
+    def _thin(self) -> None:
+        """Keep the first sample of each cell, and one of an idle time if it ends the cell."""
+        cells = [self._cell(sample.time_ns) for sample in self._samples]
+        last = len(cells) - 1
+        self._samples = [
+            sample
+            for i, sample in enumerate(self._samples)
+            if i == 0
+            or cells[i] > cells[i - 1]
+            or (sample.idle and (i == last or cells[i + 1] > cells[i]))
+        ]

@@ -1,0 +1,35 @@
+"""`timeline`: a run as tracks for a trace viewer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def timeline(
+    directory: Annotated[str, typer.Argument(metavar="RUN", help="What `kvsim run --out` wrote.")],
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="The trace: .json, or .json.gz.")
+    ],
+    begin_s: Annotated[
+        float | None, typer.Option("--from", metavar="S", help="From this simulated second on.")
+    ] = None,
+    end_s: Annotated[
+        float | None, typer.Option("--to", metavar="S", help="Up to this simulated second.")
+    ] = None,
+    request: Annotated[
+        list[str] | None,
+        typer.Option("--request", metavar="ID", help="Only this request; may be repeated."),
+    ] = None,
+) -> None:
+    """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""
+    from kvsim.report.files import read_results, read_transitions
+    from kvsim.report.story import find_request
+    from kvsim.tracks.export import events, run_window, write_tracks
+
+    summary, requests, steps = read_results(directory)
+    chosen = {find_request(requests, each) for each in request} if request else None
+    window = run_window(steps, requests, begin_s, end_s)
+    listed = events(summary, requests, steps, read_transitions(directory), window, chosen)
+    print(write_tracks(out, summary["meta"], listed))

@@ -1,0 +1,115 @@
+"""The engine's tracks: its steps, the copies over the link, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.ledger.parts import KERNELS
+from kvsim.recorder import BLOCKED, PIECE_STEPS
+from kvsim.report.timeline import States
+from kvsim.tracks.events import Track, counter, process, span, thread
+from kvsim.tracks.window import Window
+
+Ints = NDArray[np.int64]
+
+ENGINE = 1
+STEPS, LINK = Track(ENGINE, 1), Track(ENGINE, 2)
+
+COUNTERS = {
+    "GPU blocks": {"used": "used_blocks", "cached": "cached_blocks", "free": "free_blocks"},
+    "CPU blocks": {"used": "cpu_used_blocks"},
+    "requests": {"running": "running", "waiting": "waiting", "swapped": "swapped"},
+    "batched tokens": {"tokens": "batched_tokens"},
+}
+"""Name → series → column of `report.timeline.States`."""
+
+_TOLD = (
+    *("prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs", "context_tokens"),
+    *("batched_tokens", "preempted_recompute", "preempted_swap", "swapped_in"),
+    *("swap_out_blocks", "swap_in_blocks", "copied_blocks", "ignored", "finished"),
+    *("transfer_ns", "link_wait_ns"),
+)
+"""Columns of a step that its slice tells where they are not 0."""
+
+
+def engine_names() -> list[str]:
+    """Names of the engine's tracks."""
+    return [
+        *process(ENGINE, "engine", 1),
+        *thread(STEPS, "steps"),
+        *thread(LINK, "host link (swaps)"),
+    ]
+
+
+def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
+    """A slice for each step, and those of its copies on the link.
+
+    Copies come first in a step, out before in; where it has both, the time is shared by blocks.
+    """
+    told = [name for name in (*_TOLD, *KERNELS) if name in steps]
+    for first in range(0, len(steps["start_ns"]), PIECE_STEPS):
+        rows = slice(first, first + PIECE_STEPS)
+        columns = {
+            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *told)
+        }
+        for number in range(len(columns["start_ns"])):
+            row = {name: column[number] for name, column in columns.items()}
+            yield from _step(first + number, row, told, window)
+
+
+def counter_events(
+    steps: Mapping[str, Ints], meta: Mapping[str, Any], window: Window
+) -> Iterator[str]:
+    """The counters, whenever one of their values changes; the first holds from the window's begin."""
+    states = States(steps, window.end_ns, meta)
+    starts = states["start_ns"]
+    first = max(int(np.searchsorted(starts, window.begin_ns, side="right")) - 1, 0)
+    last = int(np.searchsorted(starts, window.end_ns, side="left"))
+    times = np.maximum(starts[first:last], window.begin_ns)
+    for name, series in COUNTERS.items():
+        values = np.stack([states[column][first:last] for column in series.values()], axis=1)
+        if not values.any():
+            continue
+        # Of states at the same instant, only the last one lasts.
+        lasting = np.flatnonzero(np.append(np.diff(times) > 0, True)[: len(times)])
+        changed = (np.diff(values[lasting], axis=0, prepend=-1) != 0).any(axis=1)
+        for row in lasting[changed]:
+            held = dict(zip(series, values[row].tolist(), strict=True))
+            yield counter(ENGINE, name, int(times[row]), held)
+
+
+def _step(number: int, row: Mapping[str, int], told: list[str], window: Window) -> Iterator[str]:
+    start, end = row["start_ns"], row["end_ns"]
+    shown = window.clip(start, end)
+    if shown is None:
+        return
+    args: dict[str, Any] = {"step": number, **{name: row[name] for name in told if row[name]}}
+    if row["blocked"]:
+        args["head_refused_for"] = BLOCKED[row["blocked"]]
+    yield span(STEPS, _kind(row), *shown, args)
+    time_ns = start
+    for name, length, blocks in _copies(row):
+        if length and (shown := window.clip(time_ns, time_ns + length)):
+            yield span(LINK, name, *shown, {"step": number, "blocks": blocks})
+        time_ns += length
+
+
+def _kind(row: Mapping[str, int]) -> str:
+    if row["prefill_seqs"]:
+        return "prefill and decode" if row["decode_seqs"] else "prefill"
+    return "decode" if row["decode_seqs"] else "nothing computed"
+
+
+def _copies(row: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
+    """Name, nanoseconds and blocks of what a step does on the link, in order."""
+    out, back = row["swap_out_blocks"], row["swap_in_blocks"]
+    outward = row["transfer_ns"] * out // max(out + back, 1)
+    return (
+        ("wait for the link", row["link_wait_ns"], out + back),
+        ("swap out", outward, out),
+        ("swap in", row["transfer_ns"] - outward, back),
+    )

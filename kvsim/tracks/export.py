@@ -1,0 +1,96 @@
+"""Puts the tracks of a run into one file, event by event."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import OutputError
+from kvsim.ledger import standings
+from kvsim.report.files import replacing
+from kvsim.report.numerals import seconds
+from kvsim.report.timeline import run_end_ns
+from kvsim.tracks.engine import counter_events, engine_names, step_events
+from kvsim.tracks.requests import request_events, stays_of
+from kvsim.tracks.window import Window
+
+Ints = NDArray[np.int64]
+
+_NS_PER_S = 1_000_000_000
+_AT_ONCE = 4096
+"""Events that are written together."""
+
+
+def run_window(
+    steps: Mapping[str, Ints],
+    requests: Mapping[str, Any],
+    begin_s: float | None,
+    end_s: float | None,
+) -> Window:
+    """The window from `begin_s` to `end_s` (None: as far as the run goes).
+
+    Raises `OutputError` where nothing of the run is in it.
+    """
+    whole = run_end_ns(steps, requests)
+    begin = 0 if begin_s is None else round(begin_s * _NS_PER_S)
+    end = whole if end_s is None else round(end_s * _NS_PER_S)
+    if begin < 0 or begin >= end or (begin >= whole > 0):
+        raise OutputError(
+            f"--from/--to: nothing lies between {begin / _NS_PER_S:g} s and {end / _NS_PER_S:g} s;"
+            f" the run goes from 0 s to {seconds(whole / _NS_PER_S)}"
+        )
+    return Window(begin, min(end, whole))
+
+
+def events(
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Ints],
+    transitions: Mapping[str, Ints],
+    window: Window,
+    chosen: Collection[int] | None = None,
+) -> Iterator[str]:
+    """Every event of a run in the window, a JSON object each; `chosen`: indexes of requests."""
+    spells = standings.lay_out(
+        requests, transitions, steps["start_ns"], steps["end_ns"], run_end_ns(steps, requests)
+    )
+    return chain(
+        engine_names(),
+        step_events(steps, window),
+        counter_events(steps, summary["meta"], window),
+        request_events(stays_of(spells, window, chosen), requests, window),
+    )
+
+
+def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str]) -> Path:
+    """Write events as a Chrome trace, gzipped where the name ends in `.gz`, whole or not at all.
+
+    Equal events give equal bytes. Raises `OutputError` naming the file.
+    """
+    with replacing(path) as partial, partial.open("wb") as plain:
+        if not str(path).endswith(".gz"):
+            _write(plain, meta, listed)
+        else:
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=plain, mtime=0) as packed:
+                _write(packed, meta, listed)
+    return Path(path)
+
+
+def _write(file: BinaryIO | gzip.GzipFile, meta: Mapping[str, Any], listed: Iterator[str]) -> None:
+    """One event a line; a group of them is encoded at once."""
+    trace = (meta.get("trace") or {}).get("sha256", "")
+    known = {"kvsim": meta.get("kvsim_version", ""), "engine": meta.get("engine", "")}
+    head = json.dumps({**known, "trace_sha256": trace}, ensure_ascii=False)
+    file.write(f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['.encode())
+    separator = "\n"
+    while group := list(islice(listed, _AT_ONCE)):
+        file.write((separator + ",\n".join(group)).encode())
+        separator = ",\n"
+    file.write(b"\n]}\n")

@@ -1,0 +1,145 @@
+"""The requests' tracks: who is in the batch, and who waits outside of it.
+
+```
+ in the batch    lane 1   ├ request 7: prefill │ decode ┤          ├ request 7: recompute │ decode ┤
+                                                        ╲ preempted ▲
+ outside         lane 1                                  ├ request 7 ┤
+```
+
+A request takes a lane for as long as it stays, so there are no more lanes than requests at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kvsim.ledger import standings
+from kvsim.ledger.standings import Spells
+from kvsim.tracks.events import Track, arrow, process, span, thread
+from kvsim.tracks.lanes import pack
+from kvsim.tracks.window import Window
+
+INSIDE, OUTSIDE = 2, 3
+GROUPS = {INSIDE: "requests in the batch", OUTSIDE: "requests outside: waiting, preempted, swapped"}
+
+NAMES = {
+    standings.WAITING: "waiting",
+    standings.PREFILL: "prefill",
+    standings.DECODE: "decode",
+    standings.RECOMPUTE: "recompute",
+    standings.PREEMPTED: "preempted",
+    standings.SWAPPED: "swapped out",
+}
+_OUT = frozenset((standings.WAITING, standings.PREEMPTED, standings.SWAPPED))
+_TOLD = (
+    *("input_length", "output_tokens", "num_cached_tokens", "num_preemptions"),
+    *("recomputed_tokens", "recached_tokens", "swapped_out_blocks", "priority"),
+)
+"""Columns of a request that its slices tell where they are not 0."""
+
+
+class Stay(NamedTuple):
+    """A request in the batch, or outside of it, without a break."""
+
+    request: int
+    pid: int
+    spells: list[tuple[int, int, int]]
+    """(standing, begin, end) in nanoseconds, in order and without a gap."""
+
+    @property
+    def begin_ns(self) -> int:
+        """When it begins."""
+        return self.spells[0][1]
+
+    @property
+    def end_ns(self) -> int:
+        """When it ends."""
+        return self.spells[-1][2]
+
+
+def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = None) -> list[Stay]:
+    """What the window shows of the stays of the requests `chosen` (None: of all), by begin."""
+    stays: list[Stay] = []
+    before = (-1, 0)
+    for row in zip(*(column.tolist() for column in spells), strict=True):
+        request, standing = row[0], row[1]
+        shown = window.clip(row[2], row[3])
+        if shown is None or (chosen is not None and request not in chosen):
+            continue
+        pid = OUTSIDE if standing in _OUT else INSIDE
+        if (request, pid) != before:
+            stays.append(Stay(request, pid, []))
+            before = request, pid
+        stays[-1].spells.append((standing, *shown))
+    return sorted(stays, key=lambda stay: (stay.begin_ns, stay.request))
+
+
+def request_events(
+    stays: list[Stay], requests: Mapping[str, Any], window: Window
+) -> Iterator[str]:
+    """Names of groups and lanes, a slice for each stay and each spell in it, and an arrow wherever
+    a request leaves the batch before its end or comes back."""
+    tracks = _tracks(stays)
+    for pid, name in GROUPS.items():
+        lanes = max((track.tid for track in tracks if track.pid == pid), default=0)
+        if lanes:
+            yield from process(pid, name, pid)
+        for lane in range(1, lanes + 1):
+            yield from thread(Track(pid, lane), f"lane {lane}")
+    last: dict[int, int] = {}
+    arrows = 0
+    for number, (stay, track) in enumerate(zip(stays, tracks, strict=True)):
+        yield span(
+            track,
+            f"request {requests['id'][stay.request]}",
+            stay.begin_ns,
+            stay.end_ns,
+            _args(requests, stay.request),
+        )
+        for standing, begin, end in stay.spells:
+            yield span(track, NAMES[standing], begin, end)
+        former = last.get(stay.request)
+        if former is not None:
+            arrows += 1
+            name = _passage(stays[former], stay)
+            yield from arrow(
+                arrows,
+                name,
+                (tracks[former], stays[former].end_ns - 1),
+                (track, stay.begin_ns),
+            )
+        last[stay.request] = number
+
+
+def _tracks(stays: list[Stay]) -> list[Track]:
+    """The lane of each stay, in its group."""
+    tracks: dict[int, Track] = {}
+    for pid in GROUPS:
+        own = [number for number, stay in enumerate(stays) if stay.pid == pid]
+        lanes = pack((stays[number].begin_ns, stays[number].end_ns) for number in own)
+        tracks.update(
+            {number: Track(pid, lane + 1) for number, lane in zip(own, lanes, strict=True)}
+        )
+    return [tracks[number] for number in range(len(stays))]
+
+
+def _passage(before: Stay, after: Stay) -> str:
+    """Why a request changes over."""
+    if after.pid == OUTSIDE:
+        return NAMES[after.spells[0][0]]
+    return {
+        standings.WAITING: "admitted",
+        standings.PREEMPTED: "admitted again",
+        standings.SWAPPED: "swapped in",
+    }[before.spells[-1][0]]
+
+
+def _args(requests: Mapping[str, Any], index: int) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        name: int(requests[name][index]) for name in _TOLD if requests[name][index]
+    }
+    for name in ("session", "reason"):
+        if requests[name][index]:
+            args[name] = str(requests[name][index])
+    return args
