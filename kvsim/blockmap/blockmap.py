@@ -15,8 +15,8 @@ Ints = NDArray[np.int64]
 Counts = NDArray[np.int32]
 
 STATES = ("free", "cached", "owned", "shared", "kept")
-"""In no table, without content; in no table, content can be hit; in tables of one request; in tables
-of several; held by no table (a declared prefix, a reservation, a leak of the engine)."""
+"""In no table, without content; in no table, content can be hit; in tables of one request; in
+tables of several; held by no table (a declared prefix, a reservation, a leak of the engine)."""
 FREE, CACHED, OWNED, SHARED, KEPT = range(len(STATES))
 
 GPU, CPU = 0, 1

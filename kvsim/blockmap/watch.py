@@ -1,9 +1,9 @@
 """Watches a run and keeps samples of its block map: evenly in time, however long the run gets.
 
 ```
- cells of time    │     │     │     │     │     │     │     │     one sample each, where a step begins
- full             │           │           │           │           cells twice as long: one of two stays
- idle             │ ■ ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ │ ■                  and one where an idle time begins
+ cells of time    │   │   │   │   │   │   │   │   one sample each, at the first step in it
+ full             │       │       │       │       cells twice as long: one of two stays
+ idle             │ ■ ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ │ ■           and one where an idle time begins
 ```
 """
 
@@ -67,7 +67,8 @@ class BlockMapWatcher:
         idle, self._idle = self._idle, None
         if idle is not None and self._cell(now_ns) > self._cell(idle.time_ns):
             self._keep(idle)
-        if not self._samples or self._cell(now_ns) > self._cell(self._samples[-1].time_ns):
+        last = self._samples[-1] if self._samples else None
+        if last is None or last.idle or self._cell(now_ns) > self._cell(last.time_ns):
             self._keep(self._sample(batch, now_ns, idle=False))
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
@@ -104,7 +105,9 @@ class BlockMapWatcher:
     def _sample(self, batch: Batch, now_ns: int, idle: bool) -> Sample:
         queues = (batch.running, batch.swapped, batch.waiting, batch.aside, batch.lost)
         held = held_by(request for queue in queues for request in queue)
-        marks = np.concatenate([owners(pool, held) for pool in (batch.blocks.gpu, batch.blocks.cpu)])
+        marks = np.concatenate(
+            [owners(pool, held) for pool in (batch.blocks.gpu, batch.blocks.cpu)]
+        )
         assert self._groups is not None
         return Sample(now_ns, idle, *count_up(marks, self._group_of, len(self._groups.first)))
 

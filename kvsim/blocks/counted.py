@@ -81,8 +81,7 @@ class Counted(Tables):
         gpu, cpu = self.gpu, self.cpu
         return gpu.used, 0, gpu.free, cpu.used, self.empty_slots, 0
 
-    def take_together(self, blocks: int, tokens: int) -> None:
-        self.gpu.take_many(blocks)
+    def open_together(self, blocks: int, tokens: int) -> None:
         self.empty_slots += blocks * self.block_size - tokens
 
     def recount(self, sequence: Sequence) -> None:

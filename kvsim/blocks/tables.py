@@ -244,12 +244,12 @@ class Tables:
     def composed(self) -> None:
         """The step is composed."""
 
-    def take_together(self, blocks: int, tokens: int) -> None:
-        """Slots for one more token each of `tokens` sequences, `blocks` of which open a block."""
+    def open_together(self, blocks: int, tokens: int) -> None:
+        """So many `blocks` were taken, and so many `tokens` of sequences are in them or others."""
         raise NotImplementedError
 
     def recount(self, sequence: Sequence) -> None:
-        """A sequence that `take_together` served has `filled` slots now."""
+        """A sequence that `open_together` served has `filled` slots now."""
 
     # -- what a manager may do otherwise --------------------------------------------------------
 

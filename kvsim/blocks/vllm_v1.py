@@ -13,9 +13,7 @@ list. vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
@@ -164,7 +162,7 @@ class ContentPool(BlockPool):
                 references[block] = 1
 
     def label(self, blocks: list[int], keys: list[int]) -> None:
-        """These blocks in use are given content."""
+        """These blocks in use are given content, each another one: they are of one table."""
         if self.block_of.keys().isdisjoint(keys):
             self.block_of.update(zip(keys, blocks, strict=True))
             self._key_of.update(zip(blocks, keys, strict=True))

@@ -16,38 +16,43 @@ if TYPE_CHECKING:
     from kvsim.bench.repeat import Bench
 
 
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        metavar="NAME",
+        help="As in W1, or `decode` for all of decode-N; may be repeated. Default: all but"
+        " `million`, and W4 only with --trace.",
+    ),
+]
+Engine = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="A name of `kvsim policies`.")
+]
+Cost = Annotated[
+    str, typer.Option("--cost", metavar="constant|table", help="Cost model to price steps.")
+]
+TraceFile = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for W4."),
+]
+Stored = Annotated[
+    str | None,
+    typer.Option("--compare", metavar="FILE", help="Show the ratio to what --json printed."),
+]
+
+
 def bench(
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--workload",
-            metavar="NAME",
-            help="As in W1, or `decode` for all of decode-N; may be repeated. Default: all but"
-            " `million`.",
-        ),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME", help="A name of `kvsim policies`.")
-    ] = "vllm-0.6.3",
-    cost: Annotated[
-        str, typer.Option("--cost", metavar="constant|table", help="Cost model to price steps.")
-    ] = "constant",
+    names: Names = None,
+    engine: Engine = "vllm-0.6.3",
+    cost: Cost = "constant",
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, metavar="N", help="Runs of each.")
     ] = 3,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for W4."
-        ),
-    ] = None,
+    trace: TraceFile = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every measurement as JSON.")
     ] = False,
-    stored: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="FILE", help="Show the ratio to what --json printed."),
-    ] = None,
+    stored: Stored = None,
     around: Annotated[
         bool, typer.Option("--around", help="Measure what a run costs besides the simulation.")
     ] = False,
@@ -64,23 +69,29 @@ def bench(
         _show_parts(chosen, engine, cost, trace)
         return
     from kvsim.bench import repeat
-    from kvsim.bench.measure import checks_of
 
     then = None if stored is None else repeat.load(stored)
-    bench = repeat.run(chosen, engine, cost, repeats, trace, _note)
+    measured = repeat.run(chosen, engine, cost, repeats, trace, _note)
     if as_json:
-        print(repeat.to_json(bench), end="")
+        print(repeat.to_json(measured), end="")
     else:
-        _show(bench, then)
-    wrong = [
-        name
-        for name, found in bench.workloads.items()
-        if (checks := checks_of(name, engine, cost)) is not None
-        and not all(each.meets(checks) for each in found)
-    ]
+        _show(measured, then)
+    wrong = _wrong(measured)
     if wrong:
         print(f"kvsim: not what is known of: {', '.join(wrong)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _wrong(bench: Bench) -> list[str]:
+    """Workloads of which a run did not come to what is known."""
+    from kvsim.bench.measure import checks_of
+
+    known = {name: checks_of(name, bench.engine, bench.cost) for name in bench.workloads}
+    return [
+        name
+        for name, checks in known.items()
+        if checks is not None and not all(each.meets(checks) for each in bench.workloads[name])
+    ]
 
 
 def _chosen(names: list[str] | None, cost: str, trace: str | None) -> list[str]:
@@ -124,6 +135,9 @@ def _show(bench: Bench, then: Bench | None) -> None:
     )
     console.print(_times(bench))
     console.print(_sizes(bench))
+    short_cuts = _short_cuts(bench)
+    if short_cuts is not None:
+        console.print(short_cuts)
     if then is not None:
         table = _table("workload", "CPU now / then", "pings now / then")
         for name, (seconds, pings) in ratios(bench, then).items():
@@ -165,13 +179,10 @@ def _sizes(bench: Bench) -> Table:
     from kvsim.bench.repeat import least
 
     table = _table("workload", "requests", "steps", "events", "MB", "trace MB", "digest", "known")
-    fast = any(each.fast_path for found in bench.workloads.values() for each in found)
-    if fast:
-        table.add_column("fast path")
     for name, found in bench.workloads.items():
         one, checks = found[0], checks_of(name, bench.engine, bench.cost)
         known = "-" if checks is None else "yes" if one.meets(checks) else "NO"
-        cells = [
+        table.add_row(
             name,
             f"{one.requests:,}",
             f"{one.steps:,}",
@@ -180,12 +191,24 @@ def _sizes(bench: Bench) -> Table:
             f"{least(found, lambda m: m.idle_rss_mb):,.0f}",
             one.digest if one.outcome == "finished" else one.outcome,
             known,
-        ]
-        if fast:
-            counts = one.fast_path or {}
-            cells.append(", ".join(f"{key} {value}" for key, value in counts.items()))
-        table.add_row(*cells)
+        )
     return table
+
+
+def _short_cuts(bench: Bench) -> Table | None:
+    """How often the simulator's short cuts applied, where it says so."""
+    counts = {name: found[0].fast_path or {} for name, found in bench.workloads.items()}
+    keys = list(dict.fromkeys(key for each in counts.values() for key in each))
+    if not keys:
+        return None
+    table = _table("fast path", *(key.replace("_", " ") for key in keys))
+    for name, each in counts.items():
+        table.add_row(name, *(_shown(each.get(key)) for key in keys))
+    return table
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> None:

@@ -13,10 +13,13 @@ import typer
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.progress import progress_bar
 from kvsim.config import RunConfig, load_config
+from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvsim.blockmap.watch import BlockMapWatcher
+    from kvsim.replica import Watcher
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
 
@@ -53,18 +56,26 @@ def run(
     step_log: Annotated[
         str | None, typer.Option("--step-log", metavar="FILE", help="Write every decision here.")
     ] = None,
+    block_map: Annotated[
+        bool,
+        typer.Option("--block-map", help="Also show who held which block; takes longer."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     assignments: Assignments = None,
     **flags: Any,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
+    from kvsim.blockmap.watch import BlockMapWatcher
     from kvsim.workload.spec import trace_of
 
+    if block_map and out is None:
+        raise ConfigError("--block-map: say with --out DIR where the map is to be written")
     loaded = load_config(config_path(config), settings(flags), assignments or ())
     opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format)
-    result = simulate_shown(opened, loaded, "simulating", step_log)
+    watcher = BlockMapWatcher() if block_map else None
+    result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
     if out is not None:
-        _write(result, out, csv=csv, page=page)
+        _write(result, out, watcher, csv=csv, page=page)
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
@@ -81,11 +92,12 @@ def report(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="What `kvsim run --out` wrote.")],
 ) -> None:
     """Rebuild report.html from the results in a folder."""
-    from kvsim.report.files import PAGE, read_results, write_text
+    from kvsim.report.files import PAGE, read_block_map, read_results, write_text
     from kvsim.report.page import build_page
 
-    path = write_text(Path(directory) / PAGE, build_page(*read_results(directory)))
-    print(path)
+    summary, requests, steps = read_results(directory)
+    block_map = read_block_map(directory, summary["meta"])
+    print(write_text(Path(directory) / PAGE, build_page(summary, requests, steps, block_map)))
 
 
 def policies() -> None:
@@ -108,37 +120,49 @@ def open_noted(path: str, trace_format: str | None) -> Trace:
 
 
 def simulate_shown(
-    trace: Trace, config: RunConfig, label: str, step_log: str | None = None
+    trace: Trace,
+    config: RunConfig,
+    label: str,
+    step_log: str | None = None,
+    watcher: Watcher | None = None,
 ) -> Result:
     """A run with a progress bar, if it is long enough for one."""
     from kvsim.conform.step_log import StepLog
     from kvsim.run import simulate
+    from kvsim.watchers import Watchers
 
     total = min(len(trace.rows), config.num_prompts or len(trace.rows))
     command = shlex.join(["kvsim", *sys.argv[1:]])
     with progress_bar(total, label) as progress:
         if step_log is None:
-            return simulate(trace, config, progress=progress, command=command)
+            return simulate(trace, config, progress=progress, watcher=watcher, command=command)
         with StepLog(step_log) as log:
-            result = simulate(trace, config, progress=progress, watcher=log, command=command)
+            both = Watchers([log, watcher] if watcher else [log])
+            result = simulate(trace, config, progress=progress, watcher=both, command=command)
             log.stopped(result.meta["outcome"])
             return result
 
 
-def _write(result: Result, out: str, *, csv: bool, page: bool) -> None:
+def _write(
+    result: Result, out: str, watcher: BlockMapWatcher | None, *, csv: bool, page: bool
+) -> None:
     from kvsim.report.files import write_results
 
-    html = None
+    block_map = html = None
+    if watcher is not None:
+        block_map = watcher.block_map()
+        result.meta["block_map"] = {"samples": len(block_map.time_ns)}
     if page:
         from kvsim.report.page import build_page
 
-        html = build_page(result.summary, result.requests, result.steps)
+        html = build_page(result.summary, result.requests, result.steps, block_map)
     write_results(
         out,
         result.summary,
         result.requests,
         result.steps,
         transitions=result.transitions,
+        block_map=block_map,
         csv=csv,
         page=html,
     )

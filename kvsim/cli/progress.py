@@ -30,7 +30,7 @@ def progress_bar(
 
 @contextmanager
 def spinner(label: str) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with the number of runs that have just ended, of nobody knows how many."""
+    """Yields what to call with how many runs have just ended, where nobody knows the total."""
     if not sys.stderr.isatty():
         yield lambda number: None
         return

@@ -5,6 +5,7 @@ DIR/summary.json       figures and provenance
 DIR/requests.parquet   one row per request
 DIR/steps.parquet      one row per step
 DIR/transitions.parquet  one row per preemption, swap and re-admission
+DIR/block_map.parquet  which request holds which blocks, if it was watched
 DIR/report.html        the page, if given; requests.csv and steps.csv, if asked for
 ```
 """
@@ -17,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
 from kvsim.report import tables
 
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUMMARY, REQUESTS, STEPS, PAGE = "summary.json", "requests", "steps", "report.html"
-TRANSITIONS = "transitions"
+TRANSITIONS, BLOCK_MAP = "transitions", "block_map"
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
+Read = TypeVar("Read")
 Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 """Summary, requests and steps, shaped as `summarise` takes and gives them."""
 
@@ -40,6 +43,7 @@ def write_results(
     steps: Mapping[str, Any],
     *,
     transitions: Mapping[str, Any] | None = None,
+    block_map: BlockMap | None = None,
     csv: bool = False,
     page: str | None = None,
 ) -> list[Path]:
@@ -54,6 +58,9 @@ def write_results(
         if transitions is not None:
             log = tables.transitions_table(transitions)
             _write_table(partial / TRANSITIONS, iter([log]), csv=False)
+        if block_map is not None:
+            cells = tables.block_map_table(block_map)
+            _write_table(partial / BLOCK_MAP, iter([cells]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
         return [path.replace(out / path.name) for path in written]
 
@@ -104,6 +111,20 @@ def read_transitions(directory: str | Path) -> dict[str, Any]:
     return _read_columns(Path(directory) / f"{TRANSITIONS}.parquet", tables.transitions_columns)
 
 
+def read_block_map(directory: str | Path, meta: Mapping[str, Any]) -> BlockMap | None:
+    """The block map of a run, None if it was not watched. Raises `OutputError` naming the file.
+
+    A map that another run left in the folder is not taken for its own: `meta` has `block_map`.
+    """
+    if not meta.get("block_map"):
+        return None
+    path = Path(directory) / f"{BLOCK_MAP}.parquet"
+    block_map = _read_columns(path, tables.block_map_columns)
+    if len(block_map.time_ns) != meta["block_map"]["samples"]:
+        raise OutputError(f"{path}: the block map of another run; run it again")
+    return block_map
+
+
 def _fill(
     folder: Path,
     summary: Mapping[str, Any],
@@ -150,7 +171,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     return dict(summary)
 
 
-def _read_columns(path: Path, columns: Callable[[pa.Table], dict[str, Any]]) -> dict[str, Any]:
+def _read_columns(path: Path, columns: Callable[[pa.Table], Read]) -> Read:
     import pyarrow.parquet as pq
 
     with _reading(path):

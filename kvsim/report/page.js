@@ -33,7 +33,7 @@
           config,
         ),
       ),
-    );
+    ).then(() => document.dispatchEvent(new Event("drawn")));
   };
 
   // A zoom of one time chart, by whatever gesture, is a zoom of all.

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from kvsim.blockmap.blockmap import BlockMap
 from kvsim.report import panels, wording
+from kvsim.report.block_map_panel import block_map_figure, block_map_section
 from kvsim.report.distribution_figures import distribution_figures
 from kvsim.report.document import document, figure_place
 from kvsim.report.event_figures import event_figures
@@ -33,7 +35,10 @@ ORDER = (
 
 
 def build_page(
-    summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Any]
+    summary: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    block_map: BlockMap | None = None,
 ) -> str:
     """The report of a run, for `report.html`.
 
@@ -43,11 +48,15 @@ def build_page(
     run = look_at(summary, requests, steps)
     timed = _time_figures(run)
     spread = distribution_figures([("requests", "used", run.durations)], marks=True)
+    mapped = []
+    if block_map is not None and run.end_ns:
+        mapped = [block_map_figure(block_map, run.axis)]
     sections = {
         "Key figures": panels.cards(summary),
         "Latency": _latency(run, spread),
         "Where time went": ledger_section(summary),
         "Over time": _over_time(timed),
+        "Block map": join(block_map_section(block_map, run, figure) for figure in mapped),
         "Requests": _requests(run),
         "Prefix cache": panels.hit_rate_table(summary),
         "Memory": memory_panel(summary["meta"]),
@@ -55,9 +64,10 @@ def build_page(
     }
     if not summary["meta"].get("prefix_caching"):
         del sections["Prefix cache"]
-    if not sections["Where time went"]:
-        del sections["Where time went"]
-    return document(_name(summary), _header(summary), sections, [*spread, *timed])
+    for optional in ("Where time went", "Block map"):
+        if not sections[optional]:
+            del sections[optional]
+    return document(_name(summary), _header(summary), sections, [*spread, *timed, *mapped])
 
 
 def _header(summary: Mapping[str, Any]) -> Html:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,12 @@ from kvsim.report.timeline import run_end_ns
 from kvsim.transitions import PREEMPTED, SWAPPED_OUT
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 NAMED = 4
 """Other requests that a sentence lists."""
-BEGINNING, END = 30, 10
-"""Moments of a long story that are told."""
+BEGINNING, END = 12, 5
+"""Preemptions that are told of those of a long story; likewise returns."""
 SEPARATE = 4
 """Changes of the reason to wait that are told one by one."""
 
@@ -104,6 +105,20 @@ def tell(
     )
 
 
+_READ = (
+    "start_ns",
+    "blocked",
+    "waiting",
+    "running",
+    "prefill_seqs",
+    "prefill_tokens",
+    "decode_seqs",
+    "free_blocks",
+    "cached_blocks",
+)
+"""Columns of steps that a story looks at."""
+
+
 class _Run:
     """A run, with what a story looks up again and again."""
 
@@ -115,8 +130,8 @@ class _Run:
         transitions: Mapping[str, Any],
     ) -> None:
         self.summary, self.requests, self.transitions = summary, requests, transitions
-        self.steps = steps
         self.starts, self.step_ends = steps["start_ns"], steps["end_ns"]
+        self.steps = {name: np.asarray(steps[name]) for name in _READ}
         self.end_ns = run_end_ns(steps, requests)
         self.ends = standings.ends_ns(requests, self.end_ns)
         self.first_steps = standings.first_steps_ns(requests, transitions)
@@ -175,24 +190,24 @@ def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
         moments.append(Moment(first, "first token"))
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
-    for kind, time_ns, value in zip(*columns, strict=True):
-        if kind in _TOLD:
-            moments.append(Moment(time_ns, _TOLD[kind](run, index, time_ns, value)))
-    for spell in spells:
-        if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
-            text = _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
-            moments.append(Moment(spell.end_ns, text))
+    losses = [each for each in zip(*columns, strict=True) if each[0] in _TOLD]
+    for kind, time_ns, value in _ends_of(losses):
+        moments.append(Moment(time_ns, _TOLD[kind](run, index, time_ns, value)))
+    passed = [each for each in spells if each.standing in _PASSED and each.end_ns < run.ends[index]]
+    for spell in _ends_of(passed):
+        text = _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
+        moments.append(Moment(spell.end_ns, text))
     moments.append(_end(run, index))
-    return _shortened(sorted(moments, key=lambda moment: moment.time_ns))
+    left_out = len(losses) + len(passed) - len(_ends_of(losses)) - len(_ends_of(passed))
+    if left_out:
+        middle = losses[BEGINNING][1]
+        moments.append(Moment(middle, f"… and {count(left_out)} more such moments …"))
+    return sorted(moments, key=lambda moment: moment.time_ns)
 
 
-def _shortened(moments: list[Moment]) -> list[Moment]:
-    """The same with the middle of a long story, of a livelock for instance, in one sentence."""
-    left_out = len(moments) - BEGINNING - END
-    if left_out < 2:
-        return moments
-    gap = Moment(moments[BEGINNING].time_ns, f"… and {count(left_out)} more such moments")
-    return [*moments[:BEGINNING], gap, *moments[-END:]]
+def _ends_of(many: list[T]) -> list[T]:
+    """The beginning and the end of a long list: of a livelock, not every turn is told."""
+    return many if len(many) <= BEGINNING + END else [*many[:BEGINNING], *many[-END:]]
 
 
 def _arrival(run: _Run, index: int) -> list[Moment]:

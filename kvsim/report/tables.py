@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.packed import Ints, PackedColumns
 from kvsim.recorder import STEP_COLUMNS
@@ -122,6 +123,46 @@ def transitions_table(transitions: Mapping[str, Any]) -> pa.Table:
 def transitions_columns(table: pa.Table) -> dict[str, Ints]:
     """What `transitions_table` was made from. Raises `KeyError` for a column that is missing."""
     return {name: table[name].to_numpy() for name in TRANSITION_COLUMNS}
+
+
+def block_map_table(block_map: BlockMap) -> pa.Table:
+    """One row per sample and group of blocks: when; which blocks, on which device; how many of
+    them are in each of `blockmap.STATES`; who owns most of those that are owned, and how many."""
+    import pyarrow as pa
+
+    samples, groups = block_map.owner.shape
+    columns = {
+        "time_ns": np.repeat(block_map.time_ns, groups),
+        "on_cpu": np.tile(block_map.groups.device, samples),
+        "first_block": np.tile(block_map.groups.first, samples),
+        "blocks": np.tile(block_map.groups.blocks, samples),
+        **{f"{name}_blocks": block_map.counts[:, :, i].ravel() for i, name in enumerate(STATES)},
+        "owner": block_map.owner.ravel(),
+        "owner_blocks": block_map.owner_blocks.ravel(),
+    }
+    return pa.Table.from_arrays(
+        [_numbers(_ints(column)) for column in columns.values()], list(columns)
+    )
+
+
+def block_map_columns(table: pa.Table) -> BlockMap:
+    """What `block_map_table` was made from. Raises `KeyError` for a column that is missing."""
+
+    def column(name: str) -> Ints:
+        values: Ints = table[name].to_numpy()
+        return values
+
+    time_ns = column("time_ns")
+    groups = int(np.count_nonzero(time_ns == time_ns[0])) if len(time_ns) else 1
+    first = slice(0, groups if len(time_ns) else 0)
+    counts = np.stack([column(f"{name}_blocks") for name in STATES], axis=-1)
+    return BlockMap(
+        Groups(*(column(name)[first] for name in ("on_cpu", "first_block", "blocks"))),
+        time_ns[::groups],
+        counts.reshape(-1, groups, len(STATES)).astype(np.int32),
+        column("owner").reshape(-1, groups).astype(np.int32),
+        column("owner_blocks").reshape(-1, groups).astype(np.int32),
+    )
 
 
 def _kept(names: Iterable[str], columns: Container[str]) -> list[str]:

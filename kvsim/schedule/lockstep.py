@@ -85,6 +85,8 @@ class Lockstep(Batch):
         self._token_ns = 0
         """When the last step was composed, and when the last one settled had its tokens."""
         self._places = 0
+        self._given = 0
+        """Blocks of the step being composed that were given out before somebody made room."""
         self._counts_composed = False
         """`Pace.counts_composed` of the scheduler."""
         self.together_steps = 0
@@ -216,8 +218,9 @@ class Lockstep(Batch):
         """
         members, gpu = self._members, self.blocks.gpu
         opening = self._phases[self._composed % self._size]
+        self._given = 0
         while members:
-            free, need = gpu.free, len(opening)
+            free, need = gpu.free, len(opening) - self._given
             if need < free:
                 return True
             last = next(reversed(members))
@@ -226,6 +229,9 @@ class Lockstep(Batch):
             if give_way is None or self.blocks.lockstep == NAMED:
                 self.dissolve()
                 return False
+            # The first to open blocks get what is free; whoever finds nothing makes the tail go.
+            gpu.take_many(free)
+            self._given += free
             if self.behind:
                 last = self.behind.pop()
             else:
@@ -238,7 +244,8 @@ class Lockstep(Batch):
         opening = self._phases[self._composed % self._size]
         blocks = self.blocks
         if blocks.lockstep == COUNTED:
-            blocks.take_together(len(opening), number)
+            blocks.gpu.take_many(len(opening) - self._given)
+            blocks.open_together(len(opening), number)
             return
         filling = self._phases[(self._composed + 1) % self._size]
         visited = sorted({**opening, **filling}, key=lambda request: self._members[request].place)

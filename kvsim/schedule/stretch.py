@@ -89,7 +89,8 @@ class Stretches(Lockstep):
             if ends or now_ns >= horizon_ns:
                 break
         if step > first:
-            blocks.take_together(taken, (step - first) * number)
+            blocks.gpu.take_many(taken)
+            blocks.open_together(taken, (step - first) * number)
             self._context_tokens = context
             self._composed = self._settled = step
             self._composed_ns, self.busy_until_ns = start_ns, now_ns

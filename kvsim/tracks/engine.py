@@ -64,7 +64,7 @@ def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
 def counter_events(
     steps: Mapping[str, Ints], meta: Mapping[str, Any], window: Window
 ) -> Iterator[str]:
-    """The counters, whenever one of their values changes; the first holds from the window's begin."""
+    """The counters, whenever one of their values changes, and where the window begins."""
     states = States(steps, window.end_ns, meta)
     starts = states["start_ns"]
     first = max(int(np.searchsorted(starts, window.begin_ns, side="right")) - 1, 0)

@@ -67,9 +67,7 @@ def arrow(
 
 
 def _named(kind: str, track: Track, args: Mapping[str, Any]) -> str:
-    return (
-        f'{{"ph":"M","pid":{track.pid},"tid":{track.tid},"name":"{kind}","args":{_json(args)}}}'
-    )
+    return f'{{"ph":"M","pid":{track.pid},"tid":{track.tid},"name":"{kind}","args":{_json(args)}}}'
 
 
 def _us(ns: int) -> str:

@@ -108,7 +108,7 @@ def test_the_pool_gives_out_the_blocks_that_a_plain_list_gives(
             number = rng.randint(0, pool.free)
             table = pool.take_many(number)
             assert table == plain.take_many(number)
-            keys = [rng.randint(0, 4) for _ in range(rng.randint(0, number))]
+            keys = rng.sample(range(5), rng.randint(0, min(number, 5)))
             pool.label(table[: len(keys)], keys)
             plain.label(table[: len(keys)], keys)
             tables.append(table)

@@ -133,17 +133,19 @@ def test_what_a_victim_had_not_reached_is_not_cold() -> None:
     assert tokens(result, 1) == {"cold": 15, "unreached": 3}
 
 
-def test_what_the_end_of_the_run_cut_off_was_not_reached() -> None:
-    """r0 swaps r1 out at 26 and there is no room for it: the engine dies, r2 in its queue."""
+def test_of_a_prompt_that_the_end_of_the_run_cut_off_only_hits_are_known() -> None:
+    """r1 is to be swapped out after a chunk of 4 tokens; there is no room for it."""
     result = run(
-        hashed(4, (0, 8, 4, []), (0, 8, 4, []), (20, 4, 1, [])),
-        num_gpu_blocks_override=5,
+        hashed(4, (0, 7, 9, []), (0, 18, 1, [])),
+        num_gpu_blocks_override=7,
         max_model_len=20,
-        num_cpu_blocks_override=1,
+        max_num_batched_tokens=8,
+        max_num_seqs=2,
+        enable_chunked_prefill=True,
         preemption_mode="swap",
     )
     assert result.meta["outcome"]["kind"] == "swap-space-exhausted"
-    assert [tokens(result, place) for place in range(3)] == [{"cold": 8}, {"cold": 8}, {}]
+    assert tokens(result, 1) == {"unreached": 18}
 
 
 def test_a_request_that_never_ran_has_no_ledger() -> None:

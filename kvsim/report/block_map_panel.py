@@ -1,0 +1,188 @@
+"""Draws who held which block, over simulated time: a picture that the page's script paints.
+
+The page carries one number per picture cell, packed: a state, or the place of an owner in a list.
+So the colours follow the reader's scheme, and the cell under the pointer can be named.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvsim.blockmap.blockmap import CACHED, CPU, FREE, GPU, KEPT, OWNED, SHARED, STATES, BlockMap
+from kvsim.report.document import figure_place
+from kvsim.report.figures import Figure, TimeAxis, Trace, merge, over_time, titled
+from kvsim.report.html import Html, element, join, key_of
+from kvsim.report.numerals import count
+from kvsim.report.view import View
+
+COLUMNS = 1500
+"""Picture cells from left to right."""
+MOST_BYTES = 900_000
+"""Most bytes of packed cells; a picture that needs more is made coarser in time."""
+
+_SHOWN = (FREE, CACHED, SHARED, KEPT)
+"""States with a colour of their own, by their number in the picture; then come the owners."""
+_KEY = {
+    OWNED: (
+        "In use: a colour for each request, for each session where there are any",
+        "linear-gradient(90deg, #d1495b 33%, #3a9d5d 33% 66%, #8a63c9 66%)",
+    ),
+    SHARED: ("Shared by several requests", "var(--peak)"),
+    CACHED: ("Cached: in no table, can be hit", "var(--cached)"),
+    FREE: ("Free", "var(--free)"),
+    KEPT: ("Held, but by no table", "var(--other)"),
+}
+_HUES, _TONES = 360, 3
+
+
+class Picture(NamedTuple):
+    """Numbers of cells, and the requests that they name."""
+
+    cells: NDArray[np.int64]
+    """Shape (groups, columns): index into `_SHOWN`, or `len(_SHOWN)` + place in `owners`."""
+    owners: NDArray[np.int64]
+    """Indexes of requests."""
+
+
+def block_map_figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
+    """Axes for the picture: time, and the blocks of both pools."""
+    groups, swapped = block_map.groups, _swaps(block_map)
+    each = int(groups.blocks[groups.device == GPU].max(initial=1))
+    note = "A row for each block."
+    if each > 1:
+        note = f"{count(each)} blocks to a row, in the colour of what most of them are."
+    look = over_time(axis, titled("GPU blocks", range=[0, _blocks(block_map, GPU)]))
+    data: list[Trace] = [_nothing("y")]
+    if swapped:
+        look["yaxis"]["domain"] = [0.27, 1]
+        below = titled("CPU blocks", domain=[0, 0.21], range=[0, _blocks(block_map, CPU)])
+        look["yaxis2"] = {**look["yaxis"], **below}
+        look["yaxis2"]["title"] = {"text": "CPU blocks", "standoff": 8}
+        look["xaxis"]["anchor"] = "y2"
+        data.append(_nothing("y2"))
+    look = merge(look, {"yaxis": {"showgrid": False}, "hovermode": False})
+    return Figure(
+        "block-owners",
+        "Who holds which block",
+        note,
+        data,
+        look,
+        [],
+        time=True,
+        height=640 if swapped else 520,
+    )
+
+
+def block_map_section(block_map: BlockMap, run: View, figure: Figure) -> Html:
+    """The figure's place, what its colours mean, and what the script needs to paint it."""
+    found = block_map.counts.any(axis=(0, 1))
+    key = key_of((colour, label) for state, (label, colour) in _KEY.items() if found[state])
+    here = resources.files(__package__)
+    return join(
+        (
+            element(
+                "p",
+                "Physical blocks from bottom to top. Point at the map to see whose blocks they are;"
+                " drag to zoom in time.",
+            ),
+            key,
+            figure_place(figure),
+            element(
+                "script",
+                Html(_data(block_map, run)),
+                type="application/json",
+                id="block-map-data",
+            ),
+            element("script", Html(here.joinpath("block_map.js").read_text(encoding="utf-8"))),
+        )
+    )
+
+
+def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
+    """The map in `columns` equal pieces of the run: each shows the sample at its middle."""
+    middles = (np.arange(columns) + 0.5) * end_ns / columns
+    sample = np.searchsorted(block_map.time_ns, middles, side="right") - 1
+    first = sample < 0
+    counts = np.array(block_map.counts)
+    # Of equal numbers, the one in use is shown: what is rare must not vanish.
+    order = np.array([OWNED, SHARED, KEPT, CACHED, FREE])
+    state = order[np.argmax(counts[:, :, order], axis=2)]
+    owners = np.unique(block_map.owner[state == OWNED])
+    number = np.zeros(state.shape, dtype=np.int64)
+    for place, shown in enumerate(_SHOWN):
+        number[state == shown] = place
+    owned = state == OWNED
+    number[owned] = len(_SHOWN) + np.searchsorted(owners, block_map.owner[owned])
+    cells = number[sample].T
+    cells[:, first] = _SHOWN.index(FREE)
+    return Picture(cells, owners.astype(np.int64))
+
+
+def _data(block_map: BlockMap, run: View) -> str:
+    """JSON that cannot end the script element it is in."""
+    columns, groups = COLUMNS, block_map.groups
+    picture, packed, width = _packed(block_map, run.end_ns, columns)
+    while len(packed) > MOST_BYTES:
+        columns //= 2
+        picture, packed, width = _packed(block_map, run.end_ns, columns)
+    devices = []
+    for device, name in ((GPU, "GPU"), (CPU, "CPU")):
+        rows = np.flatnonzero(groups.device == device)
+        if len(rows) and (device == GPU or _swaps(block_map)):
+            devices.append(
+                {
+                    "name": name,
+                    "rows": [int(rows[0]), len(rows)],
+                    "each": int(groups.blocks[rows[0]]),
+                    "blocks": _blocks(block_map, device),
+                }
+            )
+    data = {
+        "columns": columns,
+        "rows": len(groups.first),
+        "width": width,
+        "end": run.axis.end,
+        "unit": run.axis.unit,
+        "devices": devices,
+        "states": [STATES[state] for state in _SHOWN],
+        "owners": [_owner(run.requests, int(index)) for index in picture.owners],
+        "cells": b64encode(packed).decode(),
+    }
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _packed(block_map: BlockMap, end_ns: int, columns: int) -> tuple[Picture, bytes, int]:
+    """A picture, its numbers compressed row by row, and the bytes of a number."""
+    picture = paint(block_map, end_ns, columns)
+    width = 2 if len(picture.owners) + len(_SHOWN) <= 1 << 16 else 4
+    return picture, zlib.compress(picture.cells.astype(f"<u{width}").tobytes(), 9), width
+
+
+def _owner(requests: Mapping[str, Any], index: int) -> list[Any]:
+    """Name, session, hue and tone of a request."""
+    name, session = str(requests["id"][index]), str(requests["session"][index])
+    drawn = xxhash.xxh64_intdigest((session or name).encode())
+    return [name, session, drawn % _HUES, drawn // _HUES % _TONES]
+
+
+def _blocks(block_map: BlockMap, device: int) -> int:
+    return int(block_map.groups.blocks[block_map.groups.device == device].sum())
+
+
+def _swaps(block_map: BlockMap) -> bool:
+    """Whether a block of the CPU was ever in use."""
+    return bool(block_map.counts[:, block_map.groups.device == CPU, 1:].any())
+
+
+def _nothing(y: str) -> Trace:
+    """A trace that only makes an axis."""
+    return {"type": "scatter", "x": [0], "y": [None], "yaxis": y, "hoverinfo": "skip"}

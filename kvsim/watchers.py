@@ -1,0 +1,32 @@
+"""Shows a run to several watchers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsim.plan import Plan
+from kvsim.replica import Watcher
+from kvsim.request import Request
+from kvsim.schedule.batch import Batch
+
+
+class Watchers:
+    """A watcher of a replica that tells others what it is shown, in order."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def begin(self) -> None:
+        """A run begins, perhaps again."""
+        for watcher in self._watchers:
+            watcher.begin()
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """A step was composed."""
+        for watcher in self._watchers:
+            watcher.composed(batch, plan, now_ns, arrived)
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """It is over."""
+        for watcher in self._watchers:
+            watcher.settled(batch, ended)

@@ -1,0 +1,57 @@
+"""Blocks that are counted against blocks that have names."""
+
+import random
+
+import pytest
+
+from kvsim.blocks.counted import COUNTED_TWINS
+from kvsim.blocks.tables import Tables
+from kvsim.request import Request, Sequence
+
+SIZES = {"block_size": 4, "num_gpu_blocks": 30}
+
+
+def made(kind: type[Tables]) -> Tables:
+    more = {} if "V1" in kind.__name__ else {"num_cpu_blocks": 20}
+    return kind(**SIZES, **more)
+
+
+@pytest.mark.parametrize("named", COUNTED_TWINS, ids=lambda kind: kind.__name__)
+def test_every_move_leaves_the_same_numbers(named: type[Tables]) -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        pair = made(named), made(COUNTED_TWINS[named])
+        held: list[tuple[Sequence, Sequence]] = []
+        for number in range(60):
+            move = rng.choice(("allocate", "append", "append", "free", "swap"))
+            if move == "allocate":
+                length = rng.randrange(1, 20)
+                twins = tuple(Request(number, str(number), length, 9) for _ in pair)
+                if pair[0].admission_need(twins[0]) <= pair[0].gpu.free:
+                    for blocks, request in zip(pair, twins, strict=True):
+                        blocks.allocate(request.sequences[0])
+                    held.append((twins[0].sequences[0], twins[1].sequences[0]))
+            elif held:
+                chosen = rng.choice(held)
+                moved_already = pair[0].swapped(chosen[0])
+                for blocks, sequence in zip(pair, chosen, strict=True):
+                    if move == "free":
+                        blocks.free(sequence)
+                    elif move == "append" and blocks.gpu.free and not moved_already:
+                        sequence.length += 1
+                        blocks.append(sequence)
+                    elif move == "swap" and not moved_already:
+                        if blocks.swap_need([sequence], blocks.cpu) <= blocks.cpu.free:
+                            blocks.swap_out([sequence])
+                    elif move == "swap":
+                        if blocks.swap_need([sequence], blocks.gpu) <= blocks.gpu.free:
+                            blocks.swap_in([sequence])
+                if move == "free":
+                    held.remove(chosen)
+            same = [(b.census(), b.gpu.free, b.cpu.free) for b in pair]
+            assert same[0] == same[1], f"seed {seed}, move {number}: {move}"
+            for left, right in held:
+                assert len(left.table) == len(right.table)
+                assert left.filled == right.filled
+        for side, blocks in enumerate(pair):
+            blocks.audit([both[side].request for both in held])
