@@ -69,7 +69,8 @@ def calibrate(
     limits = _limits(options, geometry)
     clock = make_clock(options.device)
     samples = plan(limits, clock.rounds)
-    path = options.out.with_suffix(f".{geometry.block_size}.rows.jsonl")
+    name = options.out.name.removesuffix(".json")
+    path = options.out.with_name(f"{name}.{geometry.block_size}.rows.jsonl")
     store = RowStore(path, _header(options, geometry, limits))
     complete = True
     if missing(store, samples):

@@ -21,7 +21,7 @@ from kvsim.plan import Plan
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
 
-SAMPLES = 1500
+SAMPLES = 1200
 """Most samples that are kept."""
 GPU_ROWS, CPU_ROWS = 600, 150
 """Most groups of blocks of each pool."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,11 @@ from kvsim.report.timeline import run_end_ns
 from kvsim.transitions import PREEMPTED, SWAPPED_OUT
 
 Ints = NDArray[np.int64]
-T = TypeVar("T")
 
 NAMED = 4
 """Other requests that a sentence lists."""
-BEGINNING, END = 12, 5
-"""Preemptions that are told of those of a long story; likewise returns."""
+BEGINNING, END = 24, 10
+"""Losses and returns that are told of very many."""
 SEPARATE = 4
 """Changes of the reason to wait that are told one by one."""
 
@@ -188,26 +188,33 @@ def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     first = int(run.requests["first_token_ns"][index])
     if first >= 0:
         moments.append(Moment(first, "first token"))
-    own = run.transitions["request"] == index
-    columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
-    losses = [each for each in zip(*columns, strict=True) if each[0] in _TOLD]
-    for kind, time_ns, value in _ends_of(losses):
-        moments.append(Moment(time_ns, _TOLD[kind](run, index, time_ns, value)))
-    passed = [each for each in spells if each.standing in _PASSED and each.end_ns < run.ends[index]]
-    for spell in _ends_of(passed):
-        text = _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
-        moments.append(Moment(spell.end_ns, text))
+    moments += _turns(run, index, spells)
     moments.append(_end(run, index))
-    left_out = len(losses) + len(passed) - len(_ends_of(losses)) - len(_ends_of(passed))
-    if left_out:
-        middle = losses[BEGINNING][1]
-        moments.append(Moment(middle, f"… and {count(left_out)} more such moments …"))
     return sorted(moments, key=lambda moment: moment.time_ns)
 
 
-def _ends_of(many: list[T]) -> list[T]:
-    """The beginning and the end of a long list: of a livelock, not every turn is told."""
-    return many if len(many) <= BEGINNING + END else [*many[:BEGINNING], *many[-END:]]
+def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
+    """Losses of its blocks and what came after; of very many, the first and the last."""
+    turns: list[tuple[int, Callable[[], str]]] = []
+    for spell in spells:
+        if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
+            turns.append((spell.end_ns, partial(_passed, spell)))
+    own = run.transitions["request"] == index
+    columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
+    for kind, time_ns, value in zip(*columns, strict=True):
+        if kind in _TOLD:
+            turns.append((time_ns, partial(_TOLD[kind], run, index, time_ns, value)))
+    turns.sort(key=lambda turn: turn[0])
+    left_out = len(turns) - BEGINNING - END
+    if left_out <= 1:
+        return [Moment(time_ns, words()) for time_ns, words in turns]
+    told = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
+    gap = Moment(turns[BEGINNING][0], f"… and {count(left_out)} more such moments")
+    return [*told[:BEGINNING], gap, *told[BEGINNING:]]
+
+
+def _passed(spell: Spell) -> str:
+    return _PASSED[spell.standing].format(seconds((spell.end_ns - spell.begin_ns) / 1e9))
 
 
 def _arrival(run: _Run, index: int) -> list[Moment]:

@@ -15,6 +15,9 @@ from kvsim.version import __version__
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """The page needs nothing else and asks no network for anything."""
 
+MOST_SPELLS = 200
+"""Spells that are drawn one by one; of more, each standing is drawn once."""
+
 _COLOURS = {
     "waiting": "part-waiting_blocks",
     "prefill": "part-own_prefill",
@@ -62,16 +65,15 @@ def build_story(story: Story) -> str:
 
 
 def _time_line(story: Story) -> Html:
-    whole = sum(spell.end_ns - spell.begin_ns for spell in story.spells)
+    lengths = [(spell.standing, spell.end_ns - spell.begin_ns) for spell in story.spells]
+    seen = {standing for standing, _ in lengths}
+    if len(lengths) > MOST_SPELLS:
+        lengths = [(each, sum(ns for s, ns in lengths if s == each)) for each in sorted(seen)]
+    whole = sum(ns for _, ns in lengths)
     bar = strip(
-        (
-            f"var(--{_COLOURS[standing]})",
-            (end - begin) / whole,
-            f"{standing}: {seconds((end - begin) / 1e9)}",
-        )
-        for standing, begin, end in story.spells
+        (f"var(--{_COLOURS[standing]})", ns / whole, f"{standing}: {seconds(ns / 1e9)}")
+        for standing, ns in lengths
     )
-    seen = {spell.standing for spell in story.spells}
     key = key_of((f"var(--{colour})", name) for name, colour in _COLOURS.items() if name in seen)
     rows = [
         (text, f"{time_ns / 1e9:,.6f} s", seconds((time_ns - story.arrival_ns) / 1e9))

@@ -215,8 +215,10 @@ def test_a_livelock_is_not_told_moment_by_moment(monkeypatch):
     )
     assert result.meta["outcome"]["kind"] == "livelock"
     story = tell(result.summary, result.requests, result.steps, result.transitions, 1)
-    assert len(story.moments) == 41
-    assert story.moments[30].text.startswith("… and ")
+    assert len(story.moments) < 45
+    assert [m.text for m in story.moments if m.text.startswith("…")] == [
+        "… and 564 more such moments"
+    ]
     assert len(build_story(story)) < 40_000
 
 
