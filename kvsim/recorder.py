@@ -57,7 +57,8 @@ PIECE_STEPS = 1 << 15
 
 _ROW_BYTES = 8 * len(STEP_COLUMNS)
 _PIECE_BYTES = PIECE_STEPS * _ROW_BYTES
-_pack = Struct(f"{len(STEP_COLUMNS)}q").pack
+pack = Struct(f"{len(STEP_COLUMNS)}q").pack
+"""One row as bytes, for `Recorder.extend_packed`."""
 
 
 class Recorder:
@@ -72,13 +73,17 @@ class Recorder:
 
     def step(self, row: tuple[int, ...]) -> None:
         """Append one row, in the order of `STEP_COLUMNS`."""
-        self._rows += _pack(*row)
+        self._rows += pack(*row)
         if len(self._rows) >= _PIECE_BYTES:
             self._seal()
 
     def extend(self, rows: np.ndarray | array[int]) -> None:
         """Append whole rows at once: an int64 array of shape (steps, columns), or its numbers."""
-        self._rows += rows.tobytes()
+        self.extend_packed(rows.tobytes())
+
+    def extend_packed(self, rows: bytes | bytearray) -> None:
+        """Append whole rows, each as `pack` gives it."""
+        self._rows += rows
         if len(self._rows) >= _PIECE_BYTES:
             self._seal()
 

@@ -25,7 +25,7 @@ import simpy
 from simpy.events import EventPriority
 
 from kvsim.cost import Cost
-from kvsim.cost.decodes import price_of
+from kvsim.cost.decodes import prices_of
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.link import LinkTimes
@@ -146,7 +146,7 @@ class Replica:
             self._outlook = getattr(scheduler, "outlook", None)
         self._pace = cast(Pace, scheduler)
         """Only a scheduler that has an outlook is asked as one."""
-        self._price = price_of(cost)
+        self._prices = prices_of(cost)
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
         self._next_audit = 1
@@ -162,9 +162,11 @@ class Replica:
 
     def _arrivals(self) -> Process:
         """Send what the clients send on their own, each at its time."""
+        now_ns = self.now_ns
         for time_ns, request in self.clients.start():
-            if time_ns > self.now_ns:
-                yield self.env.timeout(time_ns - self.now_ns)
+            if time_ns > now_ns:
+                yield self.env.timeout(time_ns - now_ns)
+                now_ns = time_ns
             self._offer(request)
 
     def _offer(self, request: Request) -> None:
@@ -242,7 +244,7 @@ class Replica:
             return 0
         assert isinstance(batch, Stretches)
         return batch.stretch(
-            self._pace, outlook, now_ns, self.env.peek(), self._price, self.recorder
+            self._pace, outlook, now_ns, self.env.peek(), self._prices, self.recorder
         )
 
     def _landed(self) -> None:

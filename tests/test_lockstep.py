@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvsim.run import simulate
+from kvsim.schedule import stretch
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 CASES = int(os.environ.get("KVSIM_TWIN_CASES", "1200"))
@@ -50,7 +51,9 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
         "seed": rng.randrange(1000),
     }
     tick_us = 10_000
-    if rng.random() < 0.6:
+    if rng.random() < 0.2:
+        settings["cost"] = {"model": "roofline"}
+    elif rng.random() < 0.7:
         # Every time is a multiple of 10 ms, so arrivals, ends and steps coincide.
         settings["cost"] |= {
             "step_us": tick_us,
@@ -89,15 +92,20 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_fast_and_dull_decide_and_measure_the_same(group: int) -> None:
+def test_fast_and_dull_decide_and_measure_the_same(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(group, CASES, GROUPS):
         rng = random.Random(seed)
         settings = draw_settings(rng)
         trace = draw_trace(rng, 10_000_000)
+        # Few of these stretches are long.
+        monkeypatch.setattr(stretch, "LONG_STEPS", rng.choice((1, 3, 48)))
         fast = simulate(trace, settings)
         dull = simulate(trace, {**settings, "exact_twin": True})
         where = f"seed {seed}: {settings}"
-        assert fast.meta["outcome"] == dull.meta["outcome"], where
+        for key in ("outcome", "cost", "cache"):
+            assert fast.meta[key] == dull.meta[key], f"{where}: {key}"
         for name, column in dull.steps.items():
             same = len(column) == len(fast.steps[name]) and np.array_equal(column, fast.steps[name])
             assert same, f"{where}: steps: {name}: {_first(column, fast.steps[name])}"
@@ -111,3 +119,37 @@ def _first(dull: Any, fast: Any) -> str:
         if left != right:
             return f"step {place}: {left} in the twin, {right} in the fast core"
     return f"{len(dull)} against {len(fast)} steps"
+
+
+def test_the_fast_core_is_really_taken() -> None:
+    """In most steps of an ordinary run, and in no step where every request is to be seen."""
+    rows = [Row(i, f"r{i}", i + 2, i * 300_000_000, 40, 200) for i in range(40)]
+    trace = Trace("made", "native", "", rows)
+    for engine in ("vllm-0.6.3", "vllm-v1"):
+        settings = {"model": "tiny", "engine": engine, "num_gpu_blocks_override": 400}
+        settings |= {"max_model_len": 512, "enable_prefix_caching": False}
+        if engine == "vllm-v1":
+            settings["async_scheduling"] = False
+        taken = simulate(trace, settings).meta["fast_path"]
+        steps = len(simulate(trace, settings).steps["start_ns"])
+        assert taken["together_steps"] > 0.9 * steps
+        assert taken["stretched_steps"] > 0.5 * steps
+        assert simulate(trace, {**settings, "exact_twin": True}).meta["fast_path"] == {}
+
+
+def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
+    """Whoever looks at running requests finds them up to date."""
+    rows = [Row(i, f"r{i}", i + 2, 0, 8, 60) for i in range(12)]
+    trace = Trace("made", "native", "", rows)
+    settings = {
+        "model": "tiny",
+        "block_size": 4,
+        "num_gpu_blocks_override": 90,
+        "max_model_len": 128,
+        "victim": "least-computed",
+    }
+    fast = simulate(trace, settings)
+    dull = simulate(trace, {**settings, "exact_twin": True})
+    assert fast.meta["fast_path"]["dissolutions"] > 0
+    assert sum(dull.requests["num_preemptions"]) > 0
+    assert list(fast.requests["finish_ns"]) == list(dull.requests["finish_ns"])

@@ -7,10 +7,10 @@ follow each other by the hundred, so a cost model may offer them by the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvsim.plan import Plan
+from kvsim.schedule.pace import Prices
 
 if TYPE_CHECKING:
     from kvsim.cost import Cost
@@ -41,10 +41,10 @@ class PricesDecodes(Protocol):
         ...
 
 
-def price_of(cost: Cost) -> Callable[[int, int], int]:
-    """`decode_ns` of a cost model; one that does not offer it is shown a plan."""
+def prices_of(cost: Cost) -> Prices:
+    """What pure decode steps cost; a cost model that does not offer it is shown a plan."""
     if isinstance(cost, PricesDecodes):
-        return cost.decode_ns
+        return Prices(cost.decode_ns, cost.decode_run_ns)
 
     def shown(sequences: int, context_tokens: int) -> int:
         plan = Plan()
@@ -52,7 +52,7 @@ def price_of(cost: Cost) -> Callable[[int, int], int]:
         plan.batched_tokens, plan.context_tokens = sequences, context_tokens
         return cost.step_ns(plan)
 
-    return shown
+    return Prices(shown, None)
 
 
 def cut(times: list[int], within_ns: int | None) -> list[int]:

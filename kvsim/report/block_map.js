@@ -3,6 +3,8 @@
   const data = JSON.parse(document.getElementById("block-map-data").textContent);
   const plot = document.getElementById("block-owners");
   const states = data.states.length;
+  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+  let alone = null; // The request, or session, whose blocks are shown and no others.
   const number = new Intl.NumberFormat("en");
 
   const unpack = async () => {
@@ -30,12 +32,13 @@
   const palette = () => {
     const style = getComputedStyle(document.documentElement);
     const names = { free: "--free", cached: "--cached", shared: "--peak", kept: "--other" };
-    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const others = named(style.getPropertyValue("--rule"));
+    const least = dark() ? 0.38 : 0.42;
+    const own = ([id, session, hue, tone]) =>
+      alone === null || alone === (session || id) ? rgb(hue, 0.42, least + 0.1 * tone) : others;
     return [
       ...data.states.map((state) => named(style.getPropertyValue(names[state]))),
-      ...data.owners.map(([, , hue, tone]) =>
-        dark ? rgb(hue, 0.5, 0.42 + 0.1 * tone) : rgb(hue, 0.55, 0.38 + 0.11 * tone),
-      ),
+      ...data.owners.map(own),
     ];
   };
 
@@ -73,7 +76,7 @@
       layer: "below",
     }));
     await Plotly.relayout(plot, { images });
-    plot.dataset.painted = String(matchMedia("(prefers-color-scheme: dark)").matches);
+    plot.dataset.painted = `${dark() ? "dark" : "light"} ${alone ?? ""}`.trim();
   };
 
   const told = document.createElement("div");
@@ -94,46 +97,65 @@
     return session ? `request ${id}, session ${session}` : `request ${id}`;
   };
 
-  const tell = async (event) => {
-    const cells = await unpacked;
+  // The cell at a place of the window: its number, and what it stands for.
+  const find = (cells, { clientX, clientY }) => {
     const panes = [...plot.querySelectorAll(".nsewdrag")].map((pane) => pane.getBoundingClientRect());
     panes.sort((a, b) => a.top - b.top);
-    const place = panes.findIndex(
-      (pane) =>
-        pane.left <= event.clientX && event.clientX < pane.right &&
-        pane.top <= event.clientY && event.clientY < pane.bottom,
-    );
-    told.hidden = true;
-    if (place < 0 || place >= data.devices.length) return;
+    const inside = ({ left, right, top, bottom }) =>
+      left <= clientX && clientX < right && top <= clientY && clientY < bottom;
+    const place = panes.findIndex(inside);
+    if (place < 0 || place >= data.devices.length) return null;
     const pane = panes[place];
     const device = data.devices[place];
     const [from, to] = plot.layout.xaxis.range;
-    const time = from + ((to - from) * (event.clientX - pane.left)) / pane.width;
-    const block = Math.floor((device.blocks * (pane.bottom - event.clientY)) / pane.height);
+    const time = from + ((to - from) * (clientX - pane.left)) / pane.width;
+    const block = Math.floor((device.blocks * (pane.bottom - clientY)) / pane.height);
     const column = Math.floor((data.columns * time) / data.end);
-    if (column < 0 || column >= data.columns || block < 0 || block >= device.blocks) return;
+    if (column < 0 || column >= data.columns || block < 0 || block >= device.blocks) return null;
     const row = Math.floor(block / device.each);
     const low = row * device.each;
     const high = Math.min(low + device.each, device.blocks) - 1;
-    const range =
-      low === high
-        ? `block ${number.format(low)}`
-        : `blocks ${number.format(low)}\u2013${number.format(high)}`;
+    const range = low === high ? "" : `\u2013${number.format(high)}`;
+    const where = `${device.name} block${range && "s"} ${number.format(low)}${range}`;
+    const when = `${Number(time.toPrecision(5))} ${data.unit}`;
     const cell = cells[(device.rows[0] + row) * data.columns + column];
-    const where = `${device.name} ${range} at ${Number(time.toPrecision(6))} ${data.unit}`;
-    told.replaceChildren(words(cell), document.createElement("br"), where);
-    told.hidden = false;
+    return { cell, place: `${where} at ${when}` };
+  };
+
+  const tell = async (event) => {
+    const found = find(await unpacked, event);
+    told.hidden = found === null;
+    if (found === null) return;
+    told.replaceChildren(words(found.cell), document.createElement("br"), found.place);
     const whole = plot.getBoundingClientRect();
-    const left = event.clientX - whole.left;
     const room = whole.width - told.offsetWidth;
-    told.style.left = `${Math.max(0, Math.min(left + 14, room))}px`;
+    told.style.left = `${Math.max(0, Math.min(event.clientX - whole.left + 14, room))}px`;
     const above = event.clientY - whole.top - told.offsetHeight - 12;
     told.style.top = `${above > 0 ? above : event.clientY - whole.top + 18}px`;
   };
 
+  // A press that does not move; a drag is a zoom.
+  let pressed = null;
+  const press = (event) => {
+    pressed = [event.clientX, event.clientY];
+    tell(event);
+  };
+  const release = async (event) => {
+    const [x, y] = pressed ?? [Infinity, Infinity];
+    pressed = null;
+    if (Math.hypot(event.clientX - x, event.clientY - y) > 3) return;
+    const found = find(await unpacked, event);
+    if (found === null) return;
+    const [id, session] = data.owners[found.cell - states] ?? [null, null];
+    const owner = session || id;
+    alone = alone === owner ? null : owner;
+    await paint();
+  };
+
   document.addEventListener("drawn", paint);
   plot.addEventListener("pointermove", tell);
-  plot.addEventListener("pointerdown", tell);
+  plot.addEventListener("pointerdown", press, true);
+  document.addEventListener("pointerup", release, true);
   plot.addEventListener("pointerleave", () => {
     told.hidden = true;
   });

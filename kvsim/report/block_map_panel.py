@@ -34,14 +34,16 @@ _SHOWN = (FREE, CACHED, SHARED, KEPT)
 _KEY = {
     OWNED: (
         "In use: a colour for each request, for each session where there are any",
-        "linear-gradient(90deg, #d1495b 33%, #3a9d5d 33% 66%, #8a63c9 66%)",
+        "linear-gradient(90deg, #b9566b 33%, #4f9a63 33% 66%, #9a6cc0 66%)",
     ),
     SHARED: ("Shared by several requests", "var(--peak)"),
     CACHED: ("Cached: in no table, can be hit", "var(--cached)"),
     FREE: ("Free", "var(--free)"),
     KEPT: ("Held, but by no table", "var(--other)"),
 }
-_HUES, _TONES = 360, 3
+_HUES, _TONES = 315, 3
+"""Colours of owners: none is a blue, which stands for cached and shared blocks."""
+_FIRST_HUE = 235
 
 
 class Picture(NamedTuple):
@@ -60,7 +62,8 @@ def block_map_figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     note = "A row for each block."
     if each > 1:
         note = f"{count(each)} blocks to a row, in the colour of what most of them are."
-    look = over_time(axis, titled("GPU blocks", range=[0, _blocks(block_map, GPU)]))
+    up = titled("GPU blocks", range=[0, _blocks(block_map, GPU)], showgrid=False)
+    look = over_time(axis, up)
     data: list[Trace] = [_nothing("y")]
     if swapped:
         look["yaxis"]["domain"] = [0.27, 1]
@@ -69,7 +72,7 @@ def block_map_figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
         look["yaxis2"]["title"] = {"text": "CPU blocks", "standoff": 8}
         look["xaxis"]["anchor"] = "y2"
         data.append(_nothing("y2"))
-    look = merge(look, {"yaxis": {"showgrid": False}, "hovermode": False})
+    look = merge(look, {"hovermode": False, "margin": {"t": 30}})
     return Figure(
         "block-owners",
         "Who holds which block",
@@ -92,7 +95,7 @@ def block_map_section(block_map: BlockMap, run: View, figure: Figure) -> Html:
             element(
                 "p",
                 "Physical blocks from bottom to top. Point at the map to see whose blocks they are;"
-                " drag to zoom in time.",
+                " click to see these alone, and again to see all; drag to zoom in time.",
             ),
             key,
             figure_place(figure),
@@ -171,16 +174,22 @@ def _owner(requests: Mapping[str, Any], index: int) -> list[Any]:
     """Name, session, hue and tone of a request."""
     name, session = str(requests["id"][index]), str(requests["session"][index])
     drawn = xxhash.xxh64_intdigest((session or name).encode())
-    return [name, session, drawn % _HUES, drawn // _HUES % _TONES]
+    return [name, session, (_FIRST_HUE + drawn % _HUES) % 360, drawn // _HUES % _TONES]
 
 
 def _blocks(block_map: BlockMap, device: int) -> int:
-    return int(block_map.groups.blocks[block_map.groups.device == device].sum())
+    """Blocks that are drawn: of the CPU's, as many as were ever in use."""
+    here = block_map.groups.device == device
+    blocks = block_map.groups.blocks[here]
+    if device == CPU:
+        used = block_map.counts[:, here, FREE + 1 :].any(axis=(0, 2))
+        blocks = blocks[: int(np.flatnonzero(used).max(initial=-1)) + 1]
+    return int(blocks.sum())
 
 
 def _swaps(block_map: BlockMap) -> bool:
     """Whether a block of the CPU was ever in use."""
-    return bool(block_map.counts[:, block_map.groups.device == CPU, 1:].any())
+    return _blocks(block_map, CPU) > 0
 
 
 def _nothing(y: str) -> Trace:

@@ -34,6 +34,7 @@ times and figures.
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappush
 from typing import NamedTuple
 
 from kvsim.blocks.tables import COUNTED, NAMED, Tables
@@ -72,6 +73,8 @@ class Lockstep(Batch):
         """Step modulo block size → members that open a block in it, in running order."""
         self._ends: dict[int, dict[Request, None]] = {}
         """Steps settled → members whose last token exists by then; some may have left since."""
+        self._next_ends: list[int] = []
+        """Heap of the keys of `_ends`, and of some that are gone."""
         self._newcomers: dict[int, dict[Request, None]] = {}
         """Step → members for which it is the first; some may have left since."""
         self._flying: deque[Plan] = deque()
@@ -205,7 +208,11 @@ class Lockstep(Batch):
             self._places += 1
             self._members[request] = member
             self._phases[(step - sequence.filled) % self._size][request] = None
-            self._ends.setdefault(member.last, {})[request] = None
+            ends = self._ends.get(member.last)
+            if ends is None:
+                ends = self._ends[member.last] = {}
+                heappush(self._next_ends, member.last)
+            ends[request] = None
             self._newcomers.setdefault(step, {})[request] = None
             self._context_tokens += known
 

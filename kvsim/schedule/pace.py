@@ -14,6 +14,16 @@ GiveWay = Callable[[Request], None]
 """What a scheduler does with a victim."""
 
 
+class Prices(NamedTuple):
+    """What pure decode steps cost, in nanoseconds (`kvsim.cost.decodes.PricesDecodes`)."""
+
+    step: Callable[[int, int], int]
+    """Of one step, from its sequences and the sum of their lengths, the token included."""
+    run: Callable[[int, int, int, int | None], list[int]] | None
+    """Of steps in a row: from the same and their number, up to the first that ends so many
+    nanoseconds after the beginning (None: all); None: has to be asked step by step."""
+
+
 class Outlook(NamedTuple):
     """What a scheduler promises: as long as nobody arrives or ends, and no block is lacking, its
     next steps are one token for each of the cohort, and nothing else."""

@@ -15,15 +15,19 @@ of a step is its price, its row and a few sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from heapq import heappop
+from typing import TYPE_CHECKING
 
 from kvsim.blocks.tables import COUNTED, Tables
-from kvsim.recorder import Recorder
+from kvsim.recorder import STEP_COLUMNS, Recorder, pack
 from kvsim.schedule.lockstep import Lockstep
-from kvsim.schedule.pace import Outlook, Pace
+from kvsim.schedule.pace import Outlook, Pace, Prices
 
-Price = Callable[[int, int], int]
-"""Nanoseconds of a pure decode step, from its sequences and the sum of their lengths."""
+if TYPE_CHECKING:
+    import numpy as np
+
+LONG_STEPS = 48
+"""From so many steps on, columns of numbers are faster than steps one by one."""
 
 
 class Stretches(Lockstep):
@@ -45,7 +49,7 @@ class Stretches(Lockstep):
         outlook: Outlook,
         now_ns: int,
         horizon_ns: float,
-        price: Price,
+        prices: Prices,
         recorder: Recorder,
     ) -> int:
         """Take steps from `now_ns` on; answers how many. The last one ends at `self.now_ns`.
@@ -53,15 +57,43 @@ class Stretches(Lockstep):
         No step but the first starts at `horizon_ns` or later, and none follows one in which
         somebody ends. Call `landed` when its end has come.
         """
-        blocks, phases, size = self.blocks, self._phases, self._size
+        self.now_ns = now_ns
+        first = self._composed
+        steps = self._steps_to_end()
+        lasts_ns = LONG_STEPS * (self._token_ns - self._composed_ns)
+        if steps >= LONG_STEPS and prices.run and now_ns + lasts_ns < horizon_ns:
+            self._long(pace, outlook, horizon_ns, steps, prices, recorder)
+        if self._composed == first:
+            self._short(pace, outlook, horizon_ns, prices, recorder)
+        steps = self._composed - first
+        if steps:
+            self.busy_until_ns = self.now_ns
+            self.stretches += 1
+            self.stretched_steps += steps
+            self.together_steps += steps
+            if outlook.blocked:
+                self.waiting[0].blocked_steps += steps
+        return steps
+
+    def _short(
+        self,
+        pace: Pace,
+        outlook: Outlook,
+        horizon_ns: float,
+        prices: Prices,
+        recorder: Recorder,
+    ) -> None:
+        """Step by step, up to the next at whose end somebody may have got its last token."""
+        blocks, phases, size, now_ns = self.blocks, self._phases, self._size, self.now_ns
         used, cached, blank, cpu_used, empty, stranded = blocks.census()
         free = cached + blank
         waiting, swapped, number = len(self.waiting), len(self.swapped), len(self._members)
         blocked, floor = outlook
-        step, context, record = self._composed, self._context_tokens, recorder.step
-        first, taken, start_ns = step, 0, now_ns
-        self.now_ns = now_ns
-        while True:
+        step, context, price = self._composed, self._context_tokens, prices.step
+        gaps, newcomers, rows = self.token_gaps_ns, self._newcomers, bytearray()
+        first, taken, start_ns, finished = step, 0, now_ns, 0
+        stop = step + self._steps_to_end()
+        while step < stop:
             opening = len(phases[step % size])
             if opening >= free or free < floor:
                 break
@@ -74,35 +106,116 @@ class Stretches(Lockstep):
                 cached += blank
                 blank = 0
             empty += opening * size - number
-            self.now_ns = now_ns
-            self._count_gaps(number, step)
+            if step in newcomers:
+                self.now_ns = now_ns
+                self._count_gaps(number, step)
+            else:
+                gap = now_ns - self._token_ns
+                gaps[gap] = gaps.get(gap, 0) + number
             self._token_ns = now_ns
             step += 1
-            ends = step in self._ends and self._ending(step)
-            record(
-                (start_ns, now_ns, 0, 0, 0, 0, 0, number, context, number, 0, 0, 0, 0, 0, 0, 0,
-                 waiting, number, swapped, used + taken, cached, blank, cpu_used, empty, stranded,
-                 blocked,
-                 0 if pace.lingers else ends)
+            if step == stop and not pace.lingers:
+                finished = self._ending(step)
+            rows += pack(
+                start_ns, now_ns, 0, 0, 0, 0, 0, number, context, number, 0, 0, 0, 0, 0, 0, 0,
+                waiting, number, swapped, used + taken, cached, blank, cpu_used, empty, stranded,
+                blocked, finished,
             )  # fmt: skip
             context += number
-            if ends or now_ns >= horizon_ns:
+            if now_ns >= horizon_ns:
                 break
-        if step > first:
-            blocks.gpu.take_many(taken)
-            blocks.open_together(taken, (step - first) * number)
-            self._context_tokens = context
-            self._composed = self._settled = step
-            self._composed_ns, self.busy_until_ns = start_ns, now_ns
-            self._stretched(step - first, blocked)
-        return step - first
+        self.now_ns = now_ns
+        recorder.extend_packed(rows)
+        self._taken(step - first, taken, start_ns)
 
-    def _stretched(self, steps: int, blocked: int) -> None:
-        self.stretches += 1
-        self.stretched_steps += steps
-        self.together_steps += steps
-        if blocked:
-            self.waiting[0].blocked_steps += steps
+    def _long(
+        self,
+        pace: Pace,
+        outlook: Outlook,
+        horizon_ns: float,
+        steps: int,
+        prices: Prices,
+        recorder: Recorder,
+    ) -> None:
+        """All at once, column by column; none where blocks may lack soon."""
+        import numpy as np
+
+        number, now_ns, size = len(self._members), self.now_ns, self._size
+        used, cached, blank, cpu_used, empty, stranded = self.blocks.census()
+        opening = self._openings(steps)
+        free = cached + blank - (np.cumsum(opening) - opening)
+        fits = (opening < free) & (free >= outlook.floor_blocks)
+        if not fits.all():
+            steps = int(np.argmin(fits))
+            if steps < LONG_STEPS:
+                return
+        assert prices.run is not None
+        within = None if horizon_ns == float("inf") else int(horizon_ns) - now_ns
+        times = prices.run(number, self._context_tokens, steps, within)
+        steps = len(times)
+        taken = np.cumsum(opening[:steps])
+        tokens = number * np.arange(1, steps + 1)
+        end_ns = now_ns + np.cumsum(np.array(times, dtype=np.int64))
+        columns: dict[str, int | np.ndarray] = {
+            "start_ns": end_ns - times,
+            "end_ns": end_ns,
+            "decode_seqs": number,
+            "context_tokens": self._context_tokens - number + tokens,
+            "batched_tokens": number,
+            "waiting": len(self.waiting),
+            "running": number,
+            "swapped": len(self.swapped),
+            "used_blocks": used + taken,
+            "cached_blocks": cached - np.maximum(taken - blank, 0),
+            "free_blocks": np.maximum(blank - taken, 0),
+            "cpu_used_blocks": cpu_used,
+            "empty_slots": empty + size * taken - tokens,
+            "stranded_blocks": stranded,
+            "blocked": outlook.blocked,
+        }
+        rows = np.zeros((steps, len(STEP_COLUMNS)), dtype=np.int64)
+        for name, column in columns.items():
+            rows[:, STEP_COLUMNS.index(name)] = column
+        last = self._composed + steps
+        if last in self._ends and not pace.lingers:
+            rows[-1, STEP_COLUMNS.index("finished")] = self._ending(last)
+        recorder.extend(rows)
+        self._count_all_gaps(times, number)
+        self.now_ns = self._token_ns = int(end_ns[-1])
+        self._taken(steps, int(taken[-1]), int(end_ns[-1]) - times[-1])
+
+    def _count_all_gaps(self, times: list[int], number: int) -> None:
+        """Book the gaps of steps in a row, which only in the first are not the steps' times."""
+        self.now_ns += times[0]
+        self._count_gaps(number, self._composed)
+        gaps = self.token_gaps_ns
+        for gap in times[1:]:
+            gaps[gap] = gaps.get(gap, 0) + number
+
+    def _openings(self, steps: int) -> np.ndarray:
+        """How many members open a block in each of the next steps."""
+        import numpy as np
+
+        counts = np.array([len(members) for members in self._phases])
+        return np.resize(np.roll(counts, -(self._composed % self._size)), steps)
+
+    def _taken(self, steps: int, blocks: int, start_ns: int) -> None:
+        """So many steps were taken, which opened so many blocks; the last began at `start_ns`."""
+        if steps:
+            number = len(self._members)
+            self.blocks.gpu.take_many(blocks)
+            self.blocks.open_together(blocks, steps * number)
+            self._context_tokens += steps * number
+            self._composed += steps
+            self._settled = self._composed
+            self._composed_ns = start_ns
+
+    def _steps_to_end(self) -> int:
+        """Steps until somebody may have got its last token."""
+        ends = self._next_ends
+        while ends and ends[0] <= self._composed:
+            heappop(ends)
+        return ends[0] - self._composed
 
     def landed(self, pace: Pace) -> None:
         """The time of a stretch has passed: tell who has got its last token."""

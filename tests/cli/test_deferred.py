@@ -38,6 +38,23 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
         assert name in done.stdout
 
 
+def test_texts_and_flags_are_taken_without_a_library_of_validation() -> None:
+    code = (
+        "import sys\n"
+        "from kvsim.cli import main\n"
+        "try:\n"
+        "    main(['run', '--trace', '/nowhere', '--enable-prefix-caching', '--set', 'seed=1'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 2\n"
+        "assert 'pydantic' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "kvsim: /nowhere: no such file; give the path of a trace\n"
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kvsim", "benhc"],
