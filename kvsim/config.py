@@ -194,7 +194,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool,
         _doc(
             _ENGINE,
-            "Look at every request in every step, with physical block ids: the same results, slowly.",
+            "Look at every request in every step, with physical block ids: the same, slowly.",
         ),
     ] = False
 

@@ -9,26 +9,26 @@
 An engine that schedules asynchronously has two steps in flight: it composes a step while the one
 before computes, so a request that arrives during step i runs in step i + 2.
 
-The only module that knows SimPy. Simulated time is integer nanoseconds. Events at the same
-instant: requests first, in order of (arrival, place in the trace), then the engine; so a step that
-starts at t has seen everything that arrived at t or before.
+With `kvsim.events` the only module that knows SimPy. Simulated time is integer nanoseconds. Events
+at the same instant: requests first, in order of (arrival, place in the trace), then the engine; so
+a step that starts at t has seen everything that arrived at t or before.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import simpy
-from simpy.events import EventPriority
 
 from kvsim.cost import Cost
 from kvsim.cost.decodes import prices_of
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.link import LinkTimes
+from kvsim.events import Later, Link, Process
 from kvsim.plan import Plan
 from kvsim.recorder import Recorder
 from kvsim.request import Request
@@ -38,13 +38,8 @@ from kvsim.schedule.pace import Outlook, Pace
 from kvsim.schedule.stretch import Stretches
 from kvsim.workload.clients import Clients
 
-AFTER_ARRIVALS = EventPriority(2)
-"""SimPy priority of the engine's events: behind everything else of the same instant."""
-
 NO_PROGRESS_STEPS = 100_000
 """Steps in a row without a new token and without an end that count as a livelock."""
-
-Process = Generator[simpy.Event, Any, Any]
 
 
 class Watcher(Protocol):
@@ -63,16 +58,6 @@ class Watcher(Protocol):
         ...
 
 
-class Later(simpy.Event):
-    """An event of the engine, `delay_ns` from now."""
-
-    def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)
-
-
 class Flight(NamedTuple):
     """A step that is under way."""
 
@@ -83,24 +68,6 @@ class Flight(NamedTuple):
     """Time on the link, and waiting for it."""
     before: tuple[int, ...]
     """The columns of its row that were known when it was composed."""
-
-
-class Link:
-    """The host link: one copy at a time, in order of asking."""
-
-    def __init__(self, env: simpy.Environment, times: LinkTimes) -> None:
-        self._env = env
-        self._times = times
-        self._lane = simpy.Resource(env, capacity=1)
-
-    def transfer(self, blocks: int) -> Process:
-        """Copy blocks one way; answers (wait for the link, copy time) in nanoseconds."""
-        asked = self._env.now
-        with self._lane.request() as turn:
-            yield turn
-            started = self._env.now
-            yield Later(self._env, self._times.transfer_ns(blocks))
-        return started - asked, self._env.now - started
 
 
 class Replica:
@@ -150,7 +117,12 @@ class Replica:
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
         self._next_audit = 1
-        env.process(self._arrivals())
+        self._upcoming = iter(clients.start())
+        """What the clients send on their own, from which requests are taken when their time has
+        passed; likewise the next two."""
+        self._next: Request | None = None
+        self._next_ns = inf
+        self._look_ahead()
         env.process(self._steps())
 
     @property
@@ -160,17 +132,20 @@ class Replica:
 
     # -- requests come in ------------------------------------------------------------------------
 
-    def _arrivals(self) -> Process:
-        """Send what the clients send on their own, each at its time."""
-        now_ns = self.now_ns
-        for time_ns, request in self.clients.start():
-            if time_ns > now_ns:
-                yield self.env.timeout(time_ns - now_ns)
-                now_ns = time_ns
-            self._offer(request)
+    def _look_ahead(self) -> None:
+        self._next_ns, self._next = next(self._upcoming, (inf, None))
+
+    def _arrivals(self, now_ns: int) -> None:
+        """Send what the clients have sent on their own until now, each at its time."""
+        while self._next_ns <= now_ns:
+            assert self._next is not None
+            if self.clients.offer(self._next, int(self._next_ns)):
+                self._receive(self._next)
+            self._look_ahead()
 
     def _offer(self, request: Request) -> None:
         """A client wants to send a request now; its concurrency limit may hold it back."""
+        self._arrivals(self.now_ns)
         if self.clients.offer(request, self.now_ns):
             self._receive(request)
 
@@ -200,13 +175,16 @@ class Replica:
         """Compose a step; unless more may be in flight, wait for the oldest and settle it."""
         env, batch, flying = self.env, self.batch, self._flying
         compose, overlap = self.scheduler.compose, self.scheduler.overlap
+        now_ns = self.now_ns
         while True:
-            now_ns = cast(int, env.now)
+            if self._next_ns <= now_ns:
+                self._arrivals(now_ns)
             arrived = self._take_inbox() if self._inbox else 0
             if self._stretch(now_ns):
                 if batch.now_ns > now_ns:
                     yield Later(env, batch.now_ns - now_ns)
-                self._landed()
+                    now_ns = batch.now_ns
+                self._landed(now_ns)
                 continue
             plan = compose(batch, now_ns)
             if self.watcher is not None:
@@ -216,20 +194,25 @@ class Replica:
             if plan.computes or not (plan.empty or flying):
                 before = composed_columns(batch, plan)
                 moved = (0, 0)
+                ready_ns = now_ns
                 if plan.swaps_out or plan.swaps_in:
                     moved = yield from self._swap(plan)
-                self._dispatch(plan, now_ns, moved, before)
+                    ready_ns = self.now_ns
+                self._dispatch(plan, now_ns, ready_ns, moved, before)
             elif ended or not plan.empty:
                 # Nothing runs, but something happened: a step without duration.
                 columns = composed_columns(batch, plan)
                 self.recorder.step((now_ns, now_ns, 0, 0, *columns, len(ended)))
             elif not (flying or self._inbox):
                 yield from self._sleep()
+                now_ns = self.now_ns
                 continue
             if flying and not (plan.computes and len(flying) < self._in_flight):
                 flight = flying.popleft()
-                if flight.end_ns > env.now:
-                    yield Later(env, flight.end_ns - cast(int, env.now))
+                now_ns = self.now_ns
+                if flight.end_ns > now_ns:
+                    yield Later(env, flight.end_ns - now_ns)
+                    now_ns = flight.end_ns
                 ended += self._land(flight, len(ended))
             if self.watcher is not None:
                 self.watcher.settled(batch, ended)
@@ -243,13 +226,13 @@ class Replica:
         if outlook is None:
             return 0
         assert isinstance(batch, Stretches)
-        return batch.stretch(
-            self._pace, outlook, now_ns, self.env.peek(), self._prices, self.recorder
-        )
+        horizon_ns = min(self._next_ns, self.env.peek())
+        return batch.stretch(self._pace, outlook, now_ns, horizon_ns, self._prices, self.recorder)
 
-    def _landed(self) -> None:
+    def _landed(self, now_ns: int) -> None:
         """The time of a stretch has passed: tell the clients who ended."""
         assert isinstance(self.batch, Stretches)
+        self._arrivals(now_ns)
         self.batch.landed(self._pace)
         if self.batch.ended:
             self._drain()
@@ -257,23 +240,27 @@ class Replica:
         self._audit()
 
     def _dispatch(
-        self, plan: Plan, composed_ns: int, moved: tuple[int, int], before: tuple[int, ...]
+        self,
+        plan: Plan,
+        composed_ns: int,
+        ready_ns: int,
+        moved: tuple[int, int],
+        before: tuple[int, ...],
     ) -> None:
         """Start a step behind those in flight; `moved` is what its swap copies, which block it,
-        have taken."""
+        have taken until `ready_ns`."""
         flying = self._flying
         if flying:
             assert not moved[0], "copies block a step, so none may be in flight"
-            start_ns = ready_ns = flying[-1].end_ns
-        else:
-            start_ns, ready_ns = composed_ns, self.now_ns
+            composed_ns = ready_ns = flying[-1].end_ns
         end_ns = ready_ns + self.cost.step_ns(plan)
-        flying.append(Flight(plan, start_ns, end_ns, moved, before))
+        flying.append(Flight(plan, composed_ns, end_ns, moved, before))
         self.batch.busy_until_ns = end_ns
 
     def _land(self, flight: Flight, already: int) -> list[Request]:
         """The time of the oldest step has passed: settle it; answers who ended."""
         batch = self.batch
+        self._arrivals(flight.end_ns)
         self.scheduler.settle(batch, flight.plan, flight.end_ns)
         ended = self._drain() if batch.ended else []
         number = already + len(ended)
@@ -296,8 +283,19 @@ class Replica:
         """Until somebody arrives: nothing can change before."""
         if not self._inbox:
             self._wake = self.env.event()
+            self._set_alarm()
             yield self._wake
             yield Later(self.env, 0)
+
+    def _set_alarm(self) -> None:
+        """Wake when a client sends on its own; its concurrency limit may hold that back."""
+        if self._wake is not None and self._next is not None:
+            timer = self.env.timeout(int(self._next_ns) - self.now_ns)
+            timer.callbacks.append(self._ring)
+
+    def _ring(self, event: simpy.Event) -> None:
+        self._arrivals(self.now_ns)
+        self._set_alarm()
 
     def _take_inbox(self) -> int:
         inbox = self._inbox

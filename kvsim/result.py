@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -19,6 +19,8 @@ from kvsim.workload.trace import Trace
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    Books = tuple[Mapping[str, np.ndarray], dict[str, Any]]
 
 
 class Outcome(NamedTuple):
@@ -47,15 +49,35 @@ class Result:
     config: RunConfig
     meta: dict[str, Any]
     """Provenance: versions, trace, settings, memory, time source, outcome."""
-    steps: Mapping[str, np.ndarray]
-    """Columns of `recorder.STEP_COLUMNS` and `ledger.parts.KERNELS`."""
-    requests: dict[str, Any]
-    """Columns, one entry per request in trace order; see `kvsim.report`. The times of
-    `ledger.parts.TIME_PARTS`, and with prefix caching its `PROMPT_PARTS`, are among them."""
+    keep_books: Callable[[], Books] | None = field(repr=False)
+    """Works out the columns of steps and requests, ledger included, when they are asked for."""
     token_gaps_ns: dict[int, int] = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
     transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """Columns of `kvsim.transitions.TRANSITION_COLUMNS`."""
+
+    @cached_property
+    def _books(self) -> Books:
+        assert self.keep_books is not None
+        return self.keep_books()
+
+    @property
+    def steps(self) -> Mapping[str, np.ndarray]:
+        """Columns of `recorder.STEP_COLUMNS` and `ledger.parts.KERNELS`."""
+        return self._books[0]
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        """Columns, one entry per request in trace order; see `kvsim.report`.
+
+        The times of `ledger.parts.TIME_PARTS`, and with prefix caching its `PROMPT_PARTS`, are
+        among them.
+        """
+        return self._books[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: the books, not how they are kept."""
+        return {**self.__dict__, "_books": self._books, "keep_books": None}
 
     @cached_property
     def summary(self) -> dict[str, Any]:

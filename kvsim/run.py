@@ -12,9 +12,10 @@ from kvsim.assembly import Parts, assemble
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import EngineStopped
+from kvsim.events import Link
 from kvsim.ledger.account import account_prompts, account_times
 from kvsim.recorder import Recorder
-from kvsim.replica import Link, Replica, Watcher
+from kvsim.replica import Replica, Watcher
 from kvsim.request import Request
 from kvsim.result import Outcome, Result, provenance, request_columns
 from kvsim.schedule.batch import Batch
@@ -28,6 +29,8 @@ from kvsim.workload.trace import Trace
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from kvsim.result import Books
 
 Progress = Callable[[int], None]
 
@@ -81,10 +84,10 @@ def simulate(
         errors.append(outcome)
     _account(requests, outcome)
     log = batch.transitions.columns()
-    steps, columns = _keep_books(parts, requests, recorder, log)
+    keep_books = _record(parts, requests, recorder, log)
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
     meta["fast_path"] = batch.shortcuts()
-    return Result(config, meta, steps, columns, batch.token_gaps_ns, log)
+    return Result(config, meta, keep_books, batch.token_gaps_ns, log)
 
 
 def _play(
@@ -129,10 +132,10 @@ def _play(
     return Outcome("finished", int(env.now), len(recorder))
 
 
-def _keep_books(
+def _record(
     parts: Parts, requests: list[Request], recorder: Recorder, log: dict[str, np.ndarray]
-) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
-    """The columns of steps and requests, with the ledger of where time and tokens went.
+) -> Callable[[], Books]:
+    """What works out the columns of steps and requests, and where time and tokens went.
 
     It uses the requests up: what they come to is smaller than they are.
     """
@@ -142,8 +145,12 @@ def _keep_books(
         prompts = account_prompts(requests, log, blocks.block_size, blocks.full_hit.withheld)
     _forget(requests)
     in_flight = getattr(parts.scheduler, "in_flight", 1)
-    steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
-    return steps, columns | times | prompts
+
+    def keep_books() -> Books:
+        steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+        return steps, columns | times | prompts
+
+    return keep_books
 
 
 def _forget(requests: list[Request]) -> None:

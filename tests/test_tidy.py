@@ -22,6 +22,7 @@ LAYERS = [
     {"cost"},
     {"calibrate", "ledger"},
     {"certainty"},
+    {"events"},
     {"replica", "assembly", "report"},
     {"watchers"},
     {"result"},
@@ -89,7 +90,7 @@ def test_modules_import_only_from_lower_layers(path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("replica", "run", "bench.")),
+        ("simpy", ("events", "replica", "run", "bench.")),
         ("torch", ()),
         ("pandas", ("report.", "result")),
         ("plotly", ("report.",)),

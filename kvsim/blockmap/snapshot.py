@@ -70,11 +70,12 @@ def count_up(marks: Ints, group: Ints, groups: int) -> tuple[Counts, Counts, Cou
     most = np.zeros(groups, dtype=np.int32)
     if owned.any():
         where, who, number = _summed(where[owned], mark[owned], length[owned])
-        # The most blocks, then the first request, come first within a group.
-        order = np.lexsort((who, -number, where))
-        where, who, number = where[order], who[order], number[order]
-        leads = np.diff(where, prepend=-1) > 0
-        owner[where[leads]], most[where[leads]] = who[leads], number[leads]
+        starts = np.flatnonzero(np.diff(where, prepend=-1))
+        largest = np.maximum.reduceat(number, starts)
+        leads = np.flatnonzero(number == np.repeat(largest, np.diff(starts, append=len(where))))
+        # Of several with the most blocks, the first request is written last.
+        owner[where[leads[::-1]]] = who[leads[::-1]]
+        most[where[starts]] = largest
     return counts.astype(np.int32), owner, most
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.blockmap.blockmap import BlockMap, Counts, Groups, Ints, make_groups
+from kvsim.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
 from kvsim.blockmap.snapshot import count_up, held_by, owners
 from kvsim.blocks.counted import CountPool
 from kvsim.errors import ConfigError
@@ -64,6 +64,8 @@ class BlockMapWatcher:
         """Take a sample if this step is the first one of its cell."""
         if self._groups is None:
             self._prepare(batch)
+        if plan.empty:
+            return
         idle, self._idle = self._idle, None
         if idle is not None and self._cell(now_ns) > self._cell(idle.time_ns):
             self._keep(idle)
@@ -84,7 +86,9 @@ class BlockMapWatcher:
         return BlockMap(
             groups,
             np.array([sample.time_ns for sample in samples], dtype=np.int64),
-            np.array([sample.counts for sample in samples], dtype=np.int32).reshape(*shape, -1),
+            np.array([sample.counts for sample in samples], dtype=np.int32).reshape(
+                *shape, len(STATES)
+            ),
             np.array([sample.owner for sample in samples], dtype=np.int32).reshape(shape),
             np.array([sample.owner_blocks for sample in samples], dtype=np.int32).reshape(shape),
         )

@@ -1,8 +1,8 @@
 """A prefix cache of prompts, kept by hash id instead of by block.
 
 ```
- hash ids of a prompt         A            B            C          512 tokens each, 32 blocks of 16
- blocks                   ████████████ ████████████ ███████·····   resident: 32, 32, 7 (tail evicted)
+ hash ids of a prompt         A            B            C         512 tokens each, 32 blocks
+ blocks                   ████████████ ████████████ ███████·····  resident: 32, 32, 7
  order of eviction        C, then B, then A: the tail of a prompt goes first
 ```
 

@@ -55,7 +55,35 @@ class Picture(NamedTuple):
     """Indexes of requests."""
 
 
-def block_map_figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
+def block_map_panel(block_map: BlockMap | None, run: View) -> tuple[list[Figure], Html]:
+    """The figure of a block map and the section that it is in; nothing where there is no map."""
+    if block_map is None or not len(block_map.time_ns) or not run.end_ns:
+        return [], Html()
+    figure = _figure(block_map, run.axis)
+    return [figure], _section(block_map, run, figure)
+
+
+def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
+    """The map in `columns` equal pieces of the run: each shows the sample at its middle."""
+    middles = (np.arange(columns) + 0.5) * end_ns / columns
+    sample = np.searchsorted(block_map.time_ns, middles, side="right") - 1
+    first = sample < 0
+    counts = np.array(block_map.counts)
+    # Of equal numbers, the one in use is shown: what is rare must not vanish.
+    order = np.array([OWNED, SHARED, KEPT, CACHED, FREE])
+    state = order[np.argmax(counts[:, :, order], axis=2)]
+    owners = np.unique(block_map.owner[state == OWNED])
+    number = np.zeros(state.shape, dtype=np.int64)
+    for place, shown in enumerate(_SHOWN):
+        number[state == shown] = place
+    owned = state == OWNED
+    number[owned] = len(_SHOWN) + np.searchsorted(owners, block_map.owner[owned])
+    cells = number[sample].T
+    cells[:, first] = _SHOWN.index(FREE)
+    return Picture(cells, owners.astype(np.int64))
+
+
+def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     """Axes for the picture: time, and the blocks of both pools."""
     groups, swapped = block_map.groups, _swaps(block_map)
     each = int(groups.blocks[groups.device == GPU].max(initial=1))
@@ -85,9 +113,9 @@ def block_map_figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     )
 
 
-def block_map_section(block_map: BlockMap, run: View, figure: Figure) -> Html:
+def _section(block_map: BlockMap, run: View, figure: Figure) -> Html:
     """The figure's place, what its colours mean, and what the script needs to paint it."""
-    found = block_map.counts.any(axis=(0, 1))
+    found = [bool(block_map.counts[:, :, state].any()) for state in range(len(STATES))]
     key = key_of((colour, label) for state, (label, colour) in _KEY.items() if found[state])
     here = resources.files(__package__)
     return join(
@@ -108,26 +136,6 @@ def block_map_section(block_map: BlockMap, run: View, figure: Figure) -> Html:
             element("script", Html(here.joinpath("block_map.js").read_text(encoding="utf-8"))),
         )
     )
-
-
-def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
-    """The map in `columns` equal pieces of the run: each shows the sample at its middle."""
-    middles = (np.arange(columns) + 0.5) * end_ns / columns
-    sample = np.searchsorted(block_map.time_ns, middles, side="right") - 1
-    first = sample < 0
-    counts = np.array(block_map.counts)
-    # Of equal numbers, the one in use is shown: what is rare must not vanish.
-    order = np.array([OWNED, SHARED, KEPT, CACHED, FREE])
-    state = order[np.argmax(counts[:, :, order], axis=2)]
-    owners = np.unique(block_map.owner[state == OWNED])
-    number = np.zeros(state.shape, dtype=np.int64)
-    for place, shown in enumerate(_SHOWN):
-        number[state == shown] = place
-    owned = state == OWNED
-    number[owned] = len(_SHOWN) + np.searchsorted(owners, block_map.owner[owned])
-    cells = number[sample].T
-    cells[:, first] = _SHOWN.index(FREE)
-    return Picture(cells, owners.astype(np.int64))
 
 
 def _data(block_map: BlockMap, run: View) -> str:

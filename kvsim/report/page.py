@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.report import panels, wording
-from kvsim.report.block_map_panel import block_map_figure, block_map_section
+from kvsim.report.block_map_panel import block_map_panel
 from kvsim.report.distribution_figures import distribution_figures
 from kvsim.report.document import document, figure_place
 from kvsim.report.event_figures import event_figures
@@ -48,15 +48,13 @@ def build_page(
     run = look_at(summary, requests, steps)
     timed = _time_figures(run)
     spread = distribution_figures([("requests", "used", run.durations)], marks=True)
-    mapped = []
-    if block_map is not None and run.end_ns:
-        mapped = [block_map_figure(block_map, run.axis)]
+    mapped, owners = block_map_panel(block_map, run)
     sections = {
         "Key figures": panels.cards(summary),
         "Latency": _latency(run, spread),
         "Where time went": ledger_section(summary),
         "Over time": _over_time(timed),
-        "Block map": join(block_map_section(block_map, run, figure) for figure in mapped),
+        "Block map": owners,
         "Requests": _requests(run),
         "Prefix cache": panels.hit_rate_table(summary),
         "Memory": memory_panel(summary["meta"]),

@@ -61,7 +61,8 @@ class Stretches(Lockstep):
         first = self._composed
         steps = self._steps_to_end()
         lasts_ns = LONG_STEPS * (self._token_ns - self._composed_ns)
-        if steps >= LONG_STEPS and prices.run and now_ns + lasts_ns < horizon_ns:
+        roomy = len(self._members) * LONG_STEPS < self.blocks.gpu.free * self._size
+        if steps >= LONG_STEPS and roomy and prices.run and now_ns + lasts_ns < horizon_ns:
             self._long(pace, outlook, horizon_ns, steps, prices, recorder)
         if self._composed == first:
             self._short(pace, outlook, horizon_ns, prices, recorder)

@@ -63,7 +63,8 @@ class Vllm063(Rules):
                 back = self._swap_in(batch)
         self._give_up(batch, victims, swapped_out)
         for entries in (prompts, decodes, back):
-            batch.behind.extend(entry[0] for entry in entries)
+            if entries:
+                batch.behind.extend([entry[0] for entry in entries])
         run(batch, prompts, [*decodes, *back])
 
     def _compose_chunked(self, batch: Batch) -> None:
@@ -97,7 +98,8 @@ class Vllm063(Rules):
         `core/scheduler.py`, `_schedule_prefills`.
         """
         admitted: Admissions = []
-        waiting, plan, rule = batch.waiting, batch.plan, batch.blocks.hits_save
+        waiting, plan, blocks = batch.waiting, batch.plan, batch.blocks
+        rule, watermark = blocks.hits_save, self._watermark(blocks)
         while waiting:
             request = waiting[0]
             if count(request, WAITING) != 1:
@@ -108,8 +110,8 @@ class Vllm063(Rules):
                 waiting.popleft()
                 batch.ignore(request, "too-long")
                 continue
-            need = batch.blocks.admission_need(request)
-            if self._never(batch, need):
+            need = blocks.admission_need(request)
+            if blocks.admission_total - need < watermark:
                 waiting.popleft()
                 batch.ignore(request, "never-fits")
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -39,14 +40,20 @@ def run_window(
     Raises `OutputError` where nothing of the run is in it.
     """
     whole = run_end_ns(steps, requests)
-    begin = 0 if begin_s is None else round(begin_s * _NS_PER_S)
-    end = whole if end_s is None else round(end_s * _NS_PER_S)
-    if begin < 0 or begin >= end or (begin >= whole > 0):
+    begin = 0 if begin_s is None else _ns(begin_s)
+    end = whole if end_s is None else min(_ns(end_s), whole)
+    if (begin_s, end_s) != (None, None) and not 0 <= begin < end:
+        last = "the end" if end_s is None else f"{end_s:g} s"
         raise OutputError(
-            f"--from/--to: nothing lies between {begin / _NS_PER_S:g} s and {end / _NS_PER_S:g} s;"
+            f"--from/--to: nothing lies between {begin_s or 0:g} s and {last};"
             f" the run goes from 0 s to {seconds(whole / _NS_PER_S)}"
         )
-    return Window(begin, min(end, whole))
+    return Window(begin, end)
+
+
+def _ns(time_s: float) -> int:
+    """Nanoseconds; -1 for what is no time."""
+    return round(time_s * _NS_PER_S) if math.isfinite(time_s) else -1
 
 
 def events(

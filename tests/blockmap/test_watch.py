@@ -10,15 +10,20 @@ from small_engines import ENGINES, engine, make_trace, rows
 
 import kvsim
 from kvsim.blockmap.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
-from kvsim.blockmap.watch import BlockMapWatcher
+from kvsim.blockmap.watch import FIRST_CELL_NS, BlockMapWatcher
 from kvsim.errors import ConfigError
 from kvsim.watchers import Watchers
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 CONFIGS = {
     **{name: engine(name) for name in ENGINES},
+    "0.6.3 sync swap": engine("0.6.3 swap", disable_async_output_proc=True),
+    "0.6.3 sync prefixes": engine("0.6.3 prefixes", disable_async_output_proc=True),
     "contiguous": engine("0.6.3", block_manager="contiguous", max_model_len=40),
 }
+SYNCHRONOUS = [name for name in CONFIGS if CONFIGS[name].get("disable_async_output_proc")]
+SYNCHRONOUS += ["0.3.3", "0.3.3 swap", "0.6.3 samples", "nano", "nano 2025", "v1"]
+"""Where no request ends between composing a step and noting its row."""
 
 
 class Twin:
@@ -33,7 +38,7 @@ class Twin:
         self.idle = {}
 
     def composed(self, batch, plan, now_ns, arrived):
-        if now_ns not in self.seen:
+        if not plan.empty and now_ns not in self.seen:
             self.seen[now_ns] = look(batch)
             self.census[now_ns] = batch.blocks.census()
 
@@ -45,20 +50,19 @@ class Twin:
 def look(batch):
     """Device → for each block: its state, and its owner."""
     everybody = (batch.running, batch.waiting, batch.swapped, batch.aside, batch.lost)
+    holders = {}
+    for request in (request for queue in everybody for request in queue):
+        for sequence in request.sequences:
+            for block in sequence.table:
+                holders.setdefault(block, set()).add(request.index)
     devices = []
     for pool in (batch.blocks.gpu, batch.blocks.cpu):
         cached = set(pool.cached_blocks())
         blocks = []
         for block in range(pool.first, pool.first + pool.size):
-            holders = {
-                request.index
-                for queue in everybody
-                for request in queue
-                for sequence in request.sequences
-                if block in sequence.table
-            }
-            if holders:
-                blocks.append(("owned", *holders) if len(holders) == 1 else ("shared", -1))
+            who = holders.get(block)
+            if who:
+                blocks.append(("owned", *who) if len(who) == 1 else ("shared", -1))
             elif block in pool.references:
                 blocks.append(("kept", -1))
             else:
@@ -84,7 +88,7 @@ def watched(name, drawn, **limits):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @example(drawn=CROWD, each=1)
 @example(drawn=CROWD, each=6)
 @given(drawn=rows, each=st.integers(1, 9))
@@ -93,12 +97,9 @@ def test_a_sample_is_what_the_blocks_are(name, drawn, each):
     block_map, twin, result = watched(name, drawn, gpu_rows=-(-20 // each), cpu_rows=7)
     groups = block_map.groups
     assert set(block_map.time_ns.tolist()) <= twin.seen.keys() | twin.idle.keys()
-    assert twin.seen.keys() <= set(block_map.time_ns.tolist()) | {
-        # Composed within the millisecond of another one.
-        time_ns
-        for time_ns in twin.seen
-        if time_ns >> 20 in {t >> 20 for t in twin.seen if t < time_ns}
-    }
+    # Of steps within the same first cell of time, only the first has a sample.
+    cells = {time_ns // FIRST_CELL_NS for time_ns in block_map.time_ns.tolist()}
+    assert {time_ns // FIRST_CELL_NS for time_ns in twin.seen} <= cells
     for i, time_ns in enumerate(block_map.time_ns.tolist()):
         sample = list(
             zip(
@@ -112,14 +113,16 @@ def test_a_sample_is_what_the_blocks_are(name, drawn, each):
         assert sample in [list(counted(devices, groups)) for devices in seen]
     assert (block_map.counts.sum(axis=2) == groups.blocks).all()
     assert (np.diff(block_map.time_ns) > 0).all()
-    if result.meta["outcome"]["kind"] == "finished":
+    # vLLM 0.x leaks swapped blocks of requests that lose samples.
+    if result.meta["outcome"]["kind"] == "finished" and name != "0.6.3 samples":
         assert not block_map.counts[-1, :, [OWNED, SHARED]].any()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_the_totals_are_those_of_the_steps(name):
     block_map, twin, result = watched(name, CROWD)
-    rows_of = dict(zip(result.steps["start_ns"].tolist(), range(10**6), strict=False))
+    starts = result.steps["start_ns"].tolist()
+    rows_of = {time_ns: row for row, time_ns in enumerate(starts) if starts.count(time_ns) == 1}
     checked = 0
     for i, time_ns in enumerate(block_map.time_ns.tolist()):
         if time_ns not in twin.census or time_ns in twin.idle:
@@ -128,12 +131,12 @@ def test_the_totals_are_those_of_the_steps(name):
         used, idle, blank, cpu_used, *_ = twin.census[time_ns]
         assert (sum(held), cached, free) == (used, idle, blank)
         assert block_map.totals(CPU)[i, OWNED:].sum() == cpu_used
-        if "async" not in name and time_ns in rows_of:
+        if time_ns in rows_of:
             row = {key: column[rows_of[time_ns]] for key, column in result.steps.items()}
             assert (row["used_blocks"], row["cached_blocks"]) == (used, idle)
             assert (row["free_blocks"], row["cpu_used_blocks"]) == (blank, cpu_used)
             checked += 1
-    assert checked > 5 or "async" in name
+    assert checked > len(starts) / 2
 
 
 def test_all_states_occur_somewhere():

@@ -40,6 +40,15 @@ def test_every_move_leaves_the_same_numbers(named: type[Tables]) -> None:
                     elif move == "append" and blocks.gpu.free and not moved_already:
                         sequence.length += 1
                         blocks.append(sequence)
+                    elif move == "swap":
+                        target = blocks.gpu if moved_already else blocks.cpu
+                        if blocks.swap_need([sequence], target) <= target.free:
+                            (blocks.swap_in if moved_already else blocks.swap_out)([sequence])
+                if move == "free":
+                        blocks.free(sequence)
+                    elif move == "append" and blocks.gpu.free and not moved_already:
+                        sequence.length += 1
+                        blocks.append(sequence)
                     elif move == "swap" and not moved_already:
                         if blocks.swap_need([sequence], blocks.cpu) <= blocks.cpu.free:
                             blocks.swap_out([sequence])

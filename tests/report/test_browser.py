@@ -1,5 +1,6 @@
 """Pages in a real browser: whole, quiet, and alone."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from small_engines import engine, make_trace
 from tiny import no_run, tiny_run
 
 import kvsim
+from kvsim.blockmap.watch import BlockMapWatcher
 from kvsim.report.compare_page import build_comparison
 from kvsim.report.diff_page import build_diff
 from kvsim.report.page import build_page
@@ -102,7 +104,19 @@ def ledger():
     return report((result.steps, result.requests, result.token_gaps_ns, result.meta))
 
 
+def mapped():
+    """A run of which it is known who held which block, on the GPU and swapped out."""
+    watcher = BlockMapWatcher()
+    result = kvsim.simulate(
+        make_trace([(5, 5 + i % 30, 3 + i % 12, i % 4) for i in range(60)]),
+        engine("0.6.3 swap"),
+        watcher=watcher,
+    )
+    return build_page(result.summary, result.requests, result.steps, watcher.block_map())
+
+
 PAGES = {
+    "mapped": mapped,
     "ledger": ledger,
     "report": lambda: report(fake_run(rate=8, swap=True)),
     "tiny": lambda: report(tiny_run()),
@@ -129,7 +143,7 @@ def test_a_page_draws_every_figure_without_a_word_or_a_request(show, name):
     assert page.noise == []
 
 
-@pytest.mark.parametrize("name", ["report", "comparison", "certain", "difference"])
+@pytest.mark.parametrize("name", ["report", "mapped", "comparison", "certain", "difference"])
 def test_a_page_fits_the_width_of_the_window(show, name):
     page = show(name)
     for width in (360, 768, 1280):
@@ -167,6 +181,37 @@ def test_a_legend_hides_and_shows_its_line(show):
     assert button.get_attribute("aria-pressed") == "false"
     button.click()
     eventually(page, f"{visible} === true")
+
+
+def test_the_block_map_tells_whose_blocks_are_under_the_pointer(show):
+    page = show("mapped")
+    plot = page.locator("#block-owners")
+    page.locator("#block-owners[data-painted=light]").wait_for()
+    images = "document.getElementById('block-owners').layout.images.map(each => each.source)"
+    whole = page.evaluate(images)
+    assert len(whole) == 2 and all(source.startswith("data:image/png") for source in whole)
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".nsewdrag").first.bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*middle)
+    told = page.locator(".told")
+    told.wait_for()
+    assert re.fullmatch(r"request r\d+\nGPU block 10 at [\d.]+ m?s", told.inner_text())
+    [owner] = re.findall(r"r\d+", told.inner_text())
+    page.mouse.click(*middle)
+    page.locator(f"#block-owners[data-painted='light {owner}']").wait_for()
+    alone = page.evaluate(images)
+    assert alone[0] != whole[0]
+    page.wait_for_timeout(400)  # two clicks in quick succession would be one gesture
+    page.mouse.click(*middle)
+    page.locator("#block-owners[data-painted=light]").wait_for()
+    assert page.evaluate(images) == whole
+    page.emulate_media(color_scheme="dark")
+    page.locator("#block-owners[data-painted=dark]").wait_for()
+    assert page.evaluate(images) != whole
+    page.mouse.move(0, 0)
+    told.wait_for(state="hidden")
+    assert page.noise == []
 
 
 def test_colours_follow_the_readers_scheme(show):

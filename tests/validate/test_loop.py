@@ -11,8 +11,9 @@ from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.events import Link
 from kvsim.recorder import Recorder
-from kvsim.replica import Link, Replica
+from kvsim.replica import Replica
 from kvsim.request import Request
 from kvsim.result import request_columns
 from kvsim.schedule.batch import Batch

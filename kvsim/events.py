@@ -1,0 +1,44 @@
+"""What the event loop is made of, beside SimPy: the engine's events and the host link."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import simpy
+from simpy.events import EventPriority
+
+from kvsim.link import LinkTimes
+
+Process = Generator[simpy.Event, Any, Any]
+
+AFTER_ARRIVALS = EventPriority(2)
+"""SimPy priority of the engine's events: behind everything else of the same instant."""
+
+
+class Later(simpy.Event):
+    """An event of the engine, `delay_ns` from now."""
+
+    def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)
+
+
+class Link:
+    """The host link: one copy at a time, in order of asking."""
+
+    def __init__(self, env: simpy.Environment, times: LinkTimes) -> None:
+        self._env = env
+        self._times = times
+        self._lane = simpy.Resource(env, capacity=1)
+
+    def transfer(self, blocks: int) -> Process:
+        """Copy blocks one way; answers (wait for the link, copy time) in nanoseconds."""
+        asked = self._env.now
+        with self._lane.request() as turn:
+            yield turn
+            started = self._env.now
+            yield Later(self._env, self._times.transfer_ns(blocks))
+        return started - asked, self._env.now - started
