@@ -20,7 +20,9 @@ class Later(simpy.Event):
     """An event of the engine, `delay_ns` from now."""
 
     def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
-        super().__init__(env)
+        # As SimPy's own `Timeout` does it, without a call of `Event.__init__`.
+        self.env = env
+        self.callbacks = []
         self._ok = True
         self._value = None
         env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)

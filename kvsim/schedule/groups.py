@@ -9,10 +9,10 @@ def width(request: Request) -> int:
     """Sequences that a request may come to have at most (vLLM 0.6.3 `sequence.py`,
     `SequenceGroup.get_max_num_running_seqs`)."""
     sequences = request.sequences
+    if request.n == 1:
+        return int(sequences[0].state <= SWAPPED)
     if request.n > len(sequences):
         return request.n
-    if len(sequences) == 1:
-        return int(sequences[0].state <= SWAPPED)
     return sum([s.state <= SWAPPED for s in sequences])
 
 

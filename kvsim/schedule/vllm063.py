@@ -81,9 +81,11 @@ class Vllm063(Rules):
         self._give_up(batch, victims, swapped_out)
         running_prefills, running_decodes = by_stage(running)
         back_prefills, back_decodes = by_stage(back)
-        batch.lead(entry[0] for entry in (*back_decodes, *back_prefills))
+        if back:
+            batch.lead(entry[0] for entry in (*back_decodes, *back_prefills))
         for entries in (running_decodes, running_prefills, prompts):
-            batch.behind.extend(entry[0] for entry in entries)
+            if entries:
+                batch.behind.extend([entry[0] for entry in entries])
         run(batch, prompts, [*running_prefills, *back_prefills, *running_decodes, *back_decodes])
 
     def _give_up(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:

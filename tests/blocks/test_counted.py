@@ -33,28 +33,16 @@ def test_every_move_leaves_the_same_numbers(named: type[Tables]) -> None:
                     held.append((twins[0].sequences[0], twins[1].sequences[0]))
             elif held:
                 chosen = rng.choice(held)
-                moved_already = pair[0].swapped(chosen[0])
+                swapped = pair[0].swapped(chosen[0])
                 for blocks, sequence in zip(pair, chosen, strict=True):
+                    target = blocks.gpu if swapped else blocks.cpu
                     if move == "free":
                         blocks.free(sequence)
-                    elif move == "append" and blocks.gpu.free and not moved_already:
+                    elif move == "append" and blocks.gpu.free and not swapped:
                         sequence.length += 1
                         blocks.append(sequence)
-                    elif move == "swap":
-                        target = blocks.gpu if moved_already else blocks.cpu
-                        if blocks.swap_need([sequence], target) <= target.free:
-                            (blocks.swap_in if moved_already else blocks.swap_out)([sequence])
-                if move == "free":
-                        blocks.free(sequence)
-                    elif move == "append" and blocks.gpu.free and not moved_already:
-                        sequence.length += 1
-                        blocks.append(sequence)
-                    elif move == "swap" and not moved_already:
-                        if blocks.swap_need([sequence], blocks.cpu) <= blocks.cpu.free:
-                            blocks.swap_out([sequence])
-                    elif move == "swap":
-                        if blocks.swap_need([sequence], blocks.gpu) <= blocks.gpu.free:
-                            blocks.swap_in([sequence])
+                    elif move == "swap" and blocks.swap_need([sequence], target) <= target.free:
+                        (blocks.swap_in if swapped else blocks.swap_out)([sequence])
                 if move == "free":
                     held.remove(chosen)
             same = [(b.census(), b.gpu.free, b.cpu.free) for b in pair]
