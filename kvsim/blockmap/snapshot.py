@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from kvsim.blockmap.blockmap import CACHED, FREE, KEPT, OWNED, SHARED, STATES, Counts, Ints
 from kvsim.blocks.pool import BlockPool
-from kvsim.request import Request
+from kvsim.request import Request, Sequence
 
 
 class Held(NamedTuple):
@@ -21,23 +20,45 @@ class Held(NamedTuple):
     """Index of the request whose table it is."""
 
 
-def held_by(requests: Iterable[Request]) -> Held:
-    """The entries of all tables of these requests."""
-    tables = [
-        (sequence.table, request.index)
-        for request in requests
-        for sequence in request.sequences
-        if sequence.table
-    ]
-    lengths = [len(table) for table, _ in tables]
-    blocks = np.fromiter(chain.from_iterable(table for table, _ in tables), np.int64, sum(lengths))
-    return Held(blocks, np.repeat(np.array([index for _, index in tables], np.int64), lengths))
+class TableReader:
+    """Reads block tables into arrays; what has not changed since the last time is not read again,
+    for most of a table never does."""
+
+    def __init__(self) -> None:
+        self._known: dict[Sequence, tuple[list[int], Ints]] = {}
+
+    def held_by(self, requests: Iterable[Request]) -> Held:
+        """The entries of all tables of these requests."""
+        known, self._known = self._known, {}
+        arrays: list[Ints] = [np.zeros(0, dtype=np.int64)]
+        indexes = [0]
+        for request in requests:
+            for sequence in request.sequences:
+                if sequence.table:
+                    read = self._known[sequence] = _read(sequence.table, known.get(sequence))
+                    arrays.append(read[1])
+                    indexes.append(request.index)
+        lengths = [len(array) for array in arrays]
+        return Held(np.concatenate(arrays), np.repeat(np.array(indexes, np.int64), lengths))
+
+
+def _read(table: list[int], known: tuple[list[int], Ints] | None) -> tuple[list[int], Ints]:
+    """A copy of a table, as a list and as an array."""
+    if known is not None:
+        before, array = known
+        if table == before:
+            return known
+        if table[: len(before)] == before:
+            more = np.array(table[len(before) :], dtype=np.int64)
+            return list(table), np.concatenate((array, more))
+    return list(table), np.fromiter(table, np.int64, len(table))
 
 
 def owners(pool: BlockPool, held: Held) -> Ints:
     """For each block of a pool, by place: the index of the request that owns it, or ~state."""
-    marks = np.full(pool.size, ~FREE, dtype=np.int64)
-    if pool.cached:
+    all_cached = pool.cached == pool.free
+    marks = np.full(pool.size, ~CACHED if all_cached else ~FREE, dtype=np.int64)
+    if pool.cached and not all_cached:
         cached = np.fromiter(pool.cached_blocks(), np.int64, pool.cached)
         marks[cached - pool.first] = ~CACHED
     place = held.block - pool.first

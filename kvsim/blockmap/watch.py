@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
-from kvsim.blockmap.snapshot import count_up, held_by, owners
+from kvsim.blockmap.snapshot import TableReader, count_up, owners
 from kvsim.blocks.counted import CountPool
 from kvsim.errors import ConfigError
 from kvsim.plan import Plan
@@ -54,6 +54,7 @@ class BlockMapWatcher:
         """Start over: what was seen belongs to an attempt that was given up."""
         self._samples: list[Sample] = []
         self._cell_ns = FIRST_CELL_NS
+        self._tables = TableReader()
         self._idle: Sample | None = None
         """The state since nobody runs; it counts if that lasts into another cell."""
         self._groups: Groups | None = None
@@ -108,7 +109,7 @@ class BlockMapWatcher:
 
     def _sample(self, batch: Batch, now_ns: int, idle: bool) -> Sample:
         queues = (batch.running, batch.swapped, batch.waiting, batch.aside, batch.lost)
-        held = held_by(request for queue in queues for request in queue)
+        held = self._tables.held_by(request for queue in queues for request in queue)
         marks = np.concatenate(
             [owners(pool, held) for pool in (batch.blocks.gpu, batch.blocks.cpu)]
         )

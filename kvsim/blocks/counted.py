@@ -51,6 +51,16 @@ class Counted(Tables):
 
     lockstep = COUNTED
 
+    def allocate(self, sequence: Sequence) -> None:
+        length, size = sequence.length, self.block_size
+        blocks = -(-length // size)
+        sequence.table = self.gpu.take_many(blocks)
+        sequence.filled = length
+        sequence.seen = 0
+        sequence.gap = False
+        sequence.access_ns = -1
+        self.empty_slots += blocks * size - length
+
     def append(self, sequence: Sequence) -> Pairs:
         held = self.extend(sequence, sequence.length)
         assert held, "too few free blocks were left"

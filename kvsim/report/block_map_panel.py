@@ -26,7 +26,7 @@ from kvsim.report.view import View
 
 COLUMNS = 1500
 """Picture cells from left to right."""
-MOST_BYTES = 900_000
+MOST_BYTES = 700_000
 """Most bytes of packed cells; a picture that needs more is made coarser in time."""
 
 _SHOWN = (FREE, CACHED, SHARED, KEPT)

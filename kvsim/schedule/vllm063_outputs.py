@@ -23,10 +23,11 @@ class Stops(Pace, Protocol):
 def process_outputs(batch: Batch, plan: Plan, scheduler: Stops) -> int:
     """Book the tokens of a step in batch order; answers how many requests ended."""
     before = len(batch.ended)
+    longest = scheduler.max_model_len
     for request, tokens, samples in in_batch_order(batch, plan, scheduler):
         computed(request, tokens)
         if samples:
-            _sampled(batch, request, scheduler.max_model_len)
+            _sampled(batch, request, longest)
     return len(batch.ended) - before
 
 
@@ -70,8 +71,8 @@ def computed(request: Request, tokens: int) -> None:
     """The KV of `tokens` more tokens of each unfinished sequence exists."""
     for sequence in request.sequences:
         if sequence.state <= SWAPPED:
-            sequence.computed += tokens
-            if sequence.computed == sequence.length:
+            sequence.computed = known = sequence.computed + tokens
+            if known == sequence.length:
                 sequence.prompt_stage = False
 
 

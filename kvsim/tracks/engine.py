@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from kvsim.ledger.parts import KERNELS
 from kvsim.recorder import BLOCKED, PIECE_STEPS
 from kvsim.report.timeline import States
-from kvsim.tracks.events import Track, counter, process, span, thread
+from kvsim.tracks.events import FIRST_TRACK, Track, counter, process, span, thread
 from kvsim.tracks.window import Window
 
 Ints = NDArray[np.int64]
 
 ENGINE = 1
-STEPS, LINK = Track(ENGINE, 1), Track(ENGINE, 2)
+STEPS, LINK = Track(ENGINE, FIRST_TRACK), Track(ENGINE, FIRST_TRACK + 1)
 
 COUNTERS = {
     "GPU blocks": {"used": "used_blocks", "cached": "cached_blocks", "free": "free_blocks"},

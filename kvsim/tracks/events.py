@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from json import dumps
 from typing import Any, NamedTuple
 
+FIRST_TRACK = 11
+"""Numbers of tracks begin behind those of groups: of equal ones, Perfetto takes the track for a
+main thread and shows it first."""
+
 
 class Track(NamedTuple):
     """Where an event is shown."""

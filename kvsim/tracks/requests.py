@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kvsim.ledger import standings
 from kvsim.ledger.standings import Spells
-from kvsim.tracks.events import Track, arrow, process, span, thread
+from kvsim.tracks.events import FIRST_TRACK, Track, arrow, process, span, thread
 from kvsim.tracks.lanes import pack
 from kvsim.tracks.window import Window
 
@@ -80,11 +80,11 @@ def request_events(stays: list[Stay], requests: Mapping[str, Any], window: Windo
     a request leaves the batch before its end or comes back."""
     tracks = _tracks(stays)
     for pid, name in GROUPS.items():
-        lanes = max((track.tid for track in tracks if track.pid == pid), default=0)
+        lanes = sorted({track for track in tracks if track.pid == pid})
         if lanes:
             yield from process(pid, name, pid)
-        for lane in range(1, lanes + 1):
-            yield from thread(Track(pid, lane), f"lane {lane}")
+        for number, track in enumerate(lanes, 1):
+            yield from thread(track, f"lane {number}")
     last: dict[int, int] = {}
     arrows = 0
     for number, (stay, track) in enumerate(zip(stays, tracks, strict=True)):
@@ -117,7 +117,10 @@ def _tracks(stays: list[Stay]) -> list[Track]:
         own = [number for number, stay in enumerate(stays) if stay.pid == pid]
         lanes = pack((stays[number].begin_ns, stays[number].end_ns) for number in own)
         tracks.update(
-            {number: Track(pid, lane + 1) for number, lane in zip(own, lanes, strict=True)}
+            {
+                number: Track(pid, FIRST_TRACK + lane)
+                for number, lane in zip(own, lanes, strict=True)
+            }
         )
     return [tracks[number] for number in range(len(stays))]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from kvsim.tracks.engine import STEPS
+
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts", "120"]
 SHORT += ["--num-gpu-blocks-override", "700", "--engine", "vllm-v1"]
@@ -41,7 +43,7 @@ def test_a_run_becomes_a_trace_plain_or_packed(run: Path, tmp_path: Path) -> Non
     assert gzip.decompress((tmp_path / "all.json.gz").read_bytes()) == plain
     steps = pq.read_metadata(run / "steps.parquet").num_rows
     listed = json.loads(plain)["traceEvents"]
-    assert sum(e["ph"] == "X" and (e["pid"], e["tid"]) == (1, 1) for e in listed) == steps
+    assert sum(e["ph"] == "X" and (e["pid"], e["tid"]) == STEPS for e in listed) == steps
     part = tmp_path / "part.json"
     window = ["--from", "5", "--to", "6.5", "--request", "57", "--request", "58"]
     assert kvsim("timeline", str(run), "--out", str(part), *window).returncode == 0

@@ -49,7 +49,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], T
 COSTS: list[Any] = [ConstantCost, roofline, shared_roofline, "round", "eager", "public"]
 
 
-@pytest.mark.parametrize("make", COSTS, ids=str)
+@pytest.mark.parametrize("make", COSTS, ids=lambda make: getattr(make, "__name__", make))
 @settings(max_examples=40)
 @given(
     seqs=st.one_of(st.integers(1, 40), st.integers(1, 700)),
@@ -75,7 +75,7 @@ def test_a_run_is_its_steps_to_the_bit(
     assert by_run.describe() == by_step.describe() == by_plan.describe()
 
 
-@pytest.mark.parametrize("make", COSTS, ids=str)
+@pytest.mark.parametrize("make", COSTS, ids=lambda make: getattr(make, "__name__", make))
 @settings(max_examples=40)
 @given(seqs=st.integers(1, 300), length=st.integers(1, 9000))
 def test_the_short_way_of_a_pure_step_is_the_general_formula(

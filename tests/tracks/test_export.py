@@ -238,3 +238,12 @@ def test_a_run_without_requests_has_an_empty_trace(tmp_path):
     window = run_window(steps, none, None, None)
     listed = list(events({"meta": run("v1").meta}, none, steps, log, window))
     assert {json.loads(event)["ph"] for event in listed} <= {"M", "C"}
+
+
+def test_no_track_is_taken_for_a_main_thread():
+    """Perfetto shows the track whose number is that of its group first."""
+    listed = exported(run("v1"))
+    groups = {event["pid"] for event in listed}
+    tracks = {event["tid"] for event in listed if event["ph"] == "X"}
+    assert len(tracks) > len(groups)
+    assert not groups & tracks
