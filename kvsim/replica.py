@@ -180,7 +180,9 @@ class Replica:
             if self._next_ns <= now_ns:
                 self._arrivals(now_ns)
             arrived = self._take_inbox() if self._inbox else 0
-            if self._stretch(now_ns):
+            # Where only newcomers wait, one of them can come in, as a rule.
+            crowded = not arrived or len(batch.waiting) > arrived
+            if crowded and self._stretch(now_ns):
                 if batch.now_ns > now_ns:
                     yield Later(env, batch.now_ns - now_ns)
                     now_ns = batch.now_ns
@@ -194,11 +196,12 @@ class Replica:
             if plan.computes or not (plan.empty or flying):
                 before = composed_columns(batch, plan)
                 moved = (0, 0)
-                ready_ns = now_ns
+                ready_ns = now_ns  # Composed at `now_ns`, it can run from here on.
                 if plan.swaps_out or plan.swaps_in:
                     moved = yield from self._swap(plan)
                     ready_ns = self.now_ns
                 self._dispatch(plan, now_ns, ready_ns, moved, before)
+                now_ns = ready_ns
             elif ended or not plan.empty:
                 # Nothing runs, but something happened: a step without duration.
                 columns = composed_columns(batch, plan)
@@ -209,7 +212,6 @@ class Replica:
                 continue
             if flying and not (plan.computes and len(flying) < self._in_flight):
                 flight = flying.popleft()
-                now_ns = self.now_ns
                 if flight.end_ns > now_ns:
                     yield Later(env, flight.end_ns - now_ns)
                     now_ns = flight.end_ns
@@ -237,7 +239,7 @@ class Replica:
         if self.batch.ended:
             self._drain()
         self._advanced = len(self.recorder)
-        self._audit()
+        self._audit(self._advanced)
 
     def _dispatch(
         self,
@@ -333,13 +335,13 @@ class Replica:
                 remedy="give the engine more blocks (--num-gpu-blocks-override)",
                 rule="no progress",
             )
-        self._audit()
+        self._audit(step)
 
-    def _audit(self) -> None:
+    def _audit(self, step: int) -> None:
         """Check the books after 1, 2, 4, 8... steps."""
-        if len(self.recorder) >= self._next_audit:
+        if step >= self._next_audit:
             self.batch.audit()
-            self._next_audit = 2 * len(self.recorder)
+            self._next_audit = 2 * step
 
 
 def _arrival_order(request: Request) -> tuple[int, int]:

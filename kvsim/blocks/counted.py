@@ -88,8 +88,8 @@ class Counted(Tables):
         return len(sequence.table)
 
     def census(self) -> tuple[int, int, int, int, int, int]:
-        gpu, cpu = self.gpu, self.cpu
-        return gpu.used, 0, gpu.free, cpu.used, self.empty_slots, 0
+        free = self.gpu.free
+        return self.gpu.size - free, 0, free, self.cpu.used, self.empty_slots, 0
 
     def open_together(self, blocks: int, tokens: int) -> None:
         self.empty_slots += blocks * self.block_size - tokens

@@ -124,9 +124,9 @@ class Rules:
 
         `need`: the blocks that it takes; `asked`: the tokens that have to fit the budget.
         """
-        blocks = batch.blocks
-        if blocks.admission_free - need < self._watermark(blocks):
-            return WATERMARK if blocks.admission_free >= need else BLOCKS
+        left = batch.blocks.admission_free - need
+        if left < self.watermark_blocks and left < self._watermark(batch.blocks):
+            return WATERMARK if left >= 0 else BLOCKS
         if self._tokens + asked > self.max_num_batched_tokens:
             return TOKENS
         return SLOTS if self._seqs + width(request) > self.max_num_seqs else 0
