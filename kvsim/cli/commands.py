@@ -92,8 +92,9 @@ def report(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="What `kvsim run --out` wrote.")],
 ) -> None:
     """Rebuild report.html from the results in a folder."""
-    from kvsim.report.files import PAGE, read_block_map, read_results, write_text
+    from kvsim.report.files import PAGE, read_block_map, read_results
     from kvsim.report.page import build_page
+    from kvsim.writing import write_text
 
     summary, requests, steps = read_results(directory)
     block_map = read_block_map(directory, summary["meta"])

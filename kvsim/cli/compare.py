@@ -179,7 +179,7 @@ def _show(
         render_certainty(comparison, summaries, make_console(), published)
         _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
     if out is not None:
-        from kvsim.report.files import write_text
+        from kvsim.writing import write_text
 
         _write(results, out, comparison, published)
         write_text(Path(out) / "comparison.json", record + "\n")
@@ -211,7 +211,8 @@ def _write(
     published: Published | None = None,
 ) -> None:
     from kvsim.report.compare_page import build_comparison
-    from kvsim.report.files import write_results, write_text
+    from kvsim.report.files import write_results
+    from kvsim.writing import write_text
 
     for name, result in results:
         tables = result.summary, result.requests, result.steps

@@ -95,7 +95,7 @@ def _compare_logs(paths: list[str]) -> int:
 
 
 def _write_log(path: Path, log: list[dict[str, object]]) -> None:
-    from kvsim.report.files import write_text
+    from kvsim.writing import write_text
 
     lines = (json.dumps(record, separators=(",", ":")) + "\n" for record in log)
     write_text(path, "".join(lines))

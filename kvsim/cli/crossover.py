@@ -86,7 +86,7 @@ def crossover(
     _print(_crossings(names, settings, lengths, layouts))
     if out is not None:
         from kvsim.report.crossover_page import build_crossover
-        from kvsim.report.files import write_text
+        from kvsim.writing import write_text
 
         drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
         write_text(out, build_crossover(drawn, hardware, lengths))

@@ -39,7 +39,7 @@ def diff(
     if out is None:
         return
     from kvsim.report.diff_page import build_diff
-    from kvsim.report.files import write_text
+    from kvsim.writing import write_text
 
     write_text(Path(out) / "diff.json", record + "\n")
     page = write_text(Path(out) / "diff.html", build_diff(*runs))

@@ -60,7 +60,7 @@ def experiment(
     for table in [_watermarks(groups)] if watermark else _victims(groups):
         console.print(table)
     if out is not None:
-        from kvsim.report.files import write_text
+        from kvsim.writing import write_text
 
         text = json.dumps({"experiment": name, "runs": experiments.record(runs)}, indent=1)
         path = write_text(Path(out) / f"{name}.json", text + "\n")

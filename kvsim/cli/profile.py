@@ -52,7 +52,7 @@ def import_(
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.calibrate import aiconfigurator, llmservingsim
     from kvsim.calibrate.document import to_json
-    from kvsim.report.files import write_text
+    from kvsim.writing import write_text
 
     path = Path(folder)
     if (path / "meta.yaml").exists():
@@ -123,8 +123,8 @@ def show(
         table.add_row(part.name, f"{part.points:,}", axes, *(f"{us:,.1f}" for us in part.us))
     console.print(table)
     if out is not None:
-        from kvsim.report.files import write_text
         from kvsim.report.profile_page import build_profile
+        from kvsim.writing import write_text
 
         write_text(out, build_profile(profile))
         print(f"written to {out}")

@@ -158,8 +158,8 @@ def _show(lab: Laboratory, found: Answer) -> None:
 
 
 def _write(out: str, lab: Laboratory, found: Answer) -> None:
-    from kvsim.report.files import write_text
     from kvsim.size.page import PAGE, build_page
+    from kvsim.writing import write_text
 
     path = write_text(Path(out) / PAGE, build_page(lab, found))
     make_console().print(f"written to {out}: open {path}", highlight=False)

@@ -182,12 +182,12 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
 
 def _finish(out: str, plan: Plan) -> None:
     """Table, page and the verdict on the terminal."""
-    from kvsim.report.files import write_text
     from kvsim.sweep.choose import choose
     from kvsim.sweep.page import PAGE, build_page
     from kvsim.sweep.store import Store
     from kvsim.sweep.sweep import gather
     from kvsim.sweep.table import write_table
+    from kvsim.writing import write_text
 
     outcomes = gather(Store(out), plan, out)
     path = write_table(out, plan, outcomes)

@@ -180,8 +180,8 @@ def _compare(recording: Path, profile: str, out: Path, html: str | None) -> None
 
 
 def _draw(result: Table, html: str) -> None:
-    from kvsim.report.files import write_text
     from kvsim.validate.page import build_page
+    from kvsim.writing import write_text
 
     print(f"open {write_text(html, build_page(result))}")
 

@@ -23,8 +23,9 @@ def why(
     ] = None,
 ) -> None:
     """Tell one request's story: what it waited for, who was in its way, where its time went."""
-    from kvsim.report.files import read_results, read_transitions, write_text
+    from kvsim.report.files import read_results, read_transitions
     from kvsim.report.story import find_request, tell
+    from kvsim.writing import write_text
 
     summary, requests, steps = read_results(directory)
     index = find_request(requests, request)

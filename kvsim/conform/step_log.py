@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from kvsim.conform.record import Record, finish_record, step_record
-from kvsim.errors import OutputError
 from kvsim.plan import Plan
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
+from kvsim.writing import replacing
 
 
 class StepLog:
@@ -31,13 +29,10 @@ class StepLog:
         self._step = 0
 
     def __enter__(self) -> StepLog:
-        try:
-            handle, self._partial = tempfile.mkstemp(
-                prefix=f".{self._path.name}-", dir=self._path.parent
-            )
-        except OSError as error:
-            raise self._failed(error) from None
-        self._file = os.fdopen(handle, "w", encoding="utf-8", newline="\n")
+        with ExitStack() as opened:
+            partial = opened.enter_context(replacing(self._path))
+            self._file = opened.enter_context(partial.open("w", encoding="utf-8", newline="\n"))
+            self._opened = opened.pop_all()
         return self
 
     def begin(self) -> None:
@@ -53,10 +48,7 @@ class StepLog:
     def settled(self, batch: Batch, ended: list[Request]) -> None:
         """Complete the record and write it."""
         finish_record(self._record, batch, ended)
-        try:
-            self._file.write(json.dumps(self._record, separators=(",", ":")) + "\n")
-        except OSError as error:
-            raise self._failed(error) from None
+        self._file.write(json.dumps(self._record, separators=(",", ":")) + "\n")
         self._step += 1
 
     def stopped(self, outcome: Mapping[str, Any]) -> None:
@@ -72,16 +64,4 @@ class StepLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._file.close()
-            if kind is None:
-                Path(self._partial).chmod(0o644)
-                Path(self._partial).replace(self._path)
-        except OSError as failure:
-            raise self._failed(failure) from None
-        finally:
-            with suppress(OSError):
-                Path(self._partial).unlink()
-
-    def _failed(self, error: OSError) -> OutputError:
-        return OutputError(f"{self._path}: cannot be written: {error.strerror or error}")
+        self._opened.__exit__(kind, error, trace)

@@ -13,9 +13,8 @@ DIR/report.html        the page, if given; requests.csv and steps.csv, if asked 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
 from kvsim.report import tables
+from kvsim.writing import passing_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ def write_results(
     Files of these names are replaced, others left alone. Raises `OutputError` naming the folder.
     """
     out = Path(out_dir)
-    with _failing_clearly(out), _beside(out) as partial:
+    with passing_folder(out, out) as partial:
         _fill(partial, summary, requests, steps, csv=csv, page=page)
         if transitions is not None:
             log = tables.transitions_table(transitions)
@@ -63,30 +63,6 @@ def write_results(
             _write_table(partial / BLOCK_MAP, iter([cells]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
         return [path.replace(out / path.name) for path in written]
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write one text file, whole or not at all. Raises `OutputError` naming it."""
-    return write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write one file, whole or not at all. Raises `OutputError` naming it."""
-    with replacing(path) as partial:
-        partial.write_bytes(content)
-    return Path(path)
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A place to write to; the file that is there in the end takes its place at `path`.
-
-    Raises `OutputError` naming `path`.
-    """
-    target = Path(path)
-    with _failing_clearly(target), _beside(target.parent) as folder:
-        yield folder / "content"
-        (folder / "content").replace(target)
 
 
 def read_results(directory: str | Path) -> Results:
@@ -198,29 +174,3 @@ def _reading(path: Path) -> Iterator[None]:
     except ValueError as error:  # also of pyarrow and json
         line = str(error).splitlines()[0]
         raise OutputError(f"{path}: damaged or not written by kvsim: {line}") from None
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A passing place inside `folder`, which is made if need be and, on failure, unmade."""
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".kvsim-", dir=folder) as partial:
-            yield Path(partial)
-    except BaseException:
-        if made:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-
-
-@contextmanager
-def _failing_clearly(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = (error.strerror or str(error)).splitlines()[0]
-        raise OutputError(
-            f"{target}: cannot be written: {reason}; free some space or choose another place"
-        ) from None

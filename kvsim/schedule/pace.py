@@ -34,6 +34,10 @@ class Outlook(NamedTuple):
     """The promise holds for steps that begin with so many free blocks."""
 
 
+CLEAR = Outlook(0, 0)
+"""Nobody waits."""
+
+
 class Pace(Protocol):
     """The rules of a scheduler that lets requests decode together."""
 

@@ -18,7 +18,7 @@ from kvsim.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import by_priority, count, width
-from kvsim.schedule.pace import GiveWay, Outlook
+from kvsim.schedule.pace import CLEAR, GiveWay, Outlook
 from kvsim.schedule.victims import tail
 from kvsim.schedule.vllm063_entries import Admissions, Entries, by_stage, run
 from kvsim.schedule.vllm063_outputs import process_outputs
@@ -263,7 +263,7 @@ class Vllm063(Rules):
         if self.priority or batch.swapped or not batch.all_together(self):
             return None
         if not batch.waiting:
-            return Outlook(0, 0)
+            return CLEAR
         blocks, head = batch.blocks, batch.waiting[0]
         if self.chunked or blocks.hits_save.charged or blocks.hits_save.blocks:
             return None

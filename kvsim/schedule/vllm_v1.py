@@ -17,7 +17,7 @@ from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request, Sequence
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import Outlook
+from kvsim.schedule.pace import CLEAR, Outlook
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, priority, tail
 from kvsim.schedule.vllm_v1_outputs import process_token, stops, stops_after
@@ -256,7 +256,7 @@ class VllmV1:
         if self.victim is not tail or not batch.all_together(self):
             return None
         if not batch.waiting:
-            return Outlook(0, 0)
+            return CLEAR
         blocked = 0
         if batch.num_together == self.max_num_batched_tokens:
             blocked = _TOKENS

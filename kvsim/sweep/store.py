@@ -24,6 +24,7 @@ from kvsim.library import find, look_up
 from kvsim.report.plain import plain
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
+from kvsim.writing import write_text
 
 Record = dict[str, Any]
 
@@ -66,14 +67,8 @@ class Store:
 
     def save(self, record: Record) -> None:
         """Keep a result, whole or not at all. The caller has claimed its key."""
-        path = self._path(record["key"])
-        partial = path.with_suffix(".part")
         text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            partial.write_text(text, encoding="utf-8", newline="\n")
-            partial.replace(path)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+        write_text(self._path(record["key"]), text)
 
     def fetch(self, key: str, run: Callable[[], Record]) -> Record:
         """The result under `key`, run and kept if nobody has; waits for who is running it now."""

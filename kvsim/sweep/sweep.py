@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError, OutputError
-from kvsim.report.files import write_text
 from kvsim.report.plain import plain
 from kvsim.sweep.backends import Backend, Done, run_local
 from kvsim.sweep.grid import Point, Settings
@@ -26,6 +25,7 @@ from kvsim.sweep.points import Task
 from kvsim.sweep.store import Record, Store, address
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
+from kvsim.writing import write_text
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"

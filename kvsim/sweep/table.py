@@ -19,13 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.report.files import write_bytes
 from kvsim.run import simulate
 from kvsim.sweep.points import ENGINE_FACTS, figures_of
 from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.store import Record
 from kvsim.sweep.sweep import Outcome, Plan
 from kvsim.workload.trace import Row, Trace
+from kvsim.writing import write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from kvsim.errors import OutputError
 from kvsim.ledger import standings
-from kvsim.report.files import replacing
 from kvsim.report.numerals import seconds
 from kvsim.report.timeline import run_end_ns
 from kvsim.tracks.engine import counter_events, engine_names, step_events
 from kvsim.tracks.requests import request_events, stays_of
 from kvsim.tracks.window import Window
+from kvsim.writing import replacing_stream
 
 Ints = NDArray[np.int64]
 
@@ -81,12 +81,8 @@ def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str
 
     Equal events give equal bytes. Raises `OutputError` naming the file.
     """
-    with replacing(path) as partial, partial.open("wb") as plain:
-        if not str(path).endswith(".gz"):
-            _write(plain, meta, listed)
-        else:
-            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=plain, mtime=0) as packed:
-                _write(packed, meta, listed)
+    with replacing_stream(path) as file:
+        _write(file, meta, listed)
     return Path(path)
 
 

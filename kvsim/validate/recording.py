@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import ConfigError, OutputError
-from kvsim.workload.sink import write_lines
+from kvsim.errors import ConfigError
+from kvsim.writing import write_text
 
 SCHEMA = "kvsim.recording/1"
 KEYS = ("kvsim_version", "device", "software", "model", "engine", "setup", "policies")
@@ -47,13 +47,7 @@ def write_json(path: str | Path, table: Mapping[str, Any]) -> Path:
 
     Raises `OutputError` naming the file.
     """
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror or error}") from None
-    write_lines(str(target), [_text(table)])
-    return target
+    return write_text(path, _text(table) + "\n")
 
 
 def read_json(path: str | Path, *schemas: str) -> dict[str, Any]:

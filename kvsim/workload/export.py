@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from kvsim.errors import ConfigError
 from kvsim.request import Stream
-from kvsim.workload import mooncake, sink
+from kvsim.workload import mooncake
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
 from kvsim.workload.trace import HashContent, Trace
+from kvsim.writing import write_lines
 
 MAX_ID = (1 << 31) - 1
 """GuideLLM stores ids as 32-bit integers."""
@@ -39,7 +40,7 @@ def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> li
     if path.endswith(".gz"):
         raise ConfigError(f"{path}: Mooncake files are plain text; leave out .gz")
     identities = streams(trace)
-    sink.write_lines(path, _lines(trace, identities, size))
+    write_lines(path, _lines(trace, identities, size))
     notes = _losses(trace, identities, size)
     if size != mooncake.DEFAULT_BLOCK_SIZE:
         notes.append(f"tell every reader that ids stand for {size} tokens: most assume 512")

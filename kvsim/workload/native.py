@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvsim.errors import nearest
-from kvsim.workload import chain, sink
+from kvsim.workload import chain
 from kvsim.workload.contents import (
     CONTENT_KEYS,
     ContentReader,
@@ -35,6 +35,7 @@ from kvsim.workload.source import (
     string,
 )
 from kvsim.workload.trace import Content, HashContent, Row, Trace
+from kvsim.writing import write_lines
 
 VERSION = 1
 NS_PER_S = 1_000_000_000
@@ -71,7 +72,7 @@ def read(source: Source) -> Trace:
 
 def write(trace: Trace, path: str) -> None:
     """Write a trace in the native format, whole or not at all; gzipped if `path` ends in `.gz`."""
-    sink.write_lines(path, lines(trace))
+    write_lines(path, lines(trace))
 
 
 def lines(trace: Trace) -> Iterator[str]:

@@ -133,12 +133,13 @@ def test_a_name_in_gz_is_written_gzipped_and_without_a_time(tmp_path: Path) -> N
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     trace = make_trace([(3, 2, None)])
+    (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written"):
-        native.write(trace, str(tmp_path / "missing" / "x.jsonl"))
+        native.write(trace, str(tmp_path / "file" / "x.jsonl"))
     trace.rows = [replace(trace.rows[0], tags={"bad": object()})]
     with pytest.raises(TypeError):
-        native.write(trace, str(tmp_path / "x.jsonl"))
-    assert list(tmp_path.iterdir()) == []
+        native.write(trace, str(tmp_path / "new" / "x.jsonl"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_written_file_is_what_people_expect(tmp_path: Path) -> None:

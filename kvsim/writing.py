@@ -1,0 +1,86 @@
+"""Writes files: whole or not at all, or one line that says why not.
+
+```
+a passing folder beside the target ──written in full──► moved into place
+                                   ──anything fails──► gone, and what was there stays
+```
+"""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from kvsim.errors import OutputError
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write one text file, whole or not at all. Raises `OutputError` naming it."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write one file, whole or not at all. Raises `OutputError` naming it."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+    return Path(path)
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> Path:
+    """Write lines, each ended by LF, as `replacing_stream` does."""
+    with replacing_stream(path) as file:
+        file.writelines(f"{line}\n".encode() for line in lines)
+    return Path(path)
+
+
+@contextmanager
+def replacing_stream(path: str | Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """A file to write bytes to, gzipped without a time if `path` ends in `.gz`.
+
+    In the end it takes its place at `path`. Raises `OutputError` naming it.
+    """
+    with replacing(path) as partial, partial.open("wb") as plain:
+        if not str(path).endswith(".gz"):
+            yield plain
+        else:
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=plain, mtime=0) as packed:
+                yield packed
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A place to write to; the file that is there in the end takes its place at `path`.
+
+    Raises `OutputError` naming `path`.
+    """
+    target = Path(path)
+    with passing_folder(target.parent, target) as folder:
+        yield folder / "content"
+        (folder / "content").replace(target)
+
+
+@contextmanager
+def passing_folder(inside: Path, target: Path) -> Iterator[Path]:
+    """A passing place inside a folder, which is made if need be and, on failure, unmade.
+
+    Raises `OutputError` naming `target` where anything cannot be written.
+    """
+    made = not inside.exists()
+    try:
+        inside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".kvsim-", dir=inside) as folder:
+            yield Path(folder)
+    except BaseException as error:
+        if made:
+            with suppress(OSError):
+                inside.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        reason = (error.strerror or str(error)).splitlines()[0]
+        raise OutputError(
+            f"{target}: cannot be written: {reason}; free some space or choose another place"
+        ) from None
