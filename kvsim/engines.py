@@ -30,7 +30,9 @@ class Scheduler(Protocol):
     `Request.output_length`.
 
     It may have `in_flight`, the number of steps composed before the oldest is settled (1 where it
-    has not), and `arrive(batch, request)`, called instead of `Batch.arrive`.
+    has not), `arrive(batch, request)`, called instead of `Batch.arrive`, and `watermark_blocks`,
+    which a run notes down. One that is a `schedule.pace.Pace` and whose `outlook(batch)` answers
+    what its next steps have in common (None: nothing) is not asked to compose them one by one.
     """
 
     max_num_seqs: int

@@ -9,9 +9,9 @@
 An engine that schedules asynchronously has two steps in flight: it composes a step while the one
 before computes, so a request that arrives during step i runs in step i + 2.
 
-With `kvsim.events` the only module that knows SimPy. Simulated time is integer nanoseconds. Events
-at the same instant: requests first, in order of (arrival, place in the trace), then the engine; so
-a step that starts at t has seen everything that arrived at t or before.
+Simulated time is integer nanoseconds. Events at the same instant: requests first, in order of
+(arrival, place in the trace), then the engine; so a step that starts at t has seen everything that
+arrived at t or before.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared import SHARED, needs_shared
-from worlds import MS, config, hashed
+from small_engines import make_trace
+from worlds import MS, config
 
 import kvsim
 from kvsim.blocks.eviction import EVICTIONS
@@ -97,19 +98,6 @@ rows = st.lists(
     min_size=1,
     max_size=14,
 )
-
-
-def make_trace(drawn: list[tuple[int, int, int, int]]) -> Trace:
-    """Prompts that share the ids of their family, the last of them partly."""
-    arrival, made = 0, []
-    for number, (gap, length, output, family) in enumerate(drawn):
-        arrival += gap
-        full = length // 4
-        shared = max(0, full - number % 3)
-        ids = [100 * family + place for place in range(shared)]
-        ids += [10_000 + 100 * number + place for place in range(shared, full)]
-        made.append((arrival, length, output, ids))
-    return hashed(4, *made)
 
 
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])

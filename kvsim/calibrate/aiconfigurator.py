@@ -40,7 +40,7 @@ from kvsim.cost.profile import (
 )
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Model, Shard, load_model
+from kvsim.model import Shard, load_model
 
 BLOCK_SIZE = 64
 """Tokens per page of the measured attention kernels."""
@@ -92,7 +92,7 @@ def import_profile(
         created=created,
         device={"name": hardware.name},
         software={"source": _SOURCE, "note": note, "changes": _CHANGES},
-        model=_profiled(model, tp),
+        model=ProfiledModel.of(model, "bfloat16", "bfloat16", tp),
         engine=ProfiledEngine(block_size=BLOCK_SIZE),
         fit=Fit(
             dense=_dense(parts, gemm),
@@ -110,22 +110,6 @@ _SOURCE = (
     " copyright NVIDIA Corporation & Affiliates"
 )
 _CHANGES = "surfaces fitted to the rows and evaluated at other counts; no row is reproduced"
-
-
-def _profiled(model: Model, tp: int) -> ProfiledModel:
-    return ProfiledModel(
-        name=model.name,
-        layers=model.num_hidden_layers,
-        hidden=model.hidden_size,
-        heads=model.num_attention_heads,
-        kv_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        ffn=model.intermediate_size,
-        vocab=model.vocab_size,
-        dtype="bfloat16",
-        kv_dtype="bfloat16",
-        tp=tp,
-    )
 
 
 def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:

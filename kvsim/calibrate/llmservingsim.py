@@ -98,19 +98,7 @@ def _profiled(model: Model, meta: dict[str, Any], path: Path, tp: int) -> Profil
     variant = _text(meta, "variant", path)
     if variant not in DTYPES:
         raise ConfigError(f"{path}: variant: {variant!r} is not one of {', '.join(DTYPES)}")
-    return ProfiledModel(
-        name=model.name,
-        layers=model.num_hidden_layers,
-        hidden=model.hidden_size,
-        heads=model.num_attention_heads,
-        kv_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        ffn=model.intermediate_size,
-        vocab=model.vocab_size,
-        dtype=DTYPES[variant],
-        kv_dtype=DTYPES[variant],
-        tp=tp,
-    )
+    return ProfiledModel.of(model, DTYPES[variant], DTYPES[variant], tp)
 
 
 def _refuse_other_model(overrides: dict[str, Any], model: Model, path: Path) -> None:

@@ -86,9 +86,7 @@ def _drawn(figures: Sequence[Figure], number: int, length: int, seed: int) -> ND
         size = min(left, max(1, _AT_ONCE // number))
         first = random.integers(0, number, (size, starts, 1))
         places = ((first + np.arange(length)) % number).reshape(size, -1)[:, :number]
-        batches.append(
-            [f.statistic(f.other[places]) - f.statistic(f.first[places]) for f in figures]
-        )
+        batches.append([_change(figure, places) for figure in figures])
         left -= size
     return np.concatenate([np.array(batch).reshape(len(figures), -1).T for batch in batches])
 

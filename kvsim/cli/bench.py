@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli.console import make_console
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,11 +122,9 @@ def _note(name: str, measured: list[Measurement]) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
-    from rich.console import Console
-
     from kvsim.bench.repeat import ratios
 
-    console = Console()
+    console = make_console()
     load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
     console.print(
         f"kvsim {bench.kvsim_version}, {bench.engine}, {bench.cost} cost,"
@@ -212,8 +211,6 @@ def _shown(value: object) -> str:
 
 
 def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> None:
-    from rich.console import Console
-
     from kvsim.bench.around import around
     from kvsim.bench.repeat import apart
 
@@ -221,7 +218,7 @@ def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> 
     columns = [apart(around, name, engine, cost, trace) for name in names]
     for part in columns[0]:
         table.add_row(part, *(f"{parts[part]:.3f}" for parts in columns))
-    Console().print(table)
+    make_console().print(table)
 
 
 def _table(*columns: str) -> Table:

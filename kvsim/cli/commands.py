@@ -10,45 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
+    Assignments,
+    ConfigFile,
+    OutDir,
+    TraceFormat,
+    TracePath,
+    config_path,
+    open_noted,
+)
 from kvsim.cli.progress import progress_bar
 from kvsim.config import RunConfig, load_config
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvsim.blockmap.watch import BlockMapWatcher
     from kvsim.replica import Watcher
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
 
-TracePath = Annotated[
-    str | None,
-    typer.Option("--trace", metavar="FILE", help="Trace: native, Mooncake or Azure; .gz too."),
-]
-TraceFormat = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Its format, if the content does not tell.")
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
-]
-OutDir = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="Write results and report.html into this folder."),
-]
-
 
 @with_run_flags
 def run(
     trace: TracePath = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."
-        ),
-    ] = None,
+    config: ConfigFile = None,
     trace_format: TraceFormat = None,
     out: OutDir = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write CSV tables.")] = False,
@@ -110,16 +97,6 @@ def policies() -> None:
         console.print(table)
 
 
-def open_noted(path: str, trace_format: str | None) -> Trace:
-    """The trace at `path`; what its reader wants known goes to standard error."""
-    from kvsim.workload import open_trace
-
-    opened = open_trace(path, trace_format)
-    for note in opened.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return opened
-
-
 def simulate_shown(
     trace: Trace,
     config: RunConfig,
@@ -167,19 +144,3 @@ def _write(
         csv=csv,
         page=html,
     )
-
-
-def config_path(config: str | None) -> str | None:
-    """The file that a name in configs/runs, or a path, stands for."""
-    if config is None:
-        return None
-    from kvsim.library import find
-
-    return str(find("runs", config))
-
-
-def make_console() -> Console:
-    """Standard output, for tables and colours."""
-    from rich.console import Console
-
-    return Console(soft_wrap=False)

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.commands import (
+from kvsim.cli.commands import simulate_shown
+from kvsim.cli.console import make_console
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
     Assignments,
+    Jobs,
     OutDir,
     TraceFormat,
     TracePath,
     config_path,
-    make_console,
     open_noted,
-    simulate_shown,
 )
-from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.progress import progress_bar
 from kvsim.config import RunConfig, load_config
 from kvsim.errors import ConfigError
@@ -41,9 +42,6 @@ Seeds = Annotated[
     typer.Option(
         min=2, metavar="N", help="Up to N seeds, the same for all; stops when nothing is open."
     ),
-]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores.")
 ]
 Confidence = Annotated[
     float, typer.Option(min=0.5, max=0.9999, help="Of all verdicts together, with --seeds.")
@@ -194,8 +192,9 @@ def _render_why(results: Results, title: str, console: Console) -> None:
     from kvsim.report.explanation import explain
 
     first, *others = (_run_of(name, result) for name, result in results)
-    console.print(Text(title, style="bold"))
-    for other in others:
+    for i, other in enumerate(others):
+        subject = f"{title}: {other[0]} against {first[0]}" if others[1:] else title
+        console.print(Text(f"\n{subject}" if i else subject, style="bold"))
         for sentence in explain(first, other).headline:
             console.print(Text(f"  {sentence}"))
 

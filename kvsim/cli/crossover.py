@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.commands import make_console
+from kvsim.cli.console import make_console, make_table
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -136,16 +136,9 @@ def _print(models: list[ModelCrossings]) -> None:
 
 
 def _table(model: ModelCrossings) -> Table:
-    from rich import box
-    from rich.table import Table
-
     from kvsim.report.crossover_page import caption, head, rows
 
-    table = Table(
-        title=caption(model), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
-    for column in head(model):
-        table.add_column(column, justify="right")
+    table = make_table(*head(model), title=caption(model), texts=0)
     for row in rows(model):
         table.add_row(*row)
     return table

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli.console import make_console, make_table
+from kvsim.cli.options import Jobs
 from kvsim.cli.progress import progress_bar
 from kvsim.config import nearest
 from kvsim.errors import ConfigError
@@ -27,10 +29,7 @@ NAMES = ("watermark", "victims")
 def experiment(
     name: Annotated[str, typer.Argument(metavar="NAME", help="watermark or victims.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each configuration.")] = 8,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores."),
-    ] = None,
+    jobs: Jobs = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Write every run's figures here.")
     ] = None,
@@ -43,8 +42,6 @@ def experiment(
     if name not in NAMES:
         near = nearest(name, NAMES)
         raise ConfigError(f"experiment: no {name!r};{near} choose from {', '.join(NAMES)}")
-    from rich.console import Console
-
     from kvsim import experiments
 
     watermark = name == "watermark"
@@ -56,7 +53,7 @@ def experiment(
     with progress_bar(seeds * settings, "runs", quiet_below=2) as progress:
         runs = list(run(seeds, jobs=jobs, progress=progress))
     groups = experiments.group(runs)
-    console = Console()
+    console = make_console()
     for table in [_watermarks(groups)] if watermark else _victims(groups):
         console.print(table)
     if out is not None:
@@ -70,9 +67,15 @@ def experiment(
 def _watermarks(groups: Groups) -> Table:
     from kvsim.experiments import WATERMARKS
 
-    table = _table(
-        "Preemptions by watermark (vLLM PR #44594)",
-        "watermark,published,measured,deviation,preempted requests,tax %,output tokens/s",
+    table = make_table(
+        "watermark",
+        "published",
+        "measured",
+        "deviation",
+        "preempted requests",
+        "tax %",
+        "output tokens/s",
+        title="Preemptions by watermark (vLLM PR #44594)",
     )
     for name, published in WATERMARKS.items():
         runs = groups[name]
@@ -96,10 +99,15 @@ def _victims(groups: Groups) -> list[Table]:
 def _taxes(groups: Groups) -> Table:
     from kvsim.experiments import CUTS, TAXES, cuts, setting_of
 
-    table = _table(
-        "Recompute tax where the tail gives way, and what least computed first saves"
+    table = make_table(
+        "blocks",
+        "tax %: published",
+        "measured",
+        "points",
+        "cut %: published",
+        "measured",
+        title="Recompute tax where the tail gives way, and what least computed first saves"
         " (vLLM RFC #54644)",
-        "blocks,tax %: published,measured,points,cut %: published,measured",
     )
     for blocks, published in TAXES.items():
         taxes = [100 * run.tax for run in groups[setting_of(blocks, "tail")]]
@@ -115,24 +123,12 @@ def _taxes(groups: Groups) -> Table:
 def _order(groups: Groups) -> Table:
     from kvsim.experiments import CUTS, ORDER, ordered, setting_of
 
-    table = _table(
-        "Wasted tokens by victim; published order: " + " < ".join(ORDER),
-        ",".join(("blocks", *ORDER, "seeds in this order")),
-    )
+    title = "Wasted tokens by victim; published order: " + " < ".join(ORDER)
+    table = make_table("blocks", *ORDER, "seeds in this order", title=title)
     for blocks in CUTS:
         runs = [groups[setting_of(blocks, victim)] for victim in ORDER]
         wasted = [_spread(run.wasted_tokens for run in each) for each in runs]
         table.add_row(f"{blocks:,}", *wasted, f"{ordered(groups, blocks)} of {len(runs[0])}")
-    return table
-
-
-def _table(title: str, columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(columns.split(",")):
-        table.add_column(column, justify="right" if number else "left")
     return table
 
 

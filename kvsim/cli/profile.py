@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.cli.console import make_console, make_table
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,13 +97,11 @@ def show(
     ] = None,
 ) -> None:
     """What was measured, where, how well it fits, and the ranges that it covers."""
-    from rich.console import Console
-
     from kvsim.calibrate.compare import parts
     from kvsim.cost.profile import load_profile
 
     profile = load_profile(name)
-    made, console = profile.model, Console()
+    made, console = profile.model, make_console()
     facts = [
         ("source", f"{profile.source}, {profile.created}"),
         ("device", _words(profile.device)),
@@ -117,10 +116,10 @@ def show(
     ]
     console.print(_facts(facts))
     console.print(_errors(profile.error))
-    table = _table("table", "points", "axes", "least us", "greatest us")
+    table = make_table("table", "axes", "points", "least us", "greatest us", texts=2)
     for part in parts(profile):
         axes = ", ".join(f"{axis} {a:g}..{b:g} ({n})" for axis, (a, b, n) in part.axes.items())
-        table.add_row(part.name, f"{part.points:,}", axes, *(f"{us:,.1f}" for us in part.us))
+        table.add_row(part.name, axes, f"{part.points:,}", *(f"{us:,.1f}" for us in part.us))
     console.print(table)
     if out is not None:
         from kvsim.report.profile_page import build_profile
@@ -133,18 +132,16 @@ def show(
 @app.command()
 def diff(one: Source, other: Source) -> None:
     """Where two profiles differ: settings, and times of the second over the first."""
-    from rich.console import Console
-
     from kvsim.calibrate.compare import ratios, settings_that_differ
     from kvsim.cost.profile import load_profile
 
-    first, second, console = load_profile(one), load_profile(other), Console()
-    settings = _table("key", one, other)
+    first, second, console = load_profile(one), load_profile(other), make_console()
+    settings = make_table("key", one, other)
     for row in settings_that_differ(first, second):
         settings.add_row(*row)
     if settings.row_count:
         console.print(settings)
-    table = _table("table", "points in both", "median", "least", "greatest")
+    table = make_table("table", "points in both", "median", "least", "greatest")
     for ratio in ratios(first, second):
         table.add_row(
             ratio.name,
@@ -175,7 +172,7 @@ def _judged(value: Any) -> bool:
 
 def _errors(error: dict[str, Any]) -> Table:
     """Distances in percent, each table as a whole and by region."""
-    table = _table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
+    table = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
     keys = ("median_percent", "p95_percent", "max_percent", "bias_percent")
     others = error.get("others", {}).items()
     further = {f"{key}, block_size {size}": f for size, e in others for key, f in e.items()}
@@ -185,16 +182,6 @@ def _errors(error: dict[str, Any]) -> Table:
             for title, found in {name: figures, **regions}.items():
                 values = [f"{found[key]:.1f}" if key in found else "-" for key in keys]
                 table.add_row(title, f"{found['points']:,}", *values)
-    return table
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 or column == "axes" else "right")
     return table
 
 

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.commands import (
+from kvsim.cli.console import make_console, make_table
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
     Assignments,
+    Jobs,
     TraceFormat,
     TracePath,
     config_path,
-    make_console,
     open_noted,
 )
-from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.progress import spinner
-from kvsim.cli.sweep import BackendName, Base, Jobs, RayAddress, backend_of
+from kvsim.cli.sweep import BackendName, Base, RayAddress, backend_of
 from kvsim.config import RunConfig, load_config, to_table
 from kvsim.errors import ConfigError
 
@@ -146,7 +147,7 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
 
 def _show(lab: Laboratory, found: Answer) -> None:
-    from kvsim.size.words import verdict
+    from kvsim.size.wording import verdict
     from kvsim.sweep.choose import sources
 
     console = make_console()
@@ -167,16 +168,11 @@ def _write(out: str, lab: Laboratory, found: Answer) -> None:
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with what they give."""
-    from rich import box
-    from rich.table import Table
-
     from kvsim.size.answer import neighbourhood
     from kvsim.size.rows import HEAD, row
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    metrics = lab.objectives.metrics
-    for i, column in enumerate((lab.knob.key, *HEAD, *(metric.label for metric in metrics))):
-        table.add_column(column, justify="right" if i else "left")
+    labels = (metric.label for metric in lab.objectives.metrics)
+    table = make_table(lab.knob.key, *HEAD, *labels, header_style="dim")
     for value, configuration in neighbourhood(lab, found.value):
         style = "bold" if value == found.value else "" if configuration.meets else "dim"
         table.add_row(*row(lab, found.value, value), style=style)

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.commands import (
+from kvsim.cli.console import make_console, make_table
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
     Assignments,
+    Jobs,
     TraceFormat,
     TracePath,
     config_path,
-    make_console,
     open_noted,
 )
-from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.progress import progress_bar
 from kvsim.config import load_config, nearest, to_table
 from kvsim.errors import ConfigError
@@ -39,9 +40,6 @@ MOST_LISTED, MOST_FIGURES = 5, 3
 Slo = Annotated[
     str | None,
     typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
-]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores.")
 ]
 BackendName = Annotated[
     str, typer.Option("--backend", metavar="NAME", help="local, or ray: on a Ray cluster.")
@@ -203,19 +201,12 @@ def _finish(out: str, plan: Plan) -> None:
 
 def _best(chosen: Chosen) -> Table:
     """The first few of the best."""
-    from rich import box
-    from rich.table import Table
-
     from kvsim.report.numerals import show
     from kvsim.sweep.choose import value_words
 
-    table = Table(title=chosen.rule, title_justify="left", box=box.SIMPLE_HEAD)
-    listed = chosen.best[:MOST_LISTED]
-    for key in listed[0].settings:
-        table.add_column(key, overflow="fold")
-    metrics = chosen.metrics[:MOST_FIGURES]
-    for metric in metrics:
-        table.add_column(metric.label, justify="right", overflow="fold")
+    listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
+    keys, labels = list(listed[0].settings), (metric.label for metric in metrics)
+    table = make_table(*keys, *labels, title=chosen.rule, texts=len(keys))
     for each in listed:
         figures = (show(each.figures.get(metric.key), metric.unit) for metric in metrics)
         table.add_row(*map(value_words, each.settings.values()), *figures)

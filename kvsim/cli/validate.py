@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.commands import (
+from kvsim.cli.console import make_console, make_table
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
     Assignments,
+    ConfigFile,
     TraceFormat,
     TracePath,
     config_path,
-    make_console,
     open_noted,
 )
-from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.processes import run_module
 from kvsim.config import RunConfig, load_config, read_toml
 from kvsim.errors import ConfigError
@@ -44,10 +45,6 @@ ProfileFile = Annotated[
 Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="Where the engine runs.")]
 Policies = Annotated[
     str, typer.Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
-]
-ConfigFile = Annotated[
-    str | None,
-    typer.Option("--config", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."),
 ]
 Results = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results.")]
 Prepare = Annotated[
@@ -188,18 +185,13 @@ def _draw(result: Table, html: str) -> None:
 
 def _tables(result: Table) -> Iterator[RichTable]:
     """Errors beside their noise, then counts."""
-    from rich import box
-    from rich.table import Table as Rich
-
     from kvsim.validate.wording import count_rows, error_rows
 
     for title, (head, rows) in (
         ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
         ("Real / real again / simulated", count_rows(result)),
     ):
-        table = Rich(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for i, column in enumerate(head):
-            table.add_column(column, justify="right" if i else "left")
+        table = make_table(*head, title=title)
         for row in rows:
             table.add_row(*row)
         yield table

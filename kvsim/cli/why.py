@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.commands import make_console
+from kvsim.cli.console import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console

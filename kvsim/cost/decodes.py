@@ -1,4 +1,4 @@
-"""Prices of pure decode steps, without a plan.
+"""DecodePrices of pure decode steps, without a plan.
 
 A pure decode step lets every sequence of the batch produce one token and does nothing else: no
 prompt chunk, no copy, a row of logits for each sequence. Between two events of a replica such steps
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvsim.plan import Plan
-from kvsim.schedule.pace import Prices
+from kvsim.schedule.pace import DecodePrices
 
 if TYPE_CHECKING:
     from kvsim.cost import Cost
@@ -41,10 +41,10 @@ class PricesDecodes(Protocol):
         ...
 
 
-def prices_of(cost: Cost) -> Prices:
+def prices_of(cost: Cost) -> DecodePrices:
     """What pure decode steps cost; a cost model that does not offer it is shown a plan."""
     if isinstance(cost, PricesDecodes):
-        return Prices(cost.decode_ns, cost.decode_run_ns)
+        return DecodePrices(cost.decode_ns, cost.decode_run_ns)
 
     def shown(sequences: int, context_tokens: int) -> int:
         plan = Plan()
@@ -52,7 +52,7 @@ def prices_of(cost: Cost) -> Prices:
         plan.batched_tokens, plan.context_tokens = sequences, context_tokens
         return cost.step_ns(plan)
 
-    return Prices(shown, None)
+    return DecodePrices(shown, None)
 
 
 def cut(times: list[int], within_ns: int | None) -> list[int]:

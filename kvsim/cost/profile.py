@@ -16,12 +16,15 @@ interpolated linearly (`kvsim.cost.table`).
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from kvsim.errors import ConfigError
 from kvsim.library import convert, find, read_json
+
+if TYPE_CHECKING:
+    from kvsim.model import Model
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]
@@ -122,6 +125,23 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     kv_dtype: str
     tp: Positive = 1
+
+    @classmethod
+    def of(cls, model: Model, dtype: str, kv_dtype: str, tp: int) -> ProfiledModel:
+        """The geometry of a model on `tp` GPUs."""
+        return cls(
+            name=model.name,
+            layers=model.num_hidden_layers,
+            hidden=model.hidden_size,
+            heads=model.num_attention_heads,
+            kv_heads=model.num_key_value_heads,
+            head_dim=model.head_dim,
+            ffn=model.intermediate_size,
+            vocab=model.vocab_size,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            tp=tp,
+        )
 
 
 class ProfiledEngine(Struct, frozen=True):

@@ -68,19 +68,8 @@ _SETTINGS = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "tensor_parallel_si
 
 def wanted(model: Model, config: RunConfig) -> ProfiledModel:
     """What a profile would have to be made with to fit a run exactly."""
-    return ProfiledModel(
-        name=model.name,
-        layers=model.num_hidden_layers,
-        hidden=model.hidden_size,
-        heads=model.num_attention_heads,
-        kv_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        ffn=model.intermediate_size,
-        vocab=model.vocab_size,
-        dtype=model.dtype(config.dtype),
-        kv_dtype=kv_dtype(model, config),
-        tp=config.tensor_parallel_size,
-    )
+    dtype = model.dtype(config.dtype)
+    return ProfiledModel.of(model, dtype, kv_dtype(model, config), config.tensor_parallel_size)
 
 
 def differences(

@@ -14,7 +14,10 @@ from kvsim.report.compare import (
     NO_DIFFERENCE,
     UNTOLD,
     Row,
+    empty_table,
+    fits,
     interval_words,
+    print_abreast,
     render_subjects,
     value_words,
 )
@@ -179,7 +182,7 @@ def render_certainty(
     for sentence in method_words(comparison):
         console.print(Text(sentence))
     rows = certain_table(comparison)
-    console.print(_values(comparison, rows))
+    _render_values(comparison.names, rows, console)
     if published is not None:
         console.print(_beside(comparison, published))
     first, *others = comparison.names
@@ -211,21 +214,27 @@ def beside_published(comparison: Comparison, published: Published) -> list[list[
     return lines
 
 
-def _values(comparison: Comparison, rows: Sequence[Row]) -> Table:
-    from rich import box
-    from rich.table import Table
+def _render_values(names: Sequence[str], rows: Sequence[Row], console: Console) -> None:
+    """Every figure of every run; if that is too wide, the headline figures, some runs at a time."""
+    whole = _values(names, rows, range(1, len(names)))
+    if len(names) == 2 or fits(whole, console):
+        console.print(whole)
+    else:
+        shown = [row for row in rows if row.metric.key in HEADLINES]
+        print_abreast(lambda others: _values(names, shown, others), len(names), console)
+
+
+def _values(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    table.add_column("")
-    table.add_column(Text(comparison.names[0]), justify="right")
-    for name in comparison.names[1:]:
+    table = empty_table()
+    for name in (names[0], *(names[i] for i in others)):
         table.add_column(Text(name), justify="right")
-        if len(comparison.names) == 2:
-            table.add_column(Text("difference"), justify="right")
+    if len(names) == 2:
+        table.add_column(Text("difference"), justify="right")
     for row in rows:
-        cells = [Text(value_words(row, i)) for i in range(len(row.values))]
-        if len(comparison.names) == 2:
+        cells = [Text(value_words(row, i)) for i in (0, *others)]
+        if len(names) == 2:
             cells.append(Text(interval_words(row, 0), style=_style(row, 0)))
         table.add_row(Text(row.metric.label), *cells)
     return table

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
-from kvsim.report.metrics import METRICS, Metric, value
+from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
 from kvsim.report.numerals import show, signed, signed_percent
 from kvsim.report.provenance import flat
 from kvsim.report.statistics import ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 Judgement = Literal["same", "better", "worse", "different", "untold"]
 NO_DIFFERENCE = "no difference"
 UNTOLD = "no difference can be told"
+_LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
+"""The longest word of a label; more than any table takes."""
 
 
 class Row(NamedTuple):
@@ -71,6 +74,8 @@ def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
 def difference_words(row: Row, i: int) -> str:
     """`+1.20 s`, `+3.1 points`, `no difference`, or nothing where it is undefined."""
     difference = row.differences[i]
+    if row.values[0] is None and row.values[i + 1] is None:
+        return ""
     if row.judge(i) == "same":
         return NO_DIFFERENCE
     return "" if difference is None else signed(difference, row.metric.unit)
@@ -80,6 +85,11 @@ def relative_words(row: Row, i: int) -> str:
     """`+12.3 %`, or nothing where there is no difference or it is undefined."""
     relative = row.relative[i]
     return "" if not relative else signed_percent(relative)
+
+
+def change_words(row: Row, i: int) -> str:
+    """The shortest that tells the difference: `+12.3 %`, or `+3.1 points` where that is none."""
+    return relative_words(row, i) or difference_words(row, i)
 
 
 def value_words(row: Row, i: int) -> str:
@@ -135,26 +145,55 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
 
 
 def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console) -> None:
-    """Print figures and differences side by side."""
-    from rich import box
-    from rich.table import Table
+    """Print figures and differences side by side; of many runs, the headline figures alone."""
     from rich.text import Text
 
     render_subjects(runs, console)
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    table.add_column("")
-    for i, (name, _) in enumerate(runs):
-        table.add_column(Text(name), justify="right")
-        if i:
-            table.add_column(Text("difference"), justify="right")
-    rows = compare_table(runs)
-    for _, group in groupby(rows, key=lambda row: row.metric.group):
-        for row in group:
-            table.add_row(*_cells(row))
-        table.add_section()
-    console.print(table)
+    names, rows = [name for name, _ in runs], compare_table(runs)
+    whole = _whole_table(names, rows)
+    if len(runs) == 2 or fits(whole, console):
+        console.print(whole)
+    else:
+        shown = [row for row in rows if row.metric.key in HEADLINES]
+        print_abreast(lambda others: _headline_table(names, shown, others), len(names), console)
     if all(row.judge(i) == "same" for row in rows for i in range(len(runs) - 1)):
         console.print(Text(f"{NO_DIFFERENCE.capitalize()} in any figure."))
+
+
+def print_abreast(build: Callable[[range], Table], runs: int, console: Console) -> None:
+    """Print tables of headline figures, each with as many runs side by side as the width holds.
+
+    `build` makes the table of the first run and of those whose numbers it is given.
+    """
+    from rich.text import Text
+
+    start = 1
+    while start < runs:
+        others = range(start, runs)
+        while len(others) > 1 and not fits(build(others), console):
+            others = others[:-1]
+        console.print(build(others))
+        start = others.stop
+    console.print(Text("All figures are on the page that --out writes."))
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Whether no cell has to be broken, and no label to less than a word of its own."""
+    labels, endless = table.columns[0], console.options.update(width=_ENDLESS_COLUMNS)
+    labels.max_width = _LABEL_COLUMNS
+    needed = console.measure(table, options=endless).maximum
+    labels.max_width = None
+    return needed <= console.width
+
+
+def empty_table() -> Table:
+    """A table with a first column for the names of figures."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
+    table.add_column("")
+    return table
 
 
 def render_subjects(
@@ -163,16 +202,59 @@ def render_subjects(
     """Print what is compared, what to bear in mind, and in which settings the runs differ."""
     from rich.text import Text
 
-    for name, summary in runs:
+    sources = [wording.time_source(summary["meta"]) for _, summary in runs]
+    for i, (name, summary) in enumerate(runs):
         console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
-        console.print(Text(f"  {wording.time_source(summary['meta'])}", style="dim"))
+        if i == len(runs) - 1 or len(set(sources)) > 1:
+            console.print(Text(f"  {sources[i]}", style="dim"))
     for caution in cautions(runs, seeds):
         console.print(Text(caution, style="yellow"))
     for key, texts in config_differences(runs):
-        console.print(Text(f"{key}: {' → '.join(texts)}"))
+        console.print(Text(f"{key}: {_setting_words([name for name, _ in runs], texts)}"))
+
+
+def _setting_words(names: Sequence[str], texts: Sequence[str]) -> str:
+    """`480 → 960`; of more than two runs, `0.0, but 0.05 in B, 0.15 in C`."""
+    if len(texts) == 2:
+        return " → ".join(texts)
+    others = zip(texts[1:], names[1:], strict=True)
+    unlike = (f"{text} in {name}" for text, name in others if text != texts[0])
+    return f"{texts[0]}, but {', '.join(unlike)}"
 
 
 _STYLES = {"same": "dim", "better": "green", "worse": "red", "different": "", "untold": "dim"}
+
+
+def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Every figure, with a column of differences behind each run but the first."""
+    from rich.text import Text
+
+    table = empty_table()
+    for i, name in enumerate(names):
+        table.add_column(Text(name), justify="right")
+        if i:
+            table.add_column(Text("difference"), justify="right")
+    for _, group in groupby(rows, key=lambda row: row.metric.group):
+        for row in group:
+            table.add_row(*_cells(row))
+        table.add_section()
+    return table
+
+
+def _headline_table(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
+    """Values of the first run and of those numbered `others`, with changes below them."""
+    from rich.text import Text
+
+    table = empty_table()
+    for name in (names[0], *(names[i] for i in others)):
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        cells = [Text(show(row.values[0], row.metric.unit))]
+        for i in others:
+            words = Text(f"{show(row.values[i], row.metric.unit)}\n")
+            cells.append(words.append(change_words(row, i - 1), style=_STYLES[row.judge(i - 1)]))
+        table.add_row(row.metric.label, *cells)
+    return table
 
 
 def _cells(row: Row) -> list[Text]:

@@ -22,7 +22,7 @@ from kvsim.report.pairing import Pairs
 from kvsim.report.phases import Floats
 from kvsim.report.view import View
 
-COLOURS = 6
+COLOURS = 8
 POINTS = 400
 COMPARED = ("ttft", "e2el")
 """Latencies that are compared request by request."""

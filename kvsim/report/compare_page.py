@@ -15,6 +15,7 @@ from kvsim.report.compare import (
     NO_DIFFERENCE,
     Row,
     cautions,
+    change_words,
     compare_table,
     config_differences,
     difference_words,
@@ -24,7 +25,7 @@ from kvsim.report.compare import (
 )
 from kvsim.report.compare_figures import COMPARED, difference_figures, level_figures, run_colour
 from kvsim.report.distribution_figures import distribution_figures
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.explanation import Explanation, Run, explain
 from kvsim.report.explanation_panel import waterfall_figures, why
 from kvsim.report.figures import Figure
@@ -35,6 +36,9 @@ from kvsim.report.pairing import Pairs, pair
 from kvsim.report.view import look_at
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
+
+_ABREAST = 3
+"""Runs whose differences have columns of their own; those of more stand below the values."""
 
 
 def build_comparison(
@@ -119,16 +123,8 @@ def _header(title: str, runs: Summaries, comparison: Comparison | None) -> Html:
         fate, *others = wording.verdict(summary)
         alarming = [remark for remark in others if remark.tone != "plain"]
         remarks += [(f"{name}{which}: {text}", tone) for text, tone in (fate, *alarming)]
-    return join(
-        (
-            element("p", "kvsim comparison", class_="eyebrow"),
-            element("h1", title),
-            *(_run_line(i, name, summary) for i, (name, summary) in enumerate(runs)),
-            element(
-                "ul", *(element("li", t, class_=tone) for t, tone in remarks), class_="verdict"
-            ),
-        )
-    )
+    lines = (_run_line(i, name, summary) for i, (name, summary) in enumerate(runs))
+    return masthead("kvsim comparison", title, *lines, remarks=remarks)
 
 
 def _run_line(i: int, name: str, summary: Mapping[str, Any]) -> Html:
@@ -149,13 +145,14 @@ def _headlines(runs: Summaries, rows: Sequence[Row]) -> Html:
     for i, (name, _) in enumerate(runs[1:]):
         if len(runs) > 2:
             parts.append(element("h3", name))
-        parts.append(element("dl", *(_card(row, i) for row in shown), class_="cards"))
+        known = (row for row in shown if (row.values[0], row.values[i + 1]) != (None, None))
+        parts.append(element("dl", *(_card(row, i) for row in known), class_="cards"))
     return join(parts)
 
 
 def _card(row: Row, i: int) -> Html:
     unit = row.metric.unit
-    words = relative_words(row, i) or difference_words(row, i) or "–"
+    words = change_words(row, i) or "–"
     if row.judge(i) == "untold":
         words = "not told"
     before, after = show(row.values[0], unit), show(row.values[i + 1], unit)
@@ -181,19 +178,21 @@ def _settings(runs: Summaries) -> Html:
 def _figures_table(runs: Summaries, rows: Sequence[Row]) -> Html:
     """Values and differences, in groups; green is better, red is worse."""
     head: list[object] = ["", runs[0][0]]
-    sure = any(row.verdicts for row in rows)
+    sure, stacked = any(row.verdicts for row in rows), len(runs) > _ABREAST
+    beside = ["Difference", *(["Interval"] if sure else []), "Relative"]
     for name, _ in runs[1:]:
-        head += [name, "Difference", *(["Interval"] if sure else []), "Relative"]
+        head += [name, *([] if stacked else beside)]
     body: list[Html] = []
     group = ""
     for row in rows:
         if row.metric.group != group:
             group = row.metric.group
-            body.append(element("tr", element("td", group, colspan=len(head)), class_="group"))
-        body.append(_figures_row(row, sure))
+            body.append(_group_row(group, head, stacked))
+        body.append(_stacked_row(row) if stacked else _figures_row(row, sure))
     lead = "Green is better, red is worse; where neither direction is better as such, no colour."
     header = element("tr", *(element("th", cell, class_="number") for cell in head))
-    whole = element("table", element("thead", header), element("tbody", *body))
+    above = None if stacked else element("thead", header)
+    whole = element("table", above, element("tbody", *body), class_="stacked" if stacked else None)
     return join((element("p", lead), panel(None, element("div", whole, class_="scroll"))))
 
 
@@ -205,6 +204,24 @@ def _figures_row(row: Row, sure: bool) -> Html:
         if sure:
             cells.append(_number(interval_words(row, i), row.judge(i)))
         cells.append(_number(relative_words(row, i), row.judge(i)))
+    return element("tr", *cells)
+
+
+def _group_row(group: str, head: Sequence[object], stacked: bool) -> Html:
+    """The name of a group of figures; in a long table with the names of the runs again."""
+    if not stacked:
+        return element("tr", element("td", group, colspan=len(head)), class_="group")
+    names = (element("td", name, class_="number") for name in head[1:])
+    return element("tr", element("td", group), *names, class_="group")
+
+
+def _stacked_row(row: Row) -> Html:
+    """Change and interval below each value, so that many runs stand side by side."""
+    cells = [element("td", row.metric.label), _number(value_words(row, 0))]
+    for i in range(len(row.differences)):
+        below = (text for text in (change_words(row, i), interval_words(row, i)) if text)
+        changes = (element("div", text, class_=row.judge(i)) for text in below)
+        cells.append(element("td", value_words(row, i + 1), *changes, class_="number"))
     return element("tr", *cells)
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from kvsim.cost.crossover import Crossing, ModelCrossings
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.figures import Entry, Figure, Trace, compact
 from kvsim.report.html import Html, element, join, table
 from kvsim.report.log_figures import line, log_layout
@@ -99,23 +99,9 @@ def _sources(model: ModelCrossings) -> list[str]:
 
 
 def _header(title: str, models: Sequence[ModelCrossings]) -> Html:
-    remarks = [
-        element("li", _verdict(model, layout), class_="plain")
-        for model in models
-        for layout in model.link
-    ]
-    return join(
-        (
-            element("p", "kvsim crossover", class_="eyebrow"),
-            element("h1", title),
-            element(
-                "p",
-                "Both prices are of one request alone: a prompt step, and copies out and in.",
-                class_="subject",
-            ),
-            element("ul", *remarks, class_="verdict"),
-        )
-    )
+    subject = "Both prices are of one request alone: a prompt step, and copies out and in."
+    remarks = [(_verdict(model, layout), "plain") for model in models for layout in model.link]
+    return masthead("kvsim crossover", title, subject=subject, remarks=remarks)
 
 
 def _verdict(model: ModelCrossings, layout: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvsim.report import panels, wording
 from kvsim.report.compare import cautions
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.explanation import Explanation, Run, explain
 from kvsim.report.explanation_panel import (
     blocks_panel,
@@ -63,14 +63,7 @@ def _header(title: str, explanation: Explanation, runs: tuple[Run, Run]) -> Html
         )
         for name, summary in summaries
     ]
-    return join(
-        (
-            element("p", "kvsim diff", class_="eyebrow"),
-            element("h1", title),
-            *lines,
-            element("ul", *(element("li", t, class_=c) for t, c in remarks), class_="verdict"),
-        )
-    )
+    return masthead("kvsim diff", title, *lines, remarks=remarks)
 
 
 def _settings(explanation: Explanation) -> Html:

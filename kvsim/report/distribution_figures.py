@@ -50,7 +50,7 @@ def _figure(
     unit, scale = ("ms", 1e3) if np.percentile(everything, 99) < 1 else ("s", 1.0)
     data: list[Trace] = []
     for name, colour, values in samples:
-        data.append(_curve(values * scale, colour, name))
+        data.append(curve(values * scale, colour, name))
         if marks:
             data.append(_marks(values * scale, colour))
     x = titled(
@@ -77,7 +77,7 @@ def _scale(values: Floats) -> dict[str, Any]:
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
-def _curve(values: Floats, colour: str, name: str) -> Trace:
+def curve(values: Floats, colour: str, name: str) -> Trace:
     """The empirical distribution, thinned out to `POINTS` ranks (all of them if there are few)."""
     ordered = np.sort(values)
     ranks = np.unique(np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).round())

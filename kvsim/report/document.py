@@ -41,6 +41,30 @@ def document(
     )
 
 
+def masthead(
+    command: str,
+    title: str,
+    *about: Html,
+    subject: str | None = None,
+    remarks: Iterable[tuple[str, str]] = (),
+) -> Html:
+    """The head of a page: which command made it, its title, what it is about, the verdict.
+
+    `about`: what stands below the subject. `remarks`: the lines of the verdict, each with its tone,
+    `plain`, `warning` or `bad`.
+    """
+    verdict = [element("li", text, class_=tone) for text, tone in remarks]
+    return join(
+        (
+            element("p", command, class_="eyebrow"),
+            element("h1", title),
+            element("p", subject, class_="subject") if subject else None,
+            *about,
+            element("ul", *verdict, class_="verdict") if verdict else None,
+        )
+    )
+
+
 def figure_place(figure: Figure) -> Html:
     """Heading, note, legend and the empty place that the script draws into."""
     entries = [

@@ -16,7 +16,7 @@ from kvsim.report.divergence import (
     first_divergence,
 )
 from kvsim.report.metrics import LATENCIES
-from kvsim.report.numerals import plural, signed, signed_percent
+from kvsim.report.numerals import count, plural, signed, signed_percent
 from kvsim.report.pairing import Pairs, pair
 from kvsim.report.plain import plain
 
@@ -100,13 +100,13 @@ def headline_words(
     """
     tails = [fall for fall in falls if fall.statistic == "p99"]
     if not any(fall.changes() for fall in falls):
-        return ["No request of both runs took another time."]
+        return [f"Every request took the same time in {names[1]} as in {names[0]}."]
     results = ", ".join(f"{_signed(fall)} p99 {LATENCIES[fall.metric]}" for fall in tails)
     moved = sum(float(fall.difference) for fall in tails)
     preemptions = other["num_preemptions"] - first["num_preemptions"]
     hits = other["prefix_cache_hit_tokens"] - first["prefix_cache_hit_tokens"]
     reasons = []
-    if preemptions:
+    if preemptions or _by_swap(other) != _by_swap(first):
         most = max(run["num_preemptions"] for run in (first, other))
         weighty = preemptions * moved > 0 and abs(preemptions) >= _MANY_PREEMPTIONS * most
         reasons.append((_preemption_words(names[1], first, other), weighty))
@@ -192,13 +192,27 @@ def _fall_record(fall: Waterfall) -> dict[str, Any]:
 
 
 def _preemption_words(name: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """`B avoided 412 preemptions (−38 % recomputed tokens)`."""
+    """`B avoided 412 preemptions (−38 % recomputed tokens)`; where swap is new, both ways."""
     number = other["num_preemptions"] - first["num_preemptions"]
     degree = "" if number < 0 else "more "
     what = plural(abs(number), f"{degree}preemption")
     again = _relative(first["recomputed_tokens"], other["recomputed_tokens"])
     detail = f" ({again} recomputed tokens)" if again else ""
+    if _by_swap(first) != _by_swap(other) and first["num_preemptions"] and other["num_preemptions"]:
+        return f"{name} made {_modes(other)} instead of {_modes(first)}{detail}"
     return f"{name} {'avoided' if number < 0 else 'made'} {what}{detail}"
+
+
+def _by_swap(summary: Mapping[str, Any]) -> int:
+    return int(summary["num_preemptions_by_mode"]["swap"])
+
+
+def _modes(summary: Mapping[str, Any]) -> str:
+    """`304 preemptions by recompute and 201 by swap`."""
+    modes = [(mode, n) for mode, n in summary["num_preemptions_by_mode"].items() if n]
+    numbers = [plural(modes[0][1], "preemption"), *(count(n) for _, n in modes[1:])]
+    named = zip(numbers, modes, strict=True)
+    return " and ".join(f"{number} by {mode}" for number, (mode, _) in named)
 
 
 def _lead(fact: str, results: str) -> str:

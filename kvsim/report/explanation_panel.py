@@ -34,7 +34,7 @@ def why(explanation: Explanation, figures: Sequence[Figure]) -> Html:
 def waterfall_figures(explanation: Explanation, prefix: str = "fall") -> list[Figure]:
     """One waterfall for each figure in which the runs differ; bars begin where the last ended."""
     return [
-        _waterfall(fall, f"{prefix}-{fall.statistic}-{fall.metric}")
+        _waterfall(fall, f"{prefix}-{fall.statistic}-{fall.metric}", explanation.names)
         for fall in explanation.waterfalls
         if fall.changes()
     ]
@@ -47,7 +47,7 @@ def parts_table(explanation: Explanation) -> Html:
         rows = [[LABELS[part], *_three(a, b)] for part, (a, b) in fall.parts.items() if a or b]
         rows.append([element("strong", "together"), *_three(*fall.totals)])
         head = ["", *explanation.names, "Difference"]
-        panels.append(panel(title_of(fall), table(head, rows), _made_of(explanation, fall)))
+        panels.append(panel(title_of(fall), table(head, rows)))
     return join(panels)
 
 
@@ -109,7 +109,7 @@ def blocks_panel(explanation: Explanation) -> Html:
     return panel(None, table(head, rows))
 
 
-def _waterfall(fall: Waterfall, id: str) -> Figure:
+def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
     changes = fall.changes()
     labels = [LABELS[part] for part, _ in changes] + ["together"]
     largest = max(abs(ns) for _, ns in changes)
@@ -143,17 +143,18 @@ def _waterfall(fall: Waterfall, id: str) -> Figure:
         margin={"l": round(_LETTER_PX * max(map(len, ticks))) + 16},
     )
     title = f"{title_of(fall)} {signed(float(fall.difference) / 1e9, 's')}"
-    return Figure(id, title, "", [data], look, [], height=_FRAME_PX + _ROW_PX * len(labels))
+    height = _FRAME_PX + _ROW_PX * len(labels)
+    return Figure(id, title, _made_of(names, fall), [data], look, [], height=height)
 
 
-def _made_of(explanation: Explanation, fall: Waterfall) -> Html | None:
+def _made_of(names: tuple[str, str], fall: Waterfall) -> str:
+    """Whose times a percentile is; nothing of a mean."""
     if not any(fall.places):
-        return None
+        return ""
     texts = [
-        f"in {name} {_places(places)}"
-        for name, places in zip(explanation.names, fall.places, strict=True)
+        f"in {name} {_places(places)}" for name, places in zip(names, fall.places, strict=True)
     ]
-    return element("p", f"Made of the requests at its place: {'; '.join(texts)}.", class_="muted")
+    return f"Made of the requests at its place: {'; '.join(texts)}."
 
 
 def _places(places: Sequence[Place]) -> str:

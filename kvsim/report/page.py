@@ -10,7 +10,7 @@ from kvsim.blockmap.blockmap import BlockMap
 from kvsim.report import panels, wording
 from kvsim.report.block_map_panel import block_map_panel
 from kvsim.report.distribution_figures import distribution_figures
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.event_figures import event_figures
 from kvsim.report.figures import Figure
 from kvsim.report.html import Html, element, join
@@ -69,15 +69,12 @@ def build_page(
 
 
 def _header(summary: Mapping[str, Any]) -> Html:
-    remarks = (element("li", text, class_=tone) for text, tone in wording.verdict(summary))
-    return join(
-        (
-            element("p", "kvsim run report", class_="eyebrow"),
-            element("h1", _name(summary)),
-            element("p", wording.subject(summary["meta"]), class_="subject"),
-            panels.tags(summary),
-            element("ul", *remarks, class_="verdict"),
-        )
+    return masthead(
+        "kvsim run report",
+        _name(summary),
+        panels.tags(summary),
+        subject=wording.subject(summary["meta"]),
+        remarks=wording.verdict(summary),
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.figures import Entry, Figure, Trace, compact
-from kvsim.report.html import Html, element, join, table
+from kvsim.report.html import Html, join, table
 from kvsim.report.log_figures import line, log_layout
 from kvsim.report.numerals import plural
 from kvsim.report.provenance import facts, flat
@@ -48,15 +48,8 @@ def build_profile(profile: Profile) -> str:
 def _header(title: str, profile: Profile) -> Html:
     made = profile.model
     facts_of_model = f"{made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}"
-    return join(
-        (
-            element("p", "kvsim profile", class_="eyebrow"),
-            element("h1", title),
-            element(
-                "p", f"{profile.source} · {profile.created} · {facts_of_model}", class_="subject"
-            ),
-        )
-    )
+    subject = f"{profile.source} · {profile.created} · {facts_of_model}"
+    return masthead("kvsim profile", title, subject=subject)
 
 
 def _figures(fit: Fit, size: int) -> Iterator[Figure]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from kvsim.request import Request
-
-if TYPE_CHECKING:
-    from kvsim.schedule.batch import Batch
+from kvsim.blocks.tables import Tables
+from kvsim.request import Request, Sequence
 
 GiveWay = Callable[[Request], None]
 """What a scheduler does with a victim."""
 
 
-class Prices(NamedTuple):
+class DecodePrices(NamedTuple):
     """What pure decode steps cost, in nanoseconds (`kvsim.cost.decodes.PricesDecodes`)."""
 
     step: Callable[[int, int], int]
@@ -38,6 +36,32 @@ CLEAR = Outlook(0, 0)
 """Nobody waits."""
 
 
+class Moves(Protocol):
+    """What a scheduler may do with single requests of a batch (`kvsim.schedule.batch.Batch`)."""
+
+    blocks: Tables
+
+    def grow(self, request: Request) -> None:
+        """Slots for the newest tokens of a running request."""
+        ...
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """A sequence has all its tokens."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """Every sequence of a request has ended."""
+        ...
+
+    def length(self, request: Request) -> int:
+        """Known tokens of a request of one sequence."""
+        ...
+
+    def dissolve(self) -> None:
+        """From now on, look at every running request one by one."""
+        ...
+
+
 class Pace(Protocol):
     """The rules of a scheduler that lets requests decode together."""
 
@@ -55,11 +79,11 @@ class Pace(Protocol):
         """
         ...
 
-    def grow_one(self, batch: Batch, request: Request) -> None:
+    def grow_one(self, batch: Moves, request: Request) -> None:
         """Slots for the next token of a request that `decodes`; there are blocks for it."""
         ...
 
-    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+    def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         """These requests, which decode together, have got their last token; in running order.
 
         They have left the cohort, unless the scheduler `lingers`.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from kvsim.blocks.tables import COUNTED, Tables
 from kvsim.recorder import STEP_COLUMNS, Recorder, pack
 from kvsim.schedule.lockstep import Lockstep
-from kvsim.schedule.pace import Outlook, Pace, Prices
+from kvsim.schedule.pace import DecodePrices, Outlook, Pace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class Stretches(Lockstep):
         outlook: Outlook,
         now_ns: int,
         horizon_ns: float,
-        prices: Prices,
+        prices: DecodePrices,
         recorder: Recorder,
     ) -> int:
         """Take steps from `now_ns` on; answers how many. The last one ends at `self.now_ns`.
@@ -81,7 +81,7 @@ class Stretches(Lockstep):
         pace: Pace,
         outlook: Outlook,
         horizon_ns: float,
-        prices: Prices,
+        prices: DecodePrices,
         recorder: Recorder,
     ) -> None:
         """Step by step, up to the next at whose end somebody may have got its last token."""
@@ -135,7 +135,7 @@ class Stretches(Lockstep):
         outlook: Outlook,
         horizon_ns: float,
         steps: int,
-        prices: Prices,
+        prices: DecodePrices,
         recorder: Recorder,
     ) -> None:
         """All at once, column by column; none where blocks may lack soon."""

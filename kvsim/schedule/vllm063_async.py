@@ -11,7 +11,7 @@ from kvsim.plan import Plan
 from kvsim.request import SWAPPED, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import Outlook
+from kvsim.schedule.pace import Moves, Outlook
 from kvsim.schedule.vllm063 import Vllm063
 from kvsim.schedule.vllm063_outputs import computed, in_batch_order, stops
 
@@ -48,7 +48,7 @@ class Vllm063Async(Vllm063):
             self._pending.clear()
         return outlook
 
-    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+    def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         self._pending.update(dict.fromkeys(requests))
         if any(batch.length(request) > self.max_model_len for request in requests):
             # They are left out of the next step; see `_stopped`.

@@ -9,6 +9,7 @@ from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import count, width
 from kvsim.schedule.means import Prices, make_means
+from kvsim.schedule.pace import Moves
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
 from kvsim.schedule.vllm063_outputs import stops_after
@@ -154,12 +155,12 @@ class Rules:
             return 0
         return stops_after(sequence, self.max_model_len)
 
-    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+    def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         """End requests that decode together with others."""
         for request in requests:
             batch.end_sequence(request.sequences[0])
             batch.finish(request)
 
-    def grow_one(self, batch: Batch, request: Request) -> None:
+    def grow_one(self, batch: Moves, request: Request) -> None:
         """Slots for the next token of a request that decodes together with others."""
         batch.grow(request)

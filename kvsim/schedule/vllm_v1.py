@@ -17,7 +17,7 @@ from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request, Sequence
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import CLEAR, Outlook
+from kvsim.schedule.pace import CLEAR, Moves, Outlook
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, priority, tail
 from kvsim.schedule.vllm_v1_outputs import process_token, stops, stops_after
@@ -269,7 +269,7 @@ class VllmV1:
             blocked = _BLOCKS if short else 0
         return Outlook(blocked, 0) if blocked else None
 
-    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
+    def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         """End requests that decode together with others."""
         for request in requests:
             sequence = request.sequences[0]
@@ -278,7 +278,7 @@ class VllmV1:
             batch.end_sequence(sequence)
             batch.finish(request)
 
-    def grow_one(self, batch: Batch, request: Request) -> None:
+    def grow_one(self, batch: Moves, request: Request) -> None:
         """Slots for the next token of a request that decodes together with others."""
         sequence, blocks = request.sequences[0], batch.blocks
         upto = sequence.length + sequence.placeholders

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from kvsim.report.document import document, figure_place
+from kvsim.config import to_table
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.html import Html, element, join, panel, table
 from kvsim.report.numerals import count, plural
 from kvsim.report.plain import plain
-from kvsim.report.provenance import facts, to_toml
 from kvsim.size.answer import Answer, neighbourhood
 from kvsim.size.curves import curve_figures
 from kvsim.size.rows import HEAD, row
 from kvsim.size.search import Laboratory
-from kvsim.size.words import slopes, verdict, written
-from kvsim.sweep.page import tags
+from kvsim.size.wording import slopes, verdict, written
+from kvsim.sweep.page import origin_panels, tags
 
 PAGE = "size.html"
 _WIDE = 20
@@ -36,22 +36,12 @@ def _header(lab: Laboratory, found: Answer) -> Html:
     name, requests = lab.trace.path.rpartition("/")[2], plural(len(lab.trace.rows), "request")
     base = lab.base
     value = "none" if found.value is None or not found.meets else written(lab.knob, found.value)
-    return join(
-        (
-            element("p", "kvsim size", class_="eyebrow"),
-            element("h1", f"{lab.knob.key}: {value}"),
-            element(
-                "p",
-                f"{base.engine} · {base.model} · {base.hardware} · {name}, {requests}",
-                class_="subject",
-            ),
-            tags(each.records for each in lab.tried.values()),
-            element(
-                "ul",
-                *(element("li", text, class_=tone) for text, tone in verdict(lab, found)),
-                class_="verdict",
-            ),
-        )
+    return masthead(
+        "kvsim size",
+        f"{lab.knob.key}: {value}",
+        tags(each.records for each in lab.tried.values()),
+        subject=f"{base.engine} · {base.model} · {base.hardware} · {name}, {requests}",
+        remarks=verdict(lab, found),
     )
 
 
@@ -84,10 +74,4 @@ def _origin(lab: Laboratory) -> Html:
         "Seeds": ", ".join(map(str, lab.seeds)),
         "kvsim": next(iter(lab.tried.values())).records[0]["kvsim_version"],
     }
-    settings = plain({key: getattr(lab.base, key) for key in lab.base.__struct_fields__})
-    return element(
-        "div",
-        panel("Origin", facts(origin)),
-        panel("Settings of every run", element("pre", to_toml(settings))),
-        class_="columns",
-    )
+    return origin_panels(origin, plain(to_table(lab.base)))

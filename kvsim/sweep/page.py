@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.html import Html, element, join, panel, strip, table
 from kvsim.report.numerals import MISSING, SPACE, count, percent, plural, show
 from kvsim.report.provenance import facts, to_toml
@@ -55,18 +55,12 @@ def _header(title: str, plan: Plan, chosen: Chosen) -> Html:
     seeds = max(len(configuration.records) for configuration in chosen.configurations)
     over = f", {plural(runs, 'run')} on {plural(seeds, 'seed')}" if seeds > 1 else ""
     trace = f"{plan.trace['name']}, {plural(int(plan.trace['requests']), 'request')}"
-    return join(
-        (
-            element("p", "kvsim sweep", class_="eyebrow"),
-            element("h1", f"{title} of {', '.join(plan.axes) or 'seeds'}"),
-            element("p", f"{_engine(plan)} · {trace}{over}", class_="subject"),
-            tags(configuration.records for configuration in chosen.configurations),
-            element(
-                "ul",
-                *(element("li", text, class_=tone) for text, tone in chosen.verdict),
-                class_="verdict",
-            ),
-        )
+    return masthead(
+        "kvsim sweep",
+        f"{title} of {', '.join(plan.axes) or 'seeds'}",
+        tags(configuration.records for configuration in chosen.configurations),
+        subject=f"{_engine(plan)} · {trace}{over}",
+        remarks=chosen.verdict,
     )
 
 
@@ -173,9 +167,14 @@ def _origin(plan: Plan, chosen: Chosen) -> Html:
         "Runs": len(plan.points),
         "kvsim": chosen.configurations[0].records[0]["kvsim_version"],
     }
+    return origin_panels(origin, plan.base)
+
+
+def origin_panels(origin: Mapping[str, Any], settings: Mapping[str, Any]) -> Html:
+    """Where runs come from, and beside it the settings that they share."""
     return element(
         "div",
         panel("Origin", facts(origin)),
-        panel("Settings of every run", element("pre", to_toml(plan.base))),
+        panel("Settings of every run", element("pre", to_toml(settings))),
         class_="columns",
     )

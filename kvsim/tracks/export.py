@@ -72,7 +72,7 @@ def events(
         engine_names(),
         step_events(steps, window),
         counter_events(steps, summary["meta"], window),
-        request_events(stays_of(spells, window, chosen), requests, window),
+        request_events(stays_of(spells, window, chosen), requests),
     )
 
 

@@ -75,7 +75,7 @@ def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = No
     return sorted(stays, key=lambda stay: (stay.begin_ns, stay.request))
 
 
-def request_events(stays: list[Stay], requests: Mapping[str, Any], window: Window) -> Iterator[str]:
+def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[str]:
     """Names of groups and lanes, a slice for each stay and each spell in it, and an arrow wherever
     a request leaves the batch before its end or comes back."""
     tracks = _tracks(stays)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.report.distribution_figures import distribution_figures
+from kvsim.report.distribution_figures import curve, distribution_figures
 from kvsim.report.figures import Entry, Figure, Trace, compact, layout, titled
 from kvsim.validate.compare import LATENCIES, SIDES
 from kvsim.validate.replay import KINDS
@@ -17,7 +17,7 @@ from kvsim.validate.replay import KINDS
 Floats = NDArray[np.float64]
 
 POINTS = 400
-"""Of a curve, and of each kind of step in a scatter."""
+"""Of each kind of step in a scatter."""
 
 KIND_COLOURS = ("decode", "prefill", "waiting")
 KIND_LABELS = ("decodes alone", "prompts alone", "both")
@@ -76,22 +76,10 @@ def _errors(name: str, points: Mapping[str, Floats]) -> Figure:
     data, legend = [], []
     widest = 0.0
     for i, (label, colour, values) in enumerate(curves):
-        distance = np.sort(100 * np.abs(values / measured - 1))
+        distance = 100 * np.abs(values / measured - 1)
         widest = max(widest, float(np.percentile(distance, 98)))
-        picked = np.unique(np.linspace(0, len(distance) - 1, min(POINTS, len(distance))).round())
-        ranks = picked.astype(int)
         legend.append(Entry(label, f"var(--{colour})", (i,), "line"))
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label,
-                "x": compact(distance[ranks]),
-                "y": compact(100 * (ranks + 1) / len(distance)),
-                "line": {"color": f"var(--{colour})", "width": 2, "shape": "hv"},
-                "hovertemplate": "%{y:.1f} %",
-            }
-        )
+        data.append(curve(distance, colour, label))
     look = layout(
         titled(
             "distance from the measured time (%)",

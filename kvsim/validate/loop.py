@@ -13,7 +13,6 @@ measured times, so that the host's own work between steps delays nobody.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvsim.errors import EngineStopped
@@ -23,9 +22,7 @@ from kvsim.schedule.batch import Batch
 from kvsim.workload.clients import Clients
 
 if TYPE_CHECKING:
-    from kvsim.cost import Cost
     from kvsim.engines import Scheduler
-    from kvsim.link import LinkTimes
     from kvsim.replica import Watcher
 
 NO_PROGRESS_STEPS = 1_000
@@ -48,20 +45,6 @@ class Times(Protocol):
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of the step itself, copies on the GPU included."""
         ...
-
-
-class Priced:
-    """Times of a cost model and a link."""
-
-    def __init__(self, cost: Cost, link: LinkTimes) -> None:
-        self._link = link
-        self.step_ns: Callable[[Plan], int] = cost.step_ns
-
-    def swap_out_ns(self, pairs: Pairs) -> int:
-        """The link's time, one way."""
-        return self._link.transfer_ns(len(pairs))
-
-    swap_in_ns = swap_out_ns
 
 
 def serve(

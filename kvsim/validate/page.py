@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.report.document import document, figure_place
+from kvsim.report.document import document, figure_place, masthead
 from kvsim.report.figures import Figure
 from kvsim.report.html import Html, element, join, key_of, panel, table
 from kvsim.report.numerals import count, plural, seconds
@@ -52,15 +52,12 @@ def _header(result: Result) -> Html:
         tags.append(element("span", words, class_="tag warning"))
     subject = f"{plural(result['trace']['requests'], 'request')} of {result['trace']['path']},"
     subject += f" {result['engine']['kv_layout']} blocks of {result['engine']['block_size']} tokens"
-    remarks = (element("li", wording.verdict(policy)) for policy in result["policies"])
-    return join(
-        (
-            element("p", "kvsim validation", class_="eyebrow"),
-            element("h1", _title(result)),
-            element("p", subject, class_="subject"),
-            element("p", *tags, class_="tags"),
-            element("ul", *remarks, class_="verdict"),
-        )
+    return masthead(
+        "kvsim validation",
+        _title(result),
+        element("p", *tags, class_="tags"),
+        subject=subject,
+        remarks=[(wording.verdict(policy), "plain") for policy in result["policies"]],
     )
 
 

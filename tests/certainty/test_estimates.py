@@ -19,7 +19,8 @@ def between(changes: list[float], *, percentile: bool = False, whole: bool = Fal
 @given(SAMPLES)
 def test_a_mean_has_students_interval_and_p(changes: list[float]) -> None:
     estimate = between(changes)
-    if estimate.error:
+    # SciPy warns of differences that are equal but for rounding.
+    if estimate.error > 1e-9 * abs(estimate.difference):
         known = stats.ttest_1samp(changes, 0)
         assert estimate.p == pytest.approx(known.pvalue)
         assert estimate.interval(0.03) == pytest.approx(tuple(known.confidence_interval(0.97)))

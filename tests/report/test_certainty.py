@@ -134,6 +134,19 @@ def runs():
     return made
 
 
+def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
+    console = Console(file=io.StringIO(), width=64)
+    render_certainty(SEEDS, [run[:2] for run in runs], console)
+    lines = console.file.getvalue().replace(SPACE, " ").splitlines()
+    assert all(len(line) <= 64 and not re.search(r"\w…", line) for line in lines)
+    table = [line for line in lines if "TTFT p99" in line and ":" not in line]
+    shown = " ".join(table)
+    rows = {row.metric.key: row for row in certain_table(SEEDS)}
+    assert len(table) > 1
+    for i in range(3):
+        assert value_words(rows["p99_ttft_ms"], i).replace(SPACE, " ") in shown
+
+
 @pytest.mark.parametrize("comparison", [SEEDS, REPLAY])
 def test_terminal_and_page_say_it_all(runs, comparison):
     console = Console(file=io.StringIO(), width=140)

@@ -16,8 +16,9 @@ from kvsim.report.compare import (
     relative_words,
     render_comparison,
 )
+from kvsim.report.compare_figures import COLOURS, run_colour
 from kvsim.report.compare_page import build_comparison
-from kvsim.report.numerals import SPACE
+from kvsim.report.numerals import SPACE, show
 from kvsim.report.pairing import pair
 from kvsim.report.summary import summarise
 
@@ -147,6 +148,39 @@ def test_the_terminal_shows_values_and_differences(runs):
     [line] = [line for line in text.splitlines() if "TTFT p99" in line]
     assert re.search(r"−\S+ s −\S+ %", line)
     assert "ESTIMATED" in text
+
+
+def test_the_terminal_keeps_to_its_width_with_many_runs(runs):
+    many = [(f"run-{i}", runs[i % 2][1]) for i in range(8)]
+    console = Console(file=io.StringIO(), width=80)
+    render_comparison(many, console)
+    text = console.file.getvalue().replace(SPACE, " ")
+    assert all(len(line) <= 80 and "…" not in line for line in text.splitlines())
+    assert "num_gpu_blocks_override: 480, but 960 in run-1, 960 in run-3" in text.replace("\n", " ")
+    heads = [name for name in re.findall(r"run-\d(?!\S)", text) if name != "run-0"]
+    assert {f"run-{i}" for i in range(1, 8)} <= set(heads)
+    p99 = [show(summary["p99_ttft_ms"], "ms").replace(SPACE, " ") for _, summary in many]
+    lines = [line for line in text.splitlines() if "TTFT p99" in line]
+    assert "".join(lines).count(p99[1]) == 4
+    assert text.count("ESTIMATED") == 1
+
+
+def test_many_runs_have_their_changes_below_the_values(runs):
+    page = build_comparison([*runs, *(("n" + run[0], *run[1:]) for run in runs)])
+    summaries = [run[1] for run in runs]
+    before, after = (show(summary["p99_ttft_ms"], "ms") for summary in summaries)
+    [row] = re.findall(r"<tr><td>TTFT p99</td>(.*?)</tr>", page)
+    rows = {row.metric.key: row for row in compare_table([run[:2] for run in runs])}
+    change = relative_words(rows["p99_ttft_ms"], 0)
+    other = f'<td class="number">{after}<div class="better">{change}</div></td>'
+    same = f'<td class="number">{before}<div class="same">no difference</div></td>'
+    assert row == f'<td class="number">{before}</td>{other}{same}{other}'
+
+
+def test_every_run_colour_is_defined_for_light_and_dark():
+    page = build_comparison([named("one", tiny_run()), named("two", tiny_run())])
+    for i in range(COLOURS):
+        assert page.count(f"--{run_colour(i)}: #") == 2
 
 
 def test_the_terminal_says_that_nothing_differs():

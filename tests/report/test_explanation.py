@@ -70,6 +70,18 @@ def test_the_words_name_preemptions_and_what_they_cost(runs, explanation):
     assert backwards.startswith(f"small made {avoided} more preemptions: +")
 
 
+def test_swaps_are_set_against_what_they_replace(runs):
+    swap = replay("swap", preemption_mode="swap", num_gpu_blocks_override=700)
+    modes = swap[1]["num_preemptions_by_mode"]
+    assert modes["swap"] and not modes["recompute"]
+    before = runs[0][1]["num_preemptions"]
+    words = plain(explain(runs[0], swap).headline)
+    assert f"swap made {modes['swap']} preemptions by swap instead of" in words
+    assert f"instead of {before} preemptions by recompute" in words
+    large = plain(explain(swap, runs[1]).headline)
+    assert ("large avoided" in large) == (runs[1][1]["num_preemptions"] == 0)
+
+
 def test_the_first_divergence_is_where_decisions_part(runs, explanation):
     found, steps = explanation.divergence, [run[3] for run in runs]
     for name in ("prefill_tokens", "decode_seqs", "blocked", "preempted_recompute"):
@@ -84,7 +96,7 @@ def test_a_run_does_not_differ_from_itself(runs):
     one = runs[0]
     explanation = explain(one, ("again", *one[1:]))
     assert explanation.same
-    assert plain(explanation.headline) == "No request of both runs took another time."
+    assert plain(explanation.headline) == "Every request took the same time in again as in small."
     page = build_diff(one, ("again", *one[1:]))
     body = page[page.index("<body>") : page.index('id="figures"')]
     assert not re.search(r"[+−]\d", body)

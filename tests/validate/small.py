@@ -8,9 +8,11 @@ from typing import Any
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.cost import Cost
+from kvsim.link import LinkTimes
 from kvsim.plan import Plan
 from kvsim.validate.compare import with_profile
-from kvsim.validate.loop import Pairs, Priced, Times
+from kvsim.validate.loop import Pairs, Times
 from kvsim.validate.measure import record
 from kvsim.validate.recording import SCHEMA
 from kvsim.validate.setup import THREE, prepare
@@ -90,20 +92,21 @@ def write_profile(folder: Path, **changes: Any) -> Path:
     return path
 
 
-class Scaled:
-    """Times of a cost model, each multiplied by what `factor` answers."""
+class Priced:
+    """Times of a cost model and a link, each multiplied by what `factor` answers."""
 
-    def __init__(self, times: Times, factor: Callable[[], float]) -> None:
-        self._times, self._factor = times, factor
+    def __init__(
+        self, cost: Cost, link: LinkTimes, factor: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        self._cost, self._link, self._factor = cost, link, factor
 
     def step_ns(self, plan: Plan) -> int:
-        return round(self._times.step_ns(plan) * self._factor())
+        return round(self._cost.step_ns(plan) * self._factor())
 
     def swap_out_ns(self, pairs: Pairs) -> int:
-        return round(self._times.swap_out_ns(pairs) * self._factor())
+        return round(self._link.transfer_ns(len(pairs)) * self._factor())
 
-    def swap_in_ns(self, pairs: Pairs) -> int:
-        return round(self._times.swap_in_ns(pairs) * self._factor())
+    swap_in_ns = swap_out_ns
 
 
 def recording(
@@ -125,7 +128,7 @@ def recording(
         nonlocal run
         run += 1
         parts = assemble(with_profile(policy["config"], str(profile), PROFILE["engine"], SWAP))
-        return Scaled(Priced(parts.cost, parts.link), factors[run % len(factors)])
+        return Priced(parts.cost, parts.link, factors[run % len(factors)])
 
     return {
         "schema": SCHEMA,

@@ -6,6 +6,7 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import Priced
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
@@ -17,7 +18,7 @@ from kvsim.replica import Replica
 from kvsim.request import Request
 from kvsim.result import request_columns
 from kvsim.schedule.batch import Batch
-from kvsim.validate.loop import Priced, serve
+from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.requests import make_requests

@@ -1,0 +1,32 @@
+"""Standard output: texts in colours, and tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def make_console() -> Console:
+    """Standard output, for tables and colours."""
+    from rich.console import Console
+
+    return Console()
+
+
+def make_table(*columns: str, title: str | None = None, texts: int = 1, **look: Any) -> Table:
+    """An empty table; the first `texts` columns are words, the others numbers, at the right.
+
+    `look`: more arguments of Rich's `Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, **look
+    )
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
+    return table
