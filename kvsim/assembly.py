@@ -9,6 +9,7 @@ import msgspec
 
 from kvsim.blocks import BLOCK_MANAGERS, Tables
 from kvsim.blocks.counted import COUNTED_TWINS
+from kvsim.blocks.tables import COUNTED
 from kvsim.config import RunConfig, nearest
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
@@ -202,6 +203,8 @@ def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
     may_swap = config.scheduling_policy == "priority" and config.n > 1
     if not blocks.swaps and (may_swap or config.preemption_mode in ("swap", "auto")):
         raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
+    if config.n > 1 and blocks.lockstep == COUNTED:
+        raise ConfigError(f"block_manager: {manager} cannot share blocks of samples; use --n 1")
 
 
 def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kvsim.blocks.tables import COUNTED
 from kvsim.conform.record import Record, finish_record, step_record
+from kvsim.errors import ConfigError
 from kvsim.plan import Plan
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
@@ -43,6 +45,11 @@ class StepLog:
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
+        if batch.blocks.lockstep == COUNTED:
+            raise ConfigError(
+                "--step-log: this block manager only counts its blocks, they have no names; use"
+                " naive or prefix-caching"
+            )
         self._record = step_record(batch, plan, self._step, now_ns / 1e9, arrived)
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
