@@ -151,9 +151,10 @@ def _read_columns(path: Path, columns: Callable[[pa.Table], Read]) -> Read:
     import pyarrow.parquet as pq
 
     with _reading(path):
-        # A file handle, so that a folder of this name is not read as a data set.
+        # A file handle, so that a folder of this name is not read as a data set. No threads: one
+        # that still closes its file when the interpreter exits aborts the process.
         with path.open("rb") as file:
-            table = pq.read_table(file)
+            table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
         try:
             return columns(table)
         except KeyError as error:
