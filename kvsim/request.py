@@ -23,7 +23,11 @@ WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 
 
 class Stream(Protocol):
-    """Identity of the blocks of one token stream (prompt, then output)."""
+    """Identity of the blocks of one token stream (prompt, then output).
+
+    It may also have `contents(first, last, block_size)`: like `keys`, but equal answers mean the
+    same tokens in a block, whatever is before it.
+    """
 
     def keys(self, first: int, last: int, block_size: int) -> Seq[int]:
         """Keys of the full blocks `first .. last - 1` of `block_size` tokens.
@@ -42,17 +46,6 @@ class UnitStream(Stream, Protocol):
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
         """The first `number` full blocks as (identity of a group and of all before it, blocks)."""
-        ...
-
-
-class ContentStream(Stream, Protocol):
-    """A stream that also knows its blocks apart from what precedes them."""
-
-    def contents(self, first: int, last: int, block_size: int) -> Seq[int]:
-        """Identities of the tokens in the full blocks `first .. last - 1` alone.
-
-        Equal contents mean: the same tokens in this block, whatever is before it.
-        """
         ...
 
 

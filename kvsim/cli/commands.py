@@ -52,14 +52,11 @@ def run(
     **flags: Any,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    from kvsim.blockmap.watch import BlockMapWatcher
     from kvsim.workload.spec import trace_of
 
-    if block_map and out is None:
-        raise ConfigError("--block-map: say with --out DIR where the map is to be written")
+    watcher = _map_watcher(out) if block_map else None
     loaded = load_config(config_path(config), settings(flags), assignments or ())
     opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format)
-    watcher = BlockMapWatcher() if block_map else None
     result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
     if out is not None:
         _write(result, out, watcher, csv=csv, page=page)
@@ -95,6 +92,15 @@ def policies() -> None:
     console = make_console()
     for table in catalogue():
         console.print(table)
+
+
+def _map_watcher(out: str | None) -> BlockMapWatcher:
+    """Who takes down the block map, which needs a folder to be written to."""
+    from kvsim.blockmap.watch import BlockMapWatcher
+
+    if out is None:
+        raise ConfigError("--block-map: say with --out DIR where the map is to be written")
+    return BlockMapWatcher()
 
 
 def simulate_shown(

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from kvsim.errors import EngineStopped
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import FINISHED, RUNNING, SWAPPED, WAITING, Request, Sequence
@@ -22,6 +21,7 @@ from kvsim.schedule.groups import count, width
 from kvsim.schedule.means import Prices, make_means
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
+from kvsim.schedule.vllm063_deaths import recompute_of_many
 from kvsim.schedule.vllm063_outputs import stops
 
 _SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _SWAPPED = map(
@@ -170,7 +170,7 @@ class Vllm033:
             batch.preempt(victim)
             self.requeue(batch.waiting, victim)
         else:
-            raise _recompute_of_many(victim)
+            raise recompute_of_many(victim, "AssertionError @ core/scheduler.py:458")
 
     def _swap_in(self, batch: Batch) -> None:
         """Bring swapped requests back, oldest first, until one does not fit."""
@@ -235,16 +235,3 @@ def _in_batch_order(requests: Iterable[Request]) -> list[Request]:
     """`SchedulerOutputs` sorts by LoRA and request id whenever its set of LoRAs is not empty, and
     a request without LoRA counts as one."""
     return sorted(requests, key=lambda request: request.id)
-
-
-def _recompute_of_many(request: Request) -> EngineStopped:
-    return EngineStopped(
-        kind="recompute-of-parallel-samples",
-        request_id=request.id,
-        explanation=(
-            f"request {request.id} has several running samples, and the engine can recompute"
-            " only single sequences"
-        ),
-        remedy="leave --preemption-mode to the engine, or use swap",
-        rule="AssertionError @ core/scheduler.py:458",
-    )

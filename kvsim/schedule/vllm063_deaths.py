@@ -20,8 +20,11 @@ def swapped_in_waiting(request: Request) -> EngineStopped:
     )
 
 
-def recompute_of_many(request: Request) -> EngineStopped:
-    """The outcome where a request with several running samples is to be recomputed."""
+def recompute_of_many(
+    request: Request, rule: str = "AssertionError @ core/scheduler.py:1505"
+) -> EngineStopped:
+    """The outcome where a request with several running samples is to be recomputed; `rule`: where
+    the engine raises."""
     return EngineStopped(
         kind="recompute-of-parallel-samples",
         request_id=request.id,
@@ -30,7 +33,7 @@ def recompute_of_many(request: Request) -> EngineStopped:
             " only single sequences"
         ),
         remedy="leave --preemption-mode to the engine, or use swap",
-        rule="AssertionError @ core/scheduler.py:1505",
+        rule=rule,
     )
 
 
