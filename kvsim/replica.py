@@ -24,8 +24,9 @@ from typing import NamedTuple, Protocol, cast
 
 import simpy
 
+from kvsim.blocks.tables import COUNTED
 from kvsim.cost import Cost
-from kvsim.cost.decodes import prices_of
+from kvsim.cost.decodes import PricesDecodes
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.events import Later, Link, Process
@@ -34,7 +35,8 @@ from kvsim.recorder import Recorder
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.columns import composed_columns
-from kvsim.schedule.pace import Outlook, Pace
+from kvsim.schedule.cruise import Course
+from kvsim.schedule.pace import Sprinter
 from kvsim.schedule.stretch import Stretches
 from kvsim.workload.clients import Clients
 
@@ -107,13 +109,8 @@ class Replica:
         """Steps that may be under way when the next one is composed, that one included."""
         self._wake: simpy.Event | None = None
         self._arrive = getattr(scheduler, "arrive", Batch.arrive)
-        self._outlook: Callable[[Batch], Outlook | None] | None = None
-        """What the scheduler promises of the next steps; None: each is composed by itself."""
-        if isinstance(batch, Stretches) and watcher is None and self._in_flight == 1:
-            self._outlook = getattr(scheduler, "outlook", None)
-        self._pace = cast(Pace, scheduler)
-        """Only a scheduler that has an outlook is asked as one."""
-        self._prices = prices_of(cost)
+        self._course = None if watcher is not None or self._in_flight > 1 else self._plot()
+        """What stretches go by; None: there are none."""
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
         self._next_audit = 1
@@ -179,10 +176,8 @@ class Replica:
         while True:
             if self._next_ns <= now_ns:
                 self._arrivals(now_ns)
-            arrived = self._take_inbox() if self._inbox else 0
-            # Where only newcomers wait, one of them can come in, as a rule.
-            crowded = not arrived or len(batch.waiting) > arrived
-            if crowded and self._stretch(now_ns):
+            arrived = self._take_inbox()
+            if self._stretch(now_ns):
                 if batch.now_ns > now_ns:
                     yield Later(env, batch.now_ns - now_ns)
                     now_ns = batch.now_ns
@@ -219,25 +214,36 @@ class Replica:
             if self.watcher is not None:
                 self.watcher.settled(batch, ended)
 
-    def _stretch(self, now_ns: int) -> int:
-        """Take the next steps in one go, where they only decode; answers how many."""
-        batch = self.batch
-        if self._outlook is None or self._flying or batch.ended:
-            return 0
-        outlook = self._outlook(batch)
-        if outlook is None:
-            return 0
-        assert isinstance(batch, Stretches)
-        horizon_ns = min(self._next_ns, self.env.peek())
-        return batch.stretch(self._pace, outlook, now_ns, horizon_ns, self._prices, self.recorder)
+    def _plot(self) -> Course | None:
+        """The course of stretches, if batch, cost model and scheduler are made for them."""
+        cost, batch, terms_of = self.cost, self.batch, getattr(self.scheduler, "terms", None)
+        if not (isinstance(batch, Stretches) and isinstance(cost, PricesDecodes) and terms_of):
+            return None
+        pace = cast(Sprinter, self.scheduler)
+        terms = pace.terms(batch.blocks) if batch.blocks.lockstep == COUNTED else None
+        if terms is None:
+            return None
+        prices = cost.step_ns, cost.decode_ns, cost.decode_run_ns
+        return Course(pace, terms, *prices, self.recorder, self._come, self.clients.listen)
+
+    def _stretch(self, now_ns: int) -> bool:
+        """Take the next steps in one go, where they are ordinary ones."""
+        if self._course is None or self._flying or self.batch.ended:
+            return False
+        assert isinstance(self.batch, Stretches)
+        return self.batch.stretch(self._course, now_ns, self._next_ns, self.env.peek())
+
+    def _come(self, now_ns: int) -> float:
+        """Let those arrive who have been sent until now; answers when the next one will be."""
+        self._arrivals(now_ns)
+        self._take_inbox()
+        return self._next_ns
 
     def _landed(self, now_ns: int) -> None:
         """The time of a stretch has passed: tell the clients who ended."""
         assert isinstance(self.batch, Stretches)
         self._arrivals(now_ns)
-        self.batch.landed(self._pace)
-        if self.batch.ended:
-            self._drain()
+        self._tell(self.batch.left)
         self._advanced = len(self.recorder)
         self._audit(self._advanced)
 
@@ -316,11 +322,15 @@ class Replica:
     def _drain(self) -> list[Request]:
         """Tell the clients who ended; answers them."""
         ended, self.batch.ended = self.batch.ended, []
+        self._tell(ended)
+        return ended
+
+    def _tell(self, ended: list[Request]) -> None:
         if ended:
-            self._release(ended)
+            if self.clients.listen:
+                self._release(ended)
             if self.progress is not None:
                 self.progress(len(ended))
-        return ended
 
     def _check(self, plan: Plan, finished: int) -> None:
         """Audit the books now and then; stop a run that goes nowhere."""

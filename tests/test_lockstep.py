@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvsim.run import simulate
-from kvsim.schedule import stretch
+from kvsim.schedule import cruise
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 CASES = int(os.environ.get("KVSIM_TWIN_CASES", "1200"))
@@ -100,7 +100,7 @@ def test_fast_and_dull_decide_and_measure_the_same(
         settings = draw_settings(rng)
         trace = draw_trace(rng, 10_000_000)
         # Few of these stretches are long.
-        monkeypatch.setattr(stretch, "LONG_STEPS", rng.choice((1, 3, 48)))
+        monkeypatch.setattr(cruise, "LONG_STEPS", rng.choice((1, 3, 48)))
         fast = simulate(trace, settings)
         dull = simulate(trace, {**settings, "exact_twin": True})
         where = f"seed {seed}: {settings}"

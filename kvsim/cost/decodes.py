@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from kvsim.plan import Plan
-from kvsim.schedule.pace import DecodePrices
-
 if TYPE_CHECKING:
-    from kvsim.cost import Cost
+    pass
 
 
 @runtime_checkable
@@ -39,20 +36,6 @@ class PricesDecodes(Protocol):
         passed since the first began.
         """
         ...
-
-
-def prices_of(cost: Cost) -> DecodePrices:
-    """What pure decode steps cost; a cost model that does not offer it is shown a plan."""
-    if isinstance(cost, PricesDecodes):
-        return DecodePrices(cost.decode_ns, cost.decode_run_ns)
-
-    def shown(sequences: int, context_tokens: int) -> int:
-        plan = Plan()
-        plan.together = plan.decode_seqs = plan.samples = sequences
-        plan.batched_tokens, plan.context_tokens = sequences, context_tokens
-        return cost.step_ns(plan)
-
-    return DecodePrices(shown, None)
 
 
 def cut(times: list[int], within_ns: int | None) -> list[int]:

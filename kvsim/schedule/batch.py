@@ -147,11 +147,8 @@ class Batch(Queues):
         sequence = request.sequences[0]
         if sequence.state != RUNNING:
             sequence = next(s for s in request.sequences if s.state == RUNNING)
-        known = self.blocks.scheduled(sequence, self.now_ns)
         before = sequence.computed
-        end = min(sequence.length, before + scheduled)
-        cached = max(0, min(known, end - self.blocks.full_hit.least) - before)
-        samples = before + scheduled >= sequence.length
+        cached, samples = self._take_on(request, sequence, scheduled)
         plan = self.plan
         plan.entries.append((request, scheduled, samples))
         if charged is None:
@@ -159,19 +156,6 @@ class Batch(Queues):
         plan.prefills.append(Prefill(request, scheduled, cached, before, samples, charged))
         plan.chunks.append((scheduled - cached, before + cached))
         plan.samples += samples
-        if request.num_preemptions == 0:
-            request.cached_tokens += cached
-        else:
-            request.recached_tokens += cached
-            again = min(before + scheduled, request.lost_tokens) - (before + cached)
-            if again > 0:
-                request.recomputed_tokens += again
-            elif request.first_token_ns < 0:
-                self._note(request, transitions.CAUGHT_UP)
-            if samples:
-                self._note(request, transitions.RESUMED)
-            elif request.first_token_ns >= 0 and before + scheduled == sequence.length - 1:
-                self._note(request, transitions.RECOVERED)
 
     def run_decode(self, request: Request, tokens: int = 1) -> None:
         """Produce one more token for each running sequence of a request.
@@ -263,6 +247,33 @@ class Batch(Queues):
         self._end(request)
 
     # -------------------------------------------------------------------------------------------
+
+    def _take_on(self, request: Request, sequence: Sequence, scheduled: int) -> tuple[int, bool]:
+        """Book that a step takes on so many more known tokens of a sequence.
+
+        Answers how many of them are not computed because of prefix hits, and whether they are the
+        last ones, so that a token is sampled.
+        """
+        known = self.blocks.scheduled(sequence, self.now_ns)
+        before, length = sequence.computed, sequence.length
+        end = before + scheduled
+        cached = min(known, min(length, end) - self.blocks.full_hit.least) - before if known else 0
+        cached = max(0, cached)
+        samples = end >= length
+        if request.num_preemptions == 0:
+            request.cached_tokens += cached
+            return cached, samples
+        request.recached_tokens += cached
+        again = min(end, request.lost_tokens) - (before + cached)
+        if again > 0:
+            request.recomputed_tokens += again
+        elif request.first_token_ns < 0:
+            self._note(request, transitions.CAUGHT_UP)
+        if samples:
+            self._note(request, transitions.RESUMED)
+        elif request.first_token_ns >= 0 and end == length - 1:
+            self._note(request, transitions.RECOVERED)
+        return cached, samples
 
     def _scheduled(self, request: Request) -> None:
         """A waiting request was given blocks."""

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from kvsim.blocks.tables import COUNTED, NAMED, Tables
 from kvsim.plan import Plan
-from kvsim.request import Request
+from kvsim.request import Request, Sequence
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.pace import GiveWay, Pace
 
@@ -131,6 +131,21 @@ class Lockstep(Batch):
         self.together_steps += 1
         return number
 
+    def _together(self, pace: Pace, start_ns: int) -> list[Request]:
+        """A step of the cohort that began at `start_ns`, and for which there was room, is over.
+
+        Answers who has got its last token.
+        """
+        number = len(self._members)
+        self._count_gaps(number, self._settled)
+        self._context_tokens += number
+        self._composed += 1
+        self._settled = self._composed
+        self._composed_ns = start_ns
+        self._token_ns = self.now_ns
+        self.together_steps += 1
+        return self._through(pace) if self._settled in self._ends else []
+
     def settle_together(self, plan: Plan, pace: Pace) -> list[tuple[Request, int, bool]]:
         if self.lingering:
             self.lingering = []
@@ -141,7 +156,9 @@ class Lockstep(Batch):
         self._settled += 1
         self._token_ns = self.now_ns
         if self._settled in self._ends:
-            self._tell_ends(pace)
+            ended = self._through(pace)
+            if ended:
+                pace.last_tokens(self, ended)
         if not plan.left:
             return []
         left = [request for _, request in sorted(plan.left, key=_place)]
@@ -149,8 +166,8 @@ class Lockstep(Batch):
             request.sequences[0].placeholders -= 1
         return [(request, 1, True) for request in left]
 
-    def _tell_ends(self, pace: Pace) -> None:
-        """Tell the scheduler who has got its last token."""
+    def _through(self, pace: Pace) -> list[Request]:
+        """Who has got its last token in the step settled last; they leave, or linger."""
         members, step = self._members, self._settled
         due = self._ends.pop(step)
         ended = [request for request in due if request in members and members[request].last == step]
@@ -159,8 +176,7 @@ class Lockstep(Batch):
         else:
             for request in ended:
                 self._extract(request)
-        if ended:
-            pace.last_tokens(self, ended)
+        return ended
 
     def has_more(self, request: Request) -> bool:
         return request in self._members and request not in self.lingering
@@ -201,20 +217,25 @@ class Lockstep(Batch):
             if not tokens:
                 return
             behind.popleft()
-            sequence = request.sequences[0]
-            step = self._composed
-            known = sequence.length + sequence.placeholders
-            member = Member(self._places, step, step + tokens, sequence.filled, known)
-            self._places += 1
-            self._members[request] = member
-            self._phases[(step - sequence.filled) % self._size][request] = None
-            ends = self._ends.get(member.last)
-            if ends is None:
-                ends = self._ends[member.last] = {}
-                heappush(self._next_ends, member.last)
-            ends[request] = None
-            self._newcomers.setdefault(step, {})[request] = None
-            self._context_tokens += known
+            self._join(request, request.sequences[0], tokens)
+
+    def _join(self, request: Request, sequence: Sequence, tokens: int) -> None:
+        """Take a running request in, which produces so many more tokens."""
+        step, filled = self._composed, sequence.filled
+        known, last = sequence.length + sequence.placeholders, step + tokens
+        self._members[request] = Member(self._places, step, last, filled, known)
+        self._places += 1
+        self._phases[(step - filled) % self._size][request] = None
+        ends = self._ends.get(last)
+        if ends is None:
+            ends = self._ends[last] = {}
+            heappush(self._next_ends, last)
+        ends[request] = None
+        newcomers = self._newcomers.get(step)
+        if newcomers is None:
+            newcomers = self._newcomers[step] = {}
+        newcomers[request] = None
+        self._context_tokens += known
 
     def _make_room(self, give_way: GiveWay | None, spare: bool) -> bool:
         """See that every member can grow; False where that is to be done one by one, or none is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -12,34 +13,40 @@ GiveWay = Callable[[Request], None]
 """What a scheduler does with a victim."""
 
 
-class DecodePrices(NamedTuple):
-    """What pure decode steps cost, in nanoseconds (`kvsim.cost.decodes.PricesDecodes`)."""
+class Terms(NamedTuple):
+    """How a scheduler goes about its steps as long as nothing out of the ordinary comes up:
+    requests of one sequence are admitted in order, decode together, and give way from the tail.
 
-    step: Callable[[int, int], int]
-    """Of one step, from its sequences and the sum of their lengths, the token included."""
-    run: Callable[[int, int, int, int | None], list[int]] | None
-    """Of steps in a row: from the same and their number, up to the first that ends so many
-    nanoseconds after the beginning (None: all); None: has to be asked step by step."""
+    `kvsim.schedule.stretch` takes the same steps by them as the scheduler composes.
+    """
 
-
-class Outlook(NamedTuple):
-    """What a scheduler promises: as long as nobody arrives or ends, and no block is lacking, its
-    next steps are one token for each of the cohort, and nothing else."""
-
+    mixes: bool
+    """Whether a step takes prompts on after the decodes; if not, it does instead of them."""
+    chunked: bool
+    """Whether a prompt may be spread over steps, as `max_num_batched_tokens` leaves room."""
+    by_chunk: bool
+    """Whether a prompt then gets its blocks chunk by chunk; if not, all when it is admitted."""
+    prompts_first: bool
+    """Whether the tokens of prompts are booked before those of decodes, or after them."""
+    max_num_batched_tokens: int
+    longest: int
+    """Known tokens up to which a waiting request is never turned away."""
+    spare: bool
+    """Whether a request whose last block has room is taken to need a free block, too."""
+    requeue: Callable[[deque[Request], Request], None] | None
+    """Where the tail waits, when it gave way, until it is computed again; None: another gives way,
+    or in another way."""
     blocked: int
-    """Why the head of the waiting queue is refused: index into `recorder.BLOCKED`."""
-    floor_blocks: int
-    """The promise holds for steps that begin with so many free blocks."""
-
-
-CLEAR = Outlook(0, 0)
-"""Nobody waits."""
+    """Where steps are mixed: why nobody is admitted in one in which somebody gave way (index into
+    `recorder.BLOCKED`); 0: somebody may be."""
 
 
 class Moves(Protocol):
     """What a scheduler may do with single requests of a batch (`kvsim.schedule.batch.Batch`)."""
 
     blocks: Tables
+    swapped: deque[Request]
+    aside: list[Request]
 
     def grow(self, request: Request) -> None:
         """Slots for the newest tokens of a running request."""
@@ -84,8 +91,34 @@ class Pace(Protocol):
         ...
 
     def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
-        """These requests, which decode together, have got their last token; in running order.
+        """These requests have got their last token; in running order.
 
         They have left the cohort, unless the scheduler `lingers`.
         """
+        ...
+
+
+class Sprinter(Pace, Protocol):
+    """A scheduler whose steps may be taken many at a time."""
+
+    def terms(self, blocks: Tables) -> Terms | None:
+        """The terms of its steps with these blocks; None: each step is composed by itself."""
+        ...
+
+    def undisturbed(self, batch: Moves) -> bool:
+        """Whether the next step is as the terms say; then no test of a last token is pending."""
+        ...
+
+    def refusal(
+        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
+    ) -> int:
+        """Why the head of the waiting queue is not admitted: index into `recorder.BLOCKED`, or 0.
+
+        It needs `need` of `free` blocks and asks for `asked` tokens; the step has `tokens` tokens
+        and the engine `seqs` running sequences without it.
+        """
+        ...
+
+    def refuses_from(self, blocked: int, need: int) -> int:
+        """With how many free blocks, and up to now's, the refusal is `blocked` all the same."""
         ...

@@ -88,10 +88,6 @@ class Queues:
         """Known tokens of a request of one sequence."""
         return request.sequences[0].length
 
-    def all_together(self, pace: Pace) -> bool:
-        """Whether all running requests, at least one, decode together."""
-        return False
-
     def decode_together(self, pace: Pace, give_way: GiveWay | None, spare: bool) -> int:
         """One token for each of the leading running requests, all at once; answers how many.
 

@@ -1,237 +1,305 @@
-"""Stretches: many steps of a cohort in a row, of which the event loop hears only the end.
+"""Stretches: many steps of an engine in a row, of which the event loop hears only the end.
 
 ```
-            composed in full            composed in full
-                  │                            │
- steps            ■ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ■      ■        ─ the same decision again, not taken anew
-                  └──── stretch ────────┘
- cut by           somebody ends, the next event of the simulation, a block that may lack
+ waiting  ─┬─ refused ──► decode steps (`cruise`): the same decision until somebody ends or comes
+           └─ admitted ─► a step that takes prompts on ──► its members join the cohort
+ blocks lack ───────────► a step in which the tail gives way
+ none of these ─────────► the scheduler composes the next step in full
 ```
 
-Between two events most steps repeat the decision of the step before: one token for everybody. A
-scheduler that promises this (`outlook`) is not asked again until something happens. What is left
-of a step is its price, its row and a few sums.
+Most steps of most engines are of three kinds, and their rules are a few whole numbers, which a
+scheduler states as its `Terms`. What is left of such a step is arithmetic on counts of blocks and
+tokens; requests are touched when they are admitted, when they give way and when they end.
+Whatever the terms do not cover ends the stretch: the step is composed as if there were none.
 """
 
 from __future__ import annotations
 
-from heapq import heappop
-from typing import TYPE_CHECKING
+from kvsim.blocks.tables import Tables
+from kvsim.recorder import pack
+from kvsim.request import RUNNING, Request
+from kvsim.schedule.cruise import Course, Cruise
+from kvsim.schedule.pace import Pace, Terms
 
-from kvsim.blocks.tables import COUNTED, Tables
-from kvsim.recorder import STEP_COLUMNS, Recorder, pack
-from kvsim.schedule.lockstep import Lockstep
-from kvsim.schedule.pace import DecodePrices, Outlook, Pace
+MOST_STEPS = 10_000
+"""Of a stretch, so that somebody who watches the clock sees it move."""
 
-if TYPE_CHECKING:
-    import numpy as np
-
-LONG_STEPS = 48
-"""From so many steps on, columns of numbers are faster than steps one by one."""
+Chunk = tuple[Request, int, bool]
+"""A request, the tokens of it that a step takes on, and whether one is sampled."""
 
 
-class Stretches(Lockstep):
-    """`Lockstep`, several steps at a time where nothing can come between."""
+class Stretches(Cruise):
+    """`Cruise`, and the steps between."""
 
     def __init__(self, blocks: Tables) -> None:
         super().__init__(blocks)
+        self.left: list[Request] = []
+        """Who ended in the last stretch, in order."""
         self.stretches = 0
         self.stretched_steps = 0
-        """Steps of the cohort that were taken in stretches."""
+        """Steps that were taken in stretches."""
 
     def shortcuts(self) -> dict[str, int]:
         stretched = {"stretches": self.stretches, "stretched_steps": self.stretched_steps}
         return {**super().shortcuts(), **stretched}
 
-    def stretch(
-        self,
-        pace: Pace,
-        outlook: Outlook,
-        now_ns: int,
-        horizon_ns: float,
-        prices: DecodePrices,
-        recorder: Recorder,
-    ) -> int:
-        """Take steps from `now_ns` on; answers how many. The last one ends at `self.now_ns`.
+    def stretch(self, course: Course, now_ns: int, next_ns: float, horizon_ns: float) -> bool:
+        """Take steps from `now_ns` on, until something is to be done outside; False: none is.
 
-        No step but the first starts at `horizon_ns` or later, and none follows one in which
-        somebody ends. Call `landed` when its end has come.
+        The next one arrives at `next_ns`. No step but the first starts at `horizon_ns` or later.
+        The last one ends at `self.now_ns`; who ended meanwhile is in `self.left`.
         """
         self.now_ns = now_ns
-        first = self._composed
-        steps = self._steps_to_end()
-        lasts_ns = LONG_STEPS * (self._token_ns - self._composed_ns)
-        roomy = len(self._members) * LONG_STEPS < self.blocks.gpu.free * self._size
-        if steps >= LONG_STEPS and roomy and prices.run and now_ns + lasts_ns < horizon_ns:
-            self._long(pace, outlook, horizon_ns, steps, prices, recorder)
-        if self._composed == first:
-            self._short(pace, outlook, horizon_ns, prices, recorder)
-        steps = self._composed - first
-        if steps:
-            self.busy_until_ns = self.now_ns
-            self.stretches += 1
-            self.stretched_steps += steps
-            self.together_steps += steps
-            if outlook.blocked:
-                self.waiting[0].blocked_steps += steps
-        return steps
-
-    def _short(
-        self,
-        pace: Pace,
-        outlook: Outlook,
-        horizon_ns: float,
-        prices: DecodePrices,
-        recorder: Recorder,
-    ) -> None:
-        """Step by step, up to the next at whose end somebody may have got its last token."""
-        blocks, phases, size, now_ns = self.blocks, self._phases, self._size, self.now_ns
-        used, cached, blank, cpu_used, empty, stranded = blocks.census()
-        free = cached + blank
-        waiting, swapped, number = len(self.waiting), len(self.swapped), len(self._members)
-        blocked, floor = outlook
-        step, context, price = self._composed, self._context_tokens, prices.step
-        gaps, newcomers, rows = self.token_gaps_ns, self._newcomers, bytearray()
-        first, taken, start_ns, finished = step, 0, now_ns, 0
-        stop = step + self._steps_to_end()
-        while step < stop:
-            opening = len(phases[step % size])
-            if opening >= free or free < floor:
-                break
-            start_ns = now_ns
-            now_ns += price(number, context)
-            free -= opening
-            taken += opening
-            blank -= opening
-            if blank < 0:
-                cached += blank
-                blank = 0
-            empty += opening * size - number
-            if step in newcomers:
-                self.now_ns = now_ns
-                self._count_gaps(number, step)
-            else:
-                gap = now_ns - self._token_ns
-                gaps[gap] = gaps.get(gap, 0) + number
-            self._token_ns = now_ns
-            step += 1
-            if step == stop and not pace.lingers:
-                finished = self._ending(step)
-            rows += pack(
-                start_ns, now_ns, 0, 0, 0, 0, 0, number, context, number, 0, 0, 0, 0, 0, 0, 0,
-                waiting, number, swapped, used + taken, cached, blank, cpu_used, empty, stranded,
-                blocked, finished,
-            )  # fmt: skip
-            context += number
-            if now_ns >= horizon_ns:
-                break
-        self.now_ns = now_ns
-        recorder.extend_packed(rows)
-        self._taken(step - first, taken, start_ns)
-
-    def _long(
-        self,
-        pace: Pace,
-        outlook: Outlook,
-        horizon_ns: float,
-        steps: int,
-        prices: DecodePrices,
-        recorder: Recorder,
-    ) -> None:
-        """All at once, column by column; none where blocks may lack soon."""
-        import numpy as np
-
-        number, now_ns, size = len(self._members), self.now_ns, self._size
-        used, cached, blank, cpu_used, empty, stranded = self.blocks.census()
-        opening = self._openings(steps)
-        free = cached + blank - (np.cumsum(opening) - opening)
-        fits = (opening < free) & (free >= outlook.floor_blocks)
-        if not fits.all():
-            steps = int(np.argmin(fits))
-            if steps < LONG_STEPS:
-                return
-        assert prices.run is not None
-        within = None if horizon_ns == float("inf") else int(horizon_ns) - now_ns
-        times = prices.run(number, self._context_tokens, steps, within)
-        steps = len(times)
-        taken = np.cumsum(opening[:steps])
-        tokens = number * np.arange(1, steps + 1)
-        end_ns = now_ns + np.cumsum(np.array(times, dtype=np.int64))
-        columns: dict[str, int | np.ndarray] = {
-            "start_ns": end_ns - times,
-            "end_ns": end_ns,
-            "decode_seqs": number,
-            "context_tokens": self._context_tokens - number + tokens,
-            "batched_tokens": number,
-            "waiting": len(self.waiting),
-            "running": number,
-            "swapped": len(self.swapped),
-            "used_blocks": used + taken,
-            "cached_blocks": cached - np.maximum(taken - blank, 0),
-            "free_blocks": np.maximum(blank - taken, 0),
-            "cpu_used_blocks": cpu_used,
-            "empty_slots": empty + size * taken - tokens,
-            "stranded_blocks": stranded,
-            "blocked": outlook.blocked,
-        }
-        rows = np.zeros((steps, len(STEP_COLUMNS)), dtype=np.int64)
-        for name, column in columns.items():
-            rows[:, STEP_COLUMNS.index(name)] = column
-        last = self._composed + steps
-        if last in self._ends and not pace.lingers:
-            rows[-1, STEP_COLUMNS.index("finished")] = self._ending(last)
-        recorder.extend(rows)
-        self._count_all_gaps(times, number)
-        self.now_ns = self._token_ns = int(end_ns[-1])
-        self._taken(steps, int(taken[-1]), int(end_ns[-1]) - times[-1])
-
-    def _count_all_gaps(self, times: list[int], number: int) -> None:
-        """Book the gaps of steps in a row, which only in the first are not the steps' times."""
-        self.now_ns += times[0]
-        self._count_gaps(number, self._composed)
-        gaps = self.token_gaps_ns
-        for gap in times[1:]:
-            gaps[gap] = gaps.get(gap, 0) + number
-
-    def _openings(self, steps: int) -> np.ndarray:
-        """How many members open a block in each of the next steps."""
-        import numpy as np
-
-        counts = np.array([len(members) for members in self._phases])
-        return np.resize(np.roll(counts, -(self._composed % self._size)), steps)
-
-    def _taken(self, steps: int, blocks: int, start_ns: int) -> None:
-        """So many steps were taken, which opened so many blocks; the last began at `start_ns`."""
-        if steps:
-            number = len(self._members)
-            self.blocks.gpu.take_many(blocks)
-            self.blocks.open_together(blocks, steps * number)
-            self._context_tokens += steps * number
-            self._composed += steps
-            self._settled = self._composed
-            self._composed_ns = start_ns
-
-    def _steps_to_end(self) -> int:
-        """Steps until somebody may have got its last token."""
-        ends = self._next_ends
-        while ends and ends[0] <= self._composed:
-            heappop(ends)
-        return ends[0] - self._composed
-
-    def landed(self, pace: Pace) -> None:
-        """The time of a stretch has passed: tell who has got its last token."""
-        if self.lingering:
-            self.lingering = []
-        if self._settled in self._ends:
-            self._tell_ends(pace)
-
-    def all_together(self, pace: Pace) -> bool:
-        if self.blocks.lockstep != COUNTED or self._flying or self.lingering:
+        if not self._may_begin(course):
             return False
-        self._recruit(pace)
-        return bool(self._members) and not (self.behind or self._sitting)
+        first = self.stretched_steps
+        self.left = []
+        while steps := self._steps(course, min(next_ns, horizon_ns)):
+            self.stretched_steps += steps
+            if self.ended:
+                self.left += self.ended
+                self.ended = []
+                if course.heard:
+                    break
+            if (
+                self.lingering
+                or self.now_ns >= horizon_ns
+                or self.stretched_steps - first >= MOST_STEPS
+            ):
+                break
+            if not (self._members or self.waiting or self.behind) and next_ns < horizon_ns:
+                self.now_ns = max(self.now_ns, int(next_ns))
+            if next_ns <= self.now_ns:
+                next_ns = course.arrivals(self.now_ns)
+                if self.ended:
+                    break  # They were turned away.
+        if self.stretched_steps == first:
+            return False
+        self.busy_until_ns = max(self.busy_until_ns, self.now_ns)
+        self.stretches += 1
+        return True
 
-    def _ending(self, step: int) -> int:
-        """How many have got their last token when `step` steps are settled."""
-        members = self._members
-        return sum([r in members and members[r].last == step for r in self._ends[step]])
+    def _may_begin(self, course: Course) -> bool:
+        if self._flying or self._sitting or self.lingering:
+            return False
+        pace = course.pace
+        self._counts_composed = pace.counts_composed
+        self._recruit(pace)
+        return self._one_behind(course.terms) and pace.undisturbed(self)
+
+    def _one_behind(self, terms: Terms) -> bool:
+        """Whether nobody runs beside the cohort but, where steps are mixed, in its prompt."""
+        if not self.behind:
+            return True
+        sequence = self.behind[0].sequences[0]
+        if len(self.behind) > 1 or not (terms.mixes and sequence.prompt_stage):
+            return False
+        # The last token alone counts as a decode in vLLM V1.
+        return not terms.by_chunk or sequence.computed < sequence.length - 1
+
+    def _steps(self, course: Course, cut_ns: float) -> int:
+        """Take the next step, and where it is a decode step, those that are the same; answers how
+        many, 0 where the scheduler has to compose."""
+        pace, terms = course.pace, course.terms
+        if self.behind:
+            self._recruit(pace)
+            if not self._one_behind(terms):
+                return 0
+        number, opening = len(self._members), len(self._phases[self._composed % self._size])
+        free, blocked, need = self.blocks.gpu.free, 0, 0
+        if self.waiting and not self.behind:
+            tokens = 0
+            if terms.mixes:
+                free, tokens = free - opening, number
+            length = self.waiting[0].sequences[0].length
+            if length > terms.longest:
+                return 0
+            need = -(-length // self._size)
+            asked = _asked(terms.chunked, length, terms.max_num_batched_tokens - tokens)
+            blocked = pace.refusal(self.blocks, free, need, asked, tokens, number)
+        if self.behind or (self.waiting and not blocked):
+            if terms.mixes and not self._decodes_fit(terms):
+                return self._giving_way(course, blocked)
+            return self._prefills(course) if self._ordinary(terms) else 0
+        if not number:
+            return 0
+        floor = pace.refuses_from(blocked, need) if blocked else 0
+        return self._decodes(course, blocked, floor, cut_ns) or self._giving_way(course, blocked)
+
+    # -- a step that takes prompts on ------------------------------------------------------------
+
+    def _prefills(self, course: Course) -> int:
+        """One step with chunks of prompts, and the decodes if they are mixed."""
+        terms, blocks, start_ns = course.terms, self.blocks, self.now_ns
+        number = len(self._members) if terms.mixes else 0
+        plan = self.begin(start_ns)
+        if number:
+            opening = len(self._phases[self._composed % self._size])
+            blocks.gpu.take_many(opening)
+            blocks.open_together(opening, number)
+            plan.together = plan.decode_seqs = plan.samples = number
+            plan.context_tokens = self._context_tokens
+        plan.batched_tokens = number
+        running = len(self._members) + len(self.behind)
+        chunks = self._continued(terms) if self.behind else []
+        cached, admitted = self._admit(course, running, chunks)
+        waiting, batched, census = len(self.waiting), plan.batched_tokens, blocks.census()
+        self.now_ns = end_ns = start_ns + course.step_ns(plan)
+        ended = self._together(course.pace, start_ns) if number else []
+        through = self._sampled(course.pace, chunks)
+        if through or ended:
+            both = through + ended if terms.prompts_first else ended + through
+            course.pace.last_tokens(self, both)
+        course.recorder.extend_packed(pack(
+            start_ns, end_ns, 0, 0, len(chunks), batched - number - cached, cached, number,
+            plan.context_tokens, batched, 0, 0, 0, 0, 0, 0, 0,
+            waiting, running + admitted, 0, *census, plan.blocked, len(self.ended),
+        ))  # fmt: skip
+        return 1
+
+    def _decodes_fit(self, terms: Terms) -> bool:
+        """Whether there are blocks for a step of the cohort."""
+        if not self._members:
+            return True
+        opening = self._phases[self._composed % self._size]
+        left = self.blocks.gpu.free - len(opening)
+        return left > 0 or (
+            not left and (not terms.spare or next(reversed(self._members)) in opening)
+        )
+
+    def _ordinary(self, terms: Terms) -> bool:
+        """Whether nobody who may come into the next step can be turned away or preempt itself."""
+        longest, room = terms.longest, terms.max_num_batched_tokens
+        for request in self.waiting:
+            length = request.sequences[0].length
+            if length > longest:
+                return False
+            room -= length
+            if room < 0:
+                break
+        if not self.behind:
+            return True
+        sequence, blocks, number = self.behind[0].sequences[0], self.blocks, len(self._members)
+        left = blocks.gpu.free - len(self._phases[self._composed % self._size])
+        if sequence.length > longest:
+            return False
+        if not terms.by_chunk:
+            return blocks.growth_need(sequence) <= left
+        tokens = min(sequence.length - sequence.computed, terms.max_num_batched_tokens - number)
+        return blocks.need(sequence, sequence.computed + tokens, []) <= left
+
+    def _continued(self, terms: Terms) -> list[Chunk]:
+        """Go on with the prompt that is under way."""
+        plan, request = self.plan, self.behind[0]
+        sequence = request.sequences[0]
+        computed = sequence.computed
+        tokens = min(sequence.length - computed, terms.max_num_batched_tokens - plan.batched_tokens)
+        if not tokens:
+            return []
+        if terms.by_chunk:
+            self.blocks.extend(sequence, computed + tokens)
+        _, samples = self._take_on(request, sequence, tokens)
+        plan.chunks.append((tokens, computed))
+        plan.samples += samples
+        plan.batched_tokens += tokens
+        return [(request, tokens, samples)]
+
+    def _admit(self, course: Course, running: int, chunks: list[Chunk]) -> tuple[int, int]:
+        """Admit from the head of the waiting queue until one is refused, beside `running` ones.
+
+        Answers cached tokens, and how many were admitted.
+        """
+        terms, plan, blocks, waiting = course.terms, self.plan, self.blocks, self.waiting
+        refusal, most, size = course.pace.refusal, terms.max_num_batched_tokens, self._size
+        tokens, cached_tokens = plan.batched_tokens, 0
+        seqs = running
+        while waiting:
+            request = waiting[0]
+            sequence = request.sequences[0]
+            length = sequence.length
+            asked = _asked(terms.chunked, length, most - tokens)
+            need = -(-length // size)
+            plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
+            if plan.blocked:
+                request.blocked_steps += 1
+                break
+            waiting.popleft()
+            if terms.by_chunk:
+                blocks.hold(sequence, asked, [])
+            else:
+                blocks.allocate(sequence)
+            sequence.state = RUNNING
+            self._scheduled(request)
+            cached, samples = self._take_on(request, sequence, asked)
+            plan.chunks.append((asked - cached, cached))
+            plan.samples += samples
+            chunks.append((request, asked, samples))
+            cached_tokens += cached
+            tokens += asked
+            seqs += 1
+        plan.batched_tokens = tokens
+        return cached_tokens, seqs - running
+
+    def _sampled(self, pace: Pace, chunks: list[Chunk]) -> list[Request]:
+        """The chunks of a step are computed: who is through its prompt joins the cohort.
+
+        Answers who has got its last token with the first.
+        """
+        behind = self.behind
+        ended = []
+        for request, tokens, samples in chunks:
+            sequence = request.sequences[0]
+            sequence.computed += tokens
+            if behind and behind[0] is request:
+                behind.popleft()
+            if samples:
+                sequence.prompt_stage = False
+                self.token(sequence)
+                more = pace.decodes(request)
+                if more and not (behind and pace.lingers):
+                    self._join(request, sequence, more)
+                    continue
+                if not more:
+                    ended.append(request)
+            if not samples or pace.lingers:
+                behind.append(request)
+        return ended
+
+    # -- a step that lacks blocks ----------------------------------------------------------------
+
+    def _giving_way(self, course: Course, blocked: int) -> int:
+        """One decode step in which the tail gives way as long as somebody lacks a block; 0: it is
+        not that simple."""
+        terms, requeue, start_ns = course.terms, course.terms.requeue, self.now_ns
+        if requeue is None or len(self._members) < 2:
+            return 0
+        plan = self.begin(start_ns)
+        head = self.waiting[0] if blocked else None
+
+        def give_way(victim: Request) -> None:
+            self.preempt(victim)
+            requeue(self.waiting, victim)
+
+        if not self._make_room(give_way, terms.spare):
+            raise AssertionError("somebody has the blocks of those who gave way")
+        number, context = len(self._members), self._context_tokens
+        self._grow(course.pace, number)
+        if plan.preempted and terms.mixes:
+            blocked = terms.blocked
+        elif head is not None:
+            head.blocked_steps += 1
+        waiting, census = len(self.waiting), self.blocks.census()
+        self.now_ns = end_ns = start_ns + course.decode_ns(number, context)
+        ended = self._together(course.pace, start_ns)
+        if ended:
+            course.pace.last_tokens(self, ended)
+        course.recorder.extend_packed(pack(
+            start_ns, end_ns, 0, 0, 0, 0, 0, number, context, number, len(plan.preempted),
+            0, 0, 0, 0, 0, 0, waiting, number, 0, *census, blocked, len(self.ended),
+        ))  # fmt: skip
+        return 1
+
+
+def _asked(chunked: bool, length: int, left: int) -> int:
+    """Tokens of its prompt that a waiting request asks for; more than `left` if that is 0."""
+    return min(length, left) or length if chunked else length

@@ -18,11 +18,11 @@ from kvsim.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import by_priority, count, width
-from kvsim.schedule.pace import CLEAR, GiveWay, Outlook
+from kvsim.schedule.pace import GiveWay
 from kvsim.schedule.victims import tail
 from kvsim.schedule.vllm063_entries import Admissions, Entries, by_stage, run
 from kvsim.schedule.vllm063_outputs import process_outputs
-from kvsim.schedule.vllm063_rules import BLOCKS, WATERMARK, Rules
+from kvsim.schedule.vllm063_rules import Rules
 
 SWAPPED_OUT = BLOCKED.index("swapped")
 
@@ -255,28 +255,6 @@ class Vllm063(Rules):
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """What the engine does while the model runs."""
-
-    # -- requests that decode together -----------------------------------------------------------
-
-    def outlook(self, batch: Batch) -> Outlook | None:
-        """What the next steps have in common, if they are decodes of the cohort alone."""
-        if self.priority or batch.swapped or not batch.all_together(self):
-            return None
-        if not batch.waiting:
-            return CLEAR
-        blocks, head = batch.blocks, batch.waiting[0]
-        if self.chunked or blocks.hits_save.charged or blocks.hits_save.blocks:
-            return None
-        self._tokens, self._seqs = 0, batch.num_together
-        tokens, need = head.sequences[0].length, blocks.admission_need(head)
-        if tokens > self.prompt_limit or self._never(batch, need) or len(head.sequences) > 1:
-            return None
-        blocked = self._hindrance(batch, head, need, tokens)
-        if not blocked:
-            return None
-        # With fewer free blocks the reason would be another one, but for the last.
-        floor = {BLOCKS: 0, WATERMARK: need}.get(blocked, need + self._watermark(blocks))
-        return Outlook(blocked, floor)
 
     # -- after the step --------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from kvsim.plan import Plan
 from kvsim.request import SWAPPED, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import Moves, Outlook
+from kvsim.schedule.pace import Moves
 from kvsim.schedule.vllm063 import Vllm063
 from kvsim.schedule.vllm063_outputs import computed, in_batch_order, stops
 
@@ -41,12 +41,12 @@ class Vllm063Async(Vllm063):
         if not len(batch):
             self._process_pending(batch)
 
-    def outlook(self, batch: Batch) -> Outlook | None:
-        outlook = None if batch.aside else super().outlook(batch)
-        if outlook is not None:
-            # They all go on, so the test that is pending tells nothing.
-            self._pending.clear()
-        return outlook
+    def undisturbed(self, batch: Moves) -> bool:
+        if batch.aside or not super().undisturbed(batch):
+            return False
+        # They all go on, so the test that is pending tells nothing.
+        self._pending.clear()
+        return True
 
     def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         self._pending.update(dict.fromkeys(requests))

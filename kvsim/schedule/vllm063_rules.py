@@ -8,8 +8,8 @@ from kvsim.request import RUNNING, Request
 from kvsim.schedule import vllm063_deaths as deaths
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import count, width
-from kvsim.schedule.means import Prices, make_means
-from kvsim.schedule.pace import Moves
+from kvsim.schedule.means import Prices, by_width, make_means, recompute
+from kvsim.schedule.pace import Moves, Terms
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
 from kvsim.schedule.vllm063_outputs import stops_after
@@ -125,12 +125,23 @@ class Rules:
 
         `need`: the blocks that it takes; `asked`: the tokens that have to fit the budget.
         """
-        left = batch.blocks.admission_free - need
-        if left < self.watermark_blocks and left < self._watermark(batch.blocks):
+        blocks, seqs = batch.blocks, self._seqs + width(request) - 1
+        return self.refusal(blocks, blocks.admission_free, need, asked, self._tokens, seqs)
+
+    def refusal(
+        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
+    ) -> int:
+        """The rule behind it, in numbers (`pace.Sprinter.refusal`)."""
+        left = free - need
+        if left < self.watermark_blocks and left < self._watermark(blocks):
             return WATERMARK if left >= 0 else BLOCKS
-        if self._tokens + asked > self.max_num_batched_tokens:
+        if tokens + asked > self.max_num_batched_tokens:
             return TOKENS
-        return SLOTS if self._seqs + width(request) > self.max_num_seqs else 0
+        return SLOTS if seqs >= self.max_num_seqs else 0
+
+    def refuses_from(self, blocked: int, need: int) -> int:
+        """Fewer blocks would make another reason, unless it is the last one."""
+        return {BLOCKS: 0, WATERMARK: need}.get(blocked, need + self.watermark_blocks)
 
     def _watermark(self, blocks: Tables) -> int:
         return self.watermark_blocks if blocks.grows else 0
@@ -164,3 +175,26 @@ class Rules:
     def grow_one(self, batch: Moves, request: Request) -> None:
         """Slots for the next token of a request that decodes together with others."""
         batch.grow(request)
+
+    def terms(self, blocks: Tables) -> Terms | None:
+        """What its steps have in common (`kvsim.schedule.stretch`)."""
+        rule = blocks.hits_save
+        if self.priority or not blocks.grows or rule.charged or rule.blocks:
+            return None
+        recomputes = self.victim is tail and self.means in (by_width, recompute)
+        room = (blocks.admission_total - self.watermark_blocks) * blocks.block_size
+        return Terms(
+            mixes=self.chunked,
+            chunked=self.chunked,
+            by_chunk=False,
+            prompts_first=True,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            longest=min(self.prompt_limit, room),
+            spare=blocks.spare_block,
+            requeue=self.requeue if recomputes and not self.chunked else None,
+            blocked=0,
+        )
+
+    def undisturbed(self, batch: Moves) -> bool:
+        """Whether nobody is swapped out."""
+        return not batch.swapped

@@ -11,13 +11,14 @@ from blocks and from the budget.
 from __future__ import annotations
 
 from functools import partial
+from sys import maxsize
 
-from kvsim.blocks.tables import NAMED
+from kvsim.blocks.tables import NAMED, Tables
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
-from kvsim.request import RUNNING, Request, Sequence
+from kvsim.request import RUNNING, Request
 from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import CLEAR, Moves, Outlook
+from kvsim.schedule.pace import Moves, Terms
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, priority, tail
 from kvsim.schedule.vllm_v1_outputs import process_token, stops, stops_after
@@ -152,22 +153,18 @@ class VllmV1:
             sequence = request.sequences[0]
             assert not sequence.placeholders, "a step from before its preemption is in flight"
             hits: list[int] = []
-            saved = tokens = 0
-            if self._budget == 0:
-                plan.blocked = _TOKENS
-            elif batch.num_running >= self.max_num_seqs:
-                plan.blocked = _SLOTS
-            else:
+            saved = tokens = asked = need = 0
+            used, running = self.max_num_batched_tokens - self._budget, batch.num_running
+            if self._budget and running < self.max_num_seqs:
                 hits = blocks.match(sequence)
                 if blocks.hits_save.charged:
                     saved = blocks.hit_tokens(sequence, hits)
                 tokens = min(sequence.length - saved, most)
                 asked = tokens if blocks.hits_save.tested else saved + tokens
-                if asked > self._budget and not self.chunked:
-                    plan.blocked = _TOKENS
-                else:
-                    tokens = min(tokens, self._budget)
-                    plan.blocked = self._refusal(batch, sequence, saved + tokens, hits)
+                tokens = min(tokens, self._budget)
+                upto = sequence.length if self.reserve_full_isl else saved + tokens
+                need = blocks.need(sequence, upto, hits)
+            plan.blocked = self.refusal(blocks, blocks.gpu.free, need, asked, used, running)
             if plan.blocked:
                 request.blocked_steps += 1
                 break
@@ -201,17 +198,25 @@ class VllmV1:
 
     # -- rules -----------------------------------------------------------------------------------
 
-    def _refusal(self, batch: Batch, sequence: Sequence, upto: int, hits: list[int]) -> int:
-        """Why a waiting request does not get its blocks: index into `BLOCKED`, 0 if it does."""
-        blocks = batch.blocks
-        if self.reserve_full_isl:
-            upto = sequence.length
-        need = blocks.need(sequence, upto, hits)
-        free = blocks.gpu.free
+    def refusal(
+        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
+    ) -> int:
+        """Why the head of the waiting queue is not admitted (`pace.Sprinter.refusal`)."""
+        left = self.max_num_batched_tokens - tokens
+        if not left:
+            return _TOKENS
+        if seqs >= self.max_num_seqs:
+            return _SLOTS
+        if asked > left and not self.chunked:
+            return _TOKENS
         if need > free:
             return _BLOCKS
-        guarded = batch.num_running and blocks.grows
+        guarded = seqs and blocks.grows
         return _WATERMARK if guarded and need + self.watermark_blocks > free else 0
+
+    def refuses_from(self, blocked: int, need: int) -> int:
+        """Blocks are looked at last."""
+        return need if blocked == _WATERMARK else 0
 
     def _take_victim(self, batch: Batch) -> Request:
         # Whoever lacks a block is looked at by itself, and so is the tail.
@@ -251,23 +256,26 @@ class VllmV1:
             return 0
         return stops_after(sequence, self.max_model_len)
 
-    def outlook(self, batch: Batch) -> Outlook | None:
-        """What the next steps have in common, if they are decodes of the cohort alone."""
-        if self.victim is not tail or not batch.all_together(self):
+    def terms(self, blocks: Tables) -> Terms | None:
+        """What its steps have in common (`kvsim.schedule.stretch`)."""
+        plain = self.reserve_full_isl and not self.long_prefill_token_threshold
+        if blocks.needs_keys or not plain or self.victim is not tail:
             return None
-        if not batch.waiting:
-            return CLEAR
-        blocked = 0
-        if batch.num_together == self.max_num_batched_tokens:
-            blocked = _TOKENS
-        elif batch.num_together >= self.max_num_seqs:
-            blocked = _SLOTS
-        elif self.chunked and self.reserve_full_isl:
-            # Growth takes more blocks, so the reason stays the same; no other is so simple.
-            sequence = batch.waiting[0].sequences[0]
-            short = batch.blocks.need(sequence, sequence.length, []) > batch.blocks.gpu.free
-            blocked = _BLOCKS if short else 0
-        return Outlook(blocked, 0) if blocked else None
+        return Terms(
+            mixes=True,
+            chunked=self.chunked,
+            by_chunk=True,
+            prompts_first=False,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            longest=maxsize,
+            spare=False,
+            requeue=self.requeue,
+            blocked=_PREEMPTED,
+        )
+
+    def undisturbed(self, batch: Moves) -> bool:
+        """Nothing but the terms decides."""
+        return True
 
     def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         """End requests that decode together with others."""

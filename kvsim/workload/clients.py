@@ -69,6 +69,8 @@ class Clients:
         self._slots = len(requests) if config.max_concurrency is None else config.max_concurrency
         self._gate: list[tuple[int, int]] = []
         """Heap of (release time, index) of the requests that wait for a slot."""
+        self.listen = bool(self._next) or config.max_concurrency is not None
+        """Whether what they send depends on who has ended; if not, they need not be told."""
 
     def start(self) -> Iterator[tuple[int, Request]]:
         """Requests that wait for nothing but their time, as (release time in ns, request).
