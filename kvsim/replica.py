@@ -117,9 +117,7 @@ class Replica:
         self._upcoming = iter(clients.start())
         """What the clients send on their own, from which requests are taken when their time has
         passed; likewise the next two."""
-        self._next: Request | None = None
-        self._next_ns = inf
-        self._look_ahead()
+        self._next_ns, self._next = self._look_ahead()
         env.process(self._steps())
 
     @property
@@ -129,16 +127,17 @@ class Replica:
 
     # -- requests come in ------------------------------------------------------------------------
 
-    def _look_ahead(self) -> None:
-        self._next_ns, self._next = next(self._upcoming, (inf, None))
+    def _look_ahead(self) -> tuple[float, Request | None]:
+        return next(self._upcoming, (inf, None))
 
     def _arrivals(self, now_ns: int) -> None:
         """Send what the clients have sent on their own until now, each at its time."""
         while self._next_ns <= now_ns:
-            assert self._next is not None
-            if self.clients.offer(self._next, int(self._next_ns)):
-                self._receive(self._next)
-            self._look_ahead()
+            request = self._next
+            assert request is not None
+            if self.clients.offer(request, int(self._next_ns)):
+                self._receive(request)
+            self._next_ns, self._next = self._look_ahead()
 
     def _offer(self, request: Request) -> None:
         """A client wants to send a request now; its concurrency limit may hold it back."""
@@ -306,16 +305,16 @@ class Replica:
         self._set_alarm()
 
     def _take_inbox(self) -> int:
-        inbox = self._inbox
+        inbox, refused, batch = self._inbox, self.refused, self.batch
         if not inbox:
             return 0
         if len(inbox) > 1:
             inbox.sort(key=_arrival_order)
         for request in inbox:
-            if request.id in self.refused:
-                self.batch.refuse(request, self.refused[request.id])
+            if refused and request.id in refused:
+                batch.refuse(request, refused[request.id])
             else:
-                self._arrive(self.batch, request)
+                self._arrive(batch, request)
         self._inbox = []
         return len(inbox)
 

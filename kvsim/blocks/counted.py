@@ -34,10 +34,14 @@ class CountPool(BlockPool):
     def used(self) -> int:
         return self.size - self._left
 
-    def take_many(self, number: int) -> list[int]:
+    def lend(self, number: int) -> None:
+        """Take so many blocks."""
         self._left -= number
         assert self._left >= 0, "no idle block left"
-        return _counted(number, self.first)
+
+    def take_many(self, number: int) -> list[int]:
+        self.lend(number)
+        return cast("list[int]", range(self.first, self.first + number))
 
     def drop_table(self, table: list[int]) -> None:
         self._left += len(table)
@@ -47,14 +51,20 @@ class CountPool(BlockPool):
 
 
 class Counted(Tables):
-    """Moves of `Tables` on tables without names, for requests of one sequence."""
+    """Moves of `Tables` on tables without names, for requests of one sequence.
+
+    Tables are only measured, compared and walked, as ranges are.
+    """
 
     lockstep = COUNTED
+    gpu: CountPool
 
     def allocate(self, sequence: Sequence) -> None:
         length, size = sequence.length, self.block_size
         blocks = -(-length // size)
-        sequence.table = self.gpu.take_many(blocks)
+        self.gpu.lend(blocks)
+        first = self.gpu.first
+        sequence.table = range(first, first + blocks)  # type: ignore[assignment]
         sequence.filled = length
         sequence.seen = 0
         sequence.gap = False
@@ -73,13 +83,26 @@ class Counted(Tables):
         if missing > 0:
             if missing > self.gpu.free:
                 return False
-            self.gpu.take_many(missing)
-            sequence.table = _counted(held + missing, self.gpu.first)
+            self.gpu.lend(missing)
+            first = self.gpu.first
+            sequence.table = range(first, first + held + missing)  # type: ignore[assignment]
             self.empty_slots += missing * size
         if upto > sequence.filled:
             self.empty_slots -= upto - sequence.filled
             sequence.filled = upto
         return True
+
+    def free(self, sequence: Sequence) -> None:
+        table = sequence.table
+        if not table:
+            return
+        if table[0] >= self.cpu.first:
+            self.free_swapped(sequence)
+        else:
+            self.empty_slots -= len(table) * self.block_size - sequence.filled
+            self.release(sequence, self.gpu, -1)
+        sequence.table = []
+        sequence.filled = 0
 
     def fork(self, parent: Sequence, child: Sequence) -> Pairs:
         raise AssertionError("counted blocks cannot be shared")
@@ -91,11 +114,18 @@ class Counted(Tables):
         free = self.gpu.free
         return self.gpu.size - free, 0, free, self.cpu.used, self.empty_slots, 0
 
-    def open_together(self, blocks: int, tokens: int) -> None:
+    def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
+        if blocks:
+            self.gpu.lend(blocks - lent)
         self.empty_slots += blocks * self.block_size - tokens
 
+    def lend_together(self, blocks: int) -> None:
+        self.gpu.lend(blocks)
+
     def recount(self, sequence: Sequence) -> None:
-        sequence.table = _counted(-(-sequence.filled // self.block_size), self.gpu.first)
+        first = self.gpu.first
+        blocks = -(-sequence.filled // self.block_size)
+        sequence.table = range(first, first + blocks)  # type: ignore[assignment]
 
     def audit(self, requests: Iterable[Request]) -> None:
         used = {self.gpu: 0, self.cpu: 0}
@@ -131,8 +161,3 @@ COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     VllmV1Tables: CountedVllmV1,
 }
 """Block managers → what decides the same without naming blocks."""
-
-
-def _counted(blocks: int, first: int) -> list[int]:
-    """A table of so many blocks. Tables are only measured, compared and walked, as ranges are."""
-    return cast("list[int]", range(first, first + blocks))

@@ -67,10 +67,10 @@ class RunPool(CountPool):
     def used(self) -> int:
         return self.size - self._left - self._cached
 
-    def take_many(self, number: int) -> list[int]:
+    def lend(self, number: int) -> None:
         if number > self._left:
             self._evict(number - self._left)
-        return super().take_many(number)
+        super().lend(number)
 
     def hold(self, units: list[tuple[int, int]]) -> tuple[int, int]:
         """One more table holds the prompt made of these `(hash id, blocks)`.
@@ -172,7 +172,7 @@ class PrefixRuns(Counted, Naive):
         hits, missing = self.gpu.hold(units)
         self._lookups += shared
         self._hits += hits
-        self.gpu.take_many(missing + -(-sequence.length // size) - shared)
+        self.gpu.lend(missing + -(-sequence.length // size) - shared)
         sequence.filled = sequence.length
         self.recount(sequence)
         self._filled(sequence)

@@ -244,8 +244,13 @@ class Tables:
     def composed(self) -> None:
         """The step is composed."""
 
-    def open_together(self, blocks: int, tokens: int) -> None:
-        """So many `blocks` were taken, and so many `tokens` of sequences are in them or others."""
+    def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
+        """Take so many `blocks`, `lent` of which are taken already, for sequences that decode
+        together; so many `tokens` of them are in these blocks or others."""
+        raise NotImplementedError
+
+    def lend_together(self, blocks: int) -> None:
+        """Take so many blocks beforehand."""
         raise NotImplementedError
 
     def recount(self, sequence: Sequence) -> None:

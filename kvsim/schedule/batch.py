@@ -238,6 +238,14 @@ class Batch(Queues):
         """Every sequence of a request has ended."""
         self._end(request)
 
+    def complete(self, request: Request) -> None:
+        """A request of one sequence has all its tokens: its blocks are free."""
+        sequence = request.sequences[0]
+        sequence.state = FINISHED
+        self.blocks.free(sequence)
+        request.finish_ns = self.now_ns
+        self.ended.append(request)
+
     def lose(self, request: Request) -> None:
         """Forget a request without freeing its blocks, as an engine with that fault does."""
         for sequence in request.sequences:
@@ -286,7 +294,10 @@ class Batch(Queues):
 
     def _note(self, request: Request, kind: int, value: int = 0) -> None:
         """It shows from the start of the step being composed."""
-        self.transitions.note(request.index, kind, max(self.now_ns, self.busy_until_ns), value)
+        now_ns = self.now_ns
+        if self.busy_until_ns > now_ns:
+            now_ns = self.busy_until_ns
+        self.transitions.note(request.index, kind, now_ns, value)
 
     def _end(self, request: Request) -> None:
         request.finish_ns = self.now_ns

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.plan import Plan
 from kvsim.recorder import STEP_COLUMNS, Recorder, pack
+from kvsim.request import Request
 from kvsim.schedule.lockstep import Lockstep
 from kvsim.schedule.pace import Sprinter, Terms
 
@@ -53,25 +54,26 @@ class Cruise(Lockstep):
         """
         first = self._composed
         steps = self._steps_to_end()
-        lasts_ns = LONG_STEPS * (self._token_ns - self._composed_ns)
-        roomy = len(self._members) * LONG_STEPS < self.blocks.gpu.free * self._size
-        if steps >= LONG_STEPS and roomy and self.now_ns + lasts_ns < cut_ns:
-            self._long(course, blocked, floor_blocks, cut_ns, steps)
+        ended: list[Request] = []
+        if steps >= LONG_STEPS:
+            lasts_ns = LONG_STEPS * (self._token_ns - self._composed_ns)
+            roomy = len(self._members) * LONG_STEPS < self.blocks.gpu.free * self._size
+            if roomy and self.now_ns + lasts_ns < cut_ns:
+                ended = self._long(course, blocked, floor_blocks, cut_ns, steps)
         if self._composed == first:
-            self._short(course, blocked, floor_blocks, cut_ns, steps)
+            ended = self._short(course, blocked, floor_blocks, cut_ns, steps)
         steps = self._composed - first
-        if steps:
-            if blocked:
-                self.waiting[0].blocked_steps += steps
-            ended = self._through(course.pace) if self._composed in self._ends else []
-            if ended:
-                course.pace.last_tokens(self, ended)
+        if steps and blocked:
+            self.waiting[0].blocked_steps += steps
+        if ended:
+            self._part(course.pace, ended)
+            course.pace.last_tokens(self, ended)
         return steps
 
     def _short(
         self, course: Course, blocked: int, floor_blocks: int, cut_ns: float, steps: int
-    ) -> None:
-        """Step by step."""
+    ) -> list[Request]:
+        """Step by step; answers who has got its last token."""
         phases, size, now_ns = self._phases, self._size, self.now_ns
         used, cached, blank, cpu_used, empty, stranded = self.blocks.census()
         free = cached + blank
@@ -79,6 +81,7 @@ class Cruise(Lockstep):
         step, context, decode_ns = self._composed, self._context_tokens, course.decode_ns
         gaps, newcomers, rows = self.token_gaps_ns, self._newcomers, bytearray()
         first, taken, start_ns, finished = step, 0, now_ns, 0
+        ended: list[Request] = []
         mixes, stop = course.terms.mixes, step + steps
         while step < stop:
             opening = len(phases[step % size])
@@ -103,7 +106,8 @@ class Cruise(Lockstep):
             self._token_ns = now_ns
             step += 1
             if step == stop:
-                finished = self._ending(course.pace, step)
+                ended = self._due(step)
+                finished = 0 if course.pace.lingers else len(ended)
             rows += pack(
                 start_ns, now_ns, 0, 0, 0, 0, 0, number, context, number, 0, 0, 0, 0, 0, 0, 0,
                 waiting, number, 0, used + taken, cached, blank, cpu_used, empty, stranded,
@@ -113,12 +117,14 @@ class Cruise(Lockstep):
             if now_ns >= cut_ns:
                 break
         self.now_ns = now_ns
-        course.recorder.extend_packed(rows)
-        self._taken(step - first, taken, start_ns)
+        if step > first:
+            course.recorder.extend_packed(rows)
+            self._taken(step - first, taken, start_ns)
+        return ended
 
     def _long(
         self, course: Course, blocked: int, floor_blocks: int, cut_ns: float, steps: int
-    ) -> None:
+    ) -> list[Request]:
         """All at once, column by column; none where blocks may lack soon."""
         import numpy as np
 
@@ -130,7 +136,7 @@ class Cruise(Lockstep):
         if not fits.all():
             steps = int(np.argmin(fits))
             if steps < LONG_STEPS:
-                return
+                return []
         within = None if cut_ns == float("inf") else int(cut_ns) - now_ns
         times = course.decode_run_ns(number, self._context_tokens, steps, within)
         steps = len(times)
@@ -156,11 +162,14 @@ class Cruise(Lockstep):
         rows = np.zeros((steps, len(STEP_COLUMNS)), dtype=np.int64)
         for name, column in columns.items():
             rows[:, STEP_COLUMNS.index(name)] = column
-        rows[-1, STEP_COLUMNS.index("finished")] = self._ending(course.pace, self._composed + steps)
+        ended = self._due(self._composed + steps)
+        if not course.pace.lingers:
+            rows[-1, STEP_COLUMNS.index("finished")] = len(ended)
         course.recorder.extend(rows)
         self._count_all_gaps(times, number)
         self.now_ns = self._token_ns = int(end_ns[-1])
         self._taken(steps, int(taken[-1]), int(end_ns[-1]) - times[-1])
+        return ended
 
     def _count_all_gaps(self, times: list[int], number: int) -> None:
         """Book the gaps of steps in a row, which only in the first are not the steps' times."""
@@ -179,15 +188,13 @@ class Cruise(Lockstep):
 
     def _taken(self, steps: int, blocks: int, start_ns: int) -> None:
         """So many steps were taken, which opened so many blocks; the last began at `start_ns`."""
-        if steps:
-            number = len(self._members)
-            self.blocks.gpu.take_many(blocks)
-            self.blocks.open_together(blocks, steps * number)
-            self._context_tokens += steps * number
-            self._composed += steps
-            self._settled = self._composed
-            self._composed_ns = start_ns
-            self.together_steps += steps
+        tokens = steps * len(self._members)
+        self.blocks.open_together(blocks, tokens)
+        self._context_tokens += tokens
+        self._composed += steps
+        self._settled = self._composed
+        self._composed_ns = start_ns
+        self.together_steps += steps
 
     def _steps_to_end(self) -> int:
         """Steps until somebody may have got its last token."""
@@ -195,11 +202,3 @@ class Cruise(Lockstep):
         while ends and ends[0] <= self._composed:
             heappop(ends)
         return ends[0] - self._composed
-
-    def _ending(self, pace: Sprinter, step: int) -> int:
-        """How many end with their last token when `step` steps are settled."""
-        due = self._ends.get(step)
-        if due is None or pace.lingers:
-            return 0
-        members = self._members
-        return sum([r in members and members[r].last == step for r in due])

@@ -168,15 +168,23 @@ class Lockstep(Batch):
 
     def _through(self, pace: Pace) -> list[Request]:
         """Who has got its last token in the step settled last; they leave, or linger."""
-        members, step = self._members, self._settled
-        due = self._ends.pop(step)
-        ended = [request for request in due if request in members and members[request].last == step]
+        ended = self._due(self._settled)
+        self._part(pace, ended)
+        return ended
+
+    def _due(self, step: int) -> list[Request]:
+        """Whose last token is that of a step."""
+        members = self._members
+        due = self._ends.pop(step, ())
+        return [request for request in due if request in members and members[request].last == step]
+
+    def _part(self, pace: Pace, ended: list[Request]) -> None:
+        """They have got their last token."""
         if pace.lingers:
             self.lingering = ended
         else:
             for request in ended:
                 self._extract(request)
-        return ended
 
     def has_more(self, request: Request) -> bool:
         return request in self._members and request not in self.lingering
@@ -205,7 +213,8 @@ class Lockstep(Batch):
         for request in self._ends.get(self._composed, ()):
             member = self._members.get(request)
             if member and member.last == self._composed and request not in self._sitting:
-                self._leave_steps(request, member)
+                del self._phases[(member.joined - member.filled) % self._size][request]
+                self._context_tokens -= member.known + self._composed - member.joined
                 self._sitting[request] = None
 
     def _recruit(self, pace: Pace) -> None:
@@ -258,7 +267,7 @@ class Lockstep(Batch):
                 self.dissolve()
                 return False
             # The first to open blocks get what is free; whoever finds nothing makes the tail go.
-            gpu.take_many(free)
+            self.blocks.lend_together(free)
             self._given += free
             if self.behind:
                 last = self.behind.pop()
@@ -272,8 +281,7 @@ class Lockstep(Batch):
         opening = self._phases[self._composed % self._size]
         blocks = self.blocks
         if blocks.lockstep == COUNTED:
-            blocks.gpu.take_many(len(opening) - self._given)
-            blocks.open_together(len(opening), number)
+            blocks.open_together(len(opening), number, self._given)
             return
         filling = self._phases[(self._composed + 1) % self._size]
         visited = sorted({**opening, **filling}, key=lambda request: self._members[request].place)
@@ -311,19 +319,20 @@ class Lockstep(Batch):
 
     def _extract(self, request: Request) -> None:
         """Bring a member up to date and let it leave."""
-        member = self._members.pop(request)
+        place, joined, last, filled, known = self._members.pop(request)
         composed = self._composed
         if request in self._sitting:
             del self._sitting[request]
-            composed = member.last
+            composed = last
         else:
-            self._leave_steps(request, member)
-        steps = composed - member.joined
-        settled = max(0, min(self._settled, composed) - member.joined)
+            del self._phases[(joined - filled) % self._size][request]
+            self._context_tokens -= known + composed - joined
+        steps = composed - joined
+        settled = max(0, min(self._settled, composed) - joined) if self._flying else steps
         sequence = request.sequences[0]
         sequence.length += settled
         sequence.computed += steps if self._counts_composed else settled
-        sequence.filled = member.filled + steps
+        sequence.filled = filled + steps
         self.blocks.recount(sequence)
         if steps:
             sequence.access_ns = self._composed_ns
@@ -332,14 +341,9 @@ class Lockstep(Batch):
             sequence.last_token_ns = self._token_ns
         if steps > settled:
             sequence.placeholders += steps - settled
-            first = max(self._settled, member.joined) - self._settled
+            first = max(self._settled, joined) - self._settled
             for number in range(first, first + steps - settled):
-                self._flying[number].left.append((member.place, request))
-
-    def _leave_steps(self, request: Request, member: Member) -> None:
-        """The next steps are without this member."""
-        del self._phases[(member.joined - member.filled) % self._size][request]
-        self._context_tokens -= member.known + self._composed - member.joined
+                self._flying[number].left.append((place, request))
 
 
 def _place(left: tuple[int, Request]) -> int:

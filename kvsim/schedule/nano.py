@@ -162,8 +162,7 @@ class Nano:
             if samples:
                 batch.token(sequence)
                 if stops(sequence):
-                    batch.end_sequence(sequence)
-                    batch.finish(request)
+                    batch.complete(request)
         if len(batch.ended) > before:
             batch.remove_ended()
 

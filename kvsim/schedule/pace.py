@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kvsim.blocks.tables import Tables
-from kvsim.request import Request, Sequence
+from kvsim.request import Request
 
 GiveWay = Callable[[Request], None]
 """What a scheduler does with a victim."""
@@ -52,12 +52,8 @@ class Moves(Protocol):
         """Slots for the newest tokens of a running request."""
         ...
 
-    def end_sequence(self, sequence: Sequence) -> None:
-        """A sequence has all its tokens."""
-        ...
-
-    def finish(self, request: Request) -> None:
-        """Every sequence of a request has ended."""
+    def complete(self, request: Request) -> None:
+        """A request of one sequence has all its tokens."""
         ...
 
     def length(self, request: Request) -> int:

@@ -101,29 +101,29 @@ class Stretches(Cruise):
         """Take the next step, and where it is a decode step, those that are the same; answers how
         many, 0 where the scheduler has to compose."""
         pace, terms = course.pace, course.terms
+        blocked = floor = 0
         if self.behind:
             self._recruit(pace)
             if not self._one_behind(terms):
                 return 0
-        number, opening = len(self._members), len(self._phases[self._composed % self._size])
-        free, blocked, need = self.blocks.gpu.free, 0, 0
         if self.waiting and not self.behind:
-            tokens = 0
-            if terms.mixes:
-                free, tokens = free - opening, number
             length = self.waiting[0].sequences[0].length
             if length > terms.longest:
                 return 0
-            need = -(-length // self._size)
-            asked = _asked(terms.chunked, length, terms.max_num_batched_tokens - tokens)
-            blocked = pace.refusal(self.blocks, free, need, asked, tokens, number)
+            blocks, seqs, need = self.blocks, len(self._members), -(-length // self._size)
+            free, tokens, asked = blocks.gpu.free, 0, length
+            if terms.mixes:
+                free, tokens = free - len(self._phases[self._composed % self._size]), seqs
+                asked = _asked(terms, length, tokens)
+            blocked = pace.refusal(blocks, free, need, asked, tokens, seqs)
+            if blocked:
+                floor = pace.refuses_from(blocked, need)
         if self.behind or (self.waiting and not blocked):
             if terms.mixes and not self._decodes_fit(terms):
                 return self._giving_way(course, blocked)
             return self._prefills(course) if self._ordinary(terms) else 0
-        if not number:
+        if not self._members:
             return 0
-        floor = pace.refuses_from(blocked, need) if blocked else 0
         return self._decodes(course, blocked, floor, cut_ns) or self._giving_way(course, blocked)
 
     # -- a step that takes prompts on ------------------------------------------------------------
@@ -135,7 +135,6 @@ class Stretches(Cruise):
         plan = self.begin(start_ns)
         if number:
             opening = len(self._phases[self._composed % self._size])
-            blocks.gpu.take_many(opening)
             blocks.open_together(opening, number)
             plan.together = plan.decode_seqs = plan.samples = number
             plan.context_tokens = self._context_tokens
@@ -169,17 +168,20 @@ class Stretches(Cruise):
 
     def _ordinary(self, terms: Terms) -> bool:
         """Whether nobody who may come into the next step can be turned away or preempt itself."""
-        longest, room = terms.longest, terms.max_num_batched_tokens
-        for request in self.waiting:
-            length = request.sequences[0].length
-            if length > longest:
-                return False
-            room -= length
-            if room < 0:
-                break
+        longest, room, blocks = terms.longest, terms.max_num_batched_tokens, self.blocks
+        if len(self.waiting) > 1:
+            free = inf if blocks.needs_keys else blocks.gpu.free * self._size
+            for request in self.waiting:
+                length = request.sequences[0].length
+                if length > longest:
+                    return False
+                room -= length
+                free -= length
+                if room < 0 or free < 0:
+                    break
         if not self.behind:
             return True
-        sequence, blocks, number = self.behind[0].sequences[0], self.blocks, len(self._members)
+        sequence, number = self.behind[0].sequences[0], len(self._members)
         left = blocks.gpu.free - len(self._phases[self._composed % self._size])
         if sequence.length > longest:
             return False
@@ -207,22 +209,22 @@ class Stretches(Cruise):
     def _admit(self, course: Course, running: int, chunks: list[Chunk]) -> tuple[int, int]:
         """Admit from the head of the waiting queue until one is refused, beside `running` ones.
 
-        Answers cached tokens, and how many were admitted.
+        Where no prompt is under way, the first is known to be admissible. Answers cached tokens, and how many were admitted.
         """
         terms, plan, blocks, waiting = course.terms, self.plan, self.blocks, self.waiting
-        refusal, most, size = course.pace.refusal, terms.max_num_batched_tokens, self._size
-        tokens, cached_tokens = plan.batched_tokens, 0
-        seqs = running
+        refusal, chunked, size = course.pace.refusal, terms.chunked, self._size
+        tokens, seqs, cached_tokens = plan.batched_tokens, running, 0
         while waiting:
             request = waiting[0]
             sequence = request.sequences[0]
             length = sequence.length
-            asked = _asked(terms.chunked, length, most - tokens)
-            need = -(-length // size)
-            plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
-            if plan.blocked:
-                request.blocked_steps += 1
-                break
+            asked = _asked(terms, length, tokens) if chunked else length
+            if seqs > running or self.behind:
+                need = -(-length // size)
+                plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
+                if plan.blocked:
+                    request.blocked_steps += 1
+                    break
             waiting.popleft()
             if terms.by_chunk:
                 blocks.hold(sequence, asked, [])
@@ -300,6 +302,8 @@ class Stretches(Cruise):
         return 1
 
 
-def _asked(chunked: bool, length: int, left: int) -> int:
-    """Tokens of its prompt that a waiting request asks for; more than `left` if that is 0."""
-    return min(length, left) or length if chunked else length
+def _asked(terms: Terms, length: int, tokens: int) -> int:
+    """What a waiting request asks for in a step that has `tokens` tokens: more than is left if that
+    is nothing."""
+    left = terms.max_num_batched_tokens - tokens
+    return left if terms.chunked and 0 < left < length else length

@@ -72,8 +72,7 @@ class Vllm063Async(Vllm063):
         sequence = request.sequences[0]
         if sequence.state > SWAPPED or not stops(sequence, self.max_model_len):
             return False
-        batch.end_sequence(sequence)
-        batch.finish(request)
+        batch.complete(request)
         return True
 
     def _begin_running(self, batch: Batch) -> None:

@@ -81,8 +81,7 @@ def _sampled(batch: Batch, request: Request, max_model_len: int) -> None:
         sequence = request.sequences[0]
         batch.token(sequence)
         if stops(sequence, max_model_len):
-            batch.end_sequence(sequence)
-            batch.finish(request)
+            batch.complete(request)
         return
     for sequence in [s for s in request.sequences if s.state == RUNNING]:
         children: list[Sequence] = []

@@ -169,8 +169,7 @@ class Rules:
     def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         """End requests that decode together with others."""
         for request in requests:
-            batch.end_sequence(request.sequences[0])
-            batch.finish(request)
+            batch.complete(request)
 
     def grow_one(self, batch: Moves, request: Request) -> None:
         """Slots for the next token of a request that decodes together with others."""

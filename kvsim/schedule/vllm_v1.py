@@ -280,11 +280,10 @@ class VllmV1:
     def last_tokens(self, batch: Moves, requests: list[Request]) -> None:
         """End requests that decode together with others."""
         for request in requests:
-            sequence = request.sequences[0]
             if batch.blocks.lockstep == NAMED:
+                sequence = request.sequences[0]
                 batch.blocks.publish(sequence, sequence.length - 1)
-            batch.end_sequence(sequence)
-            batch.finish(request)
+            batch.complete(request)
 
     def grow_one(self, batch: Moves, request: Request) -> None:
         """Slots for the next token of a request that decodes together with others."""

@@ -30,6 +30,5 @@ def process_token(batch: Batch, request: Request, max_model_len: int) -> bool:
     batch.token(sequence)
     if not stops(sequence, max_model_len):
         return False
-    batch.end_sequence(sequence)
-    batch.finish(request)
+    batch.complete(request)
     return True

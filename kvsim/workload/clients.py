@@ -55,7 +55,6 @@ class Clients:
         self.skipped: list[Request] = []
         self._requests = requests
         self._release_ns = release_ns
-        self._think_ns = think_times(rows, config)
         self._next: dict[int, list[int]] = {}
         """Row -> rows that its completion releases."""
         self._first: list[int] = []
@@ -65,6 +64,7 @@ class Clients:
             else:
                 assert after < index, "a row waits for an earlier one"
                 self._next.setdefault(after, []).append(index)
+        self._think_ns = think_times(rows, config) if self._next else []
         self._first.sort(key=release_ns.__getitem__)
         self._slots = len(requests) if config.max_concurrency is None else config.max_concurrency
         self._gate: list[tuple[int, int]] = []
@@ -77,8 +77,8 @@ class Clients:
 
         In order of (release time, place in the trace). Offer each at its time.
         """
-        for index in self._first:
-            yield self._release_ns[index], self._requests[index]
+        times, requests = self._release_ns.__getitem__, self._requests.__getitem__
+        return zip(map(times, self._first), map(requests, self._first), strict=True)
 
     def offer(self, request: Request, now_ns: int) -> bool:
         """A client wants to send `request` now: True if it is sent, False if it waits at the gate.
