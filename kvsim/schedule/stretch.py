@@ -15,6 +15,8 @@ Whatever the terms do not cover ends the stretch: the step is composed as if the
 
 from __future__ import annotations
 
+from math import inf
+
 from kvsim.blocks.tables import Tables
 from kvsim.recorder import pack
 from kvsim.request import RUNNING, Request
@@ -209,7 +211,8 @@ class Stretches(Cruise):
     def _admit(self, course: Course, running: int, chunks: list[Chunk]) -> tuple[int, int]:
         """Admit from the head of the waiting queue until one is refused, beside `running` ones.
 
-        Where no prompt is under way, the first is known to be admissible. Answers cached tokens, and how many were admitted.
+        Where no prompt is under way, the first is known to be admissible. Answers cached tokens,
+        and how many were admitted.
         """
         terms, plan, blocks, waiting = course.terms, self.plan, self.blocks, self.waiting
         refusal, chunked, size = course.pace.refusal, terms.chunked, self._size
