@@ -67,8 +67,12 @@ class Cruise(Lockstep):
             self.waiting[0].blocked_steps += steps
         if ended:
             self._part(course.pace, ended)
-            course.pace.last_tokens(self, ended)
+            self._tell(course.pace, ended)
         return steps
+
+    def _tell(self, pace: Sprinter, ended: list[Request]) -> None:
+        """Tell the scheduler who has got its last token."""
+        pace.last_tokens(self, ended)
 
     def _short(
         self, course: Course, blocked: int, floor_blocks: int, cut_ns: float, steps: int

@@ -124,27 +124,9 @@ class Lockstep(Batch):
         plan.together = number
         plan.decode_seqs += number
         plan.context_tokens += self._context_tokens
-        self._context_tokens += number
-        self._composed += 1
-        self._composed_ns = self.now_ns
+        self._compose(number)
         self._flying.append(plan)
-        self.together_steps += 1
         return number
-
-    def _together(self, pace: Pace, start_ns: int) -> list[Request]:
-        """A step of the cohort that began at `start_ns`, and for which there was room, is over.
-
-        Answers who has got its last token.
-        """
-        number = len(self._members)
-        self._count_gaps(number, self._settled)
-        self._context_tokens += number
-        self._composed += 1
-        self._settled = self._composed
-        self._composed_ns = start_ns
-        self._token_ns = self.now_ns
-        self.together_steps += 1
-        return self._through(pace) if self._settled in self._ends else []
 
     def settle_together(self, plan: Plan, pace: Pace) -> list[tuple[Request, int, bool]]:
         if self.lingering:
@@ -152,13 +134,9 @@ class Lockstep(Batch):
         if not self._flying or self._flying[0] is not plan:
             return []
         self._flying.popleft()
-        self._count_gaps(plan.together - len(plan.left), self._settled)
-        self._settled += 1
-        self._token_ns = self.now_ns
-        if self._settled in self._ends:
-            ended = self._through(pace)
-            if ended:
-                pace.last_tokens(self, ended)
+        ended = self._settle(pace, plan.together - len(plan.left))
+        if ended:
+            pace.last_tokens(self, ended)
         if not plan.left:
             return []
         left = [request for _, request in sorted(plan.left, key=_place)]
@@ -166,8 +144,21 @@ class Lockstep(Batch):
             request.sequences[0].placeholders -= 1
         return [(request, 1, True) for request in left]
 
-    def _through(self, pace: Pace) -> list[Request]:
-        """Who has got its last token in the step settled last; they leave, or linger."""
+    def _compose(self, number: int) -> None:
+        """A step of so many members, who have their slots, begins now."""
+        self._context_tokens += number
+        self._composed += 1
+        self._composed_ns = self.now_ns
+        self.together_steps += 1
+
+    def _settle(self, pace: Pace, number: int) -> list[Request]:
+        """So many members have their token of the next step to be settled; answers who has got its
+        last one: they leave, or linger."""
+        self._count_gaps(number, self._settled)
+        self._settled += 1
+        self._token_ns = self.now_ns
+        if self._settled not in self._ends:
+            return []
         ended = self._due(self._settled)
         self._part(pace, ended)
         return ended

@@ -21,7 +21,7 @@ from kvsim.blocks.tables import Tables
 from kvsim.recorder import pack
 from kvsim.request import RUNNING, Request
 from kvsim.schedule.cruise import Course, Cruise
-from kvsim.schedule.pace import Pace, Terms
+from kvsim.schedule.pace import Pace, Sprinter, Terms
 
 MOST_STEPS = 10_000
 """Of a stretch, so that somebody who watches the clock sees it move."""
@@ -37,6 +37,8 @@ class Stretches(Cruise):
         super().__init__(blocks)
         self.left: list[Request] = []
         """Who ended in the last stretch, in order."""
+        self._untold: list[Request] = []
+        """Who has got its last token, lingers, and may part before the scheduler has to know."""
         self.stretches = 0
         self.stretched_steps = 0
         """Steps that were taken in stretches."""
@@ -63,11 +65,9 @@ class Stretches(Cruise):
                 self.ended = []
                 if course.heard:
                     break
-            if (
-                self.lingering
-                or self.now_ns >= horizon_ns
-                or self.stretched_steps - first >= MOST_STEPS
-            ):
+            if self.now_ns >= horizon_ns or self.stretched_steps - first >= MOST_STEPS:
+                break
+            if self.lingering and not self._may_part(course):
                 break
             if not (self._members or self.waiting or self.behind) and next_ns < horizon_ns:
                 self.now_ns = max(self.now_ns, int(next_ns))
@@ -75,6 +75,9 @@ class Stretches(Cruise):
                 next_ns = course.arrivals(self.now_ns)
                 if self.ended:
                     break  # They were turned away.
+        if self._untold:
+            course.pace.last_tokens(self, self._untold)
+            self._untold = []
         if self.stretched_steps == first:
             return False
         self.busy_until_ns = max(self.busy_until_ns, self.now_ns)
@@ -82,12 +85,29 @@ class Stretches(Cruise):
         return True
 
     def _may_begin(self, course: Course) -> bool:
-        if self._flying or self._sitting or self.lingering:
+        if self._flying or self._sitting or not self._may_part(course):
             return False
         pace = course.pace
         self._counts_composed = pace.counts_composed
         self._recruit(pace)
-        return self._one_behind(course.terms) and pace.undisturbed(self)
+        if self._one_behind(course.terms) and pace.undisturbed(self):
+            self._untold = list(self.lingering)
+            return True
+        return False
+
+    def _may_part(self, course: Course) -> bool:
+        """Whether those that linger, if any, end as the next step begins, and no client waits for
+        that. (Who is longer than `max_model_len` sits that step out in vLLM 0.6.3.)"""
+        longest = course.terms.longest
+        return not self.lingering or (
+            not course.heard and all(self.length(request) <= longest for request in self.lingering)
+        )
+
+    def _tell(self, pace: Sprinter, ended: list[Request]) -> None:
+        if pace.lingers:
+            self._untold += ended
+        else:
+            pace.last_tokens(self, ended)
 
     def _one_behind(self, terms: Terms) -> bool:
         """Whether nobody runs beside the cohort but, where steps are mixed, in its prompt."""
@@ -122,11 +142,12 @@ class Stretches(Cruise):
                 floor = pace.refuses_from(blocked, need)
         if self.behind or (self.waiting and not blocked):
             if terms.mixes and not self._decodes_fit(terms):
-                return self._giving_way(course, blocked)
+                return self._one_decode(course, blocked)
             return self._prefills(course) if self._ordinary(terms) else 0
         if not self._members:
             return 0
-        return self._decodes(course, blocked, floor, cut_ns) or self._giving_way(course, blocked)
+        steps = 0 if self.lingering else self._decodes(course, blocked, floor, cut_ns)
+        return steps or self._one_decode(course, blocked)
 
     # -- a step that takes prompts on ------------------------------------------------------------
 
@@ -140,17 +161,20 @@ class Stretches(Cruise):
             blocks.open_together(opening, number)
             plan.together = plan.decode_seqs = plan.samples = number
             plan.context_tokens = self._context_tokens
+            self._compose(number)
         plan.batched_tokens = number
         running = len(self._members) + len(self.behind)
         chunks = self._continued(terms) if self.behind else []
         cached, admitted = self._admit(course, running, chunks)
+        if self.lingering:
+            running -= self._farewell()
         waiting, batched, census = len(self.waiting), plan.batched_tokens, blocks.census()
         self.now_ns = end_ns = start_ns + course.step_ns(plan)
-        ended = self._together(course.pace, start_ns) if number else []
+        ended = self._settle(course.pace, len(self._members)) if number else []
         through = self._sampled(course.pace, chunks)
         if through or ended:
             both = through + ended if terms.prompts_first else ended + through
-            course.pace.last_tokens(self, both)
+            self._tell(course.pace, both)
         course.recorder.extend_packed(pack(
             start_ns, end_ns, 0, 0, len(chunks), batched - number - cached, cached, number,
             plan.context_tokens, batched, 0, 0, 0, 0, 0, 0, 0,
@@ -270,39 +294,63 @@ class Stretches(Cruise):
                 behind.append(request)
         return ended
 
-    # -- a step that lacks blocks ----------------------------------------------------------------
+    # -- a decode step by itself -----------------------------------------------------------------
 
-    def _giving_way(self, course: Course, blocked: int) -> int:
-        """One decode step in which the tail gives way as long as somebody lacks a block; 0: it is
+    def _one_decode(self, course: Course, blocked: int) -> int:
+        """One decode step, in which the tail gives way as long as somebody lacks a block; 0: it is
         not that simple."""
         terms, requeue, start_ns = course.terms, course.terms.requeue, self.now_ns
-        if requeue is None or len(self._members) < 2:
+        short = not self._decodes_fit(terms)
+        if short and (requeue is None or len(self._members) < 2 or self.lingering):
             return 0
         plan = self.begin(start_ns)
         head = self.waiting[0] if blocked else None
 
         def give_way(victim: Request) -> None:
+            assert requeue is not None
             self.preempt(victim)
             requeue(self.waiting, victim)
 
-        if not self._make_room(give_way, terms.spare):
-            raise AssertionError("somebody has the blocks of those who gave way")
-        number, context = len(self._members), self._context_tokens
-        self._grow(course.pace, number)
+        self._make_room(give_way, terms.spare)
         if plan.preempted and terms.mixes:
             blocked = terms.blocked
         elif head is not None:
             head.blocked_steps += 1
+        number, context = len(self._members), self._context_tokens
+        self._grow(course.pace, number)
+        self._compose(number)
+        running = number - self._farewell() if self.lingering else number
         waiting, census = len(self.waiting), self.blocks.census()
         self.now_ns = end_ns = start_ns + course.decode_ns(number, context)
-        ended = self._together(course.pace, start_ns)
+        ended = self._settle(course.pace, running)
         if ended:
-            course.pace.last_tokens(self, ended)
+            self._tell(course.pace, ended)
         course.recorder.extend_packed(pack(
             start_ns, end_ns, 0, 0, 0, 0, 0, number, context, number, len(plan.preempted),
-            0, 0, 0, 0, 0, 0, waiting, number, 0, *census, blocked, len(self.ended),
+            0, 0, 0, 0, 0, 0, waiting, running, 0, *census, blocked, len(self.ended),
         ))  # fmt: skip
         return 1
+
+    def _farewell(self) -> int:
+        """Those that linger end as the step begins, having taken part in it if it is one of the
+        cohort; answers how many."""
+        parting = self.lingering
+        for request in parting:
+            _, joined, last, filled, known = self._members.pop(request)
+            steps = self._composed - joined
+            del self._phases[(joined - filled) % self._size][request]
+            self._context_tokens -= known + steps
+            sequence = request.sequences[0]
+            sequence.length += last - joined
+            sequence.computed += last - joined
+            sequence.filled = filled + steps
+            sequence.last_token_ns = self._token_ns
+            request.output_tokens += last - joined
+            self.blocks.recount(sequence)
+            self.complete(request)
+        self.lingering = []
+        self._untold = []
+        return len(parting)
 
 
 def _asked(terms: Terms, length: int, tokens: int) -> int:
