@@ -105,6 +105,11 @@ class Sprinter(Pace, Protocol):
         """Whether the next step is as the terms say; then no test of a last token is pending."""
         ...
 
+    def turns_away(self, blocks: Tables, tokens: int, need: int) -> str:
+        """Why a waiting request that takes on so many tokens and needs so many blocks is given up;
+        empty: it is not."""
+        ...
+
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:

@@ -15,8 +15,6 @@ Whatever the terms do not cover ends the stretch: the step is composed as if the
 
 from __future__ import annotations
 
-from math import inf
-
 from kvsim.blocks.tables import Tables
 from kvsim.recorder import pack
 from kvsim.request import RUNNING, Request
@@ -39,6 +37,8 @@ class Stretches(Cruise):
         """Who ended in the last stretch, in order."""
         self._untold: list[Request] = []
         """Who has got its last token, lingers, and may part before the scheduler has to know."""
+        self._turned_away = 0
+        """Waiting requests that the engine gave up in the step being composed."""
         self.stretches = 0
         self.stretched_steps = 0
         """Steps that were taken in stretches."""
@@ -128,10 +128,12 @@ class Stretches(Cruise):
             self._recruit(pace)
             if not self._one_behind(terms):
                 return 0
+        if self.waiting and self.waiting[0].sequences[0].length > terms.longest:
+            if course.heard or terms.chunked or not self._decodes_fit(terms):
+                return 0
+            self._turn_away(course)
         if self.waiting and not self.behind:
             length = self.waiting[0].sequences[0].length
-            if length > terms.longest:
-                return 0
             blocks, seqs, need = self.blocks, len(self._members), -(-length // self._size)
             free, tokens, asked = blocks.gpu.free, 0, length
             if terms.mixes:
@@ -143,11 +145,41 @@ class Stretches(Cruise):
         if self.behind or (self.waiting and not blocked):
             if terms.mixes and not self._decodes_fit(terms):
                 return self._one_decode(course, blocked)
-            return self._prefills(course) if self._ordinary(terms) else 0
+            return self._prefills(course) if self._ordinary(course) else 0
         if not self._members:
-            return 0
-        steps = 0 if self.lingering else self._decodes(course, blocked, floor, cut_ns)
+            return self._no_step(course, blocked) if self._turned_away else 0
+        alike = not (self.lingering or self._turned_away)
+        steps = self._decodes(course, blocked, floor, cut_ns) if alike else 0
         return steps or self._one_decode(course, blocked)
+
+    def _turn_away(self, course: Course) -> bool:
+        """Give the head of the waiting queue up, as long as the engine does; whether it did."""
+        waiting, blocks, size, before = self.waiting, self.blocks, self._size, self._turned_away
+        while waiting:
+            length = waiting[0].sequences[0].length
+            reason = course.pace.turns_away(blocks, length, -(-length // size))
+            if not reason:
+                break
+            self.ignore(waiting.popleft(), reason)
+            self._turned_away += 1
+        return self._turned_away > before
+
+    def _no_step(self, course: Course, blocked: int) -> int:
+        """Requests were turned away, and nothing runs."""
+        if blocked:
+            self.waiting[0].blocked_steps += 1
+        start_ns, waiting, census = self.now_ns, len(self.waiting), self.blocks.census()
+        self.now_ns = end_ns = start_ns + course.step_ns(self.begin(start_ns))
+        course.recorder.extend_packed(pack(
+            start_ns, end_ns, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, self._gave_up(),
+            waiting, 0, 0, *census, blocked, len(self.ended),
+        ))  # fmt: skip
+        return 1
+
+    def _gave_up(self) -> int:
+        """How many were turned away in the step that is recorded now."""
+        number, self._turned_away = self._turned_away, 0
+        return number
 
     # -- a step that takes prompts on ------------------------------------------------------------
 
@@ -177,7 +209,7 @@ class Stretches(Cruise):
             self._tell(course.pace, both)
         course.recorder.extend_packed(pack(
             start_ns, end_ns, 0, 0, len(chunks), batched - number - cached, cached, number,
-            plan.context_tokens, batched, 0, 0, 0, 0, 0, 0, 0,
+            plan.context_tokens, batched, 0, 0, 0, 0, 0, 0, self._gave_up(),
             waiting, running + admitted, 0, *census, plan.blocked, len(self.ended),
         ))  # fmt: skip
         return 1
@@ -192,18 +224,18 @@ class Stretches(Cruise):
             not left and (not terms.spare or next(reversed(self._members)) in opening)
         )
 
-    def _ordinary(self, terms: Terms) -> bool:
-        """Whether nobody who may come into the next step can be turned away or preempt itself."""
-        longest, room, blocks = terms.longest, terms.max_num_batched_tokens, self.blocks
-        if len(self.waiting) > 1:
-            free = inf if blocks.needs_keys else blocks.gpu.free * self._size
+    def _ordinary(self, course: Course) -> bool:
+        """Whether nobody who may come into the next step can be turned away to the surprise of a
+        client, or preempt itself."""
+        terms, blocks = course.terms, self.blocks
+        longest, room = terms.longest, terms.max_num_batched_tokens
+        if len(self.waiting) > 1 and (course.heard or terms.chunked):
             for request in self.waiting:
                 length = request.sequences[0].length
                 if length > longest:
                     return False
                 room -= length
-                free -= length
-                if room < 0 or free < 0:
+                if room < 0:
                     break
         if not self.behind:
             return True
@@ -245,6 +277,8 @@ class Stretches(Cruise):
             request = waiting[0]
             sequence = request.sequences[0]
             length = sequence.length
+            if length > terms.longest and not chunked and self._turn_away(course):
+                continue
             asked = _asked(terms, length, tokens) if chunked else length
             if seqs > running or self.behind:
                 need = -(-length // size)
@@ -327,7 +361,7 @@ class Stretches(Cruise):
             self._tell(course.pace, ended)
         course.recorder.extend_packed(pack(
             start_ns, end_ns, 0, 0, 0, 0, 0, number, context, number, len(plan.preempted),
-            0, 0, 0, 0, 0, 0, waiting, running, 0, *census, blocked, len(self.ended),
+            0, 0, 0, 0, 0, self._gave_up(), waiting, running, 0, *census, blocked, len(self.ended),
         ))  # fmt: skip
         return 1
 

@@ -101,21 +101,18 @@ class Vllm063(Rules):
         """
         admitted: Admissions = []
         waiting, plan, blocks = batch.waiting, batch.plan, batch.blocks
-        rule, watermark = blocks.hits_save, self._watermark(blocks)
+        rule = blocks.hits_save
         while waiting:
             request = waiting[0]
             if count(request, WAITING) != 1:
                 raise deaths.swapped_in_waiting(request)
             saved = self._saved(batch, request) if rule.charged else 0
             tokens = self._new_tokens(request, WAITING, self.chunked, saved)
-            if saved + tokens > self.prompt_limit:
-                waiting.popleft()
-                batch.ignore(request, "too-long")
-                continue
             need = blocks.admission_need(request)
-            if blocks.admission_total - need < watermark:
+            reason = self.turns_away(blocks, saved + tokens, need)
+            if reason:
                 waiting.popleft()
-                batch.ignore(request, "never-fits")
+                batch.ignore(request, reason)
                 continue
             asked = tokens if rule.tested or self.chunked else saved + tokens
             if saved + tokens == 0:

@@ -112,6 +112,12 @@ class Rules:
             and self._seqs + seqs <= self.max_num_seqs
         )
 
+    def turns_away(self, blocks: Tables, tokens: int, need: int) -> str:
+        """Why a waiting request is given up (`pace.Sprinter.turns_away`)."""
+        if tokens > self.prompt_limit:
+            return "too-long"
+        return "never-fits" if blocks.admission_total - need < self._watermark(blocks) else ""
+
     def _never(self, batch: Batch, need: int) -> bool:
         """Whether an admission that needs so many blocks can never be.
 

@@ -198,6 +198,10 @@ class VllmV1:
 
     # -- rules -----------------------------------------------------------------------------------
 
+    def turns_away(self, blocks: Tables, tokens: int, need: int) -> str:
+        """Nobody who has arrived."""
+        return ""
+
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
