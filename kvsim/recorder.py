@@ -10,8 +10,6 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from array import array
-
     import numpy as np
 
 STEP_COLUMNS = (
@@ -55,50 +53,103 @@ prompts wait until every swapped request is back; a preemption in this step."""
 PIECE_STEPS = 1 << 15
 """Rows that are packed together."""
 
-_ROW_BYTES = 8 * len(STEP_COLUMNS)
-_PIECE_BYTES = PIECE_STEPS * _ROW_BYTES
 pack = Struct(f"{len(STEP_COLUMNS)}q").pack
-"""One row as bytes, for `Recorder.extend_packed`."""
+"""One row as bytes, for `Recorder.packed`."""
 
 
 class Recorder:
     """Keeps the rows of one run, packed (`kvsim.packed`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int = 1) -> None:
+        """`block_size`: tokens per block, for `decodes`."""
         from kvsim.packed import PackedColumns
 
+        self._block_size = block_size
         self._rows = bytearray()
         """What is not packed yet, as consecutive 64-bit integers."""
-        self._packed = PackedColumns(STEP_COLUMNS)
+        self._steps: list[int] = []
+        """For each of these rows 0, or how many decode steps it stands for (`decodes`)."""
+        self._ends_ns: list[int] = []
+        """When these steps end, and how many blocks each of them opens."""
+        self._opened: list[int] = []
+        self._columns = PackedColumns(STEP_COLUMNS)
+        self._number = 0
 
     def step(self, row: tuple[int, ...]) -> None:
         """Append one row, in the order of `STEP_COLUMNS`."""
-        self._rows += pack(*row)
-        if len(self._rows) >= _PIECE_BYTES:
+        self.packed(pack(*row))
+
+    def packed(self, row: bytes) -> None:
+        """Append one row as `pack` gives it."""
+        self._rows += row
+        self._steps.append(0)
+        self._number += 1
+        if self._number - self._columns.rows >= PIECE_STEPS:
             self._seal()
 
-    def extend(self, rows: np.ndarray | array[int]) -> None:
-        """Append whole rows at once: an int64 array of shape (steps, columns), or its numbers."""
-        self.extend_packed(rows.tobytes())
+    def decodes(self, row: bytes, ends_ns: list[int], opened: list[int]) -> None:
+        """Append pure decode steps in a row, which end then and open so many blocks.
 
-    def extend_packed(self, rows: bytes | bytearray) -> None:
-        """Append whole rows, each as `pack` gives it."""
-        self._rows += rows
-        if len(self._rows) >= _PIECE_BYTES:
+        `row` is that of the first, but for the blocks and empty slots, which are those before it,
+        and for `finished`, which is of the last.
+        """
+        self._rows += row
+        self._steps.append(len(ends_ns))
+        self._ends_ns += ends_ns
+        self._opened += opened
+        self._number += len(ends_ns)
+        if self._number - self._columns.rows >= PIECE_STEPS:
             self._seal()
 
     def __len__(self) -> int:
-        return self._packed.rows + len(self._rows) // _ROW_BYTES
+        return self._number
 
     def columns(self) -> Mapping[str, np.ndarray]:
         """Each column as an int64 array of one entry per step; a long run unpacks it at access."""
-        if self._rows:
+        if self._steps:
             self._seal()
-        columns = self._packed
+        columns = self._columns
         return columns if columns.rows > PIECE_STEPS else dict(columns)
 
     def _seal(self) -> None:
         import numpy as np
 
-        self._packed.add(np.frombuffer(self._rows, np.int64).reshape(-1, len(STEP_COLUMNS)))
-        self._rows = bytearray()
+        rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(STEP_COLUMNS))
+        columns = unfold(rows, self._steps, self._ends_ns, self._opened, self._block_size)
+        self._columns.add(columns.T)
+        self._rows, self._steps, self._ends_ns, self._opened = bytearray(), [], [], []
+
+
+def unfold(
+    rows: np.ndarray, steps: list[int], ends_ns: list[int], opened: list[int], block_size: int
+) -> np.ndarray:
+    """The columns of rows of which some stand for decode steps in a row (`Recorder.decodes`).
+
+    `rows` has the shape (rows, columns), the answer (columns, steps).
+    """
+    import numpy as np
+
+    number = np.array(steps)
+    columns = np.repeat(np.ascontiguousarray(rows.T), np.maximum(number, 1), axis=1)
+    if not ends_ns:
+        return columns
+    column = dict(zip(STEP_COLUMNS, columns, strict=True))
+    folded = np.repeat(number > 0, np.maximum(number, 1))
+    number = number[number > 0]
+    first = np.cumsum(number) - number
+    place = np.arange(len(ends_ns)) - np.repeat(first, number)
+    end_ns, blocks = np.array(ends_ns), np.cumsum(opened)
+    blocks -= np.repeat(blocks[first] - np.array(opened)[first], number)
+    start_ns = np.concatenate([end_ns[:1], end_ns[:-1]])
+    start_ns[first] = column["start_ns"][folded][first]
+    tokens = column["decode_seqs"][folded]
+    blank = column["free_blocks"][folded]
+    column["start_ns"][folded] = start_ns
+    column["end_ns"][folded] = end_ns
+    column["context_tokens"][folded] += place * tokens
+    column["used_blocks"][folded] += blocks
+    column["free_blocks"][folded] = np.maximum(blank - blocks, 0)
+    column["cached_blocks"][folded] -= np.maximum(blocks - blank, 0)
+    column["empty_slots"][folded] += block_size * blocks - (place + 1) * tokens
+    column["finished"][folded] *= place == np.repeat(number, number) - 1
+    return columns

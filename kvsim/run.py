@@ -76,7 +76,7 @@ def simulate(
         requests = make_requests(trace, rows, n=config.n, keyed=parts.blocks.needs_keys)
         clients = Clients(requests, rows, release_times(rows, config), config)
         batch = Batch(parts.blocks) if dull else Stretches(parts.blocks)
-        recorder = Recorder()
+        recorder = Recorder(parts.blocks.block_size)
         refused = {error.request: error.kind for error in errors}
         outcome = _play(parts, batch, clients, recorder, refused, progress, watcher)
         if config.on_engine_error == "stop" or outcome.request in ("", *refused):

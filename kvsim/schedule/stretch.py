@@ -170,7 +170,7 @@ class Stretches(Cruise):
             self.waiting[0].blocked_steps += 1
         start_ns, waiting, census = self.now_ns, len(self.waiting), self.blocks.census()
         self.now_ns = end_ns = start_ns + course.step_ns(self.begin(start_ns))
-        course.recorder.extend_packed(pack(
+        course.recorder.packed(pack(
             start_ns, end_ns, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, self._gave_up(),
             waiting, 0, 0, *census, blocked, len(self.ended),
         ))  # fmt: skip
@@ -207,7 +207,7 @@ class Stretches(Cruise):
         if through or ended:
             both = through + ended if terms.prompts_first else ended + through
             self._tell(course.pace, both)
-        course.recorder.extend_packed(pack(
+        course.recorder.packed(pack(
             start_ns, end_ns, 0, 0, len(chunks), batched - number - cached, cached, number,
             plan.context_tokens, batched, 0, 0, 0, 0, 0, 0, self._gave_up(),
             waiting, running + admitted, 0, *census, plan.blocked, len(self.ended),
@@ -359,7 +359,7 @@ class Stretches(Cruise):
         ended = self._settle(course.pace, running)
         if ended:
             self._tell(course.pace, ended)
-        course.recorder.extend_packed(pack(
+        course.recorder.packed(pack(
             start_ns, end_ns, 0, 0, 0, 0, 0, number, context, number, len(plan.preempted),
             0, 0, 0, 0, 0, self._gave_up(), waiting, running, 0, *census, blocked, len(self.ended),
         ))  # fmt: skip
