@@ -88,6 +88,7 @@ class Replica:
         refused: Mapping[str, str] = MappingProxyType({}),
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
+        over: Callable[[Request], None] | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
@@ -103,6 +104,10 @@ class Replica:
             watcher.begin()
         self.progress = progress
         """Called with the number of requests that have just ended."""
+        self.over = over
+        """Called with each request that has ended and is in no step any more."""
+        self._ended: deque[tuple[int, list[Request]]] = deque()
+        """Requests that `over` was not called with, behind the number of steps when they ended."""
         self._inbox: list[Request] = []
         self._flying: deque[Flight] = deque()
         self._in_flight: int = getattr(scheduler, "in_flight", 1)
@@ -330,6 +335,16 @@ class Replica:
                 self._release(ended)
             if self.progress is not None:
                 self.progress(len(ended))
+            if self.over is not None:
+                self._bury(self.over, ended)
+
+    def _bury(self, over: Callable[[Request], None], ended: list[Request]) -> None:
+        """Let go of requests that ended before any step under way was composed."""
+        steps = len(self.recorder)
+        self._ended.append((steps, list(ended)))
+        while self._ended[0][0] < steps - self._in_flight:
+            for request in self._ended.popleft()[1]:
+                over(request)
 
     def _check(self, plan: Plan, finished: int) -> None:
         """Audit the books now and then; stop a run that goes nowhere."""

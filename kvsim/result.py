@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter
+from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
 from kvsim.engines import ENGINES
 from kvsim.request import Request
+from kvsim.tally import Tally
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 
@@ -51,7 +52,7 @@ class Result:
     """Provenance: versions, trace, settings, memory, time source, outcome."""
     keep_books: Callable[[], Books] | None = field(repr=False)
     """Works out the columns of steps and requests, ledger included, when they are asked for."""
-    token_gaps_ns: dict[int, int] = field(repr=False)
+    token_gaps_ns: Tally = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
     transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """Columns of `kvsim.transitions.TRANSITION_COLUMNS`."""
@@ -99,28 +100,58 @@ class Result:
         return steps_frame(self.steps)
 
 
-def request_columns(requests: list[Request]) -> dict[str, Any]:
-    """One entry per request and column, in trace order; -1: never happened."""
-    import numpy as np
+class Archive:
+    """What requests came to, packed one by one when they are over."""
 
-    read = attrgetter(*_REQUEST_INTEGERS, "cached_tokens")
-    names = (*_REQUEST_INTEGERS, "num_cached_tokens")
-    columns = np.empty((len(names), len(requests)), dtype=np.int64)
-    for first in range(0, len(requests), _AT_ONCE):
-        some = requests[first : first + _AT_ONCE]
-        numbers = np.fromiter(chain.from_iterable(map(read, some)), np.int64)
-        columns[:, first : first + len(some)] = numbers.reshape(-1, len(names)).T
-    return {
-        "id": [request.id for request in requests],
-        "session": [request.session or "" for request in requests],
-        "status": ["rejected" if request.reason else "completed" for request in requests],
-        "reason": [request.reason for request in requests],
-        **dict(zip(names, columns, strict=True)),
-    }
+    def __init__(self) -> None:
+        self._numbers = bytearray()
+        """`_REQUEST_INTEGERS` of each, as consecutive 64-bit integers."""
+        self._names: list[tuple[str, str, str]] = []
+        """Id, session, reason."""
+
+    def add(self, request: Request) -> None:
+        """Keep what it came to; it may change no more."""
+        self._numbers += _pack(*_numbers_of(request))
+        self._names.append((request.id, request.session or "", request.reason))
+
+    def missing(self, number: int) -> list[int]:
+        """Indices below `number` of the requests that are not kept here."""
+        import numpy as np
+
+        absent = np.ones(number, dtype=bool)
+        absent[self._table()[:, 0]] = False
+        return list(map(int, np.flatnonzero(absent)))
+
+    def columns(self) -> dict[str, Any]:
+        """One entry per request and column, in trace order; -1: never happened."""
+        import numpy as np
+
+        numbers = self._table()
+        order = np.argsort(numbers[:, 0])
+        names = [self._names[place] for place in order.tolist()]
+        columns = {name: numbers[order, place] for place, name in enumerate(_REQUEST_INTEGERS)}
+        columns["num_cached_tokens"] = columns.pop("cached_tokens")
+        return {
+            "id": [name for name, _, _ in names],
+            "session": [session for _, session, _ in names],
+            "status": ["rejected" if reason else "completed" for _, _, reason in names],
+            "reason": [reason for _, _, reason in names],
+            **columns,
+        }
+
+    def _table(self) -> np.ndarray:
+        import numpy as np
+
+        return np.frombuffer(self._numbers, np.int64).reshape(-1, len(_REQUEST_INTEGERS))
 
 
-_AT_ONCE = 1 << 15
-"""Requests that are turned into columns together."""
+def request_columns(requests: Iterable[Request]) -> dict[str, Any]:
+    """The columns of requests that are over (`Archive.columns`)."""
+    archive = Archive()
+    for request in requests:
+        archive.add(request)
+    return archive.columns()
+
 
 _REQUEST_INTEGERS = (
     "index",
@@ -141,7 +172,10 @@ _REQUEST_INTEGERS = (
     "swapped_out_blocks",
     "swapped_in_blocks",
     "blocked_steps",
+    "cached_tokens",
 )
+_numbers_of = attrgetter(*_REQUEST_INTEGERS)
+_pack = Struct(f"{len(_REQUEST_INTEGERS)}q").pack
 
 
 def provenance(

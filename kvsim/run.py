@@ -17,13 +17,13 @@ from kvsim.ledger.account import account_prompts, account_times
 from kvsim.recorder import Recorder
 from kvsim.replica import Replica, Watcher
 from kvsim.request import Request
-from kvsim.result import Outcome, Result, provenance, request_columns
+from kvsim.result import Archive, Outcome, Result, provenance
 from kvsim.schedule.batch import Batch
 from kvsim.schedule.stretch import Stretches
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
-from kvsim.workload.requests import make_requests
+from kvsim.workload.requests import Requests
 from kvsim.workload.spec import trace_of
 from kvsim.workload.trace import Trace
 
@@ -73,18 +73,21 @@ def simulate(
     dull = config.exact_twin or watcher is not None
     while True:
         parts = parts_of(config, dull)
-        requests = make_requests(trace, rows, n=config.n, keyed=parts.blocks.needs_keys)
+        requests = Requests(trace, rows, n=config.n, keyed=parts.blocks.needs_keys)
+        archive = Archive()
         clients = Clients(requests, rows, release_times(rows, config), config)
         batch = Batch(parts.blocks) if dull else Stretches(parts.blocks)
         recorder = Recorder(parts.blocks.block_size)
         refused = {error.request: error.kind for error in errors}
-        outcome = _play(parts, batch, clients, recorder, refused, progress, watcher)
+        # A watcher and the accounts of prompts look at requests that are over.
+        kept = watcher is not None or parts.blocks.needs_keys
+        over = None if kept else _shelve(requests, archive)
+        outcome = _play(parts, batch, clients, recorder, refused, progress, watcher, over)
         if config.on_engine_error == "stop" or outcome.request in ("", *refused):
             break
         errors.append(outcome)
-    _account(requests, outcome)
     log = batch.transitions.columns()
-    keep_books = _record(parts, requests, recorder, log)
+    keep_books = _record(parts, requests, archive, outcome, recorder, log)
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
     meta["fast_path"] = batch.shortcuts()
     return Result(config, meta, keep_books, batch.token_gaps_ns, log)
@@ -98,6 +101,7 @@ def _play(
     refused: Mapping[str, str],
     progress: Progress | None,
     watcher: Watcher | None,
+    over: Callable[[Request], None] | None,
 ) -> Outcome:
     """Run the event loop until nothing more can happen."""
     env = simpy.Environment()
@@ -112,6 +116,7 @@ def _play(
         refused=refused,
         progress=progress,
         watcher=watcher,
+        over=over,
     )
     try:
         env.run()
@@ -132,18 +137,36 @@ def _play(
     return Outcome("finished", int(env.now), len(recorder))
 
 
-def _record(
-    parts: Parts, requests: list[Request], recorder: Recorder, log: dict[str, np.ndarray]
-) -> Callable[[], Books]:
-    """What works out the columns of steps and requests, and where time and tokens went.
+def _shelve(requests: Requests, archive: Archive) -> Callable[[Request], None]:
+    """What is done with a request that is over: what it came to is smaller than it is."""
 
-    It uses the requests up: what they come to is smaller than they are.
-    """
-    columns, prompts = request_columns(requests), {}
-    blocks = parts.blocks
+    def shelve(request: Request) -> None:
+        archive.add(request)
+        requests.let_go(request)
+
+    return shelve
+
+
+def _record(
+    parts: Parts,
+    requests: Requests,
+    archive: Archive,
+    outcome: Outcome,
+    recorder: Recorder,
+    log: dict[str, np.ndarray],
+) -> Callable[[], Books]:
+    """What works out the columns of steps and requests, and where time and tokens went."""
+    prompts, blocks = {}, parts.blocks
     if blocks.needs_keys:
         prompts = account_prompts(requests, log, blocks.block_size, blocks.full_hit.withheld)
-    _forget(requests)
+    for index in archive.missing(len(requests)):
+        request = requests[index]
+        if request.finish_ns < 0 and not request.reason:
+            # It did not end by itself.
+            request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
+        archive.add(request)
+        requests.let_go(request)
+    columns = archive.columns()
     in_flight = getattr(parts.scheduler, "in_flight", 1)
 
     def keep_books() -> Books:
@@ -151,13 +174,6 @@ def _record(
         return steps, columns | times | prompts
 
     return keep_books
-
-
-def _forget(requests: list[Request]) -> None:
-    """Free the requests, which nobody looks at again; circles of references would keep them."""
-    for request in requests:
-        request.sequences.clear()
-    requests.clear()
 
 
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
@@ -174,10 +190,3 @@ def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
         "give the engine more blocks (--num-gpu-blocks-override), a smaller --watermark, or a"
         " larger --max-num-batched-tokens",
     )
-
-
-def _account(requests: list[Request], outcome: Outcome) -> None:
-    """Every request that did not end by itself gets a reason."""
-    for request in requests:
-        if request.finish_ns < 0 and not request.reason:
-            request.reason = "not-served" if outcome.kind == "finished" else outcome.kind

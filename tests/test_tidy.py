@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"errors", "version"},
-    {"packed", "collector", "writing"},
+    {"packed", "tally", "collector", "writing"},
     {"config", "request", "recorder", "transitions", "workload.trace"},
     {"plan", "library"},
     {"workload"},

@@ -46,6 +46,10 @@ class CountPool(BlockPool):
     def drop_table(self, table: list[int]) -> None:
         self._left += len(table)
 
+    def give_back(self, number: int) -> None:
+        """So many blocks are free again, without content."""
+        self._left += number
+
     def audit(self) -> None:
         assert 0 <= self._left <= self.size, "blocks were lost or invented"
 
@@ -93,16 +97,22 @@ class Counted(Tables):
         return True
 
     def free(self, sequence: Sequence) -> None:
-        table = sequence.table
+        table, filled = sequence.table, sequence.filled
         if not table:
             return
         if table[0] >= self.cpu.first:
             self.free_swapped(sequence)
         else:
-            self.empty_slots -= len(table) * self.block_size - sequence.filled
-            self.release(sequence, self.gpu, -1)
+            # Its table may be behind: it may have left those that decode together just now.
+            blocks = -(-filled // self.block_size)
+            self.empty_slots -= blocks * self.block_size - filled
+            self.give_back(sequence, blocks)
         sequence.table = []
         sequence.filled = 0
+
+    def give_back(self, sequence: Sequence, blocks: int) -> None:
+        """So many blocks of a sequence, all it has on the GPU, are free."""
+        self.gpu.give_back(blocks)
 
     def fork(self, parent: Sequence, child: Sequence) -> Pairs:
         raise AssertionError("counted blocks cannot be shared")

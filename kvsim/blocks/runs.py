@@ -110,10 +110,6 @@ class RunPool(CountPool):
                 self._cached += entry.resident
         return number
 
-    def drop_blank(self, number: int) -> None:
-        """Blocks without content become free."""
-        self._left += number
-
     def audit(self) -> None:
         super().audit()
         idle = {unit for unit, entry in self.entries.items() if not entry.holders}
@@ -181,9 +177,9 @@ class PrefixRuns(Counted, Naive):
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
         return sequence.seen * self.block_size
 
-    def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
+    def give_back(self, sequence: Sequence, blocks: int) -> None:
         shared = self.gpu.release(self._units.pop(sequence))
-        self.gpu.drop_blank(len(sequence.table) - shared)
+        self.gpu.give_back(blocks - shared)
 
     def census(self) -> tuple[int, int, int, int, int, int]:
         gpu = self.gpu

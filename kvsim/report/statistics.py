@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.tally import Tally
+
 Floats = NDArray[np.float64]
 
 PERCENTILES = (50, 90, 95, 99)
@@ -31,10 +33,12 @@ def describe(values: Floats) -> dict[str, float | None]:
 
 def describe_counts(counts: Mapping[int, int]) -> dict[str, float | None]:
     """`STATISTICS` of values given as `{value: how many}`, equal to those of the long list."""
-    given = np.fromiter(counts.keys(), np.int64, len(counts))
-    order = np.argsort(given)
-    weights = np.fromiter(counts.values(), np.int64, len(counts))[order]
-    values = given[order][weights > 0].astype(float)
+    if isinstance(counts, Tally):
+        given, weights = counts.arrays()
+    else:
+        given = np.array(sorted(counts), dtype=np.int64)
+        weights = np.array([counts[value] for value in sorted(counts)], dtype=np.int64)
+    values = given[weights > 0].astype(float)
     weights = weights[weights > 0]
     if not len(values):
         return dict.fromkeys(STATISTICS)

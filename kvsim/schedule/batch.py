@@ -215,9 +215,7 @@ class Batch(Queues):
         request.output_tokens += 1
         last = sequence.last_token_ns
         if last >= 0:
-            gaps = self.token_gaps_ns
-            gap = now_ns - last
-            gaps[gap] = gaps.get(gap, 0) + 1
+            self.token_gaps_ns.add(now_ns - last)
         elif request.first_token_ns < 0:
             request.first_token_ns = now_ns
         sequence.last_token_ns = now_ns

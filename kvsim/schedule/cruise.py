@@ -131,9 +131,7 @@ class Cruise(Lockstep):
         self.now_ns = ends_ns[0]
         self._count_gaps(number, self._composed)
         if steps > 1:
-            gaps = self.token_gaps_ns
-            for gap in map(sub, ends_ns[1:], ends_ns):
-                gaps[gap] = gaps.get(gap, 0) + number
+            self.token_gaps_ns.add_each(map(sub, ends_ns[1:], ends_ns), number)
             start_ns = ends_ns[-2]
         self.blocks.open_together(sum(opened), steps * number)
         self._context_tokens += steps * number

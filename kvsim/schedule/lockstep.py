@@ -175,7 +175,7 @@ class Lockstep(Batch):
             self.lingering = ended
         else:
             for request in ended:
-                self._extract(request)
+                self._leave(request)
 
     def has_more(self, request: Request) -> bool:
         return request in self._members and request not in self.lingering
@@ -300,16 +300,19 @@ class Lockstep(Batch):
             member = self._members.get(request)
             if member is not None and member.joined == step:
                 number -= 1
-                gap = now_ns - request.sequences[0].last_token_ns
-                gaps[gap] = gaps.get(gap, 0) + 1
+                gaps.add(now_ns - request.sequences[0].last_token_ns)
         if number:
-            gap = now_ns - self._token_ns
-            gaps[gap] = gaps.get(gap, 0) + number
+            gaps.add(now_ns - self._token_ns, number)
 
     # -- leaving ---------------------------------------------------------------------------------
 
     def _extract(self, request: Request) -> None:
         """Bring a member up to date and let it leave."""
+        self._leave(request)
+        self.blocks.recount(request.sequences[0])
+
+    def _leave(self, request: Request) -> None:
+        """The same of one that is about to give its blocks back: its table may be behind."""
         place, joined, last, filled, known = self._members.pop(request)
         composed = self._composed
         if request in self._sitting:
@@ -324,7 +327,6 @@ class Lockstep(Batch):
         sequence.length += settled
         sequence.computed += steps if self._counts_composed else settled
         sequence.filled = filled + steps
-        self.blocks.recount(sequence)
         if steps:
             sequence.access_ns = self._composed_ns
         if settled:

@@ -10,6 +10,7 @@ from kvsim.blocks.tables import Tables
 from kvsim.plan import Plan
 from kvsim.request import FINISHED, RUNNING, SWAPPED, Request
 from kvsim.schedule.pace import GiveWay, Pace
+from kvsim.tally import Tally
 
 
 class Queues:
@@ -34,7 +35,7 @@ class Queues:
         self.lingering: list[Request] = []
         """Of those that decode together, who got its last token in the step settled last, where
         the scheduler finds that out later (`Pace.lingers`)."""
-        self.token_gaps_ns: dict[int, int] = {}
+        self.token_gaps_ns = Tally()
         """Time between consecutive tokens of a sequence → how often it occurred."""
         self.transitions = transitions.Transitions()
         self.busy_until_ns = 0

@@ -1,29 +1,66 @@
-"""Makes the requests of a run from the rows of a trace."""
+"""Makes the requests of a run from the rows of a trace, each when it is first looked up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 from kvsim.request import Request, Stream
 from kvsim.workload.keys import streams
 from kvsim.workload.trace import Row, Trace
 
 
-def make_requests(
-    trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
-) -> list[Request]:
-    """Fresh requests for rows of a trace; `keyed`: with block identities, `n`: samples of each."""
-    identities: Sequence[Stream | None] = streams(trace) if keyed else [None] * len(trace.rows)
-    return [
-        Request(
+class Requests(Sequence[Request]):
+    """Fresh requests for rows of a trace, in their order; those let go are no longer held."""
+
+    def __init__(
+        self, trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
+    ) -> None:
+        """`keyed`: with block identities, `n`: samples of each."""
+        self._rows = rows
+        self._samples = n
+        self._identities: Sequence[Stream] = streams(trace) if keyed else ()
+        self._held: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | list[Request]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index in self._held:
+            return self._held[index]
+        row = self._rows[index]
+        stream = self._identities[row.index] if self._identities else None
+        request = self._held[index] = Request(
             row.index,
             row.id,
             row.input_length,
             row.output_length,
-            identities[row.index],
-            n=n,
+            stream,
+            n=self._samples,
             priority=row.priority,
             session=row.session,
         )
-        for row in rows
-    ]
+        return request
+
+    def let_go(self, request: Request) -> None:
+        """It is over. Its sequences go, too, unless they still hold blocks."""
+        del self._held[request.index]
+        sequences = request.sequences
+        if len(sequences) > 1 and any(sequence.table for sequence in sequences):
+            return
+        if not sequences[0].table:
+            # A circle of references would keep them.
+            sequences.clear()
+
+
+def make_requests(
+    trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
+) -> list[Request]:
+    """All of `Requests` at once."""
+    return list(Requests(trace, rows, n=n, keyed=keyed))

@@ -1,0 +1,98 @@
+"""How often each of many numbers occurred, in little memory.
+
+```
+add ──► two lists ──► arrays, as they came ──► sorted, each number once
+            every `_PIECE` entries    whenever they outgrow what is sorted already
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+_PIECE = 1 << 16
+_ROUGH = 1 << 20
+"""Entries that may wait to be sorted, beside as many as are sorted."""
+
+
+class Tally(Mapping[int, int]):
+    """Number → how often it occurred. As a mapping it is for few numbers, `arrays` for many."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._times: list[int] = []
+        self._pieces: list[tuple[Ints, Ints]] = []
+        """The first one is sorted."""
+        self._table: dict[int, int] | None = None
+
+    def add(self, number: int, times: int = 1) -> None:
+        """It occurred so often."""
+        self._numbers.append(number)
+        self._times.append(times)
+        if len(self._times) >= _PIECE:
+            self._pack()
+
+    def add_each(self, numbers: Iterable[int], times: int) -> None:
+        """Each of them occurred so often."""
+        self._numbers += numbers
+        self._times += [times] * (len(self._numbers) - len(self._times))
+        if len(self._times) >= _PIECE:
+            self._pack()
+
+    def arrays(self) -> tuple[Ints, Ints]:
+        """The numbers, ascending, and how often each occurred; int64."""
+        self._pack()
+        if len(self._pieces) > 1:
+            self._merge()
+        return self._pieces[0]
+
+    def __getitem__(self, number: int) -> int:
+        return self._as_dict()[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._as_dict())
+
+    def __len__(self) -> int:
+        return len(self.arrays()[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, self.arrays()
+
+    def _as_dict(self) -> dict[int, int]:
+        if self._table is None:
+            numbers, times = self.arrays()
+            self._table = dict(zip(numbers.tolist(), times.tolist(), strict=True))
+        return self._table
+
+    def _pack(self) -> None:
+        import numpy as np
+
+        if self._times or not self._pieces:
+            piece = np.array(self._numbers, dtype=np.int64), np.array(self._times, dtype=np.int64)
+            self._pieces.append(piece)
+            self._numbers, self._times, self._table = [], [], None
+            waiting = sum(len(times) for _, times in self._pieces[1:])
+            if len(self._pieces) == 1 or waiting > max(_ROUGH, len(self._pieces[0][0])):
+                self._merge()
+
+    def _merge(self) -> None:
+        import numpy as np
+
+        numbers, times = (np.concatenate(each) for each in zip(*self._pieces, strict=True))
+        order = np.argsort(numbers, kind="stable")
+        numbers, times = numbers[order], times[order]
+        first = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(times)])
+        self._pieces = [(numbers[first], np.add.reduceat(times, first) if len(first) else times)]
+
+
+def _restored(numbers: Ints, times: Ints) -> Tally:
+    tally = Tally()
+    tally._pieces = [(numbers, times)]
+    return tally
