@@ -17,8 +17,7 @@ arrived at t or before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from math import inf
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
@@ -30,6 +29,7 @@ from kvsim.cost.decodes import PricesDecodes
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.events import Later, Link, Process
+from kvsim.inbox import Inbox
 from kvsim.plan import Plan
 from kvsim.recorder import Recorder
 from kvsim.request import Request
@@ -108,67 +108,22 @@ class Replica:
         """Called with each request that has ended and is in no step any more."""
         self._ended: deque[tuple[int, list[Request]]] = deque()
         """Requests that `over` was not called with, behind the number of steps when they ended."""
-        self._inbox: list[Request] = []
+        self._inbox = Inbox(env, clients)
         self._flying: deque[Flight] = deque()
         self._in_flight: int = getattr(scheduler, "in_flight", 1)
         """Steps that may be under way when the next one is composed, that one included."""
-        self._wake: simpy.Event | None = None
         self._arrive = getattr(scheduler, "arrive", Batch.arrive)
         self._course = None if watcher is not None or self._in_flight > 1 else self._plot()
         """What stretches go by; None: there are none."""
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
         self._next_audit = 1
-        self._upcoming = iter(clients.start())
-        """What the clients send on their own, from which requests are taken when their time has
-        passed; likewise the next two."""
-        self._next_ns, self._next = self._look_ahead()
         env.process(self._steps())
 
     @property
     def now_ns(self) -> int:
         """Simulated time; all delays are integers, so the clock is one, too."""
         return cast(int, self.env.now)
-
-    # -- requests come in ------------------------------------------------------------------------
-
-    def _look_ahead(self) -> tuple[float, Request | None]:
-        return next(self._upcoming, (inf, None))
-
-    def _arrivals(self, now_ns: int) -> None:
-        """Send what the clients have sent on their own until now, each at its time."""
-        while self._next_ns <= now_ns:
-            request = self._next
-            assert request is not None
-            if self.clients.offer(request, int(self._next_ns)):
-                self._receive(request)
-            self._next_ns, self._next = self._look_ahead()
-
-    def _offer(self, request: Request) -> None:
-        """A client wants to send a request now; its concurrency limit may hold it back."""
-        self._arrivals(self.now_ns)
-        if self.clients.offer(request, self.now_ns):
-            self._receive(request)
-
-    def _receive(self, request: Request) -> None:
-        self._inbox.append(request)
-        if self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
-
-    def _release(self, ended: Iterable[Request]) -> None:
-        """Completions let clients send more, now or after their think time."""
-        now_ns = self.now_ns
-        for request in ended:
-            sent, later = self.clients.ended(request, now_ns)
-            for other in sent:
-                self._receive(other)
-            for time_ns, other in later:
-                if time_ns <= now_ns:
-                    self._offer(other)
-                else:
-                    timer = self.env.timeout(time_ns - now_ns, other)
-                    timer.callbacks.append(lambda event: self._offer(event.value))
 
     # -- the engine ------------------------------------------------------------------------------
 
@@ -178,9 +133,8 @@ class Replica:
         compose, overlap = self.scheduler.compose, self.scheduler.overlap
         now_ns = self.now_ns
         while True:
-            if self._next_ns <= now_ns:
-                self._arrivals(now_ns)
-            arrived = self._take_inbox()
+            self._inbox.collect(now_ns)
+            arrived = self._take_in()
             if self._stretch(now_ns):
                 if batch.now_ns > now_ns:
                     yield Later(env, batch.now_ns - now_ns)
@@ -206,7 +160,8 @@ class Replica:
                 columns = composed_columns(batch, plan)
                 self.recorder.step((now_ns, now_ns, 0, 0, *columns, len(ended)))
             elif not (flying or self._inbox):
-                yield from self._sleep()
+                # Nothing can change before somebody arrives.
+                yield from self._inbox.wait()
                 now_ns = self.now_ns
                 continue
             if flying and not (plan.computes and len(flying) < self._in_flight):
@@ -235,18 +190,18 @@ class Replica:
         if self._course is None or self._flying or self.batch.ended:
             return False
         assert isinstance(self.batch, Stretches)
-        return self.batch.stretch(self._course, now_ns, self._next_ns, self.env.peek())
+        return self.batch.stretch(self._course, now_ns, self._inbox.next_ns, self.env.peek())
 
     def _come(self, now_ns: int) -> float:
         """Let those arrive who have been sent until now; answers when the next one will be."""
-        self._arrivals(now_ns)
-        self._take_inbox()
-        return self._next_ns
+        self._inbox.collect(now_ns)
+        self._take_in()
+        return self._inbox.next_ns
 
     def _landed(self, now_ns: int) -> None:
         """The time of a stretch has passed: tell the clients who ended."""
         assert isinstance(self.batch, Stretches)
-        self._arrivals(now_ns)
+        self._inbox.collect(now_ns)
         self._tell(self.batch.left)
         self._advanced = len(self.recorder)
         self._audit(self._advanced)
@@ -272,7 +227,7 @@ class Replica:
     def _land(self, flight: Flight, already: int) -> list[Request]:
         """The time of the oldest step has passed: settle it; answers who ended."""
         batch = self.batch
-        self._arrivals(flight.end_ns)
+        self._inbox.collect(flight.end_ns)
         self.scheduler.settle(batch, flight.plan, flight.end_ns)
         ended = self._drain() if batch.ended else []
         number = already + len(ended)
@@ -291,37 +246,17 @@ class Replica:
                 busy += copy_ns
         return busy, waited
 
-    def _sleep(self) -> Process:
-        """Until somebody arrives: nothing can change before."""
+    def _take_in(self) -> int:
+        """Who has arrived joins the engine; answers how many."""
         if not self._inbox:
-            self._wake = self.env.event()
-            self._set_alarm()
-            yield self._wake
-            yield Later(self.env, 0)
-
-    def _set_alarm(self) -> None:
-        """Wake when a client sends on its own; its concurrency limit may hold that back."""
-        if self._wake is not None and self._next is not None:
-            timer = self.env.timeout(int(self._next_ns) - self.now_ns)
-            timer.callbacks.append(self._ring)
-
-    def _ring(self, event: simpy.Event) -> None:
-        self._arrivals(self.now_ns)
-        self._set_alarm()
-
-    def _take_inbox(self) -> int:
-        inbox, refused, batch = self._inbox, self.refused, self.batch
-        if not inbox:
             return 0
-        if len(inbox) > 1:
-            inbox.sort(key=_arrival_order)
-        for request in inbox:
+        arrived, refused, batch = self._inbox.take(), self.refused, self.batch
+        for request in arrived:
             if refused and request.id in refused:
                 batch.refuse(request, refused[request.id])
             else:
                 self._arrive(batch, request)
-        self._inbox = []
-        return len(inbox)
+        return len(arrived)
 
     def _drain(self) -> list[Request]:
         """Tell the clients who ended; answers them."""
@@ -332,7 +267,7 @@ class Replica:
     def _tell(self, ended: list[Request]) -> None:
         if ended:
             if self.clients.listen:
-                self._release(ended)
+                self._inbox.release(ended)
             if self.progress is not None:
                 self.progress(len(ended))
             if self.over is not None:
@@ -366,7 +301,3 @@ class Replica:
         if step >= self._next_audit:
             self.batch.audit()
             self._next_audit = 2 * step
-
-
-def _arrival_order(request: Request) -> tuple[int, int]:
-    return request.arrival_ns, request.index

@@ -66,8 +66,8 @@ class Tally(Mapping[int, int]):
         return _restored, self.arrays()
 
     def _as_dict(self) -> dict[int, int]:
+        numbers, times = self.arrays()
         if self._table is None:
-            numbers, times = self.arrays()
             self._table = dict(zip(numbers.tolist(), times.tolist(), strict=True))
         return self._table
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from kvsim.run import simulate
-from kvsim.schedule import cruise
+from kvsim.schedule import cruise, stretch
+from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 CASES = int(os.environ.get("KVSIM_TWIN_CASES", "1200"))
@@ -153,3 +154,65 @@ def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
     assert fast.meta["fast_path"]["dissolutions"] > 0
     assert sum(dull.requests["num_preemptions"]) > 0
     assert list(fast.requests["finish_ns"]) == list(dull.requests["finish_ns"])
+
+
+def settings_in_stretches() -> list[Any]:
+    """Settings in which nearly every step is ordinary, with what makes it hard."""
+    base = {"model": "tiny", "max_model_len": 512, "enable_prefix_caching": False}
+    v063, sync = {"engine": "vllm-0.6.3"}, {"disable_async_output_proc": True}
+    v1 = {"engine": "vllm-v1", "async_scheduling": False}
+    chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "max_num_seqs": 32}
+    few, many = {"num_gpu_blocks_override": 60}, {"num_gpu_blocks_override": 400}
+    cases = {
+        "prompts": {**v063, **sync, **many},
+        "who ended lingers": {**v063, **many},
+        "the tail gives way": {**v063, **sync, **few},
+        "chunks": {**v063, **sync, **chunked, **many},
+        "chunks, and who ended lingers": {**v063, **chunked, **many},
+        "mixed steps": {**v1, **many},
+        "mixed steps, the tail gives way": {**v1, **few},
+        "some are too long": {**v063, "max_model_len": 200, **many},
+        "a cost of many terms": {**v063, "cost": {"model": "roofline"}, **many},
+    }
+    return [pytest.param({**base, **case}, id=name) for name, case in cases.items()]
+
+
+@pytest.mark.parametrize("settings", settings_in_stretches())
+def test_ordinary_steps_are_taken_in_stretches(settings: dict[str, Any]) -> None:
+    rng = random.Random(5)
+    rows = [
+        Row(i, f"r{i}", i + 2, i * 250_000_000, rng.randrange(20, 260), rng.randrange(1, 200))
+        for i in range(80)
+    ]
+    trace = Trace("made", "native", "", rows)
+    settings = {"cost": {"model": "constant"}, **settings}
+    fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
+    steps = len(dull.steps["start_ns"])
+    assert fast.meta["fast_path"]["stretched_steps"] > 0.9 * steps
+    for name, column in dull.steps.items():
+        assert np.array_equal(column, fast.steps[name]), name
+    for name, column in dull.requests.items():
+        assert list(column) == list(fast.requests[name]), name
+
+
+def test_requests_are_let_go_of_when_they_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the memory of a long run is that of the requests under way."""
+    rows = [Row(i, f"r{i}", i + 2, i * 500_000_000, 40, 20) for i in range(3_000)]
+    trace = Trace("made", "native", "", rows)
+    settings = {"model": "tiny", "num_gpu_blocks_override": 400, "max_model_len": 512}
+    most = 0
+    make = Requests.__getitem__
+
+    def counting(self: Requests, index: Any) -> Any:
+        nonlocal most
+        request = make(self, index)
+        most = max(most, len(self._held))
+        return request
+
+    monkeypatch.setattr(Requests, "__getitem__", counting)
+    monkeypatch.setattr(stretch, "MOST_STEPS", 100)
+    for twin in (False, True):
+        most = 0
+        result = simulate(trace, {**settings, "exact_twin": twin})
+        assert result.requests["status"] == ["completed"] * len(rows)
+        assert 0 < most < 60

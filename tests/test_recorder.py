@@ -1,7 +1,6 @@
 """Rows of steps come back as they went in, however many there are and wherever they are kept."""
 
 import pickle
-from array import array
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from kvsim import packed, recorder
 from kvsim.errors import OutputError
 from kvsim.packed import PackedColumns
-from kvsim.recorder import STEP_COLUMNS, Recorder
+from kvsim.recorder import STEP_COLUMNS, Recorder, pack
 
 WIDTH = len(STEP_COLUMNS)
 VALUES = st.one_of(st.integers(0, 3), st.integers(0, 70_000), st.integers(-(2**62), 2**62))
@@ -63,25 +62,68 @@ def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1 << 15])
-def test_single_rows_and_blocks_of_rows_keep_their_order(
-    monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_rows_keep_their_order_packed_or_not(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     monkeypatch.setattr(recorder, "PIECE_STEPS", piece)
-    monkeypatch.setattr(recorder, "_PIECE_BYTES", piece * 8 * WIDTH)
     kept = Recorder()
     expected = rows(20)
-    for row in expected[:5]:
-        kept.step(tuple(row.tolist()))
-    kept.extend(expected[5:12])
-    assert len(kept) == 12
-    kept.extend(array("q", expected[12:19].ravel().tolist()))
-    kept.step(tuple(expected[19].tolist()))
-    assert len(kept) == 20
+    for number, row in enumerate(expected, 1):
+        values = tuple(row.tolist())
+        kept.packed(pack(*values)) if number % 3 else kept.step(values)
+        assert len(kept) == number
     columns = kept.columns()
     assert list(columns) == list(STEP_COLUMNS)
     for i, name in enumerate(STEP_COLUMNS):
         assert columns[name].tolist() == expected[:, i].tolist()
     assert len(kept) == 20
+
+
+SOME = st.integers(0, 9)
+RUN = st.tuples(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3)), max_size=6),
+    st.integers(1, 8),
+    st.tuples(SOME, SOME, SOME),
+)
+
+
+@given(st.lists(RUN, max_size=8), st.integers(1, 20))
+def test_decode_steps_in_a_row_unfold_to_the_rows_they_stand_for(
+    runs: list[tuple[list[tuple[int, int]], int, tuple[int, int, int]]], piece: int
+) -> None:
+    """Runs of decode steps between single rows, against rows written out one by one."""
+    size, now_ns = 4, 0
+    expected: list[dict[str, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "PIECE_STEPS", piece)
+        kept = Recorder(size)
+        for steps, number, (cached, waiting, finished) in runs:
+            row = dict.fromkeys(STEP_COLUMNS, 7) | {"start_ns": now_ns, "finished": finished}
+            row |= {"decode_seqs": number, "context_tokens": 100, "waiting": waiting}
+            row |= {"used_blocks": 5, "cached_blocks": 30 + cached, "free_blocks": 4}
+            row |= {"empty_slots": 200}
+            ends_ns = [now_ns + sum(ns for ns, _ in steps[: i + 1]) for i in range(len(steps))]
+            if not steps:
+                kept.step(tuple(row.values()))
+                expected.append(row)
+                continue
+            kept.decodes(pack(*row.values()), ends_ns, [blocks for _, blocks in steps])
+            for place, (end_ns, (_, blocks)) in enumerate(zip(ends_ns, steps, strict=True)):
+                blank = min(blocks, row["free_blocks"])
+                row = row | {
+                    "start_ns": now_ns,
+                    "end_ns": end_ns,
+                    "context_tokens": 100 + place * number,
+                    "used_blocks": row["used_blocks"] + blocks,
+                    "free_blocks": row["free_blocks"] - blank,
+                    "cached_blocks": row["cached_blocks"] - (blocks - blank),
+                    "empty_slots": row["empty_slots"] + blocks * size - number,
+                    "finished": finished if place == len(steps) - 1 else 0,
+                }
+                expected.append(row)
+                now_ns = end_ns
+        columns = kept.columns()
+    assert len(kept) == len(expected)
+    for name in STEP_COLUMNS:
+        assert columns[name].tolist() == [row[name] for row in expected], name
 
 
 def test_a_run_without_steps_has_empty_columns() -> None:

@@ -1,16 +1,12 @@
 """Columns of requests are their attributes, in trace order."""
 
-import pytest
+import random
 
 from kvsim import result
 from kvsim.request import Request
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1 << 15])
-def test_request_columns_are_the_attributes_of_the_requests(
-    monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    monkeypatch.setattr(result, "_AT_ONCE", at_once)
+def test_request_columns_are_the_attributes_of_the_requests() -> None:
     requests = [
         Request(i, f"r{i}", 10 + i, 20 + i, session="s" if i % 2 else None) for i in range(23)
     ]
@@ -18,7 +14,8 @@ def test_request_columns_are_the_attributes_of_the_requests(
         request.finish_ns = 2**61 + i
         request.cached_tokens = 3 * i
         request.reason = "too-long" if i == 5 else ""
-    columns = result.request_columns(requests)
+    shuffled = random.Random(0).sample(requests, len(requests))
+    columns = result.request_columns(shuffled)
     for name in ("id", "index", "input_length", "output_length", "finish_ns", "arrival_ns"):
         assert list(columns[name]) == [getattr(request, name) for request in requests]
     assert columns["num_cached_tokens"].tolist() == [3 * i for i in range(23)]
@@ -29,3 +26,12 @@ def test_request_columns_are_the_attributes_of_the_requests(
 
 def test_no_requests_have_empty_columns() -> None:
     assert {len(column) for column in result.request_columns([]).values()} == {0}
+
+
+def test_an_archive_knows_who_is_missing() -> None:
+    archive = result.Archive()
+    assert archive.missing(3) == [0, 1, 2]
+    for index in (4, 1):
+        archive.add(Request(index, f"r{index}", 1, 1))
+    assert archive.missing(6) == [0, 2, 3, 5]
+    assert archive.columns()["id"] == ["r1", "r4"]

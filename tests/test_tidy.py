@@ -23,6 +23,7 @@ LAYERS = [
     {"calibrate", "ledger"},
     {"certainty"},
     {"events"},
+    {"inbox"},
     {"replica", "assembly", "report"},
     {"watchers"},
     {"result"},
@@ -90,7 +91,7 @@ def test_modules_import_only_from_lower_layers(path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("events", "replica", "run", "bench.")),
+        ("simpy", ("events", "inbox", "replica", "run", "bench.")),
         ("torch", ()),
         ("pandas", ("report.", "result")),
         ("plotly", ("report.",)),

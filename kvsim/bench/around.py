@@ -26,7 +26,7 @@ def around(name: str, engine: str, cost: str, trace: str | None = None) -> Parts
             path = str(Path(folder) / "trace.jsonl")
             _write_trace(name, path)
         parts = {"start: kvsim --help": _start_s("--help")}
-        return parts | _run(settings_of(WORKLOADS[name], engine, cost), str(path), folder)
+        return parts | _run(settings_of(WORKLOADS[name].settings, engine, cost), str(path), folder)
 
 
 def _run(settings: dict[str, object], path: str, folder: str) -> Parts:

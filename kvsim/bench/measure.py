@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvsim.bench.workloads import WORKLOADS, Checks, Workload
+from kvsim.bench.workloads import PURE_TOKENS, WORKLOADS, Checks, pure_decode
 
 if TYPE_CHECKING:
     import simpy
@@ -56,10 +56,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     """Scheduled in SimPy."""
     rss_mb: float
-    """Peak memory of the process, trace included."""
+    """Peak memory of the process until `simulate()` is over, trace included."""
     idle_rss_mb: float
     """Peak before `simulate()`: the trace and the imports."""
     outcome: str
+    decode_step_us: float | None = None
+    """CPU time of one more pure decode step, of `decode-N`: without who comes and who ends."""
     fast_path: dict[str, Any] | None = None
     """What the simulator says about its short cuts (`Result.meta`), if it does."""
 
@@ -74,13 +76,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return found == tuple(checks)
 
 
-def settings_of(workload: Workload, engine: str, cost: str) -> dict[str, Any]:
+def settings_of(own: dict[str, Any], engine: str, cost: str) -> dict[str, Any]:
     """The settings of a workload under another engine or cost model.
 
     Engines run synchronously, and without prefix caching where they have the choice, unless the
     workload says otherwise.
     """
-    settings = {**workload.settings, **COSTS[cost], "engine": engine}
+    settings = {**own, **COSTS[cost], "engine": engine}
     if engine != "vllm-0.6.3":
         del settings["disable_async_output_proc"]
     if engine == "vllm-v1":
@@ -103,13 +105,13 @@ def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Meas
     from kvsim.run import simulate
 
     workload = WORKLOADS[name]
-    settings = settings_of(workload, engine, cost)
+    settings = settings_of(workload.settings, engine, cost)
     opened = workload.make(trace)
     ping, before_mb = ping_ns(), _peak_rss_mb()
     with _environments() as environments:
         start = cpu_s()
         result = simulate(opened, settings)
-        spent = cpu_s() - start
+        spent, peak_mb = cpu_s() - start, _peak_rss_mb()
     computing = result.steps["prefill_seqs"] + result.steps["decode_seqs"] > 0
     return Measurement(
         cpu_s=spent,
@@ -121,11 +123,27 @@ def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Meas
         end_ns=int(result.steps["end_ns"].max(initial=0)),
         digest=digest(result),
         events=sum(map(_scheduled, environments)),
-        rss_mb=_peak_rss_mb(),
+        rss_mb=peak_mb,
         idle_rss_mb=before_mb,
         outcome=result.meta["outcome"]["kind"],
+        decode_step_us=_decode_step_us(workload.decoding, engine, cost),
         fast_path=result.meta.get("fast_path"),
     )
+
+
+def _decode_step_us(running: int, engine: str, cost: str) -> float | None:
+    from kvsim.run import simulate
+
+    if not running:
+        return None
+    spent = []
+    for tokens in PURE_TOKENS:
+        trace, settings = pure_decode(running, tokens)
+        start = cpu_s()
+        simulate(trace, settings_of(settings, engine, cost))
+        spent.append(cpu_s() - start)
+    fewer, more = PURE_TOKENS
+    return (spent[1] - spent[0]) * 1e6 / (more - fewer)
 
 
 def digest(result: Result) -> str:

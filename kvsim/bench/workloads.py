@@ -50,6 +50,8 @@ class Workload(NamedTuple):
     """None: no plain run of it is known."""
     own: bool = True
     """False: it needs the file of a public trace."""
+    decoding: int = 0
+    """Requests that decode at once, where the cost of one more step of them is of interest."""
 
 
 class Lengths(NamedTuple):
@@ -103,6 +105,16 @@ DECODING = {
     1024: Checks(6_000, 4_109_017, 0, 577_823_165_506, "c1faa49c9f4347d3"),
 }
 """Sequences in the workloads `decode-N`, and what those must come to."""
+
+
+PURE_TOKENS = 1_000, 101_000
+"""Outputs of two runs of `pure_decode`, whose steps differ by as many."""
+
+
+def pure_decode(running: int, tokens: int) -> tuple[Trace, dict[str, Any]]:
+    """`running` requests at once that produce so many tokens each and end together."""
+    trace = _trace([0] * running, [100] * running, [tokens] * running)
+    return trace, {**_DECODE, "num_gpu_blocks_override": 10_000_000, "max_model_len": 1 << 17}
 
 
 def conversation(path: str | None = None) -> Trace:
@@ -263,6 +275,7 @@ WORKLOADS: dict[str, Workload] = {
             partial(decode, running),
             _DECODE,
             checks,
+            decoding=running,
         )
         for running, checks in DECODING.items()
     },

@@ -63,7 +63,8 @@ def bench(
     Each run has a process of its own; shown are the least and the median of the repeats. A ping is
     the cost of one `yield env.timeout(...)` of SimPy in the same process; ns/seq: per running
     sequence and step; sim/CPU: simulated seconds per CPU second; MB: peak memory, in all and before
-    `simulate()`. Exit code 1 if a run does not come to what is known of its workload.
+    `simulate()`; a pure decode step is one without arrivals and ends, measured as the difference of
+    two runs. Exit code 1 if a run does not come to what is known of its workload.
     """
     chosen = _chosen(names, cost, trace)
     if around:
@@ -134,9 +135,9 @@ def _show(bench: Bench, then: Bench | None) -> None:
     )
     console.print(_times(bench))
     console.print(_sizes(bench))
-    short_cuts = _short_cuts(bench)
-    if short_cuts is not None:
-        console.print(short_cuts)
+    for table in (_decode_steps(bench), _short_cuts(bench)):
+        if table is not None:
+            console.print(table)
     if then is not None:
         table = _table("workload", "CPU now / then", "pings now / then")
         for name, (seconds, pings) in ratios(bench, then).items():
@@ -171,6 +172,16 @@ def _times(bench: Bench) -> Table:
             f"{one.end_ns / 1e9 / cpu_s:,.0f}",
         )
     return table
+
+
+def _decode_steps(bench: Bench) -> Table | None:
+    """What one more pure decode step costs, where that was measured."""
+    table = _table("workload", "us per pure decode step")
+    for name, found in bench.workloads.items():
+        known = [each.decode_step_us for each in found if each.decode_step_us is not None]
+        if known:
+            table.add_row(name, f"{min(known):.3f}")
+    return table if table.row_count else None
 
 
 def _sizes(bench: Bench) -> Table:

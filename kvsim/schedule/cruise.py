@@ -1,8 +1,12 @@
-"""Pure decode steps of a cohort in a row: what is left of a step is its price, its row, a few sums.
+"""Decode steps of a cohort: many that are alike, and one in which something happens.
 
 ```
- steps      ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ■      the same decision again, not taken anew
+ steps      ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ┤      the same decision again, not taken anew: what is left of a
+            └── one record ─────┘      step is its price, its end and the blocks that it opens
  cut by     somebody ends, somebody comes, a block that may lack
+
+ one step   ─ ▼ ─                      the tail gives way to those before it, as long as they lack
+                                       blocks; or who has ended parts (`Pace.lingers`)
 ```
 """
 
@@ -15,11 +19,12 @@ from math import inf
 from operator import sub
 from typing import NamedTuple
 
+from kvsim.blocks.tables import Tables
 from kvsim.plan import Plan
 from kvsim.recorder import Recorder, pack
 from kvsim.request import Request
 from kvsim.schedule.lockstep import Lockstep
-from kvsim.schedule.pace import Sprinter, Terms
+from kvsim.schedule.pace import Pace, Sprinter, Terms
 
 LONG_STEPS = 8
 """From so many steps on, asking for all their prices at once is faster than one by one."""
@@ -43,7 +48,16 @@ class Course(NamedTuple):
 
 
 class Cruise(Lockstep):
-    """`Lockstep`, and many pure decode steps at a time."""
+    """`Lockstep`, and steps of which the event loop does not hear: here decode steps."""
+
+    def __init__(self, blocks: Tables) -> None:
+        super().__init__(blocks)
+        self._turned_away = 0
+        """Waiting requests that the engine gave up in the step being composed."""
+        self._untold: list[Request] = []
+        """Who has got its last token, lingers, and may part before the scheduler has to know."""
+
+    # -- many that are alike ---------------------------------------------------------------------
 
     def _decodes(self, course: Course, blocked: int, floor_blocks: int, cut_ns: float) -> int:
         """Take pure decode steps from now on; answers how many, 0 where a block may lack.
@@ -78,10 +92,6 @@ class Cruise(Lockstep):
             self._part(course.pace, ended)
             self._tell(course.pace, ended)
         return steps
-
-    def _tell(self, pace: Sprinter, ended: list[Request]) -> None:
-        """Tell the scheduler who has got its last token."""
-        pace.last_tokens(self, ended)
 
     def _short(
         self, course: Course, free: int, floor_blocks: int, cut_ns: float, steps: int
@@ -147,3 +157,83 @@ class Cruise(Lockstep):
         while ends and ends[0] <= self._composed:
             heappop(ends)
         return ends[0] - self._composed
+
+    # -- one by itself ---------------------------------------------------------------------------
+
+    def _one_decode(self, course: Course, blocked: int) -> int:
+        """One decode step, in which the tail gives way as long as somebody lacks a block; 0: it is
+        not that simple."""
+        terms, requeue, start_ns = course.terms, course.terms.requeue, self.now_ns
+        short = not self._decodes_fit(terms)
+        if short and (requeue is None or len(self._members) < 2 or self.lingering):
+            return 0
+        plan = self.begin(start_ns)
+        head = self.waiting[0] if blocked else None
+
+        def give_way(victim: Request) -> None:
+            assert requeue is not None
+            self.preempt(victim)
+            requeue(self.waiting, victim)
+
+        self._make_room(give_way, terms.spare)
+        if plan.preempted and terms.mixes:
+            blocked = terms.blocked
+        elif head is not None:
+            head.blocked_steps += 1
+        number, context = len(self._members), self._context_tokens
+        self._grow(course.pace, number)
+        self._compose(number)
+        running = number - self._farewell() if self.lingering else number
+        waiting, census = len(self.waiting), self.blocks.census()
+        self.now_ns = end_ns = start_ns + course.decode_ns(number, context)
+        ended = self._settle(course.pace, running)
+        if ended:
+            self._tell(course.pace, ended)
+        course.recorder.packed(pack(
+            start_ns, end_ns, 0, 0, 0, 0, 0, number, context, number, len(plan.preempted),
+            0, 0, 0, 0, 0, self._gave_up(), waiting, running, 0, *census, blocked, len(self.ended),
+        ))  # fmt: skip
+        return 1
+
+    def _farewell(self) -> int:
+        """Those that linger end as the step begins, having taken part in it if it is one of the
+        cohort; answers how many."""
+        parting = self.lingering
+        for request in parting:
+            _, joined, last, filled, known = self._members.pop(request)
+            steps = self._composed - joined
+            del self._phases[(joined - filled) % self._size][request]
+            self._context_tokens -= known + steps
+            sequence = request.sequences[0]
+            sequence.length += last - joined
+            sequence.computed += last - joined
+            sequence.filled = filled + steps
+            sequence.last_token_ns = self._token_ns
+            request.output_tokens += last - joined
+            self.blocks.recount(sequence)
+            self.complete(request)
+        self.lingering = []
+        self._untold = []
+        return len(parting)
+
+    def _decodes_fit(self, terms: Terms) -> bool:
+        """Whether there are blocks for a step of the cohort."""
+        if not self._members:
+            return True
+        opening = self._phases[self._composed % self._size]
+        left = self.blocks.gpu.free - len(opening)
+        return left > 0 or (
+            not left and (not terms.spare or next(reversed(self._members)) in opening)
+        )
+
+    def _tell(self, pace: Pace, ended: list[Request]) -> None:
+        """Tell the scheduler who has got its last token, or note it down."""
+        if pace.lingers:
+            self._untold += ended
+        else:
+            pace.last_tokens(self, ended)
+
+    def _gave_up(self) -> int:
+        """How many were turned away in the step that is recorded now."""
+        number, self._turned_away = self._turned_away, 0
+        return number

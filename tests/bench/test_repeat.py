@@ -70,10 +70,11 @@ def test_a_measurement_counts_events_and_leaves_simpy_as_it_was() -> None:
     before = simpy.Environment.__init__
     measured = measure("decode-1", "vllm-0.6.3", "constant")
     assert simpy.Environment.__init__ is before
-    assert measured.events >= 3
+    assert measured.events >= 1
     assert measured.requests == len(WORKLOADS["decode-1"].make(None).rows)
     assert measured.cpu_s > 0 and measured.pings > 0
     assert measured.rss_mb >= measured.idle_rss_mb > 0
+    assert measured.decode_step_us is not None
 
 
 def test_an_error_in_a_process_of_its_own_is_raised_here() -> None:

@@ -106,7 +106,9 @@ def test_nothing_is_known_under_another_engine_or_cost_model() -> None:
 
 
 def test_other_engines_run_synchronously_and_without_a_prefix_cache() -> None:
-    settings = settings_of(WORKLOADS["W1"], "vllm-v1", "constant")
+    settings = settings_of(WORKLOADS["W1"].settings, "vllm-v1", "constant")
     assert "disable_async_output_proc" not in settings
     assert (settings["async_scheduling"], settings["enable_prefix_caching"]) == (False, False)
-    assert settings_of(WORKLOADS["W4"], "vllm-v1", "table")["enable_prefix_caching"] is True
+    assert (
+        settings_of(WORKLOADS["W4"].settings, "vllm-v1", "table")["enable_prefix_caching"] is True
+    )
