@@ -124,7 +124,7 @@ def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
 
     piece = next(pieces)
     with ExitStack() as opened:
-        writers = [pq.ParquetWriter(f"{path}.parquet", piece.schema, compression="zstd")]
+        writers = [pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))]
         if csv:
             from pyarrow.csv import CSVWriter
 
@@ -134,6 +134,17 @@ def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
         for each in chain([piece], pieces):
             for writer in writers:
                 writer.write_table(each)
+
+
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
+    """Columns of steps change little from row to row: half as large as under the defaults, and
+    sooner written and read."""
+    from pyarrow.types import is_floating, is_integer
+
+    encodings = {field.name: "DELTA_BINARY_PACKED" for field in schema if is_integer(field.type)}
+    encodings |= {field.name: "BYTE_STREAM_SPLIT" for field in schema if is_floating(field.type)}
+    others = [name for name in schema.names if name not in encodings]
+    return {"compression": "zstd", "use_dictionary": others, "column_encoding": encodings}
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
