@@ -98,3 +98,15 @@ class Plan:
     def empty(self) -> bool:
         """Whether the step changed nothing at all."""
         return not (self.entries or self.together or self.ignored or self.preempted)
+
+
+class Flight(NamedTuple):
+    """A step that is under way."""
+
+    plan: Plan
+    start_ns: int
+    end_ns: int
+    moved: tuple[int, int]
+    """Time on the link, and waiting for it."""
+    before: tuple[int, ...]
+    """The columns of its row that were known when it was composed."""

@@ -19,18 +19,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import simpy
 
-from kvsim.blocks.tables import COUNTED
+from kvsim.blocks.tables import COUNTED, NAMED
 from kvsim.cost import Cost
 from kvsim.cost.decodes import PricesDecodes
 from kvsim.engines import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.events import Later, Link, Process
 from kvsim.inbox import Inbox
-from kvsim.plan import Plan
+from kvsim.plan import Flight, Plan
 from kvsim.recorder import Recorder
 from kvsim.request import Request
 from kvsim.schedule.batch import Batch
@@ -58,18 +58,6 @@ class Watcher(Protocol):
     def settled(self, batch: Batch, ended: list[Request]) -> None:
         """The step that was composed last is over; `ended`: who ended in it, in order."""
         ...
-
-
-class Flight(NamedTuple):
-    """A step that is under way."""
-
-    plan: Plan
-    start_ns: int
-    end_ns: int
-    moved: tuple[int, int]
-    """Time on the link, and waiting for it."""
-    before: tuple[int, ...]
-    """The columns of its row that were known when it was composed."""
 
 
 class Replica:
@@ -113,7 +101,7 @@ class Replica:
         self._in_flight: int = getattr(scheduler, "in_flight", 1)
         """Steps that may be under way when the next one is composed, that one included."""
         self._arrive = getattr(scheduler, "arrive", Batch.arrive)
-        self._course = None if watcher is not None or self._in_flight > 1 else self._plot()
+        self._course = None if watcher is not None else self._plot()
         """What stretches go by; None: there are none."""
         self._advanced = 0
         """Number of the last step that produced a token or ended a request."""
@@ -179,18 +167,26 @@ class Replica:
         if not (isinstance(batch, Stretches) and isinstance(cost, PricesDecodes) and terms_of):
             return None
         pace = cast(Sprinter, self.scheduler)
-        terms = pace.terms(batch.blocks) if batch.blocks.lockstep == COUNTED else None
-        if terms is None:
+        terms = pace.terms(batch.blocks)
+        fits = (COUNTED, NAMED) if pace.ahead else (COUNTED,)
+        if terms is None or batch.blocks.lockstep not in fits or self._in_flight > 2:
             return None
         prices = cost.step_ns, cost.decode_ns, cost.decode_run_ns
         return Course(pace, terms, *prices, self.recorder, self._come, self.clients.listen)
 
     def _stretch(self, now_ns: int) -> bool:
         """Take the next steps in one go, where they are ordinary ones."""
-        if self._course is None or self._flying or self.batch.ended:
+        course, batch, flying = self._course, self.batch, self._flying
+        if course is None or batch.ended or len(flying) != self._in_flight - 1:
             return False
-        assert isinstance(self.batch, Stretches)
-        return self.batch.stretch(self._course, now_ns, self._inbox.next_ns, self.env.peek())
+        assert isinstance(batch, Stretches)
+        until = self._inbox.next_ns, self.env.peek()
+        if not flying:
+            return batch.stretch(course, now_ns, *until)
+        last = batch.run_ahead(course, flying[0], now_ns, min(until))
+        if last is not None:
+            flying[0] = last
+        return last is not None
 
     def _come(self, now_ns: int) -> float:
         """Let those arrive who have been sent until now; answers when the next one will be."""

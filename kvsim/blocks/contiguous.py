@@ -101,10 +101,6 @@ class Contiguous(Tables):
 class _Places(BlockPool):
     """The books of a pool whose blocks are given out in reservations."""
 
-    @property
-    def free(self) -> int:
-        return self.size - len(self.references)
-
     def drop_table(self, table: list[int]) -> None:
         for block in table:
             del self.references[block]

@@ -40,6 +40,11 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks that can be taken."""
+        return self.size - len(self.references)
+
+    @property
+    def idle(self) -> int:
+        """The same, counted where they wait."""
         return len(self._blank)
 
     @property
@@ -94,7 +99,7 @@ class BlockPool:
         assert not set(returned) & self.references.keys(), "a block is idle and in use"
         assert not any(block in fresh for block in self.references), "a fresh block is in use"
         assert all(count > 0 for count in self.references.values()), "a block in use has no holder"
-        assert self.used + self.free == self.size, "blocks were lost or invented"
+        assert self.used + self.idle == self.size, "blocks were lost or invented"
 
 
 class PrefixPool(BlockPool):
@@ -128,7 +133,7 @@ class PrefixPool(BlockPool):
         """Of `lookups`; vLLM 0.6.3's own hit-rate metric counts these."""
 
     @property
-    def free(self) -> int:
+    def idle(self) -> int:
         return len(self._blank) + len(self._idle)
 
     @property

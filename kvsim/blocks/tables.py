@@ -134,9 +134,9 @@ class Tables:
         """Where the blocks are: on the GPU used, idle with content, blank; on the CPU used; token
         slots of used GPU blocks without a token; free GPU blocks that no admission can use."""
         gpu = self.gpu
-        cached = gpu.cached
-        blank = gpu.free - cached
-        return gpu.used, cached, blank, self.cpu.used, self.empty_slots, self.stranded
+        cached, free = gpu.cached, gpu.free
+        used = gpu.size - free
+        return used, cached, free - cached, self.cpu.used, self.empty_slots, self.stranded
 
     @property
     def lookups(self) -> tuple[int, int]:

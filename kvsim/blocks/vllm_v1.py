@@ -128,10 +128,6 @@ class ContentPool(BlockPool):
         """Idle blocks with content."""
 
     @property
-    def free(self) -> int:
-        return len(self._blank) + len(self._idle)
-
-    @property
     def cached(self) -> int:
         return len(self._idle)
 
@@ -139,9 +135,17 @@ class ContentPool(BlockPool):
         return self._idle.returned()
 
     def take(self) -> int:
-        return self.take_many(1)[0]
+        if len(self._blank):
+            block = self._blank.pop()
+        else:
+            block = self._idle.pop()
+            self._forget_one(block, self._key_of.pop(block))
+        self.references[block] = 1
+        return block
 
     def take_many(self, number: int) -> list[int]:
+        if number == 1:
+            return [self.take()]
         blank = min(number, len(self._blank))
         blocks = self._blank.pop_many(blank)
         if blank < number:

@@ -30,6 +30,10 @@ LONG_STEPS = 8
 """From so many steps on, asking for all their prices at once is faster than one by one."""
 
 
+MOST_STEPS = 10_000
+"""Of a stretch, so that somebody who watches the clock sees it move."""
+
+
 class Course(NamedTuple):
     """What steps that are taken many at a time have to do with."""
 
@@ -52,10 +56,19 @@ class Cruise(Lockstep):
 
     def __init__(self, blocks: Tables) -> None:
         super().__init__(blocks)
+        self.left: list[Request] = []
+        """Who ended in the last stretch, in order."""
+        self.stretches = 0
+        self.stretched_steps = 0
+        """Steps that were taken in stretches."""
         self._turned_away = 0
         """Waiting requests that the engine gave up in the step being composed."""
         self._untold: list[Request] = []
         """Who has got its last token, lingers, and may part before the scheduler has to know."""
+
+    def shortcuts(self) -> dict[str, int]:
+        stretched = {"stretches": self.stretches, "stretched_steps": self.stretched_steps}
+        return {**super().shortcuts(), **stretched}
 
     # -- many that are alike ---------------------------------------------------------------------
 

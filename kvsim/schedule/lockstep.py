@@ -275,7 +275,10 @@ class Lockstep(Batch):
             blocks.open_together(len(opening), number, self._given)
             return
         filling = self._phases[(self._composed + 1) % self._size]
-        visited = sorted({**opening, **filling}, key=lambda request: self._members[request].place)
+        visited = list(opening or filling)
+        if opening and filling:
+            both = {**opening, **filling}
+            visited = sorted(both, key=lambda request: self._members[request].place)
         for request in visited:
             self._visit(pace, request)
         blocks.empty_slots -= number - len(visited)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvsim.blocks.tables import Tables
+from kvsim.plan import Plan
 from kvsim.request import Request
 
 GiveWay = Callable[[Request], None]
@@ -99,6 +100,10 @@ class Sprinter(Pace, Protocol):
 
     def terms(self, blocks: Tables) -> Terms | None:
         """The terms of its steps with these blocks; None: each step is composed by itself."""
+        ...
+
+    def settle(self, batch: Any, plan: Plan, now_ns: int) -> None:
+        """The time of a step has passed, as an engine's `Scheduler` has it."""
         ...
 
     def undisturbed(self, batch: Moves) -> bool:

@@ -15,30 +15,14 @@ Whatever the terms do not cover ends the stretch: the step is composed as if the
 
 from __future__ import annotations
 
-from kvsim.blocks.tables import Tables
-from kvsim.request import Request
-from kvsim.schedule.cruise import Course
+from kvsim.schedule.ahead import Ahead
+from kvsim.schedule.cruise import MOST_STEPS, Course
 from kvsim.schedule.intake import Intake, asked_tokens
 from kvsim.schedule.pace import Terms
 
-MOST_STEPS = 10_000
-"""Of a stretch, so that somebody who watches the clock sees it move."""
 
-
-class Stretches(Intake):
-    """`Intake`, and which kind of step comes next."""
-
-    def __init__(self, blocks: Tables) -> None:
-        super().__init__(blocks)
-        self.left: list[Request] = []
-        """Who ended in the last stretch, in order."""
-        self.stretches = 0
-        self.stretched_steps = 0
-        """Steps that were taken in stretches."""
-
-    def shortcuts(self) -> dict[str, int]:
-        stretched = {"stretches": self.stretches, "stretched_steps": self.stretched_steps}
-        return {**super().shortcuts(), **stretched}
+class Stretches(Intake, Ahead):
+    """`Intake`, `Ahead`, and which kind of step comes next."""
 
     def stretch(self, course: Course, now_ns: int, next_ns: float, horizon_ns: float) -> bool:
         """Take steps from `now_ns` on, until something is to be done outside; False: none is.

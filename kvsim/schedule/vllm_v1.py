@@ -263,7 +263,7 @@ class VllmV1:
     def terms(self, blocks: Tables) -> Terms | None:
         """What its steps have in common (`kvsim.schedule.stretch`)."""
         plain = self.reserve_full_isl and not self.long_prefill_token_threshold
-        if blocks.needs_keys or not plain or self.victim is not tail:
+        if not plain or self.victim is not tail:
             return None
         return Terms(
             mixes=True,
