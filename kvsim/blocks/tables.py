@@ -135,8 +135,7 @@ class Tables:
         slots of used GPU blocks without a token; free GPU blocks that no admission can use."""
         gpu = self.gpu
         cached, free = gpu.cached, gpu.free
-        used = gpu.size - free
-        return used, cached, free - cached, self.cpu.used, self.empty_slots, self.stranded
+        return gpu.used, cached, free - cached, self.cpu.used, self.empty_slots, self.stranded
 
     @property
     def lookups(self) -> tuple[int, int]:

@@ -27,6 +27,11 @@ class TopPool(BlockPool):
 
     idle_order = TopStack
 
+    @property
+    def free(self) -> int:
+        # With wrong counts, a block may be free and in a table at once.
+        return self.idle
+
 
 class Prefix:
     """Leading prompt blocks that requests declare to share."""
