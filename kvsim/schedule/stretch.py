@@ -93,32 +93,33 @@ class Stretches(Intake, Ahead):
     def _steps(self, course: Course, cut_ns: float) -> int:
         """Take the next step, and where it is a decode step, those that are the same; answers how
         many, 0 where the scheduler has to compose."""
-        pace, terms = course.pace, course.terms
-        blocked = floor = 0
+        pace, terms, waiting = course.pace, course.terms, self.waiting
         if self.behind:
             self._recruit(pace)
             if not self._one_behind(terms):
                 return 0
-        if self.waiting and self.waiting[0].sequences[0].length > terms.longest:
+        if waiting and waiting[0].sequences[0].length > terms.longest:
             if course.heard or terms.chunked or not self._decodes_fit(terms):
                 return 0
             self._turn_away(course)
-        if self.waiting and not self.behind:
-            length = self.waiting[0].sequences[0].length
-            blocks, seqs, need = self.blocks, len(self._members), -(-length // self._size)
-            free, tokens, asked = blocks.gpu.free, 0, length
+        blocks, blocked, need = self.blocks, 0, 0
+        free = blocks.gpu.free
+        left = free - len(self._phases[self._composed % self._size])
+        if waiting and not self.behind:
+            length, seqs = waiting[0].sequences[0].length, len(self._members)
+            need = -(-length // self._size)
             if terms.mixes:
-                free, tokens = free - len(self._phases[self._composed % self._size]), seqs
-                asked = asked_tokens(terms, length, tokens)
-            blocked = pace.refusal(blocks, free, need, asked, tokens, seqs)
-            if blocked:
-                floor = pace.refuses_from(blocked, need)
-        if self.behind or (self.waiting and not blocked):
+                asked = asked_tokens(terms, length, seqs)
+                blocked = pace.refusal(blocks, left, need, asked, seqs, seqs)
+            else:
+                blocked = pace.refusal(blocks, free, need, length, 0, seqs)
+        if self.behind or (waiting and not blocked):
             if terms.mixes and not self._decodes_fit(terms):
                 return self._one_decode(course, blocked)
             return self._prefills(course) if self._ordinary(course) else 0
         if not self._members:
             return self._no_step(course, blocked) if self._turned_away else 0
-        alike = not (self.lingering or self._turned_away)
-        steps = self._decodes(course, blocked, floor, cut_ns) if alike else 0
-        return steps or self._one_decode(course, blocked)
+        if left <= 0 or self.lingering or self._turned_away:
+            return self._one_decode(course, blocked)
+        floor = pace.refuses_from(blocked, need) if blocked else 0
+        return self._decodes(course, blocked, floor, cut_ns)
