@@ -31,8 +31,8 @@ class Scheduler(Protocol):
 
     It may have `in_flight`, the number of steps composed before the oldest is settled (1 where it
     has not), `arrive(batch, request)`, called instead of `Batch.arrive`, and `watermark_blocks`,
-    which a run notes down. One that is a `schedule.pace.Pace` and whose `outlook(batch)` answers
-    what its next steps have in common (None: nothing) is not asked to compose them one by one.
+    which a run notes down. One that is a `schedule.pace.Sprinter`, whose `terms(blocks)` say what
+    its steps have in common, is not asked to compose the ordinary ones of them.
     """
 
     max_num_seqs: int

@@ -1,4 +1,4 @@
-"""DecodePrices of pure decode steps, without a plan.
+"""Prices of steps from sums: of pure decode steps without a plan, of others with a bare one.
 
 A pure decode step lets every sequence of the batch produce one token and does nothing else: no
 prompt chunk, no copy, a row of logits for each sequence. Between two events of a replica such steps
@@ -7,19 +7,18 @@ follow each other by the hundred, so a cost model may offer them by the run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    pass
+from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
 class PricesDecodes(Protocol):
-    """What a cost model may offer beside `Cost`; one that does not is asked step by step.
+    """What a cost model may offer beside `Cost`; one that does not is shown every step in full.
 
-    Answers are those of `step_ns` for the equivalent plans, to the bit, and count as such in
-    `describe()`. `sequences` is at least 1; `context_tokens` is the sum of their lengths, the token
-    of the step included, as `Plan.context_tokens`.
+    One that does looks at the sums of a plan and at its `chunks`: in the plans that `step_ns` is
+    shown, `entries`, `prefills` and `decodes` may be empty. Answers are those of `step_ns` for the
+    equivalent plans, to the bit, and count as such in `describe()`. `sequences` is at least 1;
+    `context_tokens` is the sum of their lengths, the token of the step included, as
+    `Plan.context_tokens`.
     """
 
     def decode_ns(self, sequences: int, context_tokens: int) -> int:
