@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from kvsim.batch.batch import Batch
 from kvsim.config import DEFAULT_BLOCK_SIZE
 from kvsim.plan import Plan
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.nano import Nano, Nano2025
 from kvsim.schedule.vllm033 import Vllm033
 from kvsim.schedule.vllm063 import Vllm063
@@ -31,7 +31,7 @@ class Scheduler(Protocol):
 
     It may have `in_flight`, the number of steps composed before the oldest is settled (1 where it
     has not), `arrive(batch, request)`, called instead of `Batch.arrive`, and `watermark_blocks`,
-    which a run notes down. One that is a `schedule.pace.Sprinter`, whose `terms(blocks)` say what
+    which a run notes down. One that is a `batch.pace.Sprinter`, whose `terms(blocks)` say what
     its steps have in common, is not asked to compose the ordinary ones of them.
     """
 

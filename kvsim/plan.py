@@ -58,7 +58,7 @@ class Plan:
         self.prefills: list[Prefill] = []
         self.decodes: list[Request] = []
         self.together = 0
-        """Requests that produce one token each without being listed (`kvsim.schedule.lockstep`)."""
+        """Requests that produce one token each without being listed (`kvsim.batch.lockstep`)."""
         self.left: list[tuple[int, Request]] = []
         """(place in the running order, request) of those that were counted in `together` and are
         to be looked at one by one since."""

@@ -23,6 +23,11 @@ from typing import Protocol, cast
 
 import simpy
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.columns import composed_columns
+from kvsim.batch.cruise import Course
+from kvsim.batch.pace import Sprinter
+from kvsim.batch.stretch import Stretches
 from kvsim.blocks.tables import COUNTED, NAMED
 from kvsim.cost import Cost
 from kvsim.cost.decodes import PricesDecodes
@@ -33,11 +38,6 @@ from kvsim.inbox import Inbox
 from kvsim.plan import Flight, Plan
 from kvsim.recorder import Recorder
 from kvsim.request import Request
-from kvsim.schedule.batch import Batch
-from kvsim.schedule.columns import composed_columns
-from kvsim.schedule.cruise import Course
-from kvsim.schedule.pace import Sprinter
-from kvsim.schedule.stretch import Stretches
 from kvsim.workload.clients import Clients
 
 NO_PROGRESS_STEPS = 100_000

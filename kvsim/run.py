@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from kvsim.assembly import Parts, assemble
+from kvsim.batch.batch import Batch
+from kvsim.batch.stretch import Stretches
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import EngineStopped
@@ -18,8 +20,6 @@ from kvsim.recorder import Recorder
 from kvsim.replica import Replica, Watcher
 from kvsim.request import Request
 from kvsim.result import Archive, Outcome, Result, provenance
-from kvsim.schedule.batch import Batch
-from kvsim.schedule.stretch import Stretches
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients

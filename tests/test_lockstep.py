@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.batch import cruise, stretch
 from kvsim.run import simulate
-from kvsim.schedule import cruise, stretch
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, TokenContent, Trace
 

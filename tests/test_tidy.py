@@ -17,6 +17,7 @@ LAYERS = [
     {"plan", "library"},
     {"workload"},
     {"model", "blocks"},
+    {"batch"},
     {"hardware", "schedule"},
     {"memory", "link", "engines", "conform", "blockmap"},
     {"cost"},
@@ -123,7 +124,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 
 def test_policies_never_read_the_true_output_length() -> None:
     """Only the stop test may know how long an output becomes."""
-    for folder in ("schedule", "blocks", "cost"):
+    for folder in ("schedule", "batch", "blocks", "cost"):
         for path in (PACKAGE / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef) and node.name in ("stops", "stops_after"):

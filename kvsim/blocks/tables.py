@@ -46,7 +46,7 @@ class Tables:
     full_hit = FULL_HITS["last-block"]
     """How it shares prefixes, if it does."""
     lockstep = ""
-    """How it serves requests that decode together (`kvsim.schedule.lockstep`): `COUNTED`, by
+    """How it serves requests that decode together (`kvsim.batch.lockstep`): `COUNTED`, by
     number; `NAMED`, by visiting those whose tables change; empty: not at all."""
     swaps = True
     """Whether its tables can move to the CPU pool."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from kvsim.batch.batch import Batch
 from kvsim.blocks import Naive, PrefixCaching
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.nano import Nano, Nano2025
 from kvsim.schedule.vllm033 import Vllm033
 from kvsim.schedule.vllm063 import Vllm063

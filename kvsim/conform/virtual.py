@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from math import ceil
 from typing import Any
 
+from kvsim.batch.batch import Batch
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
 from kvsim.errors import EngineStopped
 from kvsim.plan import Plan
 from kvsim.request import Request
-from kvsim.schedule.batch import Batch
 
 STUCK_STEPS = 50
 """Empty steps in a row, with nobody left to arrive, that count as a deadlock."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from itertools import islice
 
+from kvsim.batch.batch import Batch
 from kvsim.errors import EngineStopped
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import Request, Sequence
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
 

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
+from kvsim.batch.batch import Batch
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import FINISHED, RUNNING, SWAPPED, WAITING, Request, Sequence
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import count, width
 from kvsim.schedule.means import Prices, make_means
 from kvsim.schedule.requeue import make_requeue

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.pace import GiveWay
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.schedule import vllm063_deaths as deaths
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import by_priority, count, width
-from kvsim.schedule.pace import GiveWay
 from kvsim.schedule.victims import tail
 from kvsim.schedule.vllm063_entries import Admissions, Entries, by_stage, run
 from kvsim.schedule.vllm063_outputs import process_outputs

@@ -7,11 +7,11 @@ more decode step and holds its blocks for one step longer (`engine/llm_engine.py
 
 from __future__ import annotations
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.pace import Moves
 from kvsim.plan import Plan
 from kvsim.request import SWAPPED, Request
 from kvsim.schedule import vllm063_deaths as deaths
-from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import Moves
 from kvsim.schedule.vllm063 import Vllm063
 from kvsim.schedule.vllm063_outputs import computed, in_batch_order, stops
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kvsim.batch.batch import Batch
 from kvsim.request import Request
 from kvsim.schedule import vllm063_deaths as deaths
-from kvsim.schedule.batch import Batch
 
 Admissions = list[tuple[Request, int, int]]
 """Request, tokens that it takes on, tokens charged to the budget."""

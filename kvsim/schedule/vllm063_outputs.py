@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.pace import Pace
 from kvsim.plan import Plan
 from kvsim.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
-from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import Pace
 
 
 class Stops(Pace, Protocol):

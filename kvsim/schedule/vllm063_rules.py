@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.pace import Moves, Terms
 from kvsim.blocks.tables import Tables, waiting_sequence
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request
 from kvsim.schedule import vllm063_deaths as deaths
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.groups import count, width
 from kvsim.schedule.means import Prices, by_width, make_means, recompute
-from kvsim.schedule.pace import Moves, Terms
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, tail
 from kvsim.schedule.vllm063_outputs import stops_after
@@ -182,7 +182,7 @@ class Rules:
         batch.grow(request)
 
     def terms(self, blocks: Tables) -> Terms | None:
-        """What its steps have in common (`kvsim.schedule.stretch`)."""
+        """What its steps have in common (`kvsim.batch.stretch`)."""
         rule = blocks.hits_save
         if self.priority or not blocks.grows or rule.charged or rule.blocks:
             return None

@@ -13,12 +13,12 @@ from __future__ import annotations
 from functools import partial
 from sys import maxsize
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.pace import Moves, Terms
 from kvsim.blocks.tables import NAMED, Tables
 from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import RUNNING, Request
-from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import Moves, Terms
 from kvsim.schedule.requeue import make_requeue
 from kvsim.schedule.victims import Victim, priority, tail
 from kvsim.schedule.vllm_v1_outputs import process_token, stops, stops_after
@@ -261,7 +261,7 @@ class VllmV1:
         return stops_after(sequence, self.max_model_len)
 
     def terms(self, blocks: Tables) -> Terms | None:
-        """What its steps have in common (`kvsim.schedule.stretch`)."""
+        """What its steps have in common (`kvsim.batch.stretch`)."""
         plain = self.reserve_full_isl and not self.long_prefill_token_threshold
         if not plain or self.victim is not tail:
             return None

@@ -8,9 +8,9 @@ flight, and may end with it in the waiting queue.
 
 from __future__ import annotations
 
+from kvsim.batch.batch import Batch
 from kvsim.plan import Plan
 from kvsim.request import WAITING
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.vllm_v1 import VllmV1
 from kvsim.schedule.vllm_v1_outputs import process_token
 

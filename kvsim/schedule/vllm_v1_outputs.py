@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvsim.batch.batch import Batch
 from kvsim.request import Request, Sequence
-from kvsim.schedule.batch import Batch
 
 
 def stops(sequence: Sequence, max_model_len: int, coming: int = 0) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvsim.batch.batch import Batch
 from kvsim.blocks import PrefixCaching
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.nano import Nano, Nano2025
 from kvsim.schedule.vllm063 import Vllm063
 from kvsim.schedule.vllm063_async import Vllm063Async

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvsim
+from kvsim.batch.batch import Batch
 from kvsim.blocks import Naive
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.tables import Tables
@@ -20,7 +21,6 @@ from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.errors import ConfigError
 from kvsim.request import Request
 from kvsim.schedule import requeue
-from kvsim.schedule.batch import Batch
 from kvsim.schedule.nano import Nano, Nano2025
 from kvsim.schedule.requeue import REQUEUE, make_requeue
 from kvsim.schedule.vllm033 import Vllm033

@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvsim.batch.batch import Batch
 from kvsim.plan import RECOMPUTE, Plan
 from kvsim.recorder import BLOCKED
 from kvsim.request import Request
-from kvsim.schedule.batch import Batch
 from kvsim.workload.trace import Trace
 
 REASONS = dict(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from small import Priced
 
 from kvsim.assembly import Parts, assemble
+from kvsim.batch.batch import Batch
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.errors import ConfigError, EngineStopped
@@ -17,7 +18,6 @@ from kvsim.recorder import Recorder
 from kvsim.replica import Replica
 from kvsim.request import Request
 from kvsim.result import request_columns
-from kvsim.schedule.batch import Batch
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvsim.batch.batch import Batch
 from kvsim.plan import RECOMPUTE, Plan
-from kvsim.schedule.batch import Batch
 
 
 def composed_columns(batch: Batch, plan: Plan) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ but joins `waiting` or `swapped` only when the scheduler requeues, as the engine
 from __future__ import annotations
 
 from kvsim import transitions
+from kvsim.batch.queues import Queues
 from kvsim.blocks.tables import swap_space_exhausted
 from kvsim.plan import RECOMPUTE, SWAP, Plan, Prefill
 from kvsim.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
-from kvsim.schedule.queues import Queues
 
 
 class Batch(Queues):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from sys import maxsize
 
+from kvsim.batch.cruise import MOST_STEPS, Course, Cruise
+from kvsim.batch.intake import asked_tokens
 from kvsim.plan import Flight, Plan
 from kvsim.recorder import pack
-from kvsim.schedule.cruise import MOST_STEPS, Course, Cruise
-from kvsim.schedule.intake import asked_tokens
 
 
 class Ahead(Cruise):

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from kvsim import transitions
+from kvsim.batch.pace import GiveWay, Pace
 from kvsim.blocks.tables import Tables
 from kvsim.plan import Plan
 from kvsim.request import FINISHED, RUNNING, SWAPPED, Request
-from kvsim.schedule.pace import GiveWay, Pace
 from kvsim.tally import Tally
 
 
@@ -17,7 +17,7 @@ class Queues:
     """All requests of one replica that have arrived and not ended.
 
     Those that are running are in order in `behind`, unless a cohort of them is looked at together
-    (`kvsim.schedule.lockstep`): it goes before them.
+    (`kvsim.batch.lockstep`): it goes before them.
     """
 
     def __init__(self, blocks: Tables) -> None:
@@ -95,7 +95,7 @@ class Queues:
         `give_way` is told of each victim, which has left the running queue: always its tail; None:
         victims are chosen otherwise. `spare`: whether a request whose last block has room is
         taken to need a free block, too. 0: it is to be done one by one, as the scheduler states
-        its rules. `kvsim.schedule.lockstep` may answer more.
+        its rules. `kvsim.batch.lockstep` may answer more.
         """
         return 0
 

@@ -37,11 +37,11 @@ from collections import deque
 from heapq import heappush
 from typing import NamedTuple
 
+from kvsim.batch.batch import Batch
+from kvsim.batch.pace import GiveWay, Pace
 from kvsim.blocks.tables import COUNTED, NAMED, Tables
 from kvsim.plan import Plan
 from kvsim.request import Request, Sequence
-from kvsim.schedule.batch import Batch
-from kvsim.schedule.pace import GiveWay, Pace
 
 
 class Member(NamedTuple):

@@ -19,12 +19,12 @@ from math import inf
 from operator import sub
 from typing import NamedTuple
 
+from kvsim.batch.lockstep import Lockstep
+from kvsim.batch.pace import Pace, Sprinter, Terms
 from kvsim.blocks.tables import Tables
 from kvsim.plan import Plan
 from kvsim.recorder import Recorder, pack
 from kvsim.request import Request
-from kvsim.schedule.lockstep import Lockstep
-from kvsim.schedule.pace import Pace, Sprinter, Terms
 
 LONG_STEPS = 8
 """From so many steps on, asking for all their prices at once is faster than one by one."""

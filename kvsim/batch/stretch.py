@@ -15,10 +15,10 @@ Whatever the terms do not cover ends the stretch: the step is composed as if the
 
 from __future__ import annotations
 
-from kvsim.schedule.ahead import Ahead
-from kvsim.schedule.cruise import MOST_STEPS, Course
-from kvsim.schedule.intake import Intake, asked_tokens
-from kvsim.schedule.pace import Terms
+from kvsim.batch.ahead import Ahead
+from kvsim.batch.cruise import MOST_STEPS, Course
+from kvsim.batch.intake import Intake, asked_tokens
+from kvsim.batch.pace import Terms
 
 
 class Stretches(Intake, Ahead):

@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
+from kvsim.batch.cruise import Course, Cruise
+from kvsim.batch.pace import Pace, Terms
 from kvsim.recorder import pack
 from kvsim.request import RUNNING, Request
-from kvsim.schedule.cruise import Course, Cruise
-from kvsim.schedule.pace import Pace, Terms
 
 Chunk = tuple[Request, int, bool]
 """A request, the tokens of it that a step takes on, and whether one is sampled."""

@@ -1,4 +1,4 @@
-"""What a scheduler says about requests that decode together (`kvsim.schedule.lockstep`)."""
+"""What a scheduler says about requests that decode together (`kvsim.batch.lockstep`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Terms(NamedTuple):
     """How a scheduler goes about its steps as long as nothing out of the ordinary comes up:
     requests of one sequence are admitted in order, decode together, and give way from the tail.
 
-    `kvsim.schedule.stretch` takes the same steps by them as the scheduler composes.
+    `kvsim.batch.stretch` takes the same steps by them as the scheduler composes.
     """
 
     mixes: bool
@@ -43,7 +43,7 @@ class Terms(NamedTuple):
 
 
 class Moves(Protocol):
-    """What a scheduler may do with single requests of a batch (`kvsim.schedule.batch.Batch`)."""
+    """What a scheduler may do with single requests of a batch (`kvsim.batch.batch.Batch`)."""
 
     blocks: Tables
     swapped: deque[Request]
