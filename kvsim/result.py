@@ -104,45 +104,58 @@ class Archive:
     """What requests came to, packed one by one when they are over."""
 
     def __init__(self) -> None:
-        self._numbers = bytearray()
-        """`_REQUEST_INTEGERS` of each, as consecutive 64-bit integers."""
-        self._names: list[tuple[str, str, str]] = []
-        """Id, session, reason."""
+        from kvsim.packed import PackedColumns
+
+        self._columns = PackedColumns(_REQUEST_INTEGERS)
+        self._rows = bytearray()
+        """What is not packed yet, as consecutive 64-bit integers."""
+        self._ids: list[str] = []
+        self._sessions: list[str] = []
+        self._reasons: list[str] = []
 
     def add(self, request: Request) -> None:
         """Keep what it came to; it may change no more."""
-        self._numbers += _pack(*_numbers_of(request))
-        self._names.append((request.id, request.session or "", request.reason))
+        self._rows += _pack(*_numbers_of(request))
+        self._ids.append(request.id)
+        self._sessions.append(request.session or "")
+        self._reasons.append(request.reason)
+        if len(self._rows) >= _PIECE_BYTES:
+            self._seal()
 
     def missing(self, number: int) -> list[int]:
         """Indices below `number` of the requests that are not kept here."""
         import numpy as np
 
+        self._seal()
         absent = np.ones(number, dtype=bool)
-        absent[self._table()[:, 0]] = False
+        absent[self._columns["index"]] = False
         return list(map(int, np.flatnonzero(absent)))
 
     def columns(self) -> dict[str, Any]:
         """One entry per request and column, in trace order; -1: never happened."""
         import numpy as np
 
-        numbers = self._table()
-        order = np.argsort(numbers[:, 0])
-        names = [self._names[place] for place in order.tolist()]
-        columns = {name: numbers[order, place] for place, name in enumerate(_REQUEST_INTEGERS)}
-        columns["num_cached_tokens"] = columns.pop("cached_tokens")
+        self._seal()
+        order = np.argsort(self._columns["index"])
+        numbers = {name: self._columns[name][order] for name in _REQUEST_INTEGERS}
+        numbers["num_cached_tokens"] = numbers.pop("cached_tokens")
+        texts = (self._ids, self._sessions, self._reasons)
+        ids, sessions, reasons = (np.array(text, dtype=object)[order].tolist() for text in texts)
         return {
-            "id": [name for name, _, _ in names],
-            "session": [session for _, session, _ in names],
-            "status": ["rejected" if reason else "completed" for _, _, reason in names],
-            "reason": [reason for _, _, reason in names],
-            **columns,
+            "id": ids,
+            "session": sessions,
+            "status": ["rejected" if reason else "completed" for reason in reasons],
+            "reason": reasons,
+            **numbers,
         }
 
-    def _table(self) -> np.ndarray:
+    def _seal(self) -> None:
         import numpy as np
 
-        return np.frombuffer(self._numbers, np.int64).reshape(-1, len(_REQUEST_INTEGERS))
+        if self._rows:
+            rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(_REQUEST_INTEGERS))
+            self._columns.add(rows)
+            self._rows = bytearray()
 
 
 def request_columns(requests: Iterable[Request]) -> dict[str, Any]:
@@ -174,6 +187,8 @@ _REQUEST_INTEGERS = (
     "blocked_steps",
     "cached_tokens",
 )
+_PIECE_BYTES = 8 * len(_REQUEST_INTEGERS) << 15
+"""Of the requests that are packed together."""
 _numbers_of = attrgetter(*_REQUEST_INTEGERS)
 _pack = Struct(f"{len(_REQUEST_INTEGERS)}q").pack
 

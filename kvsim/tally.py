@@ -75,8 +75,9 @@ class Tally(Mapping[int, int]):
         import numpy as np
 
         if self._times or not self._pieces:
-            piece = np.array(self._numbers, dtype=np.int64), np.array(self._times, dtype=np.int64)
-            self._pieces.append(piece)
+            times = np.array(self._times, np.int64)
+            narrow = times.astype(np.min_scalar_type(times.max(initial=0)))
+            self._pieces.append((np.array(self._numbers, np.int64), narrow))
             self._numbers, self._times, self._table = [], [], None
             waiting = sum(len(times) for _, times in self._pieces[1:])
             if len(self._pieces) == 1 or waiting > max(_ROUGH, len(self._pieces[0][0])):
@@ -85,9 +86,11 @@ class Tally(Mapping[int, int]):
     def _merge(self) -> None:
         import numpy as np
 
-        numbers, times = (np.concatenate(each) for each in zip(*self._pieces, strict=True))
+        numbers, times = map(np.concatenate, zip(*self._pieces, strict=True))
+        self._pieces = []
         order = np.argsort(numbers, kind="stable")
-        numbers, times = numbers[order], times[order]
+        numbers, times = numbers[order], times[order].astype(np.int64)
+        del order
         first = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(times)])
         self._pieces = [(numbers[first], np.add.reduceat(times, first) if len(first) else times)]
 
