@@ -61,6 +61,8 @@ class Cruise(Lockstep):
         self.stretches = 0
         self.stretched_steps = 0
         """Steps that were taken in stretches."""
+        self._sums = Plan()
+        """The step being composed: its sums, and who gave way."""
         self._turned_away = 0
         """Waiting requests that the engine gave up in the step being composed."""
         self._untold: list[Request] = []
@@ -180,7 +182,7 @@ class Cruise(Lockstep):
         short = not self._decodes_fit(terms)
         if short and (requeue is None or len(self._members) < 2 or self.lingering):
             return 0
-        plan = self.begin(start_ns)
+        plan = self._begin(start_ns)
         head = self.waiting[0] if blocked else None
 
         def give_way(victim: Request) -> None:
@@ -238,6 +240,14 @@ class Cruise(Lockstep):
         return left > 0 or (
             not left and (not terms.spare or next(reversed(self._members)) in opening)
         )
+
+    def _begin(self, start_ns: int) -> Plan:
+        """Start to compose a step by its sums."""
+        self.now_ns = start_ns
+        self.plan = plan = self._sums
+        plan.chunks, plan.preempted, plan.ignored = [], [], []
+        plan.blocked = plan.samples = plan.together = plan.decode_seqs = plan.context_tokens = 0
+        return plan
 
     def _tell(self, pace: Pace, ended: list[Request]) -> None:
         """Tell the scheduler who has got its last token, or note it down."""

@@ -25,7 +25,7 @@ class Intake(Cruise):
         """One step with chunks of prompts, and the decodes if they are mixed."""
         terms, blocks, start_ns = course.terms, self.blocks, self.now_ns
         number = len(self._members) if terms.mixes else 0
-        plan = self.begin(start_ns)
+        plan = self._begin(start_ns)
         if number:
             opening = len(self._phases[self._composed % self._size])
             blocks.open_together(opening, number)
@@ -35,7 +35,7 @@ class Intake(Cruise):
         plan.batched_tokens = number
         running = len(self._members) + len(self.behind)
         chunks = self._continued(terms) if self.behind else []
-        cached, admitted = self._admit(course, running, chunks)
+        cached, admitted = self._admit(course, running, chunks) if self.waiting else (0, 0)
         if self.lingering:
             running -= self._farewell()
         waiting, batched, census = len(self.waiting), plan.batched_tokens, blocks.census()
@@ -52,29 +52,31 @@ class Intake(Cruise):
         ))  # fmt: skip
         return 1
 
-    def _ordinary(self, course: Course) -> bool:
+    def _ordinary(self, course: Course, left: int) -> bool:
         """Whether nobody who may come into the next step can be turned away to the surprise of a
-        client, or preempt itself."""
-        terms, blocks = course.terms, self.blocks
+        client, or preempt itself: `left` blocks are there for prompts."""
+        terms, behind, waiting = course.terms, self.behind, self.waiting
         longest, room = terms.longest, terms.max_num_batched_tokens
-        if len(self.waiting) > 1 and (course.heard or terms.chunked):
-            for request in self.waiting:
+        if len(waiting) > 1 and (course.heard or terms.chunked):
+            for request in waiting:
                 length = request.sequences[0].length
                 if length > longest:
                     return False
                 room -= length
                 if room < 0:
                     break
-        if not self.behind:
+        if not behind:
             return True
-        sequence, number = self.behind[0].sequences[0], len(self._members)
-        left = blocks.gpu.free - len(self._phases[self._composed % self._size])
+        sequence = behind[0].sequences[0]
         if sequence.length > longest:
             return False
+        if left > terms.max_num_batched_tokens // self._size + 1:
+            return True
         if not terms.by_chunk:
-            return blocks.growth_need(sequence) <= left
-        tokens = min(sequence.length - sequence.computed, terms.max_num_batched_tokens - number)
-        return blocks.need(sequence, sequence.computed + tokens, []) <= left
+            return self.blocks.growth_need(sequence) <= left
+        room = terms.max_num_batched_tokens - len(self._members)
+        upto = sequence.computed + min(sequence.length - sequence.computed, room)
+        return self.blocks.need(sequence, upto, []) <= left
 
     def _continued(self, terms: Terms) -> list[Chunk]:
         """Go on with the prompt that is under way."""
@@ -178,7 +180,7 @@ class Intake(Cruise):
         if blocked:
             self.waiting[0].blocked_steps += 1
         start_ns, waiting, census = self.now_ns, len(self.waiting), self.blocks.census()
-        self.now_ns = end_ns = start_ns + course.step_ns(self.begin(start_ns))
+        self.now_ns = end_ns = start_ns + course.step_ns(self._begin(start_ns))
         course.recorder.packed(pack(
             start_ns, end_ns, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, self._gave_up(),
             waiting, 0, 0, *census, blocked, len(self.ended),

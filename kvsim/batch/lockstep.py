@@ -299,11 +299,12 @@ class Lockstep(Batch):
     def _count_gaps(self, number: int, step: int) -> None:
         """Book the time since the token before for each member that got one."""
         gaps, now_ns = self.token_gaps_ns, self.now_ns
-        for request in self._newcomers.pop(step, ()):
-            member = self._members.get(request)
-            if member is not None and member.joined == step:
-                number -= 1
-                gaps.add(now_ns - request.sequences[0].last_token_ns)
+        if step in self._newcomers:
+            for request in self._newcomers.pop(step):
+                member = self._members.get(request)
+                if member is not None and member.joined == step:
+                    number -= 1
+                    gaps.add(now_ns - request.sequences[0].last_token_ns)
         if number:
             gaps.add(now_ns - self._token_ns, number)
 

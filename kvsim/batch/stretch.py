@@ -94,7 +94,7 @@ class Stretches(Intake, Ahead):
         """Take the next step, and where it is a decode step, those that are the same; answers how
         many, 0 where the scheduler has to compose."""
         pace, terms, waiting = course.pace, course.terms, self.waiting
-        if self.behind:
+        if self.behind and not self._one_behind(terms):
             self._recruit(pace)
             if not self._one_behind(terms):
                 return 0
@@ -114,9 +114,9 @@ class Stretches(Intake, Ahead):
             else:
                 blocked = pace.refusal(blocks, free, need, length, 0, seqs)
         if self.behind or (waiting and not blocked):
-            if terms.mixes and not self._decodes_fit(terms):
+            if terms.mixes and left <= 0 and not self._decodes_fit(terms):
                 return self._one_decode(course, blocked)
-            return self._prefills(course) if self._ordinary(course) else 0
+            return self._prefills(course) if self._ordinary(course, left) else 0
         if not self._members:
             return self._no_step(course, blocked) if self._turned_away else 0
         if left <= 0 or self.lingering or self._turned_away:
