@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -78,6 +79,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name → where it is, a function or a `typer.Typer`, and the first line of its help."""
 
+_WITH_TORCH = ("calibrate", "validate")
+
 
 class _AsGiven:
     """What a text or a flag becomes: what it is.
@@ -125,6 +128,9 @@ class DeferredGroup(_QuickStart, TyperGroup):
 
 def load(name: str) -> Any:
     """Import a command of `COMMANDS`."""
+    if name not in _WITH_TORCH:
+        # Nothing else multiplies matrices: the threads that numpy's BLAS starts would only spin.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
