@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
+_Entry = tuple[int, int, int, list[tuple[int, int]]]
+"""Tokens, −insertion number of the chain, block, chain."""
+
 
 class EvictionOrder(Protocol):
     """What a prefix-caching pool needs of an order. The constructor takes nothing."""
@@ -92,12 +95,15 @@ class Evictor:
     inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
     """
 
-    __slots__ = ("_chains", "_home", "_runs")
+    __slots__ = ("_chains", "_fence", "_home", "_runs", "_sorted")
 
     def __init__(self) -> None:
         self._runs: deque[_Run] = deque()
         self._home: dict[int, list[tuple[int, int]]] = {}
         """block → the chain that holds it; what a chain holds besides has left."""
+        self._sorted: list[_Entry] = []
+        """What goes before all others while `_fence` holds an entry; some may have left since."""
+        self._fence: _Run | None = None
         self._chains = 0
 
     def __len__(self) -> int:
@@ -140,30 +146,48 @@ class Evictor:
 
     def evict_many(self, number: int) -> list[int]:
         """`number` blocks, as `evict` would give them one by one."""
-        evicted = self._sole_chain(number)
+        home, evicted = self._home, list[int]()
         while len(evicted) < number:
-            evicted.append(self.evict())
+            entries = self._first()
+            if not entries and len(self._runs) == 1:
+                self._runs[0].drain(home, number, evicted)
+            elif not entries:
+                evicted.append(self.evict())
+            while entries and len(evicted) < number:
+                _, _, block, chain = entries.pop()
+                if home.get(block) is chain:
+                    del home[block]
+                    evicted.append(block)
         return evicted
 
-    def _sole_chain(self, number: int) -> list[int]:
-        """As many of the next blocks as come from the front chain whatever they are.
+    def _first(self) -> list[_Entry]:
+        """Entries that go before all others, the next one last; none where only a walk tells.
 
-        That is so where it is alone in its run and the next run is later.
+        That is so of the leading runs up to one that is later than all of them, if none of them is
+        later than the one before it: nothing ends the walk among them, so that the longest prefix
+        goes first, the earliest inserted of equals.
         """
         runs, home = self._runs, self._home
-        evicted: list[int] = []
-        if not number or not runs or not runs[0].trim(home) or len(runs[0].heap) > 1:
-            return evicted
-        if len(runs) > 1 and not (runs[1].trim(home) and runs[1].last > runs[0].last):
-            return evicted
-        _, order, chain = runs[0].heap[0]
-        while chain and len(evicted) < number:
-            block = chain.pop()[1]
-            if home.get(block) is chain:
-                del home[block]
-                evicted.append(block)
-        runs[0].heap = [(-chain[-1][0], order, chain)] if chain else []
-        return evicted
+        if self._sorted and self._fence is not None and self._fence.trim(home):
+            return self._sorted
+        while not runs[0].trim(home):
+            runs.popleft()
+        leading = [runs[0]]
+        for run in _others(runs):
+            if run.last > runs[0].last and run.trim(home):
+                self._fence = run
+                self._sorted = sorted(
+                    (tokens, -order, block, chain)
+                    for each in leading
+                    for _, order, chain in each.heap
+                    for tokens, block in chain
+                )
+                return self._sorted
+            if run.trim(home):
+                if run.last > leading[-1].last:
+                    break
+                leading.append(run)
+        return []
 
     def evict(self) -> int:
         """Take out the block that the engine's walk ends on."""
@@ -230,6 +254,23 @@ class _Run:
             else:
                 return True
         return False
+
+    def drain(
+        self, home: dict[int, list[tuple[int, int]]], number: int, evicted: list[int]
+    ) -> None:
+        """Take candidates out until `number` are `evicted` or none is left."""
+        while len(evicted) < number and self.trim(home):
+            if len(self.heap) > 1:
+                evicted.append(self.pop())
+                del home[evicted[-1]]
+                continue
+            _, order, chain = self.heap[0]
+            while chain and len(evicted) < number:
+                block = chain.pop()[1]
+                if home.get(block) is chain:
+                    del home[block]
+                    evicted.append(block)
+            self.heap = [(-chain[-1][0], order, chain)] if chain else []
 
     def pop(self) -> int:
         """Take the candidate out, after `trim`."""

@@ -71,23 +71,39 @@ def test_eviction_equals_the_walk_of_the_engine(seed: int, data: st.DataObject) 
     rng = random.Random(data.draw(st.integers(0, 2**32)) + seed)
     clever, dull = Evictor(), WalkingEvictor()
     now, fresh = 0, 0
+    gone: list[int] = []
     for _ in range(rng.randint(1, 60)):
         kind = rng.random()
         if kind < 0.45:
             now += rng.choice((0, 0, 1))
             last = rng.choice((now, now, now, -1, rng.randint(-1, now + 1)))
-            length = rng.randint(1, 6)
-            for place in range(length):
+            length, whole, first = rng.randint(1, 6), rng.random() < 0.3, rng.randint(0, 3)
+            blocks = list(range(fresh, fresh + length))
+            fresh += length
+            if gone and rng.random() < 0.3:
+                blocks[0] = gone.pop()  # Blocks come back.
+            if whole:
+                clever.add_table(blocks, first, 16, last)
+            for place, block in enumerate(blocks):
                 tokens = 16 * (place + 1 if rng.random() < 0.8 else rng.randint(1, 6))
-                clever.add(fresh, tokens, last)
-                dull.add(fresh, tokens, last)
-                fresh += 1
+                if whole:
+                    tokens = 16 * (first + place + 1)
+                else:
+                    clever.add(block, tokens, last)
+                dull.add(block, tokens, last)
         elif dull.entries and kind < 0.65:
             block = rng.choice(list(dull.entries))
             clever.remove(block)
             dull.remove(block)
+            gone.append(block)
+        elif dull.entries and kind < 0.8:
+            gone.append(dull.evict())
+            assert clever.evict() == gone[-1]
         elif dull.entries:
-            assert clever.evict() == dull.evict()
+            number = rng.randint(0, len(dull.entries))
+            evicted = [dull.evict() for _ in range(number)]
+            assert clever.evict_many(number) == evicted
+            gone += evicted
         assert len(clever) == len(dull.entries)
         assert set(clever) == set(dull.entries)
     while dull.entries:
