@@ -156,21 +156,25 @@ def _record(
     log: dict[str, np.ndarray],
 ) -> Callable[[], Books]:
     """What works out the columns of steps and requests, and where time and tokens went."""
-    prompts, blocks = {}, parts.blocks
-    if blocks.needs_keys:
-        prompts = account_prompts(requests, log, blocks.block_size, blocks.full_hit.withheld)
+    blocks = parts.blocks
     for index in archive.missing(len(requests)):
         request = requests[index]
         if request.finish_ns < 0 and not request.reason:
             # It did not end by itself.
             request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
         archive.add(request)
-        requests.let_go(request)
+        if not blocks.needs_keys:
+            requests.let_go(request)
     columns = archive.columns()
     in_flight = getattr(parts.scheduler, "in_flight", 1)
 
     def keep_books() -> Books:
         steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+        if not blocks.needs_keys:
+            return steps, columns | times
+        withheld = blocks.full_hit.withheld
+        prompts = account_prompts(requests, log, blocks.block_size, withheld)
+        requests.let_all_go()
         return steps, columns | times | prompts
 
     return keep_books

@@ -32,28 +32,19 @@ from kvsim.blocks.pool import BlockPool
 from kvsim.request import Request, Sequence, UnitStream
 
 
-class Entry:
-    """Resident blocks of one hash id."""
-
-    __slots__ = ("holders", "resident")
-
-    def __init__(self) -> None:
-        self.resident = 0
-        """Its leading blocks that are in the pool."""
-        self.holders = 0
-        """Tables that hold it."""
-
-
 class RunPool(CountPool):
     """A number of blocks: in use, idle with content, and blank."""
 
     def __init__(self, size: int, first: int = 0) -> None:
         super().__init__(size, first)
-        self.entries: dict[int, Entry] = {}
-        self._idle: OrderedDict[int, Entry] = OrderedDict()
-        """Entries that no table holds; the first is evicted next."""
+        self.resident: dict[int, int] = {}
+        """Hash id → its leading blocks that are in the pool, if there are any."""
+        self.holders: dict[int, int] = {}
+        """Hash id → tables that hold it, if there are any."""
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Resident ids that no table holds; the first is evicted next."""
         self._cached = 0
-        """Blocks of idle entries."""
+        """Blocks of idle ids."""
 
     @property
     def free(self) -> int:
@@ -77,59 +68,68 @@ class RunPool(CountPool):
 
         Answers its leading blocks that were resident, and how many are to be taken for the rest.
         """
-        entries, idle = self.entries, self._idle
+        resident, holders = self.resident, self.holders
         hits = missing = 0
         contiguous = True
-        for unit, blocks in units:
-            entry = entries.get(unit)
-            if entry is None:
-                entry = entries[unit] = Entry()
-            resident = entry.resident
-            if resident and not entry.holders:
-                del idle[unit]
-                self._cached -= resident
+        for place, (unit, blocks) in enumerate(units):
+            here = resident.get(unit, 0)
+            if not here:
+                contiguous = False
+                rest = units[place:]
+                ids = [each for each, _ in rest]
+                if resident.keys().isdisjoint(ids):
+                    # As a rule: what follows an id that is not here is not here, either.
+                    resident.update(rest)
+                    holders.update(dict.fromkeys(ids, 1))
+                    return hits, missing + sum([number for _, number in rest])
+            if unit in holders:
+                holders[unit] += 1
+            else:
+                holders[unit] = 1
+                if here:
+                    del self._idle[unit]
+                    self._cached -= here
             if contiguous:
-                hits += min(resident, blocks)
-                contiguous = resident >= blocks
-            if resident < blocks:
-                missing += blocks - resident
-                entry.resident = blocks
-            entry.holders += 1
+                hits += min(here, blocks)
+                contiguous = here >= blocks
+            if here < blocks:
+                missing += blocks - here
+                resident[unit] = blocks
         return hits, missing
 
     def release(self, units: list[tuple[int, int]]) -> int:
         """One table less holds them; answers how many blocks that are."""
-        entries, idle = self.entries, self._idle
+        resident, holders, idle = self.resident, self.holders, self._idle
         number = 0
         for unit, blocks in reversed(units):
             number += blocks
-            entry = entries[unit]
-            entry.holders -= 1
-            if not entry.holders:
-                idle[unit] = entry
-                self._cached += entry.resident
+            if holders[unit] > 1:
+                holders[unit] -= 1
+            else:
+                del holders[unit]
+                idle[unit] = None
+                self._cached += resident[unit]
         return number
 
     def audit(self) -> None:
         super().audit()
-        idle = {unit for unit, entry in self.entries.items() if not entry.holders}
-        assert idle == self._idle.keys(), "an idle entry is misfiled"
-        assert self._cached == sum(self.entries[unit].resident for unit in idle)
-        assert all(entry.resident > 0 for entry in self.entries.values()), "an empty entry is kept"
+        assert self.resident.keys() - self.holders.keys() == self._idle.keys(), "an id is misfiled"
+        assert self._cached == sum(self.resident[unit] for unit in self._idle)
+        assert all(blocks > 0 for blocks in self.resident.values()), "an empty id is kept"
 
     def _evict(self, number: int) -> None:
-        """Make blocks blank: those of the entries released first, each from its tail."""
+        """Make blocks blank: those of the ids released first, each from its tail."""
         self._cached -= number
         self._left += number
-        idle = self._idle
+        resident, idle = self.resident, self._idle
         while number:
             unit = next(iter(idle))
-            entry = idle[unit]
-            if entry.resident > number:
-                entry.resident -= number
+            here = resident[unit]
+            if here > number:
+                resident[unit] = here - number
                 return
-            number -= entry.resident
-            del idle[unit], self.entries[unit]
+            number -= here
+            del idle[unit], resident[unit]
 
 
 class PrefixRuns(Counted, Naive):
@@ -194,6 +194,6 @@ class PrefixRuns(Counted, Naive):
                     units = self._units[sequence]
                     private += len(sequence.table) - sum(blocks for _, blocks in units)
                     empty += self._empty(sequence)
-        held = sum(entry.resident for entry in self.gpu.entries.values() if entry.holders)
+        held = sum(self.gpu.resident[unit] for unit in self.gpu.holders)
         assert self.gpu.used == held + private, "blocks in use and tables disagree"
         assert empty == self.empty_slots, "empty slots were miscounted"

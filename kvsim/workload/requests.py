@@ -58,6 +58,12 @@ class Requests(Sequence[Request]):
             # A circle of references would keep them.
             sequences.clear()
 
+    def let_all_go(self) -> None:
+        """Nobody looks at any of them again."""
+        for request in self._held.values():
+            request.sequences.clear()
+        self._held.clear()
+
 
 def make_requests(
     trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True

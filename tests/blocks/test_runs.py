@@ -73,6 +73,6 @@ def test_a_pool_evicts_the_tail_of_what_was_released_first() -> None:
     assert (pool.used, pool.cached, pool.free) == (4, 2, 6)
     # Four blank blocks, then one of id 2, the only one that nobody holds.
     pool.take_many(5)
-    assert pool.entries[2].resident == 1
+    assert pool.resident[2] == 1
     assert (pool.used, pool.cached, pool.free) == (9, 1, 1)
     pool.audit()
