@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from sys import maxsize
+
 from kvsim.batch.cruise import Course, Cruise
 from kvsim.batch.pace import Pace, Terms
 from kvsim.recorder import pack
@@ -57,7 +59,7 @@ class Intake(Cruise):
         client, or preempt itself: `left` blocks are there for prompts."""
         terms, behind, waiting = course.terms, self.behind, self.waiting
         longest, room = terms.longest, terms.max_num_batched_tokens
-        if len(waiting) > 1 and (course.heard or terms.chunked):
+        if len(waiting) > 1 and longest < maxsize and (course.heard or terms.chunked):
             for request in waiting:
                 length = request.sequences[0].length
                 if length > longest:
@@ -155,7 +157,7 @@ class Intake(Cruise):
                 self.token(sequence)
                 more = pace.decodes(request)
                 if more and not (behind and pace.lingers):
-                    self._join(request, sequence, more)
+                    self._join(request, sequence, more, self.now_ns != self._token_ns)
                     continue
                 if not more:
                     ended.append(request)

@@ -76,7 +76,8 @@ class Lockstep(Batch):
         self._next_ends: list[int] = []
         """Heap of the keys of `_ends`, and of some that are gone."""
         self._newcomers: dict[int, dict[Request, None]] = {}
-        """Step → members for which it is the first; some may have left since."""
+        """Step → members for which it is the first, and which got their last token apart from the
+        others; some may have left since."""
         self._flying: deque[Plan] = deque()
         """Plans with steps of the cohort that are not settled, in order."""
         self._composed = 0
@@ -219,8 +220,11 @@ class Lockstep(Batch):
             behind.popleft()
             self._join(request, request.sequences[0], tokens)
 
-    def _join(self, request: Request, sequence: Sequence, tokens: int) -> None:
-        """Take a running request in, which produces so many more tokens."""
+    def _join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
+        """Take a running request in, which produces so many more tokens.
+
+        `apart`: whether it did not get its last one with the others.
+        """
         step, filled = self._composed, sequence.filled
         known, last = sequence.length + sequence.placeholders, step + tokens
         self._members[request] = Member(self._places, step, last, filled, known)
@@ -231,11 +235,12 @@ class Lockstep(Batch):
             ends = self._ends[last] = {}
             heappush(self._next_ends, last)
         ends[request] = None
-        newcomers = self._newcomers.get(step)
-        if newcomers is None:
-            newcomers = self._newcomers[step] = {}
-        newcomers[request] = None
         self._context_tokens += known
+        if apart:
+            newcomers = self._newcomers.get(step)
+            if newcomers is None:
+                newcomers = self._newcomers[step] = {}
+            newcomers[request] = None
 
     def _make_room(self, give_way: GiveWay | None, spare: bool) -> bool:
         """See that every member can grow; False where that is to be done one by one, or none is

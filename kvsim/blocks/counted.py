@@ -64,16 +64,20 @@ class Counted(Tables):
     gpu: CountPool
 
     def allocate(self, sequence: Sequence) -> None:
-        length, size = sequence.length, self.block_size
-        blocks = -(-length // size)
+        self.hold(sequence, sequence.length, [])
+
+    def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
+        assert not hits, "counted blocks have no content"
+        size = self.block_size
+        blocks = -(-upto // size)
         self.gpu.lend(blocks)
         first = self.gpu.first
         sequence.table = range(first, first + blocks)  # type: ignore[assignment]
-        sequence.filled = length
+        sequence.filled = upto
         sequence.seen = 0
         sequence.gap = False
         sequence.access_ns = -1
-        self.empty_slots += blocks * size - length
+        self.empty_slots += blocks * size - upto
 
     def append(self, sequence: Sequence) -> Pairs:
         held = self.extend(sequence, sequence.length)
