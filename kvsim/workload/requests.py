@@ -20,7 +20,7 @@ class Requests(Sequence[Request]):
         self._rows = rows
         self._samples = n
         self._identities: Sequence[Stream] = streams(trace) if keyed else ()
-        self._held: dict[int, Request] = {}
+        self._held: list[Request | None] = [None] * len(rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -32,8 +32,9 @@ class Requests(Sequence[Request]):
     def __getitem__(self, index: int | slice) -> Request | list[Request]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        if index in self._held:
-            return self._held[index]
+        held = self._held[index]
+        if held is not None:
+            return held
         row = self._rows[index]
         stream = self._identities[row.index] if self._identities else None
         request = self._held[index] = Request(
@@ -50,7 +51,7 @@ class Requests(Sequence[Request]):
 
     def let_go(self, request: Request) -> None:
         """It is over. Its sequences go, too, unless they still hold blocks."""
-        del self._held[request.index]
+        self._held[request.index] = None
         sequences = request.sequences
         if len(sequences) > 1 and any(sequence.table for sequence in sequences):
             return
@@ -60,9 +61,10 @@ class Requests(Sequence[Request]):
 
     def let_all_go(self) -> None:
         """Nobody looks at any of them again."""
-        for request in self._held.values():
-            request.sequences.clear()
-        self._held.clear()
+        for request in self._held:
+            if request is not None:
+                request.sequences.clear()
+        self._held = [None] * len(self._rows)
 
 
 def make_requests(
