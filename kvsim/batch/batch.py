@@ -97,12 +97,14 @@ class Batch(Queues):
         lost = 0
         for sequence in request.sequences:
             if sequence.state == RUNNING:
-                lost = max(lost, sequence.computed)
+                if sequence.computed > lost:
+                    lost = sequence.computed
                 sequence.state = WAITING
                 self.blocks.free(sequence)
                 sequence.computed = 0
                 sequence.prompt_stage = True
-        request.lost_tokens = max(request.lost_tokens, lost)
+        if lost > request.lost_tokens:
+            request.lost_tokens = lost
         request.num_preemptions += 1
         self.plan.preempted.append((request, RECOMPUTE))
         self._note(request, transitions.PREEMPTED, lost)
@@ -263,14 +265,16 @@ class Batch(Queues):
         known = self.blocks.scheduled(sequence, self.now_ns)
         before, length = sequence.computed, sequence.length
         end = before + scheduled
-        cached = min(known, min(length, end) - self.blocks.full_hit.least) - before if known else 0
-        cached = max(0, cached)
+        cached = 0
+        if known:
+            cached = max(0, min(known, min(length, end) - self.blocks.full_hit.least) - before)
         samples = end >= length
         if request.num_preemptions == 0:
             request.cached_tokens += cached
             return cached, samples
         request.recached_tokens += cached
-        again = min(end, request.lost_tokens) - (before + cached)
+        lost = request.lost_tokens
+        again = (end if end < lost else lost) - before - cached
         if again > 0:
             request.recomputed_tokens += again
         elif request.first_token_ns < 0:

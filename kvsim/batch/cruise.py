@@ -190,7 +190,7 @@ class Cruise(Lockstep):
             self.preempt(victim)
             requeue(self.waiting, victim)
 
-        self._make_room(give_way, terms.spare)
+        self._make_room(give_way, terms.spare, self._leave)
         if plan.preempted and terms.mixes:
             blocked = terms.blocked
         elif head is not None:

@@ -242,12 +242,15 @@ class Lockstep(Batch):
                 newcomers = self._newcomers[step] = {}
             newcomers[request] = None
 
-    def _make_room(self, give_way: GiveWay | None, spare: bool) -> bool:
+    def _make_room(
+        self, give_way: GiveWay | None, spare: bool, leave: GiveWay | None = None
+    ) -> bool:
         """See that every member can grow; False where that is to be done one by one, or none is
         left.
 
         Going through the running requests one by one, as the engines do, preempts the same: the
-        tail gives way as long as somebody before it lacks a block.
+        tail gives way as long as somebody before it lacks a block. `leave` is how it leaves the
+        cohort: by `_extract`, unless nobody looks at its table.
         """
         members, gpu = self._members, self.blocks.gpu
         opening = self._phases[self._composed % self._size]
@@ -268,7 +271,7 @@ class Lockstep(Batch):
             if self.behind:
                 last = self.behind.pop()
             else:
-                self._extract(last)
+                (leave or self._extract)(last)
             give_way(last)
         return False
 

@@ -105,6 +105,8 @@ class Stretches(Intake, Ahead):
         blocks, blocked, need = self.blocks, 0, 0
         free = blocks.gpu.free
         left = free - len(self._phases[self._composed % self._size])
+        if left < 0 and terms.blocked and self._members:
+            return self._one_decode(course, 0)  # Nobody is admitted beside one who gives way.
         if waiting and not self.behind:
             length, seqs = waiting[0].sequences[0].length, len(self._members)
             need = -(-length // self._size)

@@ -62,9 +62,14 @@ def stops(sequence: Sequence, max_model_len: int) -> bool:
 def stops_after(sequence: Sequence, max_model_len: int) -> int:
     """Tokens until `stops` becomes true of the sequence of a request with n = 1; 0: it is now."""
     request = sequence.request
-    length, lengths = sequence.length, request.output_lengths
-    end = request.output_length if lengths is None else min(lengths[0], request.output_length)
-    return max(0, min(request.input_length + end, max_model_len + 1) - length)
+    lengths, end = request.output_lengths, request.output_length
+    if lengths is not None and lengths[0] < end:
+        end = lengths[0]
+    end += request.input_length
+    if end > max_model_len:
+        end = max_model_len + 1
+    left = end - sequence.length
+    return left if left > 0 else 0
 
 
 def computed(request: Request, tokens: int) -> None:

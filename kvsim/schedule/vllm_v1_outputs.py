@@ -20,8 +20,11 @@ def stops(sequence: Sequence, max_model_len: int, coming: int = 0) -> bool:
 def stops_after(sequence: Sequence, max_model_len: int) -> int:
     """Tokens until `stops` becomes true, those that are coming left out; 0: it will be then."""
     request = sequence.request
-    length = sequence.length + sequence.placeholders
-    return max(0, min(request.input_length + request.output_length, max_model_len) - length)
+    end = request.input_length + request.output_length
+    if end > max_model_len:
+        end = max_model_len
+    left = end - sequence.length - sequence.placeholders
+    return left if left > 0 else 0
 
 
 def process_token(batch: Batch, request: Request, max_model_len: int) -> bool:
