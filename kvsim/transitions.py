@@ -37,22 +37,19 @@ TRANSITION_COLUMNS = ("request", "kind", "time_ns", "value")
 """Index of the request, index into `KINDS`, start of the step in which it shows, a number."""
 
 
-_pack = Struct(f"{len(TRANSITION_COLUMNS)}q").pack
+pack = Struct(f"{len(TRANSITION_COLUMNS)}q").pack
 
 
 class Transitions:
     """The log of one run, in order of composing."""
 
     def __init__(self) -> None:
-        self._rows = bytearray()
-
-    def note(self, request: int, kind: int, time_ns: int, value: int = 0) -> None:
-        """Append one entry, in the order of `TRANSITION_COLUMNS`."""
-        self._rows += _pack(request, kind, time_ns, value)
+        self.rows = bytearray()
+        """The entries, each as `pack` gives it from the values of `TRANSITION_COLUMNS`."""
 
     def columns(self) -> dict[str, np.ndarray]:
         """Each column as an int64 array."""
         import numpy as np
 
-        rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(TRANSITION_COLUMNS))
+        rows = np.frombuffer(self.rows, np.int64).reshape(-1, len(TRANSITION_COLUMNS))
         return {name: rows[:, i].copy() for i, name in enumerate(TRANSITION_COLUMNS)}

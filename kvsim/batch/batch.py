@@ -299,7 +299,7 @@ class Batch(Queues):
         now_ns = self.now_ns
         if self.busy_until_ns > now_ns:
             now_ns = self.busy_until_ns
-        self.transitions.note(request.index, kind, now_ns, value)
+        self.transitions.rows += transitions.pack(request.index, kind, now_ns, value)
 
     def _end(self, request: Request) -> None:
         request.finish_ns = self.now_ns

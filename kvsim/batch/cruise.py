@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop
 from itertools import accumulate
 from math import inf
@@ -178,19 +179,15 @@ class Cruise(Lockstep):
     def _one_decode(self, course: Course, blocked: int) -> int:
         """One decode step, in which the tail gives way as long as somebody lacks a block; 0: it is
         not that simple."""
-        terms, requeue, start_ns = course.terms, course.terms.requeue, self.now_ns
+        terms, start_ns = course.terms, self.now_ns
         short = not self._decodes_fit(terms)
-        if short and (requeue is None or len(self._members) < 2 or self.lingering):
+        if short and (terms.requeue is None or len(self._members) < 2 or self.lingering):
             return 0
         plan = self._begin(start_ns)
         head = self.waiting[0] if blocked else None
-
-        def give_way(victim: Request) -> None:
-            assert requeue is not None
-            self.preempt(victim)
-            requeue(self.waiting, victim)
-
-        self._make_room(give_way, terms.spare, self._leave)
+        self._given = 0
+        if short:
+            self._make_room(partial(self._give_way, terms), terms.spare, self._leave)
         if plan.preempted and terms.mixes:
             blocked = terms.blocked
         elif head is not None:
@@ -209,6 +206,11 @@ class Cruise(Lockstep):
             0, 0, 0, 0, 0, self._gave_up(), waiting, running, 0, *census, blocked, len(self.ended),
         ))  # fmt: skip
         return 1
+
+    def _give_way(self, terms: Terms, victim: Request) -> None:
+        assert terms.requeue is not None
+        self.preempt(victim)
+        terms.requeue(self.waiting, victim)
 
     def _farewell(self) -> int:
         """Those that linger end as the step begins, having taken part in it if it is one of the

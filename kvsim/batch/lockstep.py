@@ -155,7 +155,10 @@ class Lockstep(Batch):
     def _settle(self, pace: Pace, number: int) -> list[Request]:
         """So many members have their token of the next step to be settled; answers who has got its
         last one: they leave, or linger."""
-        self._count_gaps(number, self._settled)
+        if self._settled in self._newcomers:
+            self._count_gaps(number, self._settled)
+        elif number:
+            self.token_gaps_ns.add(self.now_ns - self._token_ns, number)
         self._settled += 1
         self._token_ns = self.now_ns
         if self._settled not in self._ends:
@@ -266,8 +269,9 @@ class Lockstep(Batch):
                 self.dissolve()
                 return False
             # The first to open blocks get what is free; whoever finds nothing makes the tail go.
-            self.blocks.lend_together(free)
-            self._given += free
+            if free:
+                self.blocks.lend_together(free)
+                self._given += free
             if self.behind:
                 last = self.behind.pop()
             else:
