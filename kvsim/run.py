@@ -163,8 +163,8 @@ def _record(
             # It did not end by itself.
             request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
         archive.add(request)
-        if not blocks.needs_keys:
-            requests.let_go(request)
+    if not blocks.needs_keys:
+        requests.let_all_go()
     columns = archive.columns()
     in_flight = getattr(parts.scheduler, "in_flight", 1)
 

@@ -12,6 +12,7 @@ and sends it at `arrival_ns`; the two differ only under `max_concurrency`.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,15 +58,17 @@ class Clients:
         self._release_ns = release_ns
         self._next: dict[int, list[int]] = {}
         """Row -> rows that its completion releases."""
-        self._first: list[int] = []
+        first: list[int] = []
         for index, after in enumerate(waits_for(rows, config)):
             if after < 0:
-                self._first.append(index)
+                first.append(index)
             else:
                 assert after < index, "a row waits for an earlier one"
                 self._next.setdefault(after, []).append(index)
         self._think_ns = think_times(rows, config) if self._next else []
-        self._first.sort(key=release_ns.__getitem__)
+        first.sort(key=release_ns.__getitem__)
+        self._first = array("q", first)
+        """Rows that wait for nothing but their time, in order."""
         self._slots = len(requests) if config.max_concurrency is None else config.max_concurrency
         self._gate: list[tuple[int, int]] = []
         """Heap of (release time, index) of the requests that wait for a slot."""

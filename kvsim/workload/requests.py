@@ -64,7 +64,7 @@ class Requests(Sequence[Request]):
         for request in self._held:
             if request is not None:
                 request.sequences.clear()
-        self._held = [None] * len(self._rows)
+        self._held = []
 
 
 def make_requests(
