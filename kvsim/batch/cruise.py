@@ -227,7 +227,6 @@ class Cruise(Lockstep):
             sequence.filled = filled + steps
             sequence.last_token_ns = self._token_ns
             request.output_tokens += last - joined
-            self.blocks.recount(sequence)
             self.complete(request)
         self.lingering = []
         self._untold = []
@@ -248,7 +247,8 @@ class Cruise(Lockstep):
         self.now_ns = start_ns
         self.plan = plan = self._sums
         plan.chunks, plan.preempted, plan.ignored = [], [], []
-        plan.blocked = plan.samples = plan.together = plan.decode_seqs = plan.context_tokens = 0
+        plan.blocked = plan.samples = plan.together = plan.batched_tokens = 0
+        plan.decode_seqs = plan.context_tokens = 0
         return plan
 
     def _tell(self, pace: Pace, ended: list[Request]) -> None:
