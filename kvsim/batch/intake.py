@@ -19,6 +19,8 @@ from kvsim.request import RUNNING, Request
 Chunk = tuple[Request, int, bool]
 """A request, the tokens of it that a step takes on, and whether one is sampled."""
 
+_NO_HITS: list[int] = []
+
 
 class Intake(Cruise):
     """`Cruise`, and steps with prompts."""
@@ -104,12 +106,13 @@ class Intake(Cruise):
         """
         terms, plan, blocks, waiting = course.terms, self.plan, self.blocks, self.waiting
         refusal, chunked, size = course.pace.refusal, terms.chunked, self._size
+        longest, by_chunk, keyed = terms.longest, terms.by_chunk, blocks.needs_keys
         tokens, seqs, cached_tokens = plan.batched_tokens, running, 0
         while waiting:
             request = waiting[0]
             sequence = request.sequences[0]
             length = sequence.length
-            if length > terms.longest and not chunked and self._turn_away(course):
+            if length > longest and not chunked and self._turn_away(course):
                 continue
             asked = asked_tokens(terms, length, tokens) if chunked else length
             if seqs > running or self.behind:
@@ -119,12 +122,12 @@ class Intake(Cruise):
                     request.blocked_steps += 1
                     break
             waiting.popleft()
-            if terms.by_chunk:
-                blocks.hold(sequence, asked, [])
+            if by_chunk:
+                blocks.hold(sequence, asked, _NO_HITS)
             else:
                 blocks.allocate(sequence)
             sequence.state = RUNNING
-            if request.first_scheduled_ns < 0 and not blocks.needs_keys:
+            if request.first_scheduled_ns < 0 and not keyed:
                 # As the general case has it, for most requests.
                 request.first_scheduled_ns = self.now_ns
                 cached, samples = 0, asked == length
