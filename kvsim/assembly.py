@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvsim.blocks import BLOCK_MANAGERS, Tables
-from kvsim.blocks.counted import COUNTED_TWINS
 from kvsim.blocks.tables import COUNTED
 from kvsim.config import RunConfig, nearest
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
-from kvsim.engines import ENGINES, Engine, Scheduler
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engines import ENGINES, Engine
 from kvsim.errors import ConfigError
+from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.hardware import load_hardware
 from kvsim.library import construct
 from kvsim.link import LinkTimes, make_link
@@ -211,12 +212,12 @@ def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> No
     """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
     tokens = scheduler.max_num_batched_tokens
     assert config.block_size is not None and config.max_model_len is not None
-    if not getattr(scheduler, "chunked", True) and tokens < config.max_model_len:
+    if not scheduler.chunked and tokens < config.max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens: {tokens} is below max_model_len ({config.max_model_len});"
             " raise it, lower --max-model-len, or use --enable-chunked-prefill"
         )
-    whole = blocks.needs_keys and getattr(scheduler, "whole_blocks", False)
+    whole = blocks.needs_keys and scheduler.whole_blocks
     if config.enable_chunked_prefill and whole and tokens % config.block_size:
         raise ConfigError(
             f"max_num_batched_tokens: {tokens} is no multiple of block_size"

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from kvsim.schema import step_row
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -86,6 +88,10 @@ class Recorder:
         self._number += 1
         if self._number - self._columns.rows >= PIECE_STEPS:
             self._seal()
+
+    def record(self, **columns: int) -> None:
+        """Append one step, given by its columns."""
+        self.packed(step_row(**columns))
 
     def decodes(self, row: bytes, ends_ns: list[int], opened: list[int]) -> None:
         """Append pure decode steps in a row, which end then and open so many blocks.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
+from kvsim.engine.request import Request
 from kvsim.engines import ENGINES
-from kvsim.request import Request
 from kvsim.tally import Tally
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
@@ -103,9 +103,10 @@ class Result:
 class Archive:
     """What requests came to, packed one by one when they are over."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Any) -> None:
         from kvsim.packed import PackedColumns
 
+        self._trace_rows = rows
         self._columns = PackedColumns(_REQUEST_INTEGERS)
         self._rows = bytearray()
         """What is not packed yet, as consecutive 64-bit integers."""
@@ -146,6 +147,7 @@ class Archive:
             "session": sessions,
             "status": ["rejected" if reason else "completed" for reason in reasons],
             "reason": reasons,
+            "output_length": np.array([self._trace_rows[i].output_length for i in numbers["index"].tolist()], dtype=np.int64),
             **numbers,
         }
 
@@ -169,7 +171,6 @@ def request_columns(requests: Iterable[Request]) -> dict[str, Any]:
 _REQUEST_INTEGERS = (
     "index",
     "input_length",
-    "output_length",
     "output_tokens",
     "priority",
     "n",
@@ -224,8 +225,8 @@ def provenance(
         "block_size": config.block_size,
         "num_gpu_blocks": parts.blocks.gpu.size,
         "num_cpu_blocks": parts.blocks.cpu.size,
-        "steps_in_flight": getattr(parts.scheduler, "in_flight", 1),
-        "watermark_blocks": getattr(parts.scheduler, "watermark_blocks", 0),
+        "steps_in_flight": parts.scheduler.in_flight,
+        "watermark_blocks": parts.scheduler.watermark_blocks,
         "memory": parts.memory.describe(),
         "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},
         "link": parts.link.describe(),

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from kvsim.assembly import Parts, assemble
-from kvsim.batch.batch import Batch
-from kvsim.batch.stretch import Stretches
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
+from kvsim.cost import declares_sums
+from kvsim.engine.batch import Batch, Endings
+from kvsim.engine.events import Link
+from kvsim.engine.loop import Loop, Watcher
+from kvsim.engine.replica import SimulatedTime
+from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.events import Link
+from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
 from kvsim.recorder import Recorder
-from kvsim.replica import Replica, Watcher
-from kvsim.request import Request
 from kvsim.result import Archive, Outcome, Result, provenance
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.requests import Requests
 from kvsim.workload.spec import trace_of
-from kvsim.workload.trace import Trace
+from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from kvsim.result import Books
 
 Progress = Callable[[int], None]
@@ -70,114 +70,125 @@ def simulate(
         trace = open_trace(str(trace))
     rows = trace.rows[: config.num_prompts]
     errors: list[Outcome] = []
-    dull = config.exact_twin or watcher is not None
+    asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     while True:
-        parts = parts_of(config, dull)
-        requests = Requests(trace, rows, n=config.n, keyed=parts.blocks.needs_keys)
-        archive = Archive()
-        clients = Clients(requests, rows, release_times(rows, config), config)
-        batch = Batch(parts.blocks) if dull else Stretches(parts.blocks)
-        recorder = Recorder(parts.blocks.block_size)
+        parts = parts_of(config, bool(asked))
         refused = {error.request: error.kind for error in errors}
-        # A watcher and the accounts of prompts look at requests that are over.
-        kept = watcher is not None or parts.blocks.needs_keys
-        over = None if kept else _shelve(requests, archive)
-        outcome = _play(parts, batch, clients, recorder, refused, progress, watcher, over)
+        run = _Run(trace, rows, parts, refused, asked, watcher, progress)
+        outcome = run.play()
         if config.on_engine_error == "stop" or outcome.request in ("", *refused):
             break
         errors.append(outcome)
-    log = batch.transitions.columns()
-    keep_books = _record(parts, requests, archive, outcome, recorder, log)
+    keep_books = run.record(outcome)
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
-    meta["fast_path"] = batch.shortcuts()
-    return Result(config, meta, keep_books, batch.token_gaps_ns, log)
+    meta["fast_path"] = run.shortcuts.describe(outcome.step)
+    return Result(config, meta, keep_books, run.batch.token_gaps_ns, run.log)
 
 
-def _play(
-    parts: Parts,
-    batch: Batch,
-    clients: Clients,
-    recorder: Recorder,
-    refused: Mapping[str, str],
-    progress: Progress | None,
-    watcher: Watcher | None,
-    over: Callable[[Request], None] | None,
-) -> Outcome:
-    """Run the event loop until nothing more can happen."""
-    env = simpy.Environment()
-    Replica(
-        env,
-        parts.scheduler,
-        batch,
-        parts.cost,
-        Link(env, parts.link),
-        clients,
-        recorder,
-        refused=refused,
-        progress=progress,
-        watcher=watcher,
-        over=over,
-    )
-    try:
-        env.run()
-    except EngineStopped as stop:
-        batch.dissolve()
-        return Outcome(
-            stop.kind,
-            int(env.now),
-            len(recorder),
-            stop.request_id,
-            stop.explanation,
-            stop.remedy,
-            stop.rule,
+class _Run:
+    """One attempt: the objects that change while it lasts."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        rows: Sequence[Row],
+        parts: Parts,
+        refused: Mapping[str, str],
+        asked: str,
+        watcher: Watcher | None,
+        progress: Progress | None,
+    ) -> None:
+        """`refused`: request id → why it is turned away; `asked`: why there are no short cuts."""
+        self.parts = parts
+        self.requests = Requests(trace, rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
+        self.archive = Archive(rows)
+        self.recorder = Recorder(parts.blocks.block_size)
+        endings = Endings(
+            lambda index: rows[index].output_length, parts.scheduler.longest_sequence
         )
-    batch.audit()
-    if len(batch):
-        return _deadlock(batch, int(env.now), len(recorder))
-    return Outcome("finished", int(env.now), len(recorder))
+        self.batch = batch = Batch(parts.blocks, endings)
+        self.shortcuts = Shortcuts(batch, parts.scheduler, parts.cost, endings, asked)
+        self._env = simpy.Environment()
+        clients = Clients(self.requests, rows, release_times(rows, parts.config), parts.config)
+        full_plans = not declares_sums(parts.cost)
+        link = Link(self._env, parts.link)
+        host = SimulatedTime(self._env, parts.cost, link, clients, full_plans)
+        # A watcher and the accounts of prompts look at requests that are over.
+        kept = watcher is not None or parts.blocks.needs_keys
+        loop = Loop(
+            host,
+            parts.scheduler,
+            batch,
+            record=self.recorder.record,
+            refused=refused,
+            watcher=watcher,
+            progress=progress,
+            over=None if kept else self._shelve,
+            repetition=self.shortcuts.repetition(
+                self.recorder, lambda now_ns: self._arrive(now_ns), host.upcoming, clients.listen
+            ),
+        )
+        self._host, self._loop = host, loop
+        self._env.process(loop.run())
 
+    def play(self) -> Outcome:
+        """Run the event loop until nothing more can happen."""
+        env, batch = self._env, self.batch
+        try:
+            env.run()
+        except EngineStopped as stop:
+            batch.dissolve()
+            return Outcome(
+                stop.kind,
+                int(env.now),
+                len(self.recorder),
+                stop.request_id,
+                stop.explanation,
+                stop.remedy,
+                stop.rule,
+            )
+        batch.audit()
+        if len(batch):
+            return _deadlock(batch, int(env.now), len(self.recorder))
+        return Outcome("finished", int(env.now), len(self.recorder))
 
-def _shelve(requests: Requests, archive: Archive) -> Callable[[Request], None]:
-    """What is done with a request that is over: what it came to is smaller than it is."""
-
-    def shelve(request: Request) -> None:
-        archive.add(request)
-        requests.let_go(request)
-
-    return shelve
-
-
-def _record(
-    parts: Parts,
-    requests: Requests,
-    archive: Archive,
-    outcome: Outcome,
-    recorder: Recorder,
-    log: dict[str, np.ndarray],
-) -> Callable[[], Books]:
-    """What works out the columns of steps and requests, and where time and tokens went."""
-    blocks = parts.blocks
-    for index in archive.missing(len(requests)):
-        request = requests[index]
-        if request.finish_ns < 0 and not request.reason:
-            # It did not end by itself.
-            request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
-        archive.add(request)
-    if not blocks.needs_keys:
-        requests.let_all_go()
-    columns = archive.columns()
-    in_flight = getattr(parts.scheduler, "in_flight", 1)
-
-    def keep_books() -> Books:
-        steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+    def record(self, outcome: Outcome) -> Callable[[], Books]:
+        """What works out the columns of steps and requests, and where time and tokens went."""
+        parts, requests, archive, recorder = self.parts, self.requests, self.archive, self.recorder
+        blocks = parts.blocks
+        for index in archive.missing(len(requests)):
+            request = requests[index]
+            if request.finish_ns < 0 and not request.reason:
+                # It did not end by itself.
+                request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
+            archive.add(request)
         if not blocks.needs_keys:
-            return steps, columns | times
-        withheld = blocks.full_hit.withheld
-        prompts = account_prompts(requests, log, blocks.block_size, withheld)
-        requests.let_all_go()
-        return steps, columns | times | prompts
+            requests.let_all_go()
+        columns = archive.columns()
+        self.log = log = self.batch.transitions.columns()
 
-    return keep_books
+        def keep_books() -> Books:
+            in_flight = parts.scheduler.in_flight
+            steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+            if not blocks.needs_keys:
+                return steps, columns | times
+            withheld = blocks.full_hit.withheld
+            prompts = account_prompts(requests, log, blocks.block_size, withheld)
+            requests.let_all_go()
+            return steps, columns | times | prompts
+
+        return keep_books
+
+    def _arrive(self, now_ns: int) -> float:
+        """Let those arrive who are sent until a time; returns when the next one will be."""
+        self._host.inbox.collect(now_ns)
+        self._loop.take_in()
+        return self._host.inbox.next_ns
+
+    def _shelve(self, request: Request) -> None:
+        """A request is over: what it came to is smaller than it is."""
+        self.archive.add(request)
+        self.requests.let_go(request)
 
 
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsim.batch.batch import Batch
-from kvsim.plan import Plan
-from kvsim.replica import Watcher
-from kvsim.request import Request
+from kvsim.engine.batch import Batch
+from kvsim.engine.loop import Watcher
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
 
 
 class Watchers:

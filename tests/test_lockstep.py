@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.batch import cruise, stretch
+from kvsim.fast import decodes, repeat
 from kvsim.run import simulate
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, TokenContent, Trace
@@ -101,7 +101,7 @@ def test_fast_and_dull_decide_and_measure_the_same(
         settings = draw_settings(rng)
         trace = draw_trace(rng, 10_000_000)
         # Few of these stretches are long.
-        monkeypatch.setattr(cruise, "LONG_STEPS", rng.choice((1, 3, 48)))
+        monkeypatch.setattr(decodes, "LONG_STEPS", rng.choice((1, 3, 48)))
         fast = simulate(trace, settings)
         dull = simulate(trace, {**settings, "exact_twin": True})
         where = f"seed {seed}: {settings}"
@@ -134,8 +134,10 @@ def test_the_fast_core_is_really_taken() -> None:
         taken = simulate(trace, settings).meta["fast_path"]
         steps = len(simulate(trace, settings).steps["start_ns"])
         assert taken["together_steps"] > 0.9 * steps
-        assert taken["stretched_steps"] > 0.5 * steps
-        assert simulate(trace, {**settings, "exact_twin": True}).meta["fast_path"] == {}
+        assert taken["repeated_steps"] > 0.5 * steps
+        twin = simulate(trace, {**settings, "exact_twin": True}).meta["fast_path"]
+        assert twin["composed_because"] == {"exact_twin": steps}
+        assert not twin["repeated_steps"]
 
 
 def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
@@ -188,7 +190,7 @@ def test_ordinary_steps_are_taken_in_stretches(settings: dict[str, Any]) -> None
     settings = {"cost": {"model": "constant"}, **settings}
     fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
     steps = len(dull.steps["start_ns"])
-    assert fast.meta["fast_path"]["stretched_steps"] > 0.9 * steps
+    assert fast.meta["fast_path"]["repeated_steps"] > 0.9 * steps
     for name, column in dull.steps.items():
         assert np.array_equal(column, fast.steps[name]), name
     for name, column in dull.requests.items():
@@ -210,7 +212,7 @@ def test_requests_are_let_go_of_when_they_are_over(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(Requests, "__getitem__", counting)
-    monkeypatch.setattr(stretch, "MOST_STEPS", 100)
+    monkeypatch.setattr(repeat, "MOST_STEPS", 100)
     for twin in (False, True):
         most = 0
         result = simulate(trace, {**settings, "exact_twin": twin})

@@ -3,7 +3,7 @@
 import random
 
 from kvsim import result
-from kvsim.request import Request
+from kvsim.engine.request import Request
 
 
 def test_request_columns_are_the_attributes_of_the_requests() -> None:

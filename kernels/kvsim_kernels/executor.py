@@ -5,7 +5,7 @@ out. What the plan says is done with real tokens: block tables are followed, swa
 the device and come back, shared blocks are copied before they are written. So a wrong block table
 would make wrong tokens.
 
-Plans, requests and sequences are kvsim's (`kvsim/plan.py`, `kvsim/request.py`); only their fields
+Plans, requests and sequences are kvsim's (`kvsim/engine/plan.py`, `request.py`); only their fields
 are read, nothing is imported.
 """
 
@@ -72,8 +72,7 @@ class Executor:
 
     def said(self, request: Any) -> list[int]:
         """The output of a request so far, as far as it counts."""
-        end = request.input_length + request.output_length
-        return self._text(request).tokens(request.input_length, end)
+        return self._text(request).tokens(request.input_length, request.sequences[0].length)
 
     def _step(self, plan: Any) -> tuple[Step, list[tuple[Text, int]]]:
         """What the decoder is to run, and whose next token each row of logits is."""
@@ -108,9 +107,7 @@ class Executor:
     def _text(self, request: Any) -> Text:
         text = self._text_of.get(request.index)
         if text is None:
-            stream = request.sequences[0].stream
-            length = request.input_length + request.output_length
-            text = self._texts.begin(request.index, stream, length)
+            text = self._texts.begin(request.index, request.sequences[0].identities(0))
             self._text_of[request.index] = text
         return text
 

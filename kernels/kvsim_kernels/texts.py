@@ -6,7 +6,7 @@ output takes what the model sampled. Everybody else with that key gets the same 
 
 ```
 request 0   | 7 3 | 9 1 | 4 .        key of each full block -> its tokens, shared
-request 1   | 7 3 | 9 1 | 6 2 |      the last, unfilled block belongs to one request alone
+request 1   | 7 3 | 9 1 | 6 2 |      without keys, a block belongs to one request alone
 ```
 """
 
@@ -18,7 +18,7 @@ _WORD = (1 << 64) - 1
 
 
 class Stream(Protocol):
-    """Identity of the blocks of one request (`kvsim/request.py`)."""
+    """Identity of the blocks of one request (`kvsim/engine/request.py`)."""
 
     def keys(self, first: int, last: int, block_size: int) -> Sequence[int]:
         """Keys of the full blocks `first .. last - 1`."""
@@ -28,10 +28,8 @@ class Stream(Protocol):
 class Text:
     """The tokens of one request, prompt and output."""
 
-    def __init__(self, texts: "Texts", number: int, stream: Stream | None, length: int) -> None:
+    def __init__(self, texts: "Texts", number: int, stream: Stream | None) -> None:
         self._texts, self._number, self._stream = texts, number, stream
-        self._full = length // texts.block_size if stream is not None else 0
-        """Leading blocks that have a key; the tokens behind them are known to nobody else."""
         self._blocks: list[list[int]] = []
 
     def tokens(self, first: int, last: int) -> list[int]:
@@ -61,7 +59,7 @@ class Text:
         return block
 
     def _key(self, place: int) -> tuple[int, int]:
-        if place < self._full and self._stream is not None:
+        if self._stream is not None:
             return -1, self._stream.keys(place, place + 1, self._texts.block_size)[0]
         return self._number, place
 
@@ -74,9 +72,9 @@ class Texts:
         self._vocab = vocab
         self._blocks: dict[tuple[int, int], list[int]] = {}
 
-    def begin(self, number: int, stream: Stream | None, length: int) -> Text:
-        """The text of request `number`, which will have `length` tokens, output included."""
-        return Text(self, number, stream, length)
+    def begin(self, number: int, stream: Stream | None) -> Text:
+        """The text of request `number`; None: nobody shares a token with it."""
+        return Text(self, number, stream)
 
     def block(self, key: tuple[int, int]) -> list[int]:
         """The tokens decided so far of a block: (-1, shared key) or (request, place)."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.blockmap.blockmap import CACHED, FREE, KEPT, OWNED, SHARED, STATES, Counts, Ints
 from kvsim.blocks.pool import BlockPool
-from kvsim.request import Request, Sequence
+from kvsim.engine.request import Request, Sequence
 
 
 class Held(NamedTuple):

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.batch.batch import Batch
 from kvsim.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
 from kvsim.blockmap.snapshot import TableReader, count_up, owners
-from kvsim.blocks.counted import CountPool
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
-from kvsim.plan import Plan
-from kvsim.request import Request
+from kvsim.fast.counted import CountPool
 
 SAMPLES = 1200
 """Most samples that are kept."""

@@ -8,10 +8,10 @@ from kvsim.blocks.contiguous import Contiguous
 from kvsim.blocks.naive import Naive
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.prefix import PrefixCaching
-from kvsim.blocks.runs import PrefixRuns
 from kvsim.blocks.tables import Tables
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
+from kvsim.fast.runs import PrefixRuns
 
 BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "naive": Naive,

@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.tables import Pairs, Tables
+from kvsim.engine.request import Request, Sequence
 from kvsim.errors import ConfigError
-from kvsim.request import Request, Sequence
 
 
 class Contiguous(Tables):

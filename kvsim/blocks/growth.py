@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvsim.blocks.pool import BlockPool
-from kvsim.request import Sequence
+from kvsim.engine.request import Sequence
 
 Growth = Callable[[Sequence, int, BlockPool], int]
 """Free blocks that the tokens of a sequence without a slot are taken to need, from the sequence,

@@ -12,7 +12,7 @@ from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.blocks.tables import Tables, named
-from kvsim.request import Request, Sequence
+from kvsim.engine.request import Request, Sequence
 
 
 class NanoPool(BlockPool):
@@ -280,7 +280,7 @@ class NanoTables2025(NanoTables):
 
     def _contents(self, sequence: Sequence, first: int, last: int) -> list[int]:
         """Contents, or keys where the stream knows no more: then no hit is stale."""
-        stream = sequence.stream
+        stream = sequence.identities(last * self.block_size)
         assert stream is not None, "block identities are needed"
         return list(getattr(stream, "contents", stream.keys)(first, last, self.block_size))
 

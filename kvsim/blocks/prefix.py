@@ -14,8 +14,8 @@ from kvsim.blocks.eviction import EVICTIONS
 from kvsim.blocks.pool import BlockPool, PrefixPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.blocks.tables import NAMED, Tables, named, waiting_sequence
+from kvsim.engine.request import Request, Sequence
 from kvsim.errors import EngineStopped
-from kvsim.request import Request, Sequence
 
 
 class PrefixCaching(Tables):

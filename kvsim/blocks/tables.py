@@ -19,8 +19,8 @@ from kvsim.blocks.growth import GROWTH
 from kvsim.blocks.idle import IDLE_ORDERS
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.engine.request import WAITING, Request, Sequence
 from kvsim.errors import EngineStopped
-from kvsim.request import WAITING, Request, Sequence
 
 T = TypeVar("T")
 
@@ -124,6 +124,11 @@ class Tables:
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         """Free blocks that `hold` (no table yet) or `extend` would use up, for `upto` tokens."""
         return max(-(-upto // self.block_size) - len(hits) - len(sequence.table), 0)
+
+    @property
+    def plain_growth(self) -> bool:
+        """Whether its rule of growth is one of `GROWTH`."""
+        return self._growth in GROWTH.values()
 
     @property
     def stranded(self) -> int:

@@ -18,8 +18,8 @@ from kvsim.blocks.idle import TopStack
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, PUBLISH_AT
 from kvsim.blocks.tables import Pairs, Tables, waiting_sequence
+from kvsim.engine.request import Request, Sequence
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.request import Request, Sequence
 
 
 class TopPool(BlockPool):

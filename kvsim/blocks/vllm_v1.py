@@ -19,7 +19,7 @@ from kvsim.blocks.idle import Queue
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.blocks.tables import NAMED, Tables, named
-from kvsim.request import Sequence
+from kvsim.engine.request import Sequence
 
 
 class VllmV1Tables(Tables):

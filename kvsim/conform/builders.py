@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kvsim.batch.batch import Batch
 from kvsim.blocks import Naive, PrefixCaching
 from kvsim.blocks.nano import NanoTables, NanoTables2025
+from kvsim.blocks.tables import Tables
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
 from kvsim.conform.record import Record
-from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
-from kvsim.schedule.nano import Nano, Nano2025
-from kvsim.schedule.vllm033 import Vllm033
-from kvsim.schedule.vllm063 import Vllm063
-from kvsim.schedule.vllm063_async import Vllm063Async
-from kvsim.schedule.vllm_v1 import VllmV1
-from kvsim.schedule.vllm_v1_async import VllmV1Async
+from kvsim.conform.virtual import idled, replay, stalled
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
+from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
 
 Config = Mapping[str, Any]
 
 
-def vllm033(config: Config) -> tuple[Vllm033, Batch]:
+def vllm033(config: Config) -> tuple[Vllm033, Tables]:
     """vLLM 0.3.3."""
     scheduler = Vllm033(
         num_gpu_blocks=config["num_gpu_blocks"],
@@ -39,10 +38,10 @@ def vllm033(config: Config) -> tuple[Vllm033, Batch]:
         config.get("num_cpu_blocks", 0),
         config.get("sliding_window"),
     )
-    return scheduler, Batch(blocks)
+    return scheduler, blocks
 
 
-def vllm063(config: Config) -> tuple[Vllm063, Batch]:
+def vllm063(config: Config) -> tuple[Vllm063, Tables]:
     """vLLM 0.6.3.post1, synchronous or not."""
     caching = config.get("enable_prefix_caching", False)
     manager = PrefixCaching if caching else Naive
@@ -60,30 +59,30 @@ def vllm063(config: Config) -> tuple[Vllm063, Batch]:
         watermark=config.get("watermark", 0.01),
     )
     pools = manager(config["block_size"], config["num_gpu_blocks"], config.get("num_cpu_blocks", 0))
-    return scheduler, Batch(pools)
+    return scheduler, pools
 
 
-def nano(config: Config) -> tuple[Nano, Batch]:
+def nano(config: Config) -> tuple[Nano, Tables]:
     """nano-vllm, commit bb823b3."""
     scheduler = Nano(
         block_size=config["block_size"],
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
     )
-    return scheduler, Batch(NanoTables(config["block_size"], config["num_gpu_blocks"], 0))
+    return scheduler, NanoTables(config["block_size"], config["num_gpu_blocks"], 0)
 
 
-def nano_2025(config: Config) -> tuple[Nano2025, Batch]:
+def nano_2025(config: Config) -> tuple[Nano2025, Tables]:
     """nano-vllm, commit 6ef2a4f."""
     scheduler = Nano2025(
         block_size=config["block_size"],
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
     )
-    return scheduler, Batch(NanoTables2025(config["block_size"], config["num_gpu_blocks"], 0))
+    return scheduler, NanoTables2025(config["block_size"], config["num_gpu_blocks"], 0)
 
 
-def vllm_v1(config: Config) -> tuple[VllmV1, Batch]:
+def vllm_v1(config: Config) -> tuple[VllmV1, Tables]:
     """vLLM V1 0.33.0, synchronous or not."""
     caching = config.get("enable_prefix_caching", False)
     manager = VllmV1PrefixTables if caching else VllmV1Tables
@@ -99,17 +98,17 @@ def vllm_v1(config: Config) -> tuple[VllmV1, Batch]:
         scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
         long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
     )
-    return scheduler, Batch(manager(config["block_size"], config["num_gpu_blocks"]))
+    return scheduler, manager(config["block_size"], config["num_gpu_blocks"])
 
 
-BUILDERS: dict[str, Callable[[Config], tuple[Any, Batch]]] = {
+BUILDERS: dict[str, Callable[[Config], tuple[Scheduler, Tables]]] = {
     "vllm-0.3.3": vllm033,
     "vllm-0.6.3": vllm063,
     "nano-vllm": nano,
     "nano-vllm-2025-08": nano_2025,
     "vllm-v1": vllm_v1,
 }
-"""Engine → scheduler and batch of a case."""
+"""Engine → scheduler and block manager of a case."""
 
 STUCK = {"vllm-v1": idled}
 """Engine → which steps count towards a deadlock; the others: `stalled`."""
@@ -120,16 +119,10 @@ def run_case(
 ) -> Iterator[Record]:
     """The step log that kvsim writes for a case."""
     try:
-        scheduler, batch = BUILDERS[engine](config)
+        scheduler, blocks = BUILDERS[engine](config)
     except ValueError as refusal:
         # The engine refuses to start with these settings.
         yield {"step": 0, "time": 0.0, "error": f"ValueError: {refusal}"}
         return
-    yield from replay(
-        scheduler,
-        batch,
-        corpus_requests(trace),
-        config.get("max_steps", 1_000_000),
-        batch.audit if audit else None,
-        STUCK.get(engine, stalled),
-    )
+    max_steps = config.get("max_steps", 1_000_000)
+    yield from replay(scheduler, blocks, trace, max_steps, audit, STUCK.get(engine, stalled))

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-from kvsim.batch.batch import Batch
-from kvsim.plan import SWAP, Plan
-from kvsim.request import RUNNING, Request
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import SWAP, Plan
+from kvsim.engine.request import RUNNING, Request
 
 Record = dict[str, Any]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvsim.batch.batch import Batch
 from kvsim.blocks.tables import COUNTED
 from kvsim.conform.record import Record, finish_record, step_record
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
-from kvsim.plan import Plan
-from kvsim.request import Request
 from kvsim.writing import replacing
 
 

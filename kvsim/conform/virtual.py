@@ -1,4 +1,4 @@
-"""Runs a scheduler on the virtual clock of the conformance corpus: every step takes 1.0.
+"""The unit clock: a host whose every step takes one second, as in the conformance corpus.
 
 No event loop, no cost model: what remains is every decision.
 """
@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from math import ceil
+from sys import maxsize
 from typing import Any
 
-from kvsim.batch.batch import Batch
+from kvsim.blocks.tables import Tables
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
+from kvsim.engine.batch import Batch, Endings
+from kvsim.engine.loop import Host, Loop, Waiting
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
+from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.plan import Plan
-from kvsim.request import Request
 
 STUCK_STEPS = 50
 """Empty steps in a row, with nobody left to arrive, that count as a deadlock."""
+
+STEP_NS = 1_000_000_000
 
 
 def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
@@ -33,10 +38,8 @@ def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
             index,
             row["id"],
             len(tokens),
-            max(lengths) if lengths else row["output_len"],
             stream,
             n=n,
-            output_lengths=tuple(lengths) if lengths else None,
             priority=row.get("priority", 0),
             prefix_pos=row.get("prefix_pos") or 0,
         )
@@ -44,6 +47,14 @@ def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
         requests.append((row["arrival"], request))
     requests.sort(key=lambda entry: entry[0])
     return requests
+
+
+def corpus_endings(trace: list[dict[str, Any]], longest_sequence: int | None) -> Endings:
+    """The stop test of a conformance trace."""
+
+    lengths = [row.get("output_lens") for row in trace]
+    most = [max(each) if each else row["output_len"] for each, row in zip(lengths, trace)]
+    return Endings(most.__getitem__, longest_sequence, lengths.__getitem__)
 
 
 def stalled(record: Record) -> bool:
@@ -57,111 +68,152 @@ def idled(record: Record) -> bool:
 
 
 def replay(
-    scheduler: Any,
-    batch: Batch,
-    arrivals: list[tuple[float, Request]],
+    scheduler: Scheduler,
+    blocks: Tables,
+    trace: list[dict[str, Any]],
     max_steps: int = 1_000_000,
-    audit: Callable[[], None] | None = None,
+    audit: bool = False,
     stuck: Callable[[Record], bool] = stalled,
 ) -> Iterator[Record]:
     """The step log of a run; an engine that dies or gets stuck ends it with an error record.
 
-    `stuck`: which steps count towards a deadlock.
+    `audit`: check the books after every step; `stuck`: which steps count towards a deadlock.
     """
-    clock = _Clock(scheduler, batch, arrivals)
-    idle = 0
-    while clock.unfinished:
-        try:
-            record = clock.step()
-        except EngineStopped as stop:
-            yield clock.error(stop.rule)
-            return
-        yield record
-        if audit is not None:
-            audit()
-        if "drain" in record:
-            continue
-        if clock.number >= max_steps:
-            yield clock.error("max_steps")
-            return
-        idle = idle + 1 if stuck(record) else 0
-        if idle >= STUCK_STEPS and not clock.expects:
-            yield clock.error("deadlock")
-            return
+    batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
+    clock = UnitClock(batch, corpus_requests(trace), max_steps, stuck)
+    loop = Loop(clock, scheduler, batch, watcher=clock)
+    try:
+        for _ in loop.run():
+            if audit:
+                batch.audit()
+            yield from clock.take_records()
+    except EngineStopped as stop:
+        clock.end(stop.rule)
+    yield from clock.take_records()
 
 
-class _Clock:
-    """Hands requests over, lets the engine step, and keeps up to `in_flight` steps unsettled.
+class UnitClock(Host):
+    """A host that takes down what is decided, and its time.
 
-    A scheduler without `in_flight` has one step in flight: it composes, and settles at once. With
-    two, step i + 1 is composed before step i is settled, and time passes only when one is settled.
-    When nothing is left to compose, the last one is *drained*.
+    Every composed step takes its time, even one that does nothing, so that time goes on while
+    everybody waits. When nothing is left to compose, the last step is *drained*.
     """
 
-    def __init__(self, scheduler: Any, batch: Batch, arrivals: list[tuple[float, Request]]) -> None:
-        self._scheduler = scheduler
+    patience_steps = maxsize
+
+    def __init__(
+        self,
+        batch: Batch,
+        arrivals: list[tuple[float, Request]],
+        max_steps: int,
+        stuck: Callable[[Record], bool],
+    ) -> None:
         self._batch = batch
         self._arrivals = deque(arrivals)
-        self._arrive = getattr(scheduler, "arrive", Batch.arrive)
-        self._in_flight: int = getattr(scheduler, "in_flight", 1)
-        self._unsettled: deque[Plan] = deque()
+        self._max_steps, self._stuck = max_steps, stuck
+        self._now_ns = 0
+        self._settles = False
+        """Whether a step is being settled; then time passes."""
+        self._passing_ns = 0
+        self._number = 0
+        self._idle_steps = 0
+        self._ended = False
         self._news = False
         """Whether requests finished that the engine's workers have not been told of: they hear of
         it with the next composed step."""
-        self.number = 0
-        self.time = 0.0
+        self._refused: list[str] = []
+        """Who was turned away on arrival, before the step."""
+        self._record: Record = {}
+        self._records: list[Record] = []
+
+    def take_records(self) -> list[Record]:
+        """What was taken down since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def end(self, error: str) -> None:
+        """The log ends early."""
+        time = (self._now_ns + self._passing_ns) / 1e9
+        self._records.append({"step": self._number, "time": time, "error": error})
+        self._ended = True
+
+    # -- a host ----------------------------------------------------------------------------------
 
     @property
-    def expects(self) -> bool:
-        """Whether somebody has still to arrive."""
-        return bool(self._arrivals)
+    def now_ns(self) -> int:
+        """Whole seconds."""
+        return self._now_ns
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether there is anything left to do."""
-        return bool(self._arrivals or len(self._batch) or self._unsettled)
+    def arrived(self) -> list[Request]:
+        """Who has arrived until now; where nothing else is to be done, time leaps to them."""
+        arrivals, now_s = self._arrivals, self._now_ns / 1e9
+        found = []
+        while arrivals and arrivals[0][0] <= now_s:
+            found.append(arrivals.popleft()[1])
+        return found
 
-    def error(self, text: str) -> Record:
-        """The record that ends a log early."""
-        return {"step": self.number, "time": self.time, "error": text}
+    def step_ns(self, plan: Plan) -> int:
+        """One second."""
+        return STEP_NS
 
-    def step(self) -> Record:
-        """One scheduling call, or a drain."""
-        added, refused = self._hand_over()
-        now_ns = round(self.time * 1e9)
-        batch, unsettled = self._batch, self._unsettled
-        if unsettled and not len(batch) and not self._news:
-            record: Record = {
-                "step": self.number,
-                "time": self.time,
-                "drain": True,
-                "ignored": refused,
-            }
-            waits = True
-        else:
-            plan = self._scheduler.compose(batch, now_ns)
-            record = step_record(batch, plan, self.number, self.time, added)
-            record["ignored"] = refused + record["ignored"]
-            self._scheduler.overlap(batch, now_ns)
-            unsettled.append(plan)
-            waits = len(unsettled) >= self._in_flight or not (plan.computes or len(batch))
-        if waits:
-            self._scheduler.settle(batch, unsettled.popleft(), now_ns)
-            self.time += 1.0
-        finish_record(record, batch, batch.ended)
-        batch.ended.clear()
+    def wait(self, until_ns: int) -> Waiting:
+        """A step is settled at the time at which the last one was composed; then time goes on."""
+        yield
+        self._settles = True
+
+    def is_over(self, batch: Batch, in_flight: int) -> bool:
+        """Whether nobody is left, or the log has ended."""
+        self._now_ns += self._passing_ns
+        self._passing_ns = 0
+        if not len(batch) and not in_flight and self._arrivals:
+            second = -(-self._arrivals[0][0] // 1)
+            self._now_ns = max(self._now_ns, round(second) * STEP_NS)
+        return self._ended or not (self._arrivals or len(batch) or in_flight)
+
+    def composes(self, batch: Batch, in_flight: int) -> bool:
+        """Not where a step is under way that leaves nobody: it is drained."""
+        self._refused = [request.id for request in batch.ended]
+        if not in_flight or len(batch) or self._news:
+            return True
+        self._record = {
+            "step": self._number,
+            "time": self._now_ns / 1e9,
+            "drain": True,
+            "ignored": self._refused,
+        }
+        return False
+
+    def runs(self, plan: Plan, in_flight: int) -> bool:
+        """Every step does."""
+        return True
+
+    def goes_on(self, batch: Batch, plan: Plan) -> bool:
+        """Also where a step does nothing, as long as there is somebody."""
+        return plan.computes or len(batch) > 0
+
+    # -- a watcher -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A run begins."""
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """Take down a step that has just been composed."""
+        added = arrived - len(self._refused)
+        self._record = step_record(batch, plan, self._number, now_ns / 1e9, added)
+        self._record["ignored"] = self._refused + self._record["ignored"]
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """Complete the record; end the log where the engine is stuck."""
+        if self._settles:
+            self._settles, self._passing_ns = False, STEP_NS
+        record = finish_record(self._record, batch, ended)
+        self._records.append(record)
         self._news = bool(record["finished"])
-        self.number += 1
-        return record
-
-    def _hand_over(self) -> tuple[int, list[str]]:
-        """Let requests arrive; answers how many did, and who was turned away."""
-        arrivals, batch = self._arrivals, self._batch
-        if not len(batch) and not self._unsettled and arrivals[0][0] > self.time:
-            self.time = max(self.time, float(ceil(arrivals[0][0])))
-        handed = 0
-        while arrivals and arrivals[0][0] <= self.time:
-            self._arrive(batch, arrivals.popleft()[1])
-            handed += 1
-        refused = [request.id for request in batch.ended]
-        return handed - len(refused), refused
+        self._number += 1
+        if "drain" in record:
+            return
+        self._idle_steps = self._idle_steps + 1 if self._stuck(record) else 0
+        if self._number >= self._max_steps:
+            self.end("max_steps")
+        elif self._idle_steps >= STUCK_STEPS and not self._arrivals:
+            self.end("deadlock")

@@ -21,7 +21,7 @@ from kvsim.library import construct
 from kvsim.model import Model
 
 if TYPE_CHECKING:
-    from kvsim.plan import Plan
+    from kvsim.engine.plan import Plan
 
 __all__ = [
     "COSTS",
@@ -92,3 +92,14 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
             " see kvsim.cost.Cost"
         )
     return cost
+
+
+def declares_sums(cost: Cost) -> bool:
+    """Whether the methods of `PricesDecodes` price what `step_ns` does.
+
+    A class says so by defining them itself. What it only inherits may belong to another `step_ns`.
+    """
+    kind = type(cost)
+    if "step_ns" in getattr(cost, "__dict__", ()):
+        return False
+    return kind in COSTS.values() or {"decode_ns", "decode_run_ns"} <= vars(kind).keys()

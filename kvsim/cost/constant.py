@@ -8,7 +8,7 @@ from kvsim.cost.decodes import cut
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
-    from kvsim.plan import Plan
+    from kvsim.engine.plan import Plan
 
 
 class ConstantCost:

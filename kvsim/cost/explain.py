@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 class Work(NamedTuple):
-    """Counts of many steps, an entry each, as in their rows; see `kvsim.plan.Plan`."""
+    """Counts of many steps, an entry each, as in their rows; see `kvsim.engine.plan.Plan`."""
 
     prefill_tokens: Ints
     prefill_seqs: Ints

@@ -15,7 +15,7 @@ from kvsim.cost.profile import DecodeGrid, Fit, Grid, MixedGrid
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
-    from kvsim.plan import Plan
+    from kvsim.engine.plan import Plan
 
 MOST_KEPT = 4096
 """Chunk sizes whose lines are kept."""

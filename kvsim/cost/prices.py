@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
+from kvsim.engine.plan import Plan
 from kvsim.hardware import Hardware
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import block_bytes
 from kvsim.model import Model
-from kvsim.plan import Plan
 
 
 class MeansPrices:

@@ -27,7 +27,7 @@ from kvsim.model import Model
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
-    from kvsim.plan import Plan
+    from kvsim.engine.plan import Plan
 
 _KINDS = {
     "measured": "measured",

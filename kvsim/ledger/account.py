@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine.request import Request
 from kvsim.ledger import kernels, standings, time
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
 from kvsim.packed import PackedColumns
-from kvsim.request import Request
 
 Ints = NDArray[np.int64]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim import transitions as kinds
+from kvsim.engine.request import Request
 from kvsim.ledger.parts import PROMPT_PARTS
-from kvsim.request import Request
 from kvsim.workload.keys import SpanStream, TokenStream
 from kvsim.workload.pieces import Piece
 
@@ -165,5 +165,5 @@ def _computed(request: Request) -> int:
 
 
 def _stream(request: Request) -> SpanStream | TokenStream:
-    stream: Any = request.sequences[0].stream
+    stream: Any = request.sequences[0].identities(0)
     return stream  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.request import SWAPPED, Request
+from kvsim.engine.request import SWAPPED, Request
 
 
 def width(request: Request) -> int:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kvsim.batch.batch import Batch
-from kvsim.plan import RECOMPUTE, SWAP
-from kvsim.request import RUNNING, Request
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import RECOMPUTE, SWAP
+from kvsim.engine.request import RUNNING, Request
 from kvsim.schedule.groups import width
 
 Means = Callable[[Request, Batch], str]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvsim.blocks.tables import named
-from kvsim.request import Request
+from kvsim.engine.request import Request
 
 Requeue = Callable[[deque[Request], Request], None]
 """Puts a victim into the waiting queue; called once for each, in order of preemption."""

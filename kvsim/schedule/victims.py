@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvsim.blocks.tables import Tables
+from kvsim.engine.request import RUNNING, Request
 from kvsim.errors import ConfigError
-from kvsim.request import RUNNING, Request
 from kvsim.schedule.groups import by_priority
 from kvsim.workload.arrivals import random_stream
 

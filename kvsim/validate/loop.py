@@ -15,10 +15,10 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.plan import Plan
-from kvsim.request import Request
 from kvsim.workload.clients import Clients
 
 if TYPE_CHECKING:

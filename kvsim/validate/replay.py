@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
+from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
-from kvsim.plan import Plan
 from kvsim.run import simulate
 from kvsim.validate.recording import MARKS, digest
 from kvsim.workload import Trace

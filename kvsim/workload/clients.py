@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.request import Request
+from kvsim.engine.request import Request
 from kvsim.workload.arrivals import think_times, waits_for
 from kvsim.workload.trace import Row
 

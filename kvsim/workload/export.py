@@ -11,8 +11,8 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
+from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError
-from kvsim.request import Stream
 from kvsim.workload import mooncake
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.request import Stream
+from kvsim.engine.request import Stream
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens, find_reuse, lru_hit_tokens, min_hit_tokens
 from kvsim.workload.runs import total

@@ -26,7 +26,7 @@ from math import inf
 
 from xxhash import xxh64_intdigest
 
-from kvsim.request import Stream
+from kvsim.engine.request import Stream
 from kvsim.workload.pieces import Piece, span_pieces
 from kvsim.workload.runs import merge
 from kvsim.workload.trace import (

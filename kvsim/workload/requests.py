@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from kvsim.request import Request, Stream
+from kvsim.engine.request import Request, Stream
 from kvsim.workload.keys import streams
 from kvsim.workload.trace import Row, Trace
 
@@ -41,7 +41,6 @@ class Requests(Sequence[Request]):
             row.index,
             row.id,
             row.input_length,
-            row.output_length,
             stream,
             n=self._samples,
             priority=row.priority,

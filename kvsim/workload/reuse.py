@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsim.request import Stream
+from kvsim.engine.request import Stream
 from kvsim.workload.trace import Row
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kvsim.blocks.counted import COUNTED_TWINS
+from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.blocks.tables import Tables
-from kvsim.request import Request, Sequence
+from kvsim.engine.request import Request, Sequence
 
 SIZES = {"block_size": 4, "num_gpu_blocks": 30}
 

@@ -9,7 +9,7 @@ from twins.steps import generated
 from kvsim.blocks.idle import Queue
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.conform.tokens import RuleStream
-from kvsim.request import Request, Sequence
+from kvsim.engine.request import Request, Sequence
 
 
 class KeysOnly:

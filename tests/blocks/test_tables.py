@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvsim.blocks import Contiguous, Naive, PrefixCaching, Tables
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
 
 
 class Words:

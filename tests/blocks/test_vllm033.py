@@ -10,7 +10,7 @@ from kvsim.blocks.idle import TopStack
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.conform.tokens import RuleStream
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
 
 
 def admitted(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from twins.content_pool import ListPool
 
 from kvsim.blocks.vllm_v1 import ContentPool, VllmV1PrefixTables, VllmV1Tables
-from kvsim.request import Request, Sequence
+from kvsim.engine.request import Request, Sequence
 
 
 class Chain:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from kvsim.plan import Plan
+from kvsim.engine.plan import Plan
 
 
 def plan(

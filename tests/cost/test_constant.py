@@ -7,7 +7,7 @@ from cost.plans import decode, plan, plans
 from hypothesis import given
 
 from kvsim.cost import ConstantCost
-from kvsim.plan import Plan
+from kvsim.engine.plan import Plan
 
 
 def test_defaults() -> None:

@@ -11,7 +11,7 @@ from kvsim.config import make_config
 from kvsim.cost import RooflineCost
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.model import Model, load_model
-from kvsim.plan import Plan
+from kvsim.engine.plan import Plan
 
 
 def roofline(model: str, hardware: str, **keys: Any) -> RooflineCost:

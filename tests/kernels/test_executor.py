@@ -12,9 +12,9 @@ from kvsim_kernels.executor import Executor, make_decoder  # noqa: E402
 from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
 
-from kvsim.batch.batch import Batch  # noqa: E402
-from kvsim.plan import Plan  # noqa: E402
-from kvsim.request import Request  # noqa: E402
+from kvsim.engine.batch import Batch  # noqa: E402
+from kvsim.engine.plan import Plan  # noqa: E402
+from kvsim.engine.request import Request  # noqa: E402
 from kvsim.validate.loop import serve  # noqa: E402
 from kvsim.validate.setup import build  # noqa: E402
 from kvsim.workload.arrivals import release_times  # noqa: E402

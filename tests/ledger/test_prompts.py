@@ -13,11 +13,11 @@ from small_engines import engine, make_trace, rows
 from worlds import config, hashed
 
 import kvsim
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.ledger.prompts import Known, Rules, classify, cut_off
-from kvsim.plan import Plan
-from kvsim.request import Request
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
 from kvsim.workload.keys import streams
 from kvsim.workload.pieces import Piece
 from kvsim.workload.trace import (

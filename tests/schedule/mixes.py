@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.blocks import PrefixCaching
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables

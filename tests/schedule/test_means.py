@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schedule.test_victims import SIZE, Clock, send
 
 import kvsim
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.blocks import Naive
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.config import make_config
@@ -22,8 +22,8 @@ from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.link import LinkTimes
 from kvsim.model import load_model
-from kvsim.plan import RECOMPUTE, SWAP
-from kvsim.request import RUNNING, Request
+from kvsim.engine.plan import RECOMPUTE, SWAP
+from kvsim.engine.request import RUNNING, Request
 from kvsim.schedule.means import make_means
 from kvsim.schedule.vllm033 import Vllm033
 from kvsim.schedule.vllm063 import Vllm063

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.blocks import Naive
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.tables import Tables
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.errors import ConfigError
-from kvsim.request import Request
+from kvsim.engine.request import Request
 from kvsim.schedule import requeue
 from kvsim.schedule.nano import Nano, Nano2025
 from kvsim.schedule.requeue import REQUEUE, make_requeue

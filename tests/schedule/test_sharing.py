@@ -13,12 +13,12 @@ from conformance.generate_prompts import make_arrivals, make_prompt
 from schedule.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.blocks import BLOCK_MANAGERS, sharing
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.conform.virtual import corpus_requests
 from kvsim.errors import ConfigError
-from kvsim.plan import Plan
+from kvsim.engine.plan import Plan
 
 EACH = pytest.mark.parametrize("engine", ENGINES)
 PROMPT = [7] * 9
@@ -80,7 +80,7 @@ class Witness:
     def _keys(request: Any, tokens: int) -> list[int]:
         sequence = request.sequences[0]
         known = min(tokens, sequence.length + sequence.placeholders)
-        return list(sequence.stream.keys(0, known // SIZE, SIZE)) if known >= SIZE else []
+        return sequence.block_keys(known // SIZE, SIZE) if known >= SIZE else []
 
 
 def random_case(seed: int) -> tuple[str, dict[str, str], Any, list[dict[str, Any]]]:

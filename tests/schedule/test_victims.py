@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.blocks import Naive
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.tables import Tables
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.plan import Plan
-from kvsim.request import Request
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
 from kvsim.schedule.nano import Nano, Nano2025
 from kvsim.schedule.victims import VICTIMS, Victim, make_victim
 from kvsim.schedule.vllm033 import Vllm033

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
 from kvsim.recorder import BLOCKED
-from kvsim.request import Request
+from kvsim.engine.request import Request
 from kvsim.schedule.vllm_v1 import VllmV1
 from kvsim.schedule.vllm_v1_async import VllmV1Async
 

@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim.batch.batch import Batch
-from kvsim.plan import RECOMPUTE, Plan
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import RECOMPUTE, Plan
 from kvsim.recorder import BLOCKED
-from kvsim.request import Request
+from kvsim.engine.request import Request
 from kvsim.workload.trace import Trace
 
 REASONS = dict(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.prefix import PrefixCaching
-from kvsim.request import Sequence
+from kvsim.engine.request import Sequence
 
 
 class PromptCaching(PrefixCaching):

@@ -10,7 +10,7 @@ from kvsim.assembly import assemble
 from kvsim.config import make_config
 from kvsim.cost import Cost
 from kvsim.link import LinkTimes
-from kvsim.plan import Plan
+from kvsim.engine.plan import Plan
 from kvsim.validate.compare import with_profile
 from kvsim.validate.loop import Pairs, Times
 from kvsim.validate.measure import record

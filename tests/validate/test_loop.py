@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from small import Priced
 
 from kvsim.assembly import Parts, assemble
-from kvsim.batch.batch import Batch
+from kvsim.engine.batch import Batch
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.events import Link
+from kvsim.engine.events import Link
 from kvsim.recorder import Recorder
 from kvsim.replica import Replica
-from kvsim.request import Request
+from kvsim.engine.request import Request
 from kvsim.result import request_columns
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times

@@ -10,7 +10,7 @@ import pytest
 from made import without_lines
 from shared import SHARED, needs_shared
 
-from kvsim.request import Stream
+from kvsim.engine.request import Stream
 from kvsim.workload import open_trace
 from kvsim.workload.export import write_mooncake
 from kvsim.workload.info import trace_info

@@ -1,0 +1,528 @@
+"""The queues of a replica and the step being composed: the one place where requests move.
+
+```
+ arrive        admit                       finish
+────────► waiting ────────► running ─────────────────► ended
+             │  ▲              │ ▲
+      ignore │  └── requeue ───┤ │ swap_in
+             ▼    (recompute)  ▼ │
+           ended             swapped
+```
+
+Schedulers propose; these moves keep queues, block tables, the plan and the per-request figures
+consistent, so that no policy can corrupt a count. A preempted request leaves `running` at once,
+but joins `waiting` or `swapped` only when the scheduler requeues, as the engines do.
+
+The stop test is here, too: nobody else knows how long an output becomes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from kvsim import transitions
+from kvsim.blocks.tables import Tables, swap_space_exhausted
+from kvsim.engine.plan import RECOMPUTE, SWAP, Plan, Prefill
+from kvsim.engine.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
+from kvsim.tally import Tally
+
+if TYPE_CHECKING:
+    from kvsim.engine.scheduler import Scheduler
+
+GiveWay = Callable[[Request], None]
+"""What a scheduler does with a victim."""
+
+Entry = tuple[Request, int, bool]
+"""Request, tokens that a step takes on, whether it samples one (`Plan.entries`)."""
+
+
+class Endings:
+    """The stop test. It alone knows how long outputs become."""
+
+    def __init__(
+        self,
+        output_length: Callable[[int], int],
+        longest_sequence: int | None = None,
+        sample_lengths: Callable[[int], list[int] | None] | None = None,
+    ) -> None:
+        """`output_length`: the most tokens that a sample of a request generates, from the request's
+        index; `longest_sequence`: tokens at which any sequence ends; `sample_lengths`: the tokens
+        of each sample, where they differ."""
+        self._output_length = output_length
+        self._longest = longest_sequence
+        self._sample_lengths = sample_lengths
+
+    def left(self, sequence: Sequence) -> int:
+        """Tokens that a sequence still generates; at most 0 where it has its last one."""
+        request = sequence.request
+        length, tokens = sequence.length, self._output_length(request.index)
+        if self._sample_lengths is not None:
+            own = self._sample_lengths(request.index)
+            # A sample that was drawn again, beyond its own end, goes on to that of the longest.
+            if own is not None and length - request.input_length <= own[sequence.sample]:
+                tokens = own[sequence.sample]
+        end = request.input_length + tokens
+        if self._longest is not None and self._longest < end:
+            end = self._longest
+        return end - length
+
+
+class Together(Protocol):
+    """Requests that are looked at as one: the leading ones of the running queue, as long as each of
+    them only decodes (`kvsim.fast.cohort`)."""
+
+    @property
+    def number(self) -> int:
+        """How many there are."""
+        ...
+
+    def decode(self, scheduler: Scheduler, give_way: GiveWay | None, spare: bool) -> int:
+        """Give each of them slots for one more token; see `Batch.decode_together`."""
+        ...
+
+    def settle(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
+        """Book their tokens of a step; see `Batch.settle_together`."""
+        ...
+
+    def members(self) -> list[Request]:
+        """Those that take part in the step being composed, in running order."""
+        ...
+
+    def part_with(self, request: Request) -> None:
+        """From now on, a request is looked at by itself; its fields are up to date."""
+        ...
+
+    def dissolve(self) -> None:
+        """From now on, each of them is looked at by itself, at the head of `Batch.others`."""
+        ...
+
+
+class Batch:
+    """All requests of one replica that have arrived and not ended, and what can happen to them."""
+
+    def __init__(self, blocks: Tables, endings: Endings) -> None:
+        self.blocks = blocks
+        self._endings = endings
+        self.waiting: deque[Request] = deque()
+        self.others: deque[Request] = deque()
+        """Running requests that are looked at one by one, in order: all of them, but for those that
+        `decode_together` serves, which go before them."""
+        self.swapped: deque[Request] = deque()
+        self.ended: list[Request] = []
+        """Requests that ended since the loop last looked, in order."""
+        self.aside: list[Request] = []
+        """Requests that an engine keeps out of its queues for a step, with their blocks."""
+        self.lost: list[Request] = []
+        """Requests that ended without giving their blocks back."""
+        self._together: Together | None = None
+        """None: every request is looked at one by one. That decides the same, with more work."""
+        self.token_gaps_ns = Tally()
+        """Time between consecutive tokens of a sequence → how often it occurred."""
+        self.tokens = 0
+        """Tokens booked one by one so far; the loop looks whether there is progress."""
+        self.transitions = transitions.Transitions()
+        self.busy_until_ns = 0
+        """When the last step dispatched ends: one composed before begins only then."""
+        self.plan = Plan()
+        self.now_ns = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting) + self.num_running + len(self.swapped)
+
+    # -- who is running --------------------------------------------------------------------------
+
+    @property
+    def running(self) -> deque[Request]:
+        """All running requests in order."""
+        self.dissolve()
+        return self.others
+
+    @running.setter
+    def running(self, requests: deque[Request]) -> None:
+        self.dissolve()
+        self.others = requests
+
+    @property
+    def num_running(self) -> int:
+        """Running requests."""
+        return len(self.others) + self.num_together
+
+    @property
+    def num_together(self) -> int:
+        """Running requests before those in `others`."""
+        return 0 if self._together is None else self._together.number
+
+    def dissolve(self) -> None:
+        """From now on, look at every running request one by one."""
+        if self._together is not None:
+            self._together.dissolve()
+
+    def lead(self, requests: Iterable[Request]) -> None:
+        """Put requests at the head of the running queue, in this order."""
+        leading = list(requests)
+        if leading:
+            self.running.extendleft(reversed(leading))
+
+    def remove_ended(self) -> None:
+        """Take requests that ended off the running queue, keeping the order."""
+        self.others = deque(request for request in self.others if request.finish_ns < 0)
+
+    # -- the stop test ---------------------------------------------------------------------------
+
+    def stopped(self, sequence: Sequence) -> bool:
+        """Whether a sequence has its last token."""
+        return self._endings.left(sequence) <= 0
+
+    def stopping(self, sequence: Sequence) -> bool:
+        """Whether a sequence will have its last token when those in flight are known.
+
+        An engine knows it beforehand where the length is `max_tokens` of a request that ignores the
+        end of sequence, as replayed requests do.
+        """
+        return self._endings.left(sequence) <= sequence.placeholders
+
+    # -- requests that decode together -----------------------------------------------------------
+
+    def look_together(self, together: Together) -> None:
+        """From now on, look at requests that only decode as one."""
+        self._together = together
+
+    def decode_together(
+        self, scheduler: Scheduler, give_way: GiveWay | None = None, spare: bool = False
+    ) -> int:
+        """Give the leading requests of the running queue slots for one more token each, all at
+        once; returns how many.
+
+        Those are meant of which `Scheduler.only_decodes` is true, up to the first of which it is
+        not; `others` are then the rest. 0: each is to be looked at by itself, and `others` are all.
+
+        `give_way` is called with each victim, always the tail of the running queue, after it left
+        it; None: where blocks run short, the answer is 0. `spare`: whether a request whose last
+        block has room is taken to need a free block, too.
+        """
+        return 0 if self._together is None else self._together.decode(scheduler, give_way, spare)
+
+    def run_together(self, number: int) -> None:
+        """Let the requests that `decode_together` counted take part in the step, next in the
+        batch."""
+        if number:
+            assert self._together is not None
+            self.plan.run_together(number, self._together.members)
+
+    def settle_together(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
+        """Book the tokens of the requests that decoded together in a step; those who have their
+        last one are told to the scheduler.
+
+        Returns the entries of requests that are looked at one by one since, in running order: their
+        tokens are still to be booked.
+        """
+        return [] if self._together is None else self._together.settle(scheduler, plan)
+
+    def to_book(self, scheduler: Scheduler, plan: Plan) -> Iterator[Entry]:
+        """The entries of a step whose tokens are still to be booked one by one, in batch order.
+
+        `settle_together` is called on the way, where its requests are in the batch.
+        """
+        yield from plan.singles[: plan.place]
+        yield from self.settle_together(scheduler, plan)
+        yield from plan.singles[plan.place :]
+
+    # -- moves while a step is composed ----------------------------------------------------------
+
+    def arrive(self, request: Request) -> None:
+        """Join the end of the waiting queue."""
+        self.waiting.append(request)
+
+    def refuse(self, request: Request, reason: str) -> None:
+        """Turn a request away as it arrives: it never joins a queue."""
+        for sequence in request.sequences:
+            sequence.state = IGNORED
+        request.reason = reason
+        request.finish_ns = request.arrival_ns
+        self.ended.append(request)
+
+    def begin(self, now_ns: int) -> Plan:
+        """Start to compose a step."""
+        self.now_ns = now_ns
+        self.plan = Plan()
+        return self.plan
+
+    def admit(self, request: Request) -> None:
+        """Give the head of the waiting queue its blocks."""
+        assert self.waiting[0] is request
+        self.waiting.popleft()
+        self.hold(request)
+
+    def hold(self, request: Request) -> None:
+        """Give a waiting request its blocks; it keeps its place in the queue."""
+        for sequence in request.sequences:
+            if sequence.state == WAITING:
+                self.blocks.allocate(sequence)
+                sequence.state = RUNNING
+        self.scheduled(request)
+
+    def join(self, request: Request) -> None:
+        """Move the head of the waiting queue, which has its blocks, to the end of `running`."""
+        assert self.waiting[0] is request
+        self.waiting.popleft()
+        self.others.append(request)
+        if request.sequences[0].state == WAITING:
+            self.scheduled(request)
+        for sequence in request.sequences:
+            sequence.state = RUNNING
+
+    def grow(self, request: Request) -> None:
+        """Slots for the newest tokens of a running request; a shared block is copied first."""
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                copies = self.blocks.append(sequence)
+                if copies:
+                    self.plan.copies.extend(copies)
+
+    def ignore(self, request: Request, reason: str) -> None:
+        """End a request that the engine gives up; the caller has taken it off its queue.
+
+        Blocks that it still holds are lost.
+        """
+        if any(sequence.table for sequence in request.sequences):
+            self.lost.append(request)
+        for sequence in request.sequences:
+            if sequence.state != FINISHED:
+                sequence.state = IGNORED
+        request.reason = reason
+        self.plan.ignored.append(request)
+        self._end(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take all blocks of a running request; its tokens will be computed again."""
+        lost = 0
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                if sequence.computed > lost:
+                    lost = sequence.computed
+                sequence.state = WAITING
+                self.blocks.free(sequence)
+                sequence.computed = 0
+                sequence.prompt_stage = True
+        if lost > request.lost_tokens:
+            request.lost_tokens = lost
+        request.num_preemptions += 1
+        self.plan.preempted.append((request, RECOMPUTE))
+        self._note(request, transitions.PREEMPTED, lost)
+
+    def swap_out(self, request: Request) -> list[tuple[int, int]]:
+        """Move the blocks of a running request to the CPU; returns the copies.
+
+        Raises `EngineStopped` where the CPU pool is too small, as vLLM does.
+        """
+        blocks = self.blocks
+        moving = [s for s in request.sequences if s.state == RUNNING]
+        need = blocks.swap_need(moving, blocks.cpu)
+        if need > blocks.cpu.free:
+            raise swap_space_exhausted(request, need, blocks.cpu.free, blocks.swap_space_rule)
+        pairs = blocks.swap_out(moving)
+        for sequence in moving:
+            sequence.state = SWAPPED
+        request.num_preemptions += 1
+        request.swapped_out_blocks += len(pairs)
+        self.plan.preempted.append((request, SWAP))
+        self._note(request, transitions.SWAPPED_OUT, len(pairs))
+        return pairs
+
+    def swap_in(self, request: Request) -> None:
+        """Move the blocks of the head of the swapped queue back to the GPU."""
+        assert self.swapped[0] is request
+        self.swapped.popleft()
+        moving = [s for s in request.sequences if s.state == SWAPPED]
+        pairs = self.blocks.swap_in(moving)
+        for sequence in moving:
+            sequence.state = RUNNING
+        request.swapped_in_blocks += len(pairs)
+        self.plan.swaps_in.extend(pairs)
+        self.plan.swapped_in.append(request)
+        self._note(request, transitions.SWAPPED_IN, len(pairs))
+
+    def run_prefill(self, request: Request, scheduled: int, charged: int | None = None) -> None:
+        """Compute `scheduled` of the request's known tokens in this step, less prefix hits.
+
+        `charged`: how many of them the engine charges to its token budget; None: all.
+        """
+        sequence = request.sequences[0]
+        if sequence.state != RUNNING:
+            sequence = next(s for s in request.sequences if s.state == RUNNING)
+        before = sequence.computed
+        cached, samples = self.take_on(request, sequence, scheduled)
+        plan = self.plan
+        plan.singles.append((request, scheduled, samples))
+        if charged is None:
+            charged = scheduled
+        plan.prefills.append(Prefill(request, scheduled, cached, before, samples, charged))
+        plan.chunks.append((scheduled - cached, before + cached))
+        plan.samples += samples
+
+    def run_decode(self, request: Request, tokens: int = 1) -> None:
+        """Produce one more token for each running sequence of a request.
+
+        `tokens` above 1: a sample whose lost KV is computed again on the way.
+        """
+        plan, scheduled, now_ns = self.plan, self.blocks.scheduled, self.now_ns
+        plan.singles.append((request, tokens, True))
+        plan.single_decodes.append(request)
+        if tokens > 1:
+            plan.chunks.append((tokens - 1, 0))
+            self._note(request, transitions.RESUMED)
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                scheduled(sequence, now_ns)
+                plan.decode_seqs += 1
+                plan.context_tokens += sequence.length
+
+    def run_token(self, request: Request, context_tokens: int) -> None:
+        """Produce the next token of a request of one sequence, `context_tokens` long by then."""
+        plan = self.plan
+        plan.singles.append((request, 1, True))
+        plan.single_decodes.append(request)
+        plan.decode_seqs += 1
+        plan.context_tokens += context_tokens
+        request.sequences[0].access_ns = self.now_ns
+
+    def composed(self) -> Plan:
+        """The step is complete."""
+        self.blocks.composed()
+        self.plan.samples += self.plan.decode_seqs
+        return self.plan
+
+    # -- moves when a step's time has passed -----------------------------------------------------
+
+    # -- when its time has passed ----------------------------------------------------------------
+
+    def publish(self, plan: Plan) -> None:
+        """The KV of a step exists, and its tokens are not booked yet: blocks may become shared."""
+        blocks = self.blocks
+        if not blocks.publish_at.computed:
+            return
+        computed = [(each.request, each.computed_before + each.scheduled) for each in plan.prefills]
+        for request, upto in computed + [(request, 0) for request in plan.decodes]:
+            for sequence in request.sequences:
+                if sequence.state == RUNNING:
+                    blocks.publish(sequence, upto or sequence.length)
+
+    def compute(self, sequence: Sequence, tokens: int) -> None:
+        """The KV of `tokens` more tokens of a sequence exists."""
+        sequence.computed += tokens
+        if sequence.computed == sequence.length:
+            sequence.prompt_stage = False
+
+    def token(self, sequence: Sequence) -> bool:
+        """One more token of a sequence exists; returns whether it is the last one."""
+        now_ns = self.now_ns
+        sequence.length += 1
+        self.tokens += 1
+        request = sequence.request
+        if request.n > 1:
+            request.sampled_tokens += 1
+        last = sequence.last_token_ns
+        if last >= 0:
+            self.token_gaps_ns.add(now_ns - last)
+        elif request.first_token_ns < 0:
+            request.first_token_ns = now_ns
+        sequence.last_token_ns = now_ns
+        return self._endings.left(sequence) <= 0
+
+    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Let further samples of a request hold what its first sequence holds."""
+        for child in children:
+            parent.request.sequences.append(child)
+            if child.state == RUNNING:
+                self.blocks.fork(parent, child)
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """A sequence has all its tokens: its blocks are free."""
+        sequence.state = FINISHED
+        self.blocks.free(sequence)
+
+    def finish(self, request: Request) -> None:
+        """Every sequence of a request has ended."""
+        self._end(request)
+
+    def complete(self, request: Request) -> None:
+        """A request of one sequence has all its tokens: its blocks are free."""
+        sequence = request.sequences[0]
+        if sequence.member is not None:
+            assert self._together is not None
+            self._together.part_with(request)
+        sequence.state = FINISHED
+        self.blocks.free(sequence)
+        request.finish_ns = self.now_ns
+        self.ended.append(request)
+
+    def lose(self, request: Request) -> None:
+        """Forget a request without freeing its blocks, as an engine with that fault does."""
+        for sequence in request.sequences:
+            sequence.state = IGNORED
+        request.reason = "lost-by-engine"
+        self.lost.append(request)
+        self._end(request)
+
+    # -- the mechanism's own -----------------------------------------------------------------
+
+    def take_on(self, request: Request, sequence: Sequence, scheduled: int) -> tuple[int, bool]:
+        """Book that a step takes on so many more known tokens of a sequence.
+
+        Returns how many of them are not computed because of prefix hits, and whether they are the
+        last ones, so that a token is sampled.
+        """
+        known = self.blocks.scheduled(sequence, self.now_ns)
+        before, length = sequence.computed, sequence.length
+        end = before + scheduled
+        cached = 0
+        if known:
+            cached = max(0, min(known, min(length, end) - self.blocks.full_hit.least) - before)
+        samples = end >= length
+        if request.num_preemptions == 0:
+            request.cached_tokens += cached
+            return cached, samples
+        request.recached_tokens += cached
+        lost = request.lost_tokens
+        again = (end if end < lost else lost) - before - cached
+        if again > 0:
+            request.recomputed_tokens += again
+        elif request.first_token_ns < 0:
+            self._note(request, transitions.CAUGHT_UP)
+        if samples:
+            self._note(request, transitions.RESUMED)
+        elif request.first_token_ns >= 0 and end == length - 1:
+            self._note(request, transitions.RECOVERED)
+        return cached, samples
+
+    def scheduled(self, request: Request) -> None:
+        """A waiting request was given blocks."""
+        if request.first_scheduled_ns < 0:
+            request.first_scheduled_ns = self.now_ns
+            if self.busy_until_ns > self.now_ns:
+                self._note(request, transitions.SCHEDULED)
+        else:
+            self._note(request, transitions.READMITTED)
+
+    def _note(self, request: Request, kind: int, value: int = 0) -> None:
+        """It shows from the start of the step being composed."""
+        now_ns = self.now_ns
+        if self.busy_until_ns > now_ns:
+            now_ns = self.busy_until_ns
+        self.transitions.rows += transitions.pack(request.index, kind, now_ns, value)
+
+    def _end(self, request: Request) -> None:
+        request.finish_ns = self.now_ns
+        self.ended.append(request)
+
+    def audit(self) -> None:
+        """Assert that queues, states, tables and pools agree."""
+        queues = (self.waiting, self.running, self.swapped, self.aside, self.lost)
+        everywhere = [request for queue in queues for request in queue]
+        assert len(set(everywhere)) == len(everywhere), "a request is in two queues"
+        for queue, state in ((self.running, RUNNING), (self.swapped, SWAPPED)):
+            for request in queue:
+                assert all(s.state in (state, FINISHED) for s in request.sequences)
+        self.blocks.audit(everywhere)

@@ -1,0 +1,112 @@
+"""Between the clients and the engine: who was sent and waits to be taken in.
+
+```
+ clients ──their time has come──┐
+         ──a completion──────────┤► inbox ──► engine
+         ──think time is over────┘    └─ wakes it where it sleeps
+```
+
+What clients send on their own is pulled when its time has passed, so that it costs no event;
+only what depends on a completion is timed by the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import cast
+
+import simpy
+
+from kvsim.engine.events import Later, Process
+from kvsim.engine.request import Request
+from kvsim.workload.clients import Clients
+
+_NOBODY: tuple[float, Request | None] = inf, None
+
+
+class Inbox:
+    """Requests that have arrived and were not taken in yet."""
+
+    def __init__(self, env: simpy.Environment, clients: Clients) -> None:
+        self._env = env
+        self._clients = clients
+        self._arrived: list[Request] = []
+        self._wake: simpy.Event | None = None
+        self._upcoming = iter(clients.start())
+        """What the clients send on their own, in order of time."""
+        self._next: Request | None
+        self.next_ns: float
+        """When they send the next one."""
+        self.next_ns, self._next = next(self._upcoming, _NOBODY)
+
+    def __bool__(self) -> bool:
+        return bool(self._arrived)
+
+    @property
+    def _now_ns(self) -> int:
+        return cast(int, self._env.now)
+
+    def collect(self, now_ns: int) -> None:
+        """Let clients send what they have sent on their own until now, each at its time."""
+        while self.next_ns <= now_ns:
+            request = self._next
+            assert request is not None
+            if self._clients.offer(request, int(self.next_ns)):
+                self._receive(request)
+            self.next_ns, self._next = next(self._upcoming, _NOBODY)
+
+    def take(self) -> list[Request]:
+        """Take out who has arrived, in order of (arrival, place in the trace)."""
+        arrived, self._arrived = self._arrived, []
+        if len(arrived) > 1:
+            arrived.sort(key=_arrival_order)
+        return arrived
+
+    def release(self, ended: Iterable[Request]) -> None:
+        """Completions let clients send more, now or after their think time."""
+        now_ns = self._now_ns
+        for request in ended:
+            sent, later = self._clients.ended(request, now_ns)
+            for other in sent:
+                self._receive(other)
+            for time_ns, other in later:
+                if time_ns <= now_ns:
+                    self._offer(other)
+                else:
+                    timer = self._env.timeout(time_ns - now_ns, other)
+                    timer.callbacks.append(lambda event: self._offer(event.value))
+
+    def wait(self) -> Process:
+        """Until somebody arrives."""
+        if not self._arrived:
+            self._wake = self._env.event()
+            self._set_alarm()
+            yield self._wake
+            yield Later(self._env, 0)
+
+    def _offer(self, request: Request) -> None:
+        """A client wants to send a request now; its concurrency limit may hold it back."""
+        self.collect(self._now_ns)
+        if self._clients.offer(request, self._now_ns):
+            self._receive(request)
+
+    def _receive(self, request: Request) -> None:
+        self._arrived.append(request)
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    def _set_alarm(self) -> None:
+        """Wake when a client sends on its own; its concurrency limit may hold that back."""
+        if self._wake is not None and self._next is not None:
+            timer = self._env.timeout(int(self.next_ns) - self._now_ns)
+            timer.callbacks.append(self._ring)
+
+    def _ring(self, event: simpy.Event) -> None:
+        self.collect(self._now_ns)
+        self._set_alarm()
+
+
+def _arrival_order(request: Request) -> tuple[int, int]:
+    return request.arrival_ns, request.index

@@ -1,0 +1,346 @@
+"""The loop: compose a step, run it, settle it. A host says who arrives, and lets time pass.
+
+```
+          ┌────────────────────────── next step ◄──────────────────────────┐
+ arrive ─► compose ─► run ─► (another, if more may be in flight) ─► wait ─► settle
+   host    scheduler  host                                          host   scheduler
+```
+
+There are three hosts: simulated time (`kvsim.engine.replica`), the unit clock of recorded logs
+(`kvsim.conform.virtual`), and a real device (`kvsim.validate.loop`).
+
+An engine that schedules asynchronously has two steps in flight: it composes a step while the one
+before computes, so a request that arrives during step i runs in step i + 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import RECOMPUTE, Flight, Plan
+from kvsim.engine.request import Request
+from kvsim.engine.scheduler import Scheduler
+from kvsim.errors import EngineStopped
+
+Waiting = Generator[Any, Any, Any]
+"""What a host yields while time passes is for whoever drives the loop."""
+
+
+class Watcher(Protocol):
+    """Is shown every step in full; it must not change anything."""
+
+    def begin(self) -> None:
+        """A run begins; what was seen before belongs to an attempt that was given up."""
+        ...
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """A step was composed, before it runs; `arrived` requests joined the queue before it."""
+        ...
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """The step that was composed last is over; `ended`: who ended in it, in order."""
+        ...
+
+
+class Host:
+    """Where a loop gets its requests and its time from."""
+
+    patience_steps = 100_000
+    """Steps in a row without a new token and without an end that count as a livelock."""
+
+    @property
+    def now_ns(self) -> int:
+        """The time."""
+        raise NotImplementedError
+
+    def arrived(self) -> list[Request]:
+        """Takes out who has arrived, in order of (arrival, place in the trace)."""
+        raise NotImplementedError
+
+    def tell(self, ended: list[Request]) -> None:
+        """These requests have ended: clients may send more."""
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds that a step takes, without the copies that `copy` makes."""
+        raise NotImplementedError
+
+    def copy(self, plan: Plan) -> Waiting:
+        """Make the swap copies of a step, which block it; returns (copying, waiting for the link)
+        in nanoseconds."""
+        yield from ()
+        return 0, 0
+
+    def wait(self, until_ns: int) -> Waiting:
+        """Let time pass."""
+        raise NotImplementedError
+
+    def sleep(self) -> Waiting:
+        """Let time pass until somebody arrives; returns False where nobody will."""
+        raise NotImplementedError
+
+    # -- which steps take time -------------------------------------------------------------------
+
+    def is_over(self, batch: Batch, in_flight: int) -> bool:
+        """Whether there is nothing left to do."""
+        return False
+
+    def composes(self, batch: Batch, in_flight: int) -> bool:
+        """Whether to compose before the next of the steps in flight is settled."""
+        return True
+
+    def runs(self, plan: Plan, in_flight: int) -> bool:
+        """Whether a step is run, behind those in flight. One without work is not."""
+        return plan.computes or not (plan.empty or in_flight)
+
+    def goes_on(self, batch: Batch, plan: Plan) -> bool:
+        """Whether the engine composes another step while this one runs, if it may."""
+        return plan.computes
+
+
+class Progress:
+    """Counts steps, and sees that a run gets somewhere."""
+
+    def __init__(self, batch: Batch, patience_steps: int) -> None:
+        """`patience_steps`: steps in a row without a new token and without an end that count as a
+        livelock."""
+        self.steps = 0
+        self._batch = batch
+        self._patience = patience_steps
+        self._tokens = 0
+        self._advanced = 0
+        """Number of the last step that produced a token or ended a request."""
+
+    def step(self, ended: bool, number: int = 1) -> None:
+        """So many steps are over; all but the first produced tokens."""
+        self.steps += number
+        if ended or self._batch.tokens != self._tokens:
+            self._tokens, self._advanced = self._batch.tokens, self.steps
+
+    @property
+    def stuck(self) -> bool:
+        """Whether there is none."""
+        return self.steps - self._advanced >= self._patience
+
+
+class Repetition(Protocol):
+    """Takes steps that the scheduler need not be asked for (`kvsim.fast.repeat`)."""
+
+    @property
+    def ended(self) -> list[Request]:
+        """Who ended meanwhile, in order."""
+        ...
+
+    def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
+        """Take steps from `now_ns` on, up to `Batch.now_ns`; whether there were any.
+
+        With a step under way, which is replaced by the one under way then.
+        """
+        ...
+
+
+class Loop:
+    """One engine, stepping."""
+
+    def __init__(
+        self,
+        host: Host,
+        scheduler: Scheduler,
+        batch: Batch,
+        *,
+        record: Callable[..., None] | None = None,
+        refused: Mapping[str, str] = MappingProxyType({}),
+        watcher: Watcher | None = None,
+        progress: Callable[[int], None] | None = None,
+        over: Callable[[Request], None] | None = None,
+        repetition: Repetition | None = None,
+    ) -> None:
+        """`record` is called with the columns of each step; `refused`: request id → why it is
+        turned away at arrival; `progress` is called with the number of requests that have just
+        ended, `over` with each request that has ended and is in no step any more."""
+        self._host, self._scheduler, self._batch = host, scheduler, batch
+        self._record, self._refused, self._watcher = record, refused, watcher
+        self._told, self._over, self._repetition = progress, over, repetition
+        self._progress = Progress(batch, host.patience_steps)
+        self._flying: deque[Flight] = deque()
+        self._graves: deque[tuple[int, list[Request]]] = deque()
+        """Requests that `over` was not called with, behind the number of steps when they ended."""
+        self._next_audit = 1
+        if watcher is not None:
+            watcher.begin()
+
+    def run(self) -> Waiting:
+        """Compose a step; unless more may be in flight, wait for the oldest and settle it."""
+        host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
+        most = self._scheduler.in_flight
+        while not host.is_over(batch, len(flying)):
+            arrived = self.take_in()
+            if self._repeated():
+                yield from host.wait(batch.now_ns)
+                self._landed()
+                continue
+            goes_on, ended = False, list[Request]()
+            if host.composes(batch, len(flying)):
+                plan = self._scheduler.compose(batch, host.now_ns)
+                if watcher is not None:
+                    watcher.composed(batch, plan, host.now_ns, arrived)
+                runs = host.runs(plan, len(flying))
+                step_ns = host.step_ns(plan) if runs else 0
+                self._scheduler.overlap(batch, host.now_ns)
+                ended = self._drain()
+                if runs:
+                    yield from self._dispatch(plan, step_ns)
+                elif ended or not plan.empty:
+                    # Nothing runs, but something happened: a step without duration.
+                    now_ns = host.now_ns
+                    self._step_over(plan, len(ended), start_ns=now_ns, end_ns=now_ns)
+                elif not flying:
+                    # Nothing can change before somebody arrives.
+                    if (yield from host.sleep()):
+                        continue
+                    return
+                goes_on = host.goes_on(batch, plan) and len(flying) < most
+            if flying and not goes_on:
+                flight = flying.popleft()
+                yield from host.wait(flight.end_ns)
+                ended += self._land(flight, len(ended))
+            if watcher is not None:
+                watcher.settled(batch, ended)
+
+    def _dispatch(self, plan: Plan, step_ns: int) -> Waiting:
+        """Start a step behind those in flight, once its swap copies are made, which block it (vLLM
+        0.6.3 `worker/worker.py`, `execute_worker`)."""
+        flying, start_ns, moved = self._flying, self._host.now_ns, (0, 0)
+        before = {} if self._record is None else composed_columns(self._batch, plan)
+        if plan.swaps_out or plan.swaps_in:
+            moved = yield from self._host.copy(plan)
+        ready_ns = self._host.now_ns
+        if flying:
+            assert not moved[0], "copies block a step, so none may be in flight"
+            start_ns = ready_ns = flying[-1].end_ns
+        self._batch.busy_until_ns = end_ns = ready_ns + step_ns
+        flying.append(Flight(plan, start_ns, end_ns, moved, before))
+
+    def _land(self, flight: Flight, already: int) -> list[Request]:
+        """The time of the oldest step has passed: settle it; returns who ended."""
+        self._scheduler.settle(self._batch, flight.plan, flight.end_ns)
+        ended = self._drain()
+        self._step_over(
+            flight.plan,
+            already + len(ended),
+            flight.before,
+            start_ns=flight.start_ns,
+            end_ns=flight.end_ns,
+            transfer_ns=flight.moved[0],
+            link_wait_ns=flight.moved[1],
+        )
+        return ended
+
+    def _step_over(
+        self, plan: Plan, ended: int, before: dict[str, int] | None = None, **times: int
+    ) -> None:
+        if self._record is not None:
+            columns = composed_columns(self._batch, plan) if before is None else before
+            self._record(**times, **columns, finished=ended)
+        self._progress.step(ended > 0)
+        self._check(plan)
+
+    # -- steps that are repeated -----------------------------------------------------------------
+
+    def _repeated(self) -> bool:
+        """Take the next steps in one go, where they are ordinary ones."""
+        repetition, flying = self._repetition, self._flying
+        if repetition is None or self._batch.ended:
+            return False
+        if len(flying) != self._scheduler.in_flight - 1:
+            return False
+        return repetition.repeat(flying, self._host.now_ns, self._progress)
+
+    def _landed(self) -> None:
+        """The time of repeated steps has passed."""
+        assert self._repetition is not None
+        self._tell(self._repetition.ended)
+        self._check(self._batch.plan)
+
+    # -- requests come and go --------------------------------------------------------------------
+
+    def take_in(self) -> int:
+        """Who has arrived joins the engine; returns how many."""
+        arrived, refused, batch = self._host.arrived(), self._refused, self._batch
+        for request in arrived:
+            if refused and request.id in refused:
+                batch.refuse(request, refused[request.id])
+            else:
+                self._scheduler.arrive(batch, request)
+        return len(arrived)
+
+    def _drain(self) -> list[Request]:
+        """Tell the clients who ended; returns them."""
+        ended, self._batch.ended = self._batch.ended, []
+        self._tell(ended)
+        return ended
+
+    def _tell(self, ended: list[Request]) -> None:
+        if ended:
+            self._host.tell(ended)
+            if self._told is not None:
+                self._told(len(ended))
+            if self._over is not None:
+                self._bury(self._over, ended)
+
+    def _bury(self, over: Callable[[Request], None], ended: list[Request]) -> None:
+        """Let go of requests that ended before any step under way was composed."""
+        steps, graves = self._progress.steps, self._graves
+        graves.append((steps, list(ended)))
+        while graves[0][0] < steps - self._scheduler.in_flight:
+            for request in graves.popleft()[1]:
+                over(request)
+
+    def _check(self, plan: Plan) -> None:
+        """Check the books after 1, 2, 4, 8... steps; stop a run that goes nowhere."""
+        progress = self._progress
+        if progress.stuck:
+            raise EngineStopped(
+                kind="livelock",
+                request_id=plan.preempted[0][0].id if plan.preempted else "",
+                explanation=f"{self._host.patience_steps:,} steps in a row produced no token",
+                remedy="give the engine more blocks (--num-gpu-blocks-override)",
+                rule="no progress",
+            )
+        if progress.steps >= self._next_audit:
+            self._batch.audit()
+            self._next_audit = 2 * progress.steps
+
+
+def composed_columns(batch: Batch, plan: Plan) -> dict[str, int]:
+    """The columns of a step's row that are known when it is composed."""
+    recomputes = sum([means == RECOMPUTE for _, means in plan.preempted])
+    used, cached, free, cpu, empty, stranded = batch.blocks.census()
+    return {
+        "prefill_seqs": len(plan.prefills),
+        "prefill_tokens": sum([tokens for tokens, _ in plan.chunks]),
+        "cached_tokens": sum([prefill.cached for prefill in plan.prefills]),
+        "decode_seqs": plan.decode_seqs,
+        "context_tokens": plan.context_tokens,
+        "batched_tokens": plan.batched_tokens,
+        "preempted_recompute": recomputes,
+        "preempted_swap": len(plan.preempted) - recomputes,
+        "swapped_in": len(plan.swapped_in),
+        "swap_out_blocks": len(plan.swaps_out),
+        "swap_in_blocks": len(plan.swaps_in),
+        "copied_blocks": len(plan.copies),
+        "ignored": len(plan.ignored),
+        "waiting": len(batch.waiting),
+        "running": batch.num_running,
+        "swapped": len(batch.swapped),
+        "used_blocks": used,
+        "cached_blocks": cached,
+        "free_blocks": free,
+        "cpu_used_blocks": cpu,
+        "empty_slots": empty,
+        "stranded_blocks": stranded,
+        "blocked": plan.blocked,
+    }

@@ -1,0 +1,83 @@
+"""Simulated time: the host of a loop in the event loop of SimPy.
+
+Time is integer nanoseconds. Events at the same instant: requests first, in order of (arrival, place
+in the trace), then the engine; so a step that starts at t has seen everything that arrived at t or
+before.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import simpy
+
+from kvsim.cost import Cost
+from kvsim.engine.events import Later, Link, Process
+from kvsim.engine.inbox import Inbox
+from kvsim.engine.loop import Host
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
+from kvsim.workload.clients import Clients
+
+
+class SimulatedTime(Host):
+    """Clients, a link and step times of a cost model, in one environment."""
+
+    def __init__(
+        self, env: simpy.Environment, cost: Cost, link: Link, clients: Clients, full_plans: bool
+    ) -> None:
+        """`full_plans`: whether plans list who decodes in them before they are priced."""
+        self._env = env
+        self._price = cost.step_ns
+        self._full_plans = full_plans
+        self._link = link
+        self._listens = clients.listen
+        self.inbox = Inbox(env, clients)
+
+    @property
+    def now_ns(self) -> int:
+        """Simulated time; all delays are integers, so the clock is one, too."""
+        return cast(int, self._env.now)
+
+    def upcoming(self) -> tuple[float, float]:
+        """When the next request comes that clients send whatever happens, and when the next event
+        of somebody else is due, in nanoseconds; infinite: never."""
+        return self.inbox.next_ns, self._env.peek()
+
+    def arrived(self) -> list[Request]:
+        """Takes out who has arrived until now."""
+        self.inbox.collect(self.now_ns)
+        return self.inbox.take() if self.inbox else []
+
+    def tell(self, ended: list[Request]) -> None:
+        """Completions let clients send more."""
+        if self._listens:
+            self.inbox.release(ended)
+
+    def step_ns(self, plan: Plan) -> int:
+        """The price of a step."""
+        if self._full_plans:
+            plan.members()
+        return self._price(plan)
+
+    def copy(self, plan: Plan) -> Process:
+        """Copy blocks over the link, first out, then in."""
+        waited = busy = 0
+        for blocks in (len(plan.swaps_out), len(plan.swaps_in)):
+            if blocks:
+                wait_ns, copy_ns = yield from self._link.transfer(blocks)
+                waited += wait_ns
+                busy += copy_ns
+        return busy, waited
+
+    def wait(self, until_ns: int) -> Process:
+        """Let time pass."""
+        now_ns = self.now_ns
+        if until_ns > now_ns:
+            yield Later(self._env, until_ns - now_ns)
+        self.inbox.collect(until_ns)
+
+    def sleep(self) -> Process:
+        """Let time pass until somebody arrives, perhaps for ever."""
+        yield from self.inbox.wait()
+        return True

@@ -1,0 +1,82 @@
+"""Engines by name: a scheduler, the block managers it goes with, and its own defaults.
+
+A new engine is one class and one entry. An outsider's is `package.module:Class` on the command
+line: a `kvsim.engine.scheduler.Scheduler`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvsim.config import DEFAULT_BLOCK_SIZE
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
+from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
+
+
+class Engine(NamedTuple):
+    """An engine of the table."""
+
+    about: str
+    scheduler: type[Scheduler]
+    block_manager: str
+    """Without `enable_prefix_caching`; empty: the engine always shares."""
+    prefix_manager: str
+    """With it; empty: the engine cannot."""
+    others: tuple[str, ...] = ()
+    """Further block managers that go with its scheduler."""
+    asynchronous: type[Scheduler] | None = None
+    """Its scheduler by default, where that differs: asynchronous scheduling (`async_scheduling`)
+    or output processing (`disable_async_output_proc`)."""
+    samples: bool = False
+    """Whether it can fork a request into several samples (`n > 1`); it is synchronous then."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    enable_prefix_caching: bool = False
+
+
+ENGINES: dict[str, Engine] = {
+    "vllm-0.3.3": Engine(
+        "vLLM 0.3.3: the early block manager, prompts padded to a rectangle",
+        Vllm033,
+        "vllm-0.3.3",
+        "",
+        samples=True,
+    ),
+    "vllm-0.6.3": Engine(
+        "vLLM 0.6.3.post1, block manager v1",
+        Vllm063,
+        "naive",
+        "prefix-caching",
+        others=("contiguous", "prefix-runs"),
+        asynchronous=Vllm063Async,
+        samples=True,
+    ),
+    "vllm-v1": Engine(
+        "vLLM V1 0.33.0",
+        VllmV1,
+        "vllm-v1",
+        "vllm-v1-prefix-caching",
+        others=("naive",),
+        asynchronous=VllmV1Async,
+        enable_prefix_caching=True,
+    ),
+    "nano-vllm": Engine(
+        "nano-vllm of April 2026 (bb823b3)",
+        Nano,
+        "",
+        "nano-vllm",
+        block_size=256,
+        enable_prefix_caching=True,
+    ),
+    "nano-vllm-2025-08": Engine(
+        "nano-vllm of August 2025 (6ef2a4f)",
+        Nano2025,
+        "",
+        "nano-vllm-2025-08",
+        block_size=256,
+        enable_prefix_caching=True,
+    ),
+}
+"""Names of `--engine`."""

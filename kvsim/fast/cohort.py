@@ -1,0 +1,463 @@
+"""Decoding in lockstep: a batch whose leading decodes cost the same however many they are.
+
+```
+ running order    a   b   c   d   e ‖ p   q            ‖ ends the cohort: p is still in its prompt
+                  └─── cohort ───┘   └ others ┘
+
+ a clock that counts the cohort's steps                 composed C = 7, settled S = 7
+
+ what a member was when it joined                       a: joined at 3, had 18 slots filled, ...
+ what it is now      slots = 18 + (C − 3)               computed only when somebody looks
+
+ phases: step mod block_size → members that open a block in that step
+            0 ·   1 ▪▪   2 ·   3 ▪   4 ·  ...           a step takes as many blocks as it has
+ ends:   step → members whose last token is of that step
+            9: b      12: a, d                          a step ends those, and touches nobody else
+```
+
+Every member of the cohort gets one token in each step. So lengths, slots and contexts all grow by
+one, and only two things need attention: who opens a block, which depends on the length modulo the
+block size, and who ends. Both are filed under the step in which they are due.
+
+A request that leaves the cohort (it ends, it is preempted, somebody asks for `Batch.running`) is
+brought up to date; then it is as if it had been looked at one by one all the time. With steps in
+flight, some of its tokens are still to come: those plans list it in `left`. Whoever reads a field
+of a member's sequence meanwhile finds it true: it is worked out then (`MemberSequence`).
+
+Two kinds of block managers go along (`Tables.lockstep`). Where blocks are counted and not named,
+a step takes a number of blocks. Where they are named, members that open or fill a block in a step
+are visited in running order, and the scheduler lets them grow by its own rules.
+
+A batch without a cohort looks at every request in every step. It is the twin: the same decisions,
+times and figures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappush
+from typing import Any
+
+from kvsim.blocks.tables import COUNTED, NAMED
+from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.scheduler import Scheduler
+
+
+class Member:
+    """Standing of a request when it joined the cohort."""
+
+    __slots__ = ("cohort", "filled", "joined", "known", "last", "place")
+
+    def __init__(
+        self, cohort: Cohort, place: int, joined: int, last: int, filled: int, known: int
+    ) -> None:
+        self.cohort = cohort
+        self.place = place
+        """Members are ordered by it, as they are in the running queue."""
+        self.joined = joined
+        """Steps of the cohort composed before its first."""
+        self.last = last
+        """Steps of the cohort composed when its last token will be."""
+        self.filled = filled
+        """Its tokens that had a slot."""
+        self.known = known
+        """Its tokens that were known or being sampled."""
+
+
+class Cohort:
+    """The leading running requests of a batch that only decode, looked at together."""
+
+    def __init__(self, batch: Batch, scheduler: Scheduler, endings: Endings) -> None:
+        self.batch = batch
+        self._endings = endings
+        self.blocks = batch.blocks
+        self.size = batch.blocks.block_size
+        """Tokens per block."""
+        self.counts_composed = scheduler.counts_composed
+        self.lingers = scheduler.lingers
+        self._ahead = scheduler.in_flight > 1
+        self.requests: dict[Request, Member] = {}
+        """The members, in running order."""
+        self.sitting: dict[Request, None] = {}
+        """Members whose last token is being sampled: they take part in no further step."""
+        self.lingering: list[Request] = []
+        """Members that got their last token in the step settled last, where the scheduler finds
+        that out one step later."""
+        self.phases: list[dict[Request, None]] = [{} for _ in range(self.size)]
+        """Step modulo block size → members that open a block in it, in running order."""
+        self._ends: dict[int, dict[Request, None]] = {}
+        """Steps settled → members whose last token exists by then; some may have left since."""
+        self.next_ends: list[int] = []
+        """Heap of the keys of `_ends`, and of some that are gone."""
+        self._newcomers: dict[int, dict[Request, None]] = {}
+        """Step → members for which it is the first, and which got their last token apart from the
+        others; some may have left since."""
+        self.flying: deque[Plan] = deque()
+        """Plans with steps of the cohort that are not settled, in order."""
+        self.composed = 0
+        self.settled = 0
+        """Steps of the cohort."""
+        self.context_tokens = 0
+        """Sum of the lengths of the members that are not sitting, the next token included."""
+        self.composed_ns = 0
+        self.token_ns = 0
+        """When the last step was composed, and when the last one settled had its tokens."""
+        self._places = 0
+        self.given = 0
+        """Blocks of the step being composed that were given out before somebody made room."""
+        self.together_steps = 0
+        """Steps that the cohort took part in."""
+        self.dissolutions = 0
+        """Times that all of it had to be looked at one by one."""
+
+    @property
+    def number(self) -> int:
+        """Members."""
+        return len(self.requests)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self.requests
+
+    # -- a step of the cohort --------------------------------------------------------------------
+
+    def decode(self, scheduler: Scheduler, give_way: GiveWay | None, spare: bool) -> int:
+        """Slots for one more token of each member (`Batch.decode_together`)."""
+        if self._ahead:
+            self.seat()
+        self.recruit(scheduler)
+        if not self.requests or not self.make_room(give_way, spare):
+            return 0
+        number = len(self.requests) - len(self.sitting)
+        if not number:
+            return 0
+        self.grow(scheduler, number)
+        plan = self.batch.plan
+        plan.decode_seqs += number
+        plan.context_tokens += self.context_tokens
+        self.compose(number)
+        self.flying.append(plan)
+        return number
+
+    def settle(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
+        """The tokens of a step exist (`Batch.settle_together`)."""
+        if self.lingering:
+            self.lingering = []
+        if not self.flying or self.flying[0] is not plan:
+            return []
+        self.flying.popleft()
+        ended = self.book(plan.together - len(plan.left))
+        if ended:
+            scheduler.last_tokens(self.batch, ended)
+        if not plan.left:
+            return []
+        left = [request for _, request in sorted(plan.left, key=_place)]
+        for request in left:
+            request.sequences[0].placeholders -= 1
+        return [(request, 1, True) for request in left]
+
+    def members(self) -> list[Request]:
+        """Those that take part in the step being composed, in running order."""
+        if not self.sitting:
+            return list(self.requests)
+        return [request for request in self.requests if request not in self.sitting]
+
+    def compose(self, number: int) -> None:
+        """A step of so many members, who have their slots, begins now."""
+        self.context_tokens += number
+        self.composed += 1
+        self.composed_ns = self.batch.now_ns
+        self.together_steps += 1
+
+    def book(self, number: int) -> list[Request]:
+        """Book the tokens of the oldest step that is not settled, for `number` members.
+
+        Returns who has its last token now. They leave, unless they linger.
+        """
+        if self.settled in self._newcomers:
+            self.count_gaps(number, self.settled)
+        elif number:
+            self.batch.token_gaps_ns.add(self.batch.now_ns - self.token_ns, number)
+        self.batch.tokens += number
+        self.settled += 1
+        self.token_ns = self.batch.now_ns
+        if self.settled not in self._ends:
+            return []
+        ended = self.due(self.settled)
+        self.part(ended)
+        return ended
+
+    def due(self, step: int) -> list[Request]:
+        """Members whose last token is that of a step."""
+        members = self.requests
+        due = self._ends.pop(step, ())
+        return [request for request in due if request in members and members[request].last == step]
+
+    def part(self, ended: list[Request]) -> None:
+        """These members have their last token."""
+        if self.lingers:
+            self.lingering = ended
+        else:
+            for request in ended:
+                self.leave(request)
+
+    def dissolve(self) -> None:
+        """From now on, each member is looked at by itself, at the head of `Batch.others`."""
+        if self.requests:
+            everybody = list(self.requests)
+            for request in everybody:
+                self.part_with(request)
+            self.batch.others.extendleft(reversed(everybody))
+            self.dissolutions += 1
+
+    # -- parts of a step -------------------------------------------------------------------------
+
+    def seat(self) -> None:
+        """Let those sit down whose last token is being sampled."""
+        for request in self._ends.get(self.composed, ()):
+            member = self.requests.get(request)
+            if member and member.last == self.composed and request not in self.sitting:
+                del self.phases[(member.joined - member.filled) % self.size][request]
+                self.context_tokens -= member.known + self.composed - member.joined
+                self.sitting[request] = None
+
+    def recruit(self, scheduler: Scheduler) -> None:
+        """Take in the leading ones of `Batch.others` that only decode."""
+        others = self.batch.others
+        while others:
+            request = others[0]
+            if not scheduler.only_decodes(request):
+                return
+            sequence = request.sequences[0]
+            tokens = self._endings.left(sequence) - sequence.placeholders
+            if tokens <= 0:
+                return
+            others.popleft()
+            self.join(request, sequence, tokens)
+
+    def join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
+        """Take a running request in, which produces so many more tokens.
+
+        `apart`: whether it did not get its last one with the others.
+        """
+        step, filled = self.composed, sequence.filled
+        known, last = sequence.length + sequence.placeholders, step + tokens
+        member = Member(self, self._places, step, last, filled, known)
+        self.requests[request] = sequence.member = member
+        self._places += 1
+        self.phases[(step - filled) % self.size][request] = None
+        ends = self._ends.get(last)
+        if ends is None:
+            ends = self._ends[last] = {}
+            heappush(self.next_ends, last)
+        ends[request] = None
+        self.context_tokens += known
+        if apart:
+            newcomers = self._newcomers.get(step)
+            if newcomers is None:
+                newcomers = self._newcomers[step] = {}
+            newcomers[request] = None
+        sequence.__class__ = MemberSequence
+
+    def make_room(
+        self, give_way: GiveWay | None, spare: bool, leave: GiveWay | None = None
+    ) -> bool:
+        """See that every member can grow; False where that is to be done one by one, or no member
+        is left. `leave` is how a member leaves: `part_with`, unless nobody looks at its table.
+
+        Going through the running requests one by one, as the engines do, preempts the same: the
+        tail gives way as long as somebody before it lacks a block.
+        """
+        members, gpu, others = self.requests, self.blocks.gpu, self.batch.others
+        opening = self.phases[self.composed % self.size]
+        self.given = 0
+        while members:
+            free, need = gpu.free, len(opening) - self.given
+            if need < free:
+                return True
+            last = next(reversed(members))
+            if need == free and (not spare or last in opening):
+                return True
+            if give_way is None or self.blocks.lockstep == NAMED:
+                self.dissolve()
+                return False
+            # The first to open blocks get what is free; whoever finds nothing makes the tail go.
+            if free:
+                self.blocks.lend_together(free)
+                self.given += free
+            if others:
+                last = others.pop()
+            else:
+                (leave or self.part_with)(last)
+            give_way(last)
+        return False
+
+    def grow(self, scheduler: Scheduler, number: int) -> None:
+        """Slots for one more token of each member that takes part."""
+        opening = self.phases[self.composed % self.size]
+        blocks = self.blocks
+        if blocks.lockstep == COUNTED:
+            blocks.open_together(len(opening), number, self.given)
+            return
+        filling = self.phases[(self.composed + 1) % self.size]
+        visited = list(opening or filling)
+        if opening and filling:
+            both = {**opening, **filling}
+            visited = sorted(both, key=lambda request: self.requests[request].place)
+        for request in visited:
+            self._visit(scheduler, request)
+        blocks.empty_slots -= number - len(visited)
+
+    def _visit(self, scheduler: Scheduler, request: Request) -> None:
+        """Let the scheduler grow one member by its own rules; its fields are true meanwhile."""
+        sequence, member = request.sequences[0], self.requests[request]
+        steps = self.composed - member.joined
+        settled = max(0, self.settled - member.joined)
+        sequence.__class__ = Sequence
+        before = sequence.length, sequence.placeholders, sequence.computed
+        sequence.length += settled
+        sequence.placeholders += steps - settled
+        sequence.computed += steps if self.counts_composed else settled
+        sequence.filled = member.filled + steps
+        scheduler.grow_one(self.batch, request)
+        sequence.length, sequence.placeholders, sequence.computed = before
+        sequence.__class__ = MemberSequence
+
+    def count_gaps(self, number: int, step: int) -> None:
+        """Book the time since the token before for each of `number` members that got one."""
+        gaps, now_ns = self.batch.token_gaps_ns, self.batch.now_ns
+        if step in self._newcomers:
+            for request in self._newcomers.pop(step):
+                member = self.requests.get(request)
+                if member is not None and member.joined == step:
+                    number -= 1
+                    gaps.add(now_ns - _LAST_TOKEN_NS.__get__(request.sequences[0]))
+        if number:
+            gaps.add(now_ns - self.token_ns, number)
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    def part_with(self, request: Request) -> None:
+        """Bring a member up to date, its block table included, and let it leave."""
+        self.leave(request)
+        self.blocks.recount(request.sequences[0])
+
+    def leave(self, request: Request) -> None:
+        """Bring a member up to date, but for its block table, and let it leave: it is about to give
+        its blocks back."""
+        member = self.requests.pop(request)
+        joined, composed = member.joined, self.composed
+        if request in self.sitting:
+            del self.sitting[request]
+            composed = member.last
+        else:
+            del self.phases[(joined - member.filled) % self.size][request]
+            self.context_tokens -= member.known + composed - joined
+        steps = composed - joined
+        settled = max(0, min(self.settled, composed) - joined)
+        sequence = self.wake(request)
+        sequence.length += settled
+        sequence.computed += steps if self.counts_composed else settled
+        sequence.filled = member.filled + steps
+        if steps:
+            sequence.access_ns = self.composed_ns
+        if settled:
+            sequence.last_token_ns = self.token_ns
+        if steps > settled:
+            sequence.placeholders += steps - settled
+            first = max(self.settled, joined) - self.settled
+            for number in range(first, first + steps - settled):
+                self.flying[number].left.append((member.place, request))
+
+    def farewell(self) -> list[Request]:
+        """Those that linger end as a step begins, having taken part in it if it is one of the
+        cohort; returns them."""
+        parting = self.lingering
+        for request in parting:
+            member = self.requests.pop(request)
+            joined, steps = member.joined, self.composed - member.joined
+            del self.phases[(joined - member.filled) % self.size][request]
+            self.context_tokens -= member.known + steps
+            sequence = self.wake(request)
+            sequence.length += member.last - joined
+            sequence.computed += member.last - joined
+            sequence.filled = member.filled + steps
+            sequence.last_token_ns = self.token_ns
+            self.batch.complete(request)
+        self.lingering = []
+        return parting
+
+    @staticmethod
+    def wake(request: Request) -> Sequence:
+        """From now on, the fields of the request's sequence are what is written into them."""
+        sequence = request.sequences[0]
+        sequence.__class__ = Sequence
+        sequence.member = None
+        return sequence
+
+
+class MemberSequence(Sequence):
+    """The sequence of a member: what changes from step to step is worked out when it is read.
+
+    The slots hold what was true when the request joined, so a policy may keep a request and look at
+    it whenever it likes. A token of a step from before it joined is booked as ever.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _steps(self) -> tuple[int, int]:
+        """Steps since it joined: composed, and settled."""
+        member: Member = self.member
+        cohort = member.cohort
+        composed = member.last if self.request in cohort.sitting else cohort.composed
+        settled = min(cohort.settled, composed) - member.joined
+        return composed - member.joined, max(0, settled)
+
+    @property
+    def _computed_steps(self) -> int:
+        return self._steps[0 if self.member.cohort.counts_composed else 1]
+
+    length = property(
+        lambda self: _LENGTH.__get__(self) + self._steps[1],
+        lambda self, tokens: _LENGTH.__set__(self, tokens - self._steps[1]),
+    )
+    computed = property(
+        lambda self: _COMPUTED.__get__(self) + self._computed_steps,
+        lambda self, tokens: _COMPUTED.__set__(self, tokens - self._computed_steps),
+    )
+    placeholders = property(
+        lambda self: _PLACEHOLDERS.__get__(self) + self._steps[0] - self._steps[1],
+        lambda self, tokens: _PLACEHOLDERS.__set__(self, tokens - self._steps[0] + self._steps[1]),
+    )
+    last_token_ns = property(
+        lambda self: (
+            self.member.cohort.token_ns if self._steps[1] else _LAST_TOKEN_NS.__get__(self)
+        ),
+        lambda self, time_ns: _LAST_TOKEN_NS.__set__(self, time_ns),
+    )
+    access_ns = property(
+        lambda self: self.member.cohort.composed_ns if self._steps[0] else _ACCESS_NS.__get__(self)
+    )
+    filled = property(lambda self: self.member.filled + self._steps[0])
+
+    @property
+    def table(self) -> list[int]:  # type: ignore[override]
+        """Physical block ids; of blocks that are only counted, as many as there are."""
+        held: Any = _TABLE.__get__(self)
+        if not isinstance(held, range):
+            return held  # type: ignore[no-any-return]
+        blocks = -(-self.filled // self.member.cohort.size)
+        return range(held.start, held.start + blocks)  # type: ignore[return-value]
+
+
+_LENGTH, _COMPUTED, _TABLE, _PLACEHOLDERS, _ACCESS_NS, _LAST_TOKEN_NS = map(
+    vars(Sequence).__getitem__,
+    ("length", "computed", "table", "placeholders", "access_ns", "last_token_ns"),
+)
+"""The slots themselves, whatever the class of a sequence says."""
+
+
+def _place(left: tuple[int, Request]) -> int:
+    return left[0]

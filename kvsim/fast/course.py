@@ -1,0 +1,120 @@
+"""What short cuts have to do with: the parts of a run, and the step that is being worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvsim.cost.decodes import PricesDecodes
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request
+from kvsim.engine.scheduler import Scheduler
+from kvsim.fast.cohort import Cohort
+from kvsim.fast.known import Terms
+from kvsim.recorder import Recorder
+from kvsim.schema import step_row
+
+MOST_STEPS = 10_000
+"""Steps in a row, so that somebody who watches the clock sees it move."""
+
+Census = tuple[int, int, int, int, int, int]
+"""Where the blocks are (`Tables.census`)."""
+
+
+class Course:
+    """The parts of a run, and what is common to all kinds of steps that are worked out in numbers."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        cohort: Cohort,
+        scheduler: Scheduler,
+        terms: Terms,
+        cost: PricesDecodes,
+        recorder: Recorder,
+        arrivals: Callable[[int], float],
+        listens: bool,
+    ) -> None:
+        """`arrivals` lets those arrive who are sent until a time, and returns when the next one
+        will be. `listens`: whether a client waits for somebody to end."""
+        self.batch = batch
+        self.cohort = cohort
+        self.scheduler = scheduler
+        self.terms = terms
+        self.cost = cost
+        self.recorder = recorder
+        self.arrivals = arrivals
+        self.listens = listens
+        self.ended: list[Request] = []
+        """Who ended in the last stretch, in order."""
+        self.plan = Plan()
+        """The step being worked out: its sums, and who gave way."""
+        self.ignored = 0
+        """Waiting requests that the engine gave up in that step."""
+        self.untold: list[Request] = []
+        """Members that have their last token and linger, of whom the scheduler does not know yet:
+        most of them end before it has to."""
+
+    def begin(self) -> Plan:
+        """Start to compose a step by its sums."""
+        self.batch.plan = plan = self.plan
+        plan.chunks, plan.preempted, plan.ignored = [], [], []
+        plan.blocked = plan.samples = plan.together = plan.batched_tokens = 0
+        plan.decode_seqs = plan.context_tokens = 0
+        return plan
+
+    def end(self, requests: list[Request]) -> None:
+        """These requests have their last token: the scheduler ends them, at once or later."""
+        if self.cohort.lingers:
+            self.untold += requests
+        else:
+            self.scheduler.last_tokens(self.batch, requests)
+
+    def farewell(self) -> int:
+        """Those that linger end; returns how many."""
+        self.untold = []
+        return len(self.cohort.farewell())
+
+    def ignore_head(self) -> bool:
+        """Give up the head of the waiting queue, again and again as long as the engine does;
+        whether it did."""
+        batch, before = self.batch, self.ignored
+        waiting, blocks, size = batch.waiting, batch.blocks, self.cohort.size
+        while waiting:
+            length = waiting[0].sequences[0].length
+            reason = self.terms.turns_away(blocks, length, -(-length // size))
+            if not reason:
+                break
+            batch.ignore(waiting.popleft(), reason)
+            self.ignored += 1
+        return self.ignored > before
+
+    def record(self, start_ns: int, end_ns: int, census: Census, **counts: int) -> None:
+        """Record a step; how many were given up is known here."""
+        counts["ignored"], self.ignored = self.ignored, 0
+        columns = with_blocks(census, **counts)
+        self.recorder.packed(step_row(start_ns=start_ns, end_ns=end_ns, **columns))
+
+    def decodes_fit(self) -> bool:
+        """Whether there are blocks for a decode step of the cohort."""
+        cohort = self.cohort
+        members = cohort.requests
+        if not members:
+            return True
+        opening = cohort.phases[cohort.composed % cohort.size]
+        left = self.batch.blocks.gpu.free - len(opening)
+        return left > 0 or (
+            not left and (not self.terms.spare or next(reversed(members)) in opening)
+        )
+
+
+def with_blocks(census: Census, **columns: int) -> dict[str, int]:
+    """Columns of the row of a step, those of where the blocks are included."""
+    used, cached, free, cpu, empty, stranded = census
+    columns["used_blocks"] = used
+    columns["cached_blocks"] = cached
+    columns["free_blocks"] = free
+    columns["cpu_used_blocks"] = cpu
+    columns["empty_slots"] = empty
+    columns["stranded_blocks"] = stranded
+    return columns

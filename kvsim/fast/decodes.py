@@ -1,0 +1,197 @@
+"""Decode steps of a cohort: many that are alike, and one in which something happens.
+
+```
+ steps      ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ┤      the same decision again, not taken anew: what is left of a
+            └── one record ─────┘      step is its price, its end and the blocks that it opens
+ cut by     somebody ends, somebody comes, a block that may lack
+
+ one step   ─ ▼ ─                      the tail gives way to those before it, as long as they lack
+                                       blocks; or who has ended parts (`Scheduler.lingers`)
+```
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from heapq import heappop
+from itertools import accumulate
+from math import inf
+from operator import sub
+
+from kvsim.engine.request import Request
+from kvsim.fast.course import Course, with_blocks
+from kvsim.fast.known import Terms
+from kvsim.schema import step_row
+
+LONG_STEPS = 8
+"""From so many steps on, asking for all their prices at once is faster than one by one."""
+
+
+class Decodes:
+    """Takes decode steps of a cohort."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._batch = course.batch
+        self._cohort = course.cohort
+
+    # -- many that are alike ---------------------------------------------------------------------
+
+    def take(self, blocked: int, floor_blocks: int, cut_ns: float) -> int:
+        """Take decode steps from now on; returns how many, 0 where a block may lack.
+
+        The last one is the first that ends at `cut_ns` or later, or at whose end somebody has got
+        its last token. `blocked`: why the head of the waiting queue is refused, as long as each
+        step begins with `floor_blocks` free blocks (where steps are mixed: has them left).
+        """
+        batch, cohort, course = self._batch, self._cohort, self._course
+        start_ns, first, number = batch.now_ns, cohort.composed, len(cohort.requests)
+        due = self._steps_to_end()
+        census = batch.blocks.census()
+        ends_ns: list[int] = []
+        if due >= LONG_STEPS:
+            ends_ns, opened = self._long(floor_blocks, cut_ns, due)
+        if not ends_ns:
+            free = census[1] + census[2]
+            ends_ns, opened = self._short(free, floor_blocks, cut_ns, due)
+        steps = len(ends_ns)
+        if not steps:
+            return 0
+        ended = cohort.due(first + steps) if steps == due else []
+        columns = with_blocks(
+            census,
+            decode_seqs=number,
+            context_tokens=cohort.context_tokens,
+            batched_tokens=number,
+            waiting=len(batch.waiting),
+            running=number,
+            blocked=blocked,
+            finished=0 if cohort.lingers else len(ended),
+        )
+        row = step_row(start_ns=start_ns, end_ns=0, **columns)
+        course.recorder.decodes(row, ends_ns, opened)
+        self._taken(ends_ns, opened)
+        if blocked:
+            batch.waiting[0].blocked_steps += steps
+        if ended:
+            cohort.part(ended)
+            course.end(ended)
+        return steps
+
+    def _short(
+        self, free: int, floor_blocks: int, cut_ns: float, steps: int
+    ) -> tuple[list[int], list[int]]:
+        """When steps end and how many blocks they open, step by step."""
+        cohort, course = self._cohort, self._course
+        phases, size, now_ns = cohort.phases, cohort.size, self._batch.now_ns
+        number, context = len(cohort.requests), cohort.context_tokens
+        decode_ns, mixes = course.cost.decode_ns, course.terms.mixes
+        ends_ns: list[int] = []
+        opened: list[int] = []
+        for step in range(cohort.composed, cohort.composed + steps):
+            opening = len(phases[step % size])
+            left = free - opening
+            if left <= 0 or (left if mixes else free) < floor_blocks:
+                break
+            free = left
+            now_ns += decode_ns(number, context)
+            context += number
+            ends_ns.append(now_ns)
+            opened.append(opening)
+            if now_ns >= cut_ns:
+                break
+        return ends_ns, opened
+
+    def _long(
+        self, floor_blocks: int, cut_ns: float, steps: int
+    ) -> tuple[list[int], list[int]]:
+        """The same all at once; none where there are few steps, or blocks may lack."""
+        cohort, course = self._cohort, self._course
+        number, size, start_ns = len(cohort.requests), cohort.size, self._batch.now_ns
+        last_ns, within = cohort.token_ns - cohort.composed_ns, None
+        if cut_ns < inf:
+            within = int(cut_ns) - start_ns
+            if last_ns:
+                # About as many as there is time for.
+                steps = min(steps, within // last_ns + 2)
+        most = number + number * steps // size
+        if steps < LONG_STEPS or most + floor_blocks >= self._batch.blocks.gpu.free:
+            return [], []
+        times = course.cost.decode_run_ns(number, cohort.context_tokens, steps, within)
+        place = cohort.composed % size
+        cycle = [len(members) for members in cohort.phases[place:] + cohort.phases[:place]]
+        opened = cycle * (len(times) // size + 1)
+        return list(accumulate(times, initial=start_ns))[1:], opened[: len(times)]
+
+    def _taken(self, ends_ns: list[int], opened: list[int]) -> None:
+        """Steps were taken, which ended then and opened so many blocks."""
+        batch, cohort = self._batch, self._cohort
+        number, steps, start_ns = len(cohort.requests), len(ends_ns), batch.now_ns
+        batch.now_ns = ends_ns[0]
+        cohort.count_gaps(number, cohort.composed)
+        if steps > 1:
+            batch.token_gaps_ns.add_each(map(sub, ends_ns[1:], ends_ns), number)
+            start_ns = ends_ns[-2]
+        batch.blocks.open_together(sum(opened), steps * number)
+        batch.tokens += steps * number
+        cohort.context_tokens += steps * number
+        cohort.composed += steps
+        cohort.settled = cohort.composed
+        cohort.composed_ns = start_ns
+        batch.now_ns = cohort.token_ns = ends_ns[-1]
+        cohort.together_steps += steps
+
+    def _steps_to_end(self) -> int:
+        """Steps until somebody may have got its last token."""
+        ends, composed = self._cohort.next_ends, self._cohort.composed
+        while ends and ends[0] <= composed:
+            heappop(ends)
+        return ends[0] - composed
+
+    # -- one by itself ---------------------------------------------------------------------------
+
+    def take_one(self, blocked: int) -> int:
+        """Take one decode step, in which the tail gives way as long as somebody lacks a block; 0:
+        it is not that simple."""
+        batch, cohort, course, terms = self._batch, self._cohort, self._course, self._course.terms
+        start_ns = batch.now_ns
+        short = not course.decodes_fit()
+        if short and (terms.requeue is None or len(cohort.requests) < 2 or cohort.lingering):
+            return 0
+        plan = course.begin()
+        head = batch.waiting[0] if blocked else None
+        cohort.given = 0
+        if short:
+            cohort.make_room(partial(self._give_way, terms), terms.spare, cohort.leave)
+        if plan.preempted and terms.mixes:
+            blocked = terms.after_preemption
+        elif head is not None:
+            head.blocked_steps += 1
+        number, context = len(cohort.requests), cohort.context_tokens
+        cohort.grow(course.scheduler, number)
+        cohort.compose(number)
+        running = number - course.farewell() if cohort.lingering else number
+        waiting, census = len(batch.waiting), batch.blocks.census()
+        batch.now_ns = end_ns = start_ns + course.cost.decode_ns(number, context)
+        ended = cohort.book(running)
+        if ended:
+            course.end(ended)
+        course.record(
+            start_ns,
+            end_ns,
+            census,
+            decode_seqs=number,
+            context_tokens=context,
+            batched_tokens=number,
+            preempted_recompute=len(plan.preempted),
+            waiting=waiting,
+            running=running,
+            blocked=blocked,
+            finished=len(batch.ended),
+        )
+        return 1
+
+    def _give_way(self, terms: Terms, victim: Request) -> None:
+        assert terms.requeue is not None
+        self._batch.preempt(victim)
+        terms.requeue(self._batch.waiting, victim)

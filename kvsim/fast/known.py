@@ -1,0 +1,196 @@
+"""What short cuts know of the classes that they stand for: all of it, and of no other class.
+
+| short cut | stands for | so it is taken for |
+|---|---|---|
+| cohort (`kvsim.fast.cohort`) | how running requests grow, decode and end | schedulers and block managers that override none of that |
+| repetition (`kvsim.fast.repeat`) | whole steps | the classes listed in `TERMS`, by exact type |
+
+Whatever else there is decides each step for itself. A class that overrides a method that a cohort
+stands for is shown each request by itself, and what it decides counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from sys import maxsize
+from typing import Any, NamedTuple
+
+from kvsim.blocks.prefix import PrefixCaching
+from kvsim.blocks.tables import COUNTED, NAMED, Tables
+from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
+from kvsim.engine.batch import Batch
+from kvsim.engine.request import Request
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
+from kvsim.engines.vllm_v1 import PREEMPTED, VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1 import WATERMARK as V1_WATERMARK
+from kvsim.fast.counted import COUNTED_TWINS
+from kvsim.fast.runs import PrefixRuns
+from kvsim.schedule.means import by_width, recompute
+from kvsim.schedule.victims import tail
+
+AT_BOUNDARIES = frozenset({"__init__", "arrive", "compose", "overlap"})
+"""Methods of a scheduler that are called between steps, when everything can be looked at. A class
+may override them and have a cohort all the same."""
+
+SCHEDULERS: tuple[type[Scheduler], ...] = (Vllm063Async, Vllm063, VllmV1Async, VllmV1, Scheduler)
+"""Classes whose other methods a cohort stands for."""
+
+MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
+"""Block managers with names whose tables a cohort may leave alone until a block is opened or
+filled."""
+
+
+class Terms(NamedTuple):
+    """What the steps of a scheduler have in common as long as nothing out of the ordinary comes up:
+    requests of one sequence are admitted in order, decode together, and give way from the tail."""
+
+    mixes: bool
+    """Whether a step takes prompts on after the decodes; if not, it does instead of them."""
+    chunked: bool
+    """Whether a prompt may be spread over steps, as `max_num_batched_tokens` leaves room."""
+    by_chunk: bool
+    """Whether a prompt then gets its blocks chunk by chunk; if not, all when it is admitted."""
+    prompts_first: bool
+    """Whether the tokens of prompts are booked before those of decodes, or after them."""
+    max_num_batched_tokens: int
+    longest: int
+    """Known tokens up to which a waiting request is never given up."""
+    spare: bool
+    """Whether a request whose last block has room is taken to need a free block, too."""
+    requeue: Callable[[deque[Request], Request], None] | None
+    """Where the tail waits, once it gave way, to be computed again; None: the scheduler chooses
+    another victim, or swaps it."""
+    after_preemption: int
+    """Where steps are mixed: the reason (index into `recorder.BLOCKED`) for which a step with a
+    preemption admits nobody; 0: it may admit."""
+    refusal: Callable[[Tables, int, int, int, int, int], int]
+    """Why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""
+    turns_away: Callable[[Tables, int, int], str]
+    """Why a waiting request is given up (`Vllm063.turns_away`)."""
+    least_free: Callable[[int, int], int]
+    """From the reason of a refusal and the blocks that were needed: as long as so many blocks are
+    free, and no more than now, the refusal has the same reason."""
+    undisturbed: Callable[[Batch], bool]
+    """Whether the next step is as these terms say."""
+
+
+def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
+    """Why requests cannot decode together; empty: they can."""
+    known = next((each for each in SCHEDULERS if isinstance(scheduler, each)), None)
+    if known is None or _overridden(scheduler, known) - AT_BOUNDARIES:
+        return "the scheduler is a class of its own"
+    if blocks.lockstep == COUNTED and type(blocks) in COUNTED_CLASSES:
+        return ""
+    if blocks.lockstep != NAMED:
+        return "the block manager serves requests one by one"
+    if not any(type(blocks) is each for each in MANAGERS):
+        return "the block manager is a class of its own"
+    if not blocks.plain_growth:
+        return "the growth rule is a function of its own"
+    return ""
+
+
+def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
+    """The terms of a scheduler over a block manager, or why each step is composed by itself."""
+    make = TERMS.get(type(scheduler))
+    if make is None or _overridden(scheduler, type(scheduler)):
+        return "the scheduler is a class of its own"
+    if blocks.lockstep != COUNTED and not (blocks.lockstep == NAMED and scheduler.in_flight == 2):
+        return "the block manager names its blocks"
+    return make(scheduler, blocks)
+
+
+def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
+    assert isinstance(scheduler, Vllm063)
+    rule = blocks.hits_save
+    if scheduler.priority:
+        return "the priority policy looks at every request"
+    if not blocks.grows:
+        return "the block manager reserves whole sequences"
+    if rule.charged or rule.blocks or (scheduler.chunked and blocks.needs_keys):
+        return "prefix hits change what is admitted"
+    recomputes = scheduler.victim is tail and scheduler.means in (by_width, recompute)
+    room = (blocks.admission_total - scheduler.watermark_blocks) * blocks.block_size
+    watermark_blocks = scheduler.watermark_blocks
+
+    def least_free(blocked: int, need: int) -> int:
+        # Blocks are looked at first; with fewer, their lack is the reason.
+        return {BLOCKS: 0, WATERMARK: need}.get(blocked, need + watermark_blocks)
+
+    def undisturbed(batch: Batch) -> bool:
+        if batch.swapped or batch.aside:
+            return False
+        if isinstance(scheduler, Vllm063Async):
+            scheduler.take_tests_for_done()
+        return True
+
+    return Terms(
+        mixes=scheduler.chunked,
+        chunked=scheduler.chunked,
+        by_chunk=False,
+        prompts_first=True,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        longest=min(scheduler.prompt_limit, room),
+        spare=blocks.spare_block,
+        requeue=scheduler.requeue if recomputes and not scheduler.chunked else None,
+        after_preemption=0,
+        refusal=scheduler.refusal,
+        turns_away=scheduler.turns_away,
+        least_free=least_free,
+        undisturbed=undisturbed,
+    )
+
+
+def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
+    assert isinstance(scheduler, VllmV1)
+    if scheduler.victim is not tail:
+        return "the victim may be anyone"
+    if not scheduler.reserve_full_isl or scheduler.long_prefill_token_threshold:
+        return "prompts are cut by a rule of their own"
+
+    def least_free(blocked: int, need: int) -> int:
+        # Blocks are looked at last.
+        return need if blocked == V1_WATERMARK else 0
+
+    return Terms(
+        mixes=True,
+        chunked=scheduler.chunked,
+        by_chunk=True,
+        prompts_first=False,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        longest=maxsize,
+        spare=False,
+        requeue=scheduler.requeue,
+        after_preemption=PREEMPTED,
+        refusal=scheduler.refusal,
+        turns_away=lambda blocks, tokens, need: "",
+        least_free=least_free,
+        undisturbed=lambda batch: True,
+    )
+
+
+TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {
+    Vllm063: _vllm_063,
+    Vllm063Async: _vllm_063,
+    VllmV1: _vllm_v1,
+    VllmV1Async: _vllm_v1,
+}
+"""Schedulers, by exact type, whose ordinary steps can be worked out in numbers."""
+
+COUNTED_CLASSES = frozenset({*COUNTED_TWINS.values(), PrefixRuns})
+"""Block managers, by exact type, that count their blocks."""
+
+
+def _overridden(built: object, known: type) -> set[str]:
+    """What the object has in place of attributes of a class that it is an instance of."""
+    own = {
+        name
+        for kind in type(built).__mro__
+        if not issubclass(known, kind)
+        for name in vars(kind)
+        if hasattr(known, name)
+    }
+    shadowed = {name for name in vars(built) if callable(getattr(known, name, None))}
+    return own | shadowed - {"__module__", "__doc__", "__qualname__"}

@@ -1,0 +1,185 @@
+"""Repetition: many steps of an engine in a row, of which the event loop hears only the end.
+
+```
+ waiting  ─┬─ refused ──► decode steps (`decodes`): the same decision until somebody ends or comes
+           └─ admitted ─► a step that takes prompts on (`prompts`) ──► they join the cohort
+ blocks lack ───────────► a step in which the tail gives way
+ none of these ─────────► the scheduler composes the next step
+```
+
+Most steps of the engines listed in `kvsim.fast.known` are of three kinds, and their rules are a few
+whole numbers: their `Terms`. What is left of such a step is arithmetic on counts of blocks and
+tokens; requests are touched when they are admitted, when they give way and when they end. Whatever
+the terms do not cover ends the stretch, and the scheduler composes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+from kvsim.engine.batch import Endings
+from kvsim.engine.loop import Progress
+from kvsim.engine.plan import Flight
+from kvsim.engine.request import Request
+from kvsim.fast.ahead import Ahead
+from kvsim.fast.course import MOST_STEPS, Course
+from kvsim.fast.decodes import Decodes
+from kvsim.fast.prompts import Prompts, asked_tokens
+
+
+class Repeat:
+    """Takes steps without asking the scheduler, where its terms cover them."""
+
+    def __init__(
+        self, course: Course, endings: Endings, upcoming: Callable[[], tuple[float, float]]
+    ) -> None:
+        """`upcoming`: when the next request arrives that is sent whatever happens, and when the
+        next event of somebody else is due, in nanoseconds; infinite: never."""
+        self._course = course
+        self._upcoming = upcoming
+        self._decodes = Decodes(course)
+        self._prompts = Prompts(course, endings)
+        self._ahead = Ahead(course)
+        self.stretches = 0
+        self.repeated_steps = 0
+        """Steps that were taken here, in so many stretches."""
+        self.composed_because: Counter[str] = Counter()
+        """Why the scheduler had to compose → how often it had."""
+        self._why_not = ""
+
+    @property
+    def ended(self) -> list[Request]:
+        """Who ended in the last stretch, in order."""
+        return self._course.ended
+
+    def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
+        """Take steps from `now_ns` on, up to `Batch.now_ns`; whether there were any."""
+        next_ns, horizon_ns = self._upcoming()
+        if flying:
+            steps, flying[0] = self._ahead.take(flying[0], now_ns, min(next_ns, horizon_ns))
+            self._why_not = self._ahead.why_not
+            progress.step(False, steps)
+        else:
+            steps = self._stretch(now_ns, next_ns, horizon_ns, progress)
+        if steps:
+            self.stretches += 1
+            self.repeated_steps += steps
+        else:
+            self.composed_because[self._why_not] += 1
+        return steps > 0
+
+    def _stretch(
+        self, now_ns: int, next_ns: float, horizon_ns: float, progress: Progress
+    ) -> int:
+        """Take steps until something is to be done outside; returns how many.
+
+        No step but the first starts at `horizon_ns` or later.
+        """
+        course, batch, cohort = self._course, self._course.batch, self._course.cohort
+        batch.now_ns, course.ended = now_ns, []
+        if not self._may_begin():
+            return 0
+        steps = 0
+        while taken := self._steps(min(next_ns, horizon_ns)):
+            steps += taken
+            progress.step(bool(batch.ended), taken)
+            if batch.ended:
+                course.ended += batch.ended
+                batch.ended = []
+                if course.listens:
+                    break
+            if batch.now_ns >= horizon_ns or steps >= MOST_STEPS or progress.stuck:
+                break
+            if cohort.lingering and not self._may_part():
+                break
+            if not (cohort.requests or batch.waiting or batch.others) and next_ns < horizon_ns:
+                batch.now_ns = max(batch.now_ns, int(next_ns))
+            if next_ns <= batch.now_ns:
+                next_ns = course.arrivals(batch.now_ns)
+                if batch.ended:
+                    break  # They were turned away.
+        if course.untold:
+            course.scheduler.last_tokens(batch, course.untold)
+            course.untold = []
+        if steps:
+            batch.busy_until_ns = max(batch.busy_until_ns, batch.now_ns)
+        return steps
+
+    def _may_begin(self) -> bool:
+        course, cohort = self._course, self._course.cohort
+        if cohort.flying or cohort.sitting or not self._may_part():
+            self._why_not = "a request is about to end"
+            return False
+        cohort.recruit(course.scheduler)
+        if not self._one_prompt():
+            self._why_not = "several prompts are under way"
+            return False
+        if not course.terms.undisturbed(course.batch):
+            self._why_not = "requests are swapped out"
+            return False
+        course.untold = list(cohort.lingering)
+        return True
+
+    def _may_part(self) -> bool:
+        """Whether those that linger, if any, end as the next step begins, and no client waits for
+        that. (Who is longer than `max_model_len` sits that step out in vLLM 0.6.3.)"""
+        course, lingering = self._course, self._course.cohort.lingering
+        return not lingering or (
+            not course.listens
+            and all(each.sequences[0].length <= course.terms.longest for each in lingering)
+        )
+
+    def _one_prompt(self) -> bool:
+        """Whether nobody runs beside the cohort but, where steps are mixed, one in its prompt."""
+        others, terms = self._course.batch.others, self._course.terms
+        if not others:
+            return True
+        sequence = others[0].sequences[0]
+        if len(others) > 1 or not (terms.mixes and sequence.prompt_stage):
+            return False
+        # The last token alone counts as a decode in vLLM V1.
+        return not terms.by_chunk or sequence.computed < sequence.length - 1
+
+    def _steps(self, cut_ns: float) -> int:
+        """Take the next step, and where it is a decode step, those that are the same; returns how
+        many, 0 where the scheduler has to compose."""
+        course, batch = self._course, self._course.batch
+        cohort, terms = course.cohort, course.terms
+        waiting, blocks, number = batch.waiting, batch.blocks, len(cohort.requests)
+        if batch.others and not self._one_prompt():
+            cohort.recruit(course.scheduler)
+            number = len(cohort.requests)
+            if not self._one_prompt():
+                self._why_not = "several prompts are under way"
+                return 0
+        if waiting and waiting[0].sequences[0].length > terms.longest:
+            if course.listens or terms.chunked or not course.decodes_fit():
+                self._why_not = "a request is given up"
+                return 0
+            course.ignore_head()
+        blocked = need = 0
+        free = blocks.gpu.free
+        left = free - len(cohort.phases[cohort.composed % cohort.size])
+        self._why_not = "blocks run short"
+        if left < 0 and terms.after_preemption and number:
+            return self._decodes.take_one(0)  # Nobody is admitted beside one who gives way.
+        if waiting and not batch.others:
+            length = waiting[0].sequences[0].length
+            need = -(-length // cohort.size)
+            if terms.mixes:
+                asked = asked_tokens(terms, length, number)
+                blocked = terms.refusal(blocks, left, need, asked, number, number)
+            else:
+                blocked = terms.refusal(blocks, free, need, length, 0, number)
+        if batch.others or (waiting and not blocked):
+            if terms.mixes and left <= 0 and not course.decodes_fit():
+                return self._decodes.take_one(blocked)
+            return self._prompts.take() if self._prompts.are_simple(left) else 0
+        if not number:
+            self._why_not = "nothing can run"
+            return self._prompts.give_up(blocked) if course.ignored else 0
+        if left <= 0 or cohort.lingering or course.ignored:
+            return self._decodes.take_one(blocked)
+        floor = terms.least_free(blocked, need) if blocked else 0
+        return self._decodes.take(blocked, floor, cut_ns)

@@ -1,0 +1,75 @@
+"""Which short cuts a run takes, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvsim.cost import Cost, PricesDecodes, declares_sums
+from kvsim.engine.batch import Batch, Endings
+from kvsim.engine.scheduler import Scheduler
+from kvsim.fast.cohort import Cohort
+from kvsim.fast.course import Course
+from kvsim.fast.known import fits_cohort, terms_of
+from kvsim.fast.repeat import Repeat
+from kvsim.recorder import Recorder
+
+
+class Shortcuts:
+    """The cohort of a batch and the repetition of its steps, where they decide the same."""
+
+    def __init__(
+        self, batch: Batch, scheduler: Scheduler, cost: Cost, endings: Endings, asked: str = ""
+    ) -> None:
+        """`asked`: why each step and each request is to be looked at by itself, if it is."""
+        self._batch, self._scheduler, self._cost = batch, scheduler, cost
+        self._endings = endings
+        self._cohort: Cohort | None = None
+        self._repeat: Repeat | None = None
+        self._why_not = asked or fits_cohort(scheduler, batch.blocks)
+        """Why nothing is repeated."""
+        if not self._why_not:
+            self._cohort = Cohort(batch, scheduler, endings)
+            batch.look_together(self._cohort)
+
+    def repetition(
+        self,
+        recorder: Recorder,
+        arrivals: Callable[[int], float],
+        upcoming: Callable[[], tuple[float, float]],
+        listens: bool,
+    ) -> Repeat | None:
+        """What repeats steps; None: nothing does. See `Course` and `Repeat` for the arguments."""
+        if self._cohort is None:
+            return None
+        scheduler, cost = self._scheduler, self._cost
+        terms = terms_of(scheduler, self._batch.blocks)
+        if isinstance(terms, str):
+            self._why_not = terms
+            return None
+        if not (declares_sums(cost) and isinstance(cost, PricesDecodes)):
+            self._why_not = "the cost model declares no sums"
+            return None
+        course = Course(
+            self._batch, self._cohort, scheduler, terms, cost, recorder, arrivals, listens
+        )
+        self._repeat = Repeat(course, self._endings, upcoming)
+        return self._repeat
+
+    def describe(self, steps: int) -> dict[str, Any]:
+        """How many of a run's steps were repeated, and why the others were not."""
+        cohort, repeat = self._cohort, self._repeat
+        table: dict[str, Any] = {
+            "repeated_steps": 0,
+            "stretches": 0,
+            "together_steps": 0 if cohort is None else cohort.together_steps,
+            "dissolutions": 0 if cohort is None else cohort.dissolutions,
+        }
+        if repeat is None:
+            return {**table, "composed_because": {self._why_not: steps}}
+        return {
+            **table,
+            "repeated_steps": repeat.repeated_steps,
+            "stretches": repeat.stretches,
+            "composed_because": dict(sorted(repeat.composed_because.items())),
+        }
