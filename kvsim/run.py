@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.batch.batch import Batch
 from kvsim.batch.stretch import Stretches
@@ -19,7 +20,7 @@ from kvsim.ledger.account import account_prompts, account_times
 from kvsim.recorder import Recorder
 from kvsim.replica import Replica, Watcher
 from kvsim.request import Request
-from kvsim.result import Archive, Outcome, Result, provenance
+from kvsim.result import Outcome, Result, provenance
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -74,7 +75,7 @@ def simulate(
     while True:
         parts = parts_of(config, dull)
         requests = Requests(trace, rows, n=config.n, keyed=parts.blocks.needs_keys)
-        archive = Archive()
+        archive = Archive(rows)
         clients = Clients(requests, rows, release_times(rows, config), config)
         batch = Batch(parts.blocks) if dull else Stretches(parts.blocks)
         recorder = Recorder(parts.blocks.block_size)
@@ -157,7 +158,7 @@ def _record(
 ) -> Callable[[], Books]:
     """What works out the columns of steps and requests, and where time and tokens went."""
     blocks = parts.blocks
-    for index in archive.missing(len(requests)):
+    for index in archive.missing():
         request = requests[index]
         if request.finish_ns < 0 and not request.reason:
             # It did not end by itself.

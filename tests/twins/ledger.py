@@ -10,8 +10,8 @@ from typing import Any
 
 from kvsim.batch.batch import Batch
 from kvsim.plan import RECOMPUTE, Plan
-from kvsim.recorder import BLOCKED
 from kvsim.request import Request
+from kvsim.schema import BLOCKED
 from kvsim.workload.trace import Trace
 
 REASONS = dict(

@@ -1,0 +1,35 @@
+"""Declares every column of a result once: for memory, Parquet files and the reference.
+
+```
+step_row ──► STEPS            requests, trace ──► REQUESTS      + in files: seconds, made of the
+ ledger  ──► its kernels               ledger ──► its parts       nanoseconds of the same name
+```
+
+`python -m kvsim.schema` prints `docs/reference/columns.md`.
+"""
+
+from kvsim.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
+from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
+from kvsim.schema.requests import REQUESTS
+from kvsim.schema.steps import BLOCKED, STEP_COLUMNS, STEPS, pack, step_row
+
+TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP)
+
+__all__ = [
+    "BLOCKED",
+    "BLOCK_MAP",
+    "FLOAT",
+    "INTEGER",
+    "KINDS",
+    "REQUESTS",
+    "STEPS",
+    "STEP_COLUMNS",
+    "TABLES",
+    "TEXT",
+    "TRANSITIONS",
+    "Column",
+    "Source",
+    "Table",
+    "pack",
+    "step_row",
+]

@@ -1,0 +1,91 @@
+"""What a column and a table are."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from enum import Enum
+from typing import NamedTuple
+
+INTEGER, FLOAT, TEXT = "int64", "float64", "string"
+"""Types of columns, under the names of pyarrow's types."""
+
+
+class Source(Enum):
+    """What the values of a column come from."""
+
+    STEP = "step"
+    STATE = "engine, after composing"
+    KERNEL = "ledger: time of the step"
+    TRACE = "trace"
+    REQUEST = "request"
+    ENDING = "end of the request"
+    SECONDS = "nanoseconds"
+    PHASE = "difference of instants"
+    TIME = "ledger: time of the request"
+    PROMPT = "ledger: prompt tokens"
+    TRANSITION = "log of transitions"
+    BLOCK_MAP = "watcher of blocks"
+
+
+LEDGER = (Source.KERNEL, Source.TIME, Source.PROMPT)
+"""A result has all columns of such a source, or none."""
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    name: str
+    unit: str
+    meaning: str
+    source: Source
+    type: str = INTEGER
+    null: bool = False
+    """Null where it never happened or is undefined; in memory, -1."""
+    label: str = ""
+    """For people: the short name of a part of a whole."""
+    attribute: str = ""
+    """Of `kvsim.request.Request`, where it has another name than the column."""
+    codes: tuple[tuple[str, str], ...] = ()
+    """Where values are indexes: the name of each value from 0 on, and what it means."""
+
+    @property
+    def derived(self) -> bool:
+        """Whether only files have it."""
+        return self.source in (Source.SECONDS, Source.PHASE)
+
+
+class Table(NamedTuple):
+    """A Parquet file, and the columns in memory that it is written from."""
+
+    name: str
+    """Of the file, without its suffix."""
+    about: str
+    """What a row stands for, and what several columns have in common."""
+    columns: tuple[Column, ...]
+
+    def names(self, *sources: Source) -> tuple[str, ...]:
+        """Columns that come from these sources, in order."""
+        return tuple(column.name for column in self.columns if column.source in sources)
+
+    def labels(self, source: Source) -> dict[str, str]:
+        """Column → label, of those from this source that have one."""
+        return {c.name: c.label for c in self.columns if c.source is source and c.label}
+
+    def expected(self, names: Container[str]) -> tuple[Column, ...]:
+        """The columns that a result must have if it has `names`."""
+        kept = {column.source for column in self.columns if column.name in names}
+        return tuple(c for c in self.columns if c.source not in LEDGER or c.source in kept)
+
+    def held(self, names: Container[str] = ()) -> tuple[Column, ...]:
+        """Those of the `expected` columns that are in memory, too."""
+        return tuple(column for column in self.expected(names) if not column.derived)
+
+
+def part(name: str, label: str, meaning: str, source: Source) -> Column:
+    """A part of a whole; its unit ends its name."""
+    return Column(name, name.rpartition("_")[2], meaning, source, label=label)
+
+
+def seconds(of: str) -> Column:
+    """What the column `of`_ns holds, in seconds."""
+    return Column(f"{of}_s", "s", f"`{of}_ns` in seconds", Source.SECONDS, FLOAT, null=True)

@@ -1,0 +1,128 @@
+"""Columns of steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+
+from kvsim.schema.column import Column, Source, Table, part, seconds
+
+_step = partial(Column, source=Source.STEP)
+_state = partial(Column, source=Source.STATE)
+_kernel = partial(part, source=Source.KERNEL)
+
+_BLOCKED = {
+    "": "nobody waits, or nobody was refused",
+    "slots": "`max_num_seqs`",
+    "tokens": "`max_num_batched_tokens`",
+    "blocks": "too few free blocks",
+    "watermark": "enough free blocks, but the watermark holds them",
+    "swapped": "prompts wait until every swapped request is back",
+    "preempted": "a preemption in this step",
+}
+BLOCKED = tuple(_BLOCKED)
+"""What the values of column `blocked` stand for."""
+
+STEPS = Table(
+    "steps",
+    "One row per step. Kernels, swap copies and the wait for the link add up to its time.",
+    (
+        seconds("start"),
+        seconds("end"),
+        _step("start_ns", "ns", "it is composed"),
+        _step("end_ns", "ns", "its tokens exist"),
+        _step("transfer_ns", "ns", "on the link", label="swap copies"),
+        _step("link_wait_ns", "ns", "before its copies", label="waiting for the link"),
+        _step("prefill_seqs", "requests", "with prompt tokens in this step"),
+        _step("prefill_tokens", "tokens", "prompt tokens computed; prefix hits are not among them"),
+        _step("cached_tokens", "tokens", "prompt tokens whose computation a prefix hit saved"),
+        _step("decode_seqs", "sequences", "that produce one more token"),
+        _step("context_tokens", "tokens", "of these sequences, those of this step included"),
+        _step("batched_tokens", "tokens", "charged to `max_num_batched_tokens`"),
+        _step("preempted_recompute", "requests", "preempted; their KV is computed again"),
+        _step("preempted_swap", "requests", "preempted; their blocks are copied to the CPU"),
+        _step("swapped_in", "requests", "whose blocks are copied back to the GPU"),
+        _step("swap_out_blocks", "blocks", "copied to the CPU"),
+        _step("swap_in_blocks", "blocks", "copied back to the GPU"),
+        _step("copied_blocks", "blocks", "copied on write"),
+        _step("ignored", "requests", "that the engine gave up"),
+        _state("waiting", "requests", "in the waiting queue"),
+        _state("running", "requests", "in the batch"),
+        _state("swapped", "requests", "with their blocks on the CPU"),
+        _state("used_blocks", "blocks", "of the GPU, in a table of a request"),
+        _state("cached_blocks", "blocks", "of the GPU, in no table; their content can be hit"),
+        _state("free_blocks", "blocks", "of the GPU, in no table, without content"),
+        _state("cpu_used_blocks", "blocks", "of the CPU, in a table of a request"),
+        _state(
+            "empty_slots", "slots", "of used GPU blocks without a token: internal fragmentation"
+        ),
+        _state(
+            "stranded_blocks", "blocks", "free, of no use to admissions: external fragmentation"
+        ),
+        _state(
+            "blocked",
+            "",
+            "why the head of the waiting queue was not admitted",
+            codes=tuple(_BLOCKED.items()),
+        ),
+        _step("finished", "requests", "that end with this step"),
+        _kernel("host_ns", "host", "the host's part, and what nothing else explains"),
+        _kernel("dense_ns", "linear layers", "but for the logits"),
+        _kernel("attention_decode_ns", "attention, decode", "one token per sequence"),
+        _kernel("attention_prefill_ns", "attention, prompts", "the rest of a step with prompts"),
+        _kernel("head_ns", "logits", "of the tokens sampled"),
+        _kernel("copies_ns", "copied blocks", "copy-on-write"),
+        _kernel(
+            "unexplained_ns",
+            "not explained by the cost model",
+            "all of the step, where it names no kernels",
+        ),
+    ),
+)
+
+STEP_COLUMNS = STEPS.names(Source.STEP, Source.STATE)
+"""What is noted of every step, in the order of its row."""
+
+pack = Struct(f"{len(STEP_COLUMNS)}q").pack
+"""A row as bytes, from the values of `STEP_COLUMNS`."""
+
+
+def step_row(
+    *,
+    start_ns: int,
+    end_ns: int,
+    transfer_ns: int = 0,
+    link_wait_ns: int = 0,
+    prefill_seqs: int = 0,
+    prefill_tokens: int = 0,
+    cached_tokens: int = 0,
+    decode_seqs: int = 0,
+    context_tokens: int = 0,
+    batched_tokens: int = 0,
+    preempted_recompute: int = 0,
+    preempted_swap: int = 0,
+    swapped_in: int = 0,
+    swap_out_blocks: int = 0,
+    swap_in_blocks: int = 0,
+    copied_blocks: int = 0,
+    ignored: int = 0,
+    waiting: int = 0,
+    running: int = 0,
+    swapped: int = 0,
+    used_blocks: int = 0,
+    cached_blocks: int = 0,
+    free_blocks: int = 0,
+    cpu_used_blocks: int = 0,
+    empty_slots: int = 0,
+    stranded_blocks: int = 0,
+    blocked: int = 0,
+    finished: int = 0,
+) -> bytes:
+    """A step as bytes, for `Recorder.packed`; counts that are not given are 0."""
+    return pack(
+        start_ns, end_ns, transfer_ns, link_wait_ns, prefill_seqs, prefill_tokens,
+        cached_tokens, decode_seqs, context_tokens, batched_tokens, preempted_recompute,
+        preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks, copied_blocks,
+        ignored, waiting, running, swapped, used_blocks, cached_blocks, free_blocks,
+        cpu_used_blocks, empty_slots, stranded_blocks, blocked, finished,
+    )  # fmt: skip
