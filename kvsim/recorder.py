@@ -1,62 +1,22 @@
 """What happened, step by step, as packed integers.
 
-One row per step, written once by the replica; columns are listed in `STEP_COLUMNS`.
+One row per step, written once by the replica; its columns are declared in `kvsim.schema`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from struct import Struct
 from typing import TYPE_CHECKING
 
-from kvsim.schema import step_row
+from kvsim.schema import BLOCKED, STEP_COLUMNS, pack, step_row
 
 if TYPE_CHECKING:
     import numpy as np
 
-STEP_COLUMNS = (
-    "start_ns",  # composed
-    "end_ns",  # its tokens exist
-    "transfer_ns",  # of which: swap copies on the link
-    "link_wait_ns",  # of which: waiting for the link
-    "prefill_seqs",  # requests with prompt tokens in this step
-    "prefill_tokens",  # prompt tokens computed (prefix hits not counted)
-    "cached_tokens",  # prompt tokens whose computation a prefix hit saved
-    "decode_seqs",  # sequences that produce one more token
-    "context_tokens",  # sum of their lengths, the token of this step included
-    "batched_tokens",  # tokens charged to max_num_batched_tokens
-    "preempted_recompute",  # requests
-    "preempted_swap",  # requests
-    "swapped_in",  # requests
-    "swap_out_blocks",
-    "swap_in_blocks",
-    "copied_blocks",  # copy-on-write
-    "ignored",  # requests the engine gave up
-    "waiting",  # requests in the queue, after composing; likewise below
-    "running",
-    "swapped",
-    "used_blocks",  # GPU blocks in a table of a request
-    "cached_blocks",  # GPU blocks in no table whose content may still be hit
-    "free_blocks",  # GPU blocks in no table without content
-    "cpu_used_blocks",
-    "empty_slots",  # token slots of used blocks that hold no token: internal fragmentation
-    "stranded_blocks",  # free GPU blocks that cannot serve an admission: external fragmentation
-    "blocked",  # why the head of the waiting queue was not admitted: BLOCKED
-    "finished",  # requests that ended with this step
-)
-"""Integer columns of a step row, in order."""
-
-BLOCKED = ("", "slots", "tokens", "blocks", "watermark", "swapped", "preempted")
-"""Meaning of column `blocked`: nobody waits or was refused; `max_num_seqs`;
-`max_num_batched_tokens`; too few free blocks; enough free blocks, but the watermark holds them;
-prompts wait until every swapped request is back; a preemption in this step."""
-
+__all__ = ["BLOCKED", "PIECE_STEPS", "STEP_COLUMNS", "Recorder", "pack", "unfold"]
 
 PIECE_STEPS = 1 << 15
 """Rows that are packed together."""
-
-pack = Struct(f"{len(STEP_COLUMNS)}q").pack
-"""One row as bytes, for `Recorder.packed`."""
 
 
 class Recorder:
@@ -67,45 +27,37 @@ class Recorder:
         from kvsim.packed import PackedColumns
 
         self._block_size = block_size
-        self._rows = bytearray()
-        """What is not packed yet, as consecutive 64-bit integers."""
-        self._steps: list[int] = []
-        """For each of these rows 0, or how many decode steps it stands for (`decodes`)."""
-        self._ends_ns: list[int] = []
-        """When these steps end, and how many blocks each of them opens."""
-        self._opened: list[int] = []
         self._columns = PackedColumns(STEP_COLUMNS)
         self._number = 0
+        self._rows = bytearray()
+        """What is not packed yet, as `unfold` takes it."""
+        self._steps: list[int] = []
+        self._ends_ns: list[int] = []
+        self._opened: list[int] = []
 
     def step(self, row: tuple[int, ...]) -> None:
-        """Append one row, in the order of `STEP_COLUMNS`."""
+        """Append one step, given in the order of `STEP_COLUMNS`."""
         self.packed(pack(*row))
 
     def packed(self, row: bytes) -> None:
-        """Append one row as `pack` gives it."""
-        self._rows += row
-        self._steps.append(0)
-        self._number += 1
-        if self._number - self._columns.rows >= PIECE_STEPS:
-            self._seal()
+        """Append one step, given as `kvsim.schema.step_row` returns it."""
+        self._append(row, 0, 1)
 
     def record(self, **columns: int) -> None:
         """Append one step, given by its columns."""
         self.packed(step_row(**columns))
 
     def decodes(self, row: bytes, ends_ns: list[int], opened: list[int]) -> None:
-        """Append pure decode steps in a row, which end then and open so many blocks.
+        """Append consecutive decode steps of the same sequences, given by one row.
 
-        `row` is that of the first, but for the blocks and empty slots, which are those before it,
-        and for `finished`, which is of the last.
+        `ends_ns`: when each of them ends. `opened`: how many blocks each of them takes from the
+        free ones. `row` describes the first step, with three exceptions: its counts of blocks and
+        empty slots are those before the step; requests that have `finished` do so with the last
+        step; its `end_ns` is not read.
         """
-        self._rows += row
-        self._steps.append(len(ends_ns))
         self._ends_ns += ends_ns
         self._opened += opened
-        self._number += len(ends_ns)
-        if self._number - self._columns.rows >= PIECE_STEPS:
-            self._seal()
+        self._append(row, len(ends_ns), len(ends_ns))
 
     def __len__(self) -> int:
         return self._number
@@ -116,6 +68,13 @@ class Recorder:
             self._seal()
         columns = self._columns
         return columns if columns.rows > PIECE_STEPS else dict(columns)
+
+    def _append(self, row: bytes, decodes: int, steps: int) -> None:
+        self._rows += row
+        self._steps.append(decodes)
+        self._number += steps
+        if self._number - self._columns.rows >= PIECE_STEPS:
+            self._seal()
 
     def _seal(self) -> None:
         import numpy as np
@@ -129,9 +88,11 @@ class Recorder:
 def unfold(
     rows: np.ndarray, steps: list[int], ends_ns: list[int], opened: list[int], block_size: int
 ) -> np.ndarray:
-    """The columns of rows of which some stand for decode steps in a row (`Recorder.decodes`).
+    """Write out the rows that stand for several decode steps (`Recorder.decodes`).
 
-    `rows` has the shape (rows, columns), the answer (columns, steps).
+    `rows` has the shape (rows, columns), the result (columns, steps). `steps`: for each row the
+    number of decode steps that it stands for; 0 for the row of a single step, which stays as it is.
+    `ends_ns`, `opened`: end of each of these decode steps and number of blocks that it takes.
     """
     import numpy as np
 

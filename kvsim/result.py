@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
-from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts
@@ -55,7 +53,7 @@ class Result:
     token_gaps_ns: Tally = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
     transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """Columns of `kvsim.transitions.TRANSITION_COLUMNS`."""
+    """Columns of `kvsim.schema.TRANSITIONS`."""
 
     @cached_property
     def _books(self) -> Books:
@@ -64,16 +62,12 @@ class Result:
 
     @property
     def steps(self) -> Mapping[str, np.ndarray]:
-        """Columns of `recorder.STEP_COLUMNS` and `ledger.parts.KERNELS`."""
+        """Columns of `kvsim.schema.STEPS`, but for those in seconds."""
         return self._books[0]
 
     @property
     def requests(self) -> dict[str, Any]:
-        """Columns, one entry per request in trace order; see `kvsim.report`.
-
-        The times of `ledger.parts.TIME_PARTS`, and with prefix caching its `PROMPT_PARTS`, are
-        among them.
-        """
+        """Columns of `kvsim.schema.REQUESTS`, but for those in seconds; one entry per request."""
         return self._books[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,100 +92,6 @@ class Result:
         from kvsim.report.frames import steps_frame
 
         return steps_frame(self.steps)
-
-
-class Archive:
-    """What requests came to, packed one by one when they are over."""
-
-    def __init__(self, rows: Any) -> None:
-        from kvsim.packed import PackedColumns
-
-        self._trace_rows = rows
-        self._columns = PackedColumns(_REQUEST_INTEGERS)
-        self._rows = bytearray()
-        """What is not packed yet, as consecutive 64-bit integers."""
-        self._ids: list[str] = []
-        self._sessions: list[str] = []
-        self._reasons: list[str] = []
-
-    def add(self, request: Request) -> None:
-        """Keep what it came to; it may change no more."""
-        self._rows += _pack(*_numbers_of(request))
-        self._ids.append(request.id)
-        self._sessions.append(request.session or "")
-        self._reasons.append(request.reason)
-        if len(self._rows) >= _PIECE_BYTES:
-            self._seal()
-
-    def missing(self, number: int) -> list[int]:
-        """Indices below `number` of the requests that are not kept here."""
-        import numpy as np
-
-        self._seal()
-        absent = np.ones(number, dtype=bool)
-        absent[self._columns["index"]] = False
-        return list(map(int, np.flatnonzero(absent)))
-
-    def columns(self) -> dict[str, Any]:
-        """One entry per request and column, in trace order; -1: never happened."""
-        import numpy as np
-
-        self._seal()
-        order = np.argsort(self._columns["index"])
-        numbers = {name: self._columns[name][order] for name in _REQUEST_INTEGERS}
-        numbers["num_cached_tokens"] = numbers.pop("cached_tokens")
-        texts = (self._ids, self._sessions, self._reasons)
-        ids, sessions, reasons = (np.array(text, dtype=object)[order].tolist() for text in texts)
-        return {
-            "id": ids,
-            "session": sessions,
-            "status": ["rejected" if reason else "completed" for reason in reasons],
-            "reason": reasons,
-            "output_length": np.array([self._trace_rows[i].output_length for i in numbers["index"].tolist()], dtype=np.int64),
-            **numbers,
-        }
-
-    def _seal(self) -> None:
-        import numpy as np
-
-        if self._rows:
-            rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(_REQUEST_INTEGERS))
-            self._columns.add(rows)
-            self._rows = bytearray()
-
-
-def request_columns(requests: Iterable[Request]) -> dict[str, Any]:
-    """The columns of requests that are over (`Archive.columns`)."""
-    archive = Archive()
-    for request in requests:
-        archive.add(request)
-    return archive.columns()
-
-
-_REQUEST_INTEGERS = (
-    "index",
-    "input_length",
-    "output_tokens",
-    "priority",
-    "n",
-    "released_ns",
-    "arrival_ns",
-    "client_queue_ns",
-    "first_scheduled_ns",
-    "first_token_ns",
-    "finish_ns",
-    "num_preemptions",
-    "recached_tokens",
-    "recomputed_tokens",
-    "swapped_out_blocks",
-    "swapped_in_blocks",
-    "blocked_steps",
-    "cached_tokens",
-)
-_PIECE_BYTES = 8 * len(_REQUEST_INTEGERS) << 15
-"""Of the requests that are packed together."""
-_numbers_of = attrgetter(*_REQUEST_INTEGERS)
-_pack = Struct(f"{len(_REQUEST_INTEGERS)}q").pack
 
 
 def provenance(

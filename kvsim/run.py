@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
@@ -21,7 +22,7 @@ from kvsim.errors import EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
 from kvsim.recorder import Recorder
-from kvsim.result import Archive, Outcome, Result, provenance
+from kvsim.result import Outcome, Result, provenance
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -156,7 +157,7 @@ class _Run:
         """What works out the columns of steps and requests, and where time and tokens went."""
         parts, requests, archive, recorder = self.parts, self.requests, self.archive, self.recorder
         blocks = parts.blocks
-        for index in archive.missing(len(requests)):
+        for index in archive.missing():
             request = requests[index]
             if request.finish_ns < 0 and not request.reason:
                 # It did not end by itself.

@@ -9,19 +9,11 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from kvsim.schema import KINDS, TRANSITIONS, Source
+
 if TYPE_CHECKING:
     import numpy as np
 
-KINDS = (
-    "scheduled",  # first admitted by a step that waits for one in flight
-    "preempted",  # lost its blocks; value: tokens whose KV existed
-    "swapped_out",  # value: blocks
-    "swapped_in",  # value: blocks
-    "readmitted",  # has blocks again after it was preempted
-    "caught_up",  # a chunk that computes nothing for the second time, before the first token
-    "recovered",  # a chunk that leaves but the newest token: a decode, unless "resumed" follows
-    "resumed",  # the last chunk of a re-admitted request: from the end of the step on it decodes
-)
 (
     SCHEDULED,
     PREEMPTED,
@@ -33,9 +25,7 @@ KINDS = (
     RESUMED,
 ) = range(len(KINDS))
 
-TRANSITION_COLUMNS = ("request", "kind", "time_ns", "value")
-"""Index of the request, index into `KINDS`, start of the step in which it shows, a number."""
-
+TRANSITION_COLUMNS = TRANSITIONS.names(Source.TRANSITION)
 
 pack = Struct(f"{len(TRANSITION_COLUMNS)}q").pack
 

@@ -12,9 +12,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"errors", "version"},
-    {"packed", "tally", "collector", "writing"},
+    {"packed", "schema", "tally", "collector", "writing"},
     {"config", "request", "recorder", "transitions", "workload.trace"},
-    {"plan", "library"},
+    {"archive", "plan", "library"},
     {"workload"},
     {"model", "blocks"},
     {"batch"},

@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 class BlockMapWatcher:
-    """A watcher of a replica (`kvsim.replica.Watcher`); `block_map` answers what it saw."""
+    """A watcher of a replica (`kvsim.engine.loop.Watcher`); `block_map` answers what it saw."""
 
     def __init__(
         self, samples: int = SAMPLES, gpu_rows: int = GPU_ROWS, cpu_rows: int = CPU_ROWS

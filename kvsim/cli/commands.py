@@ -27,7 +27,7 @@ from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvsim.blockmap.watch import BlockMapWatcher
-    from kvsim.replica import Watcher
+    from kvsim.engine.loop import Watcher
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
 

@@ -24,7 +24,7 @@ from kvsim import transitions as kinds
 from kvsim.ledger import standings
 from kvsim.ledger.parts import TIME_PARTS, WAITING_FOR
 from kvsim.ledger.standings import Spells
-from kvsim.recorder import BLOCKED
+from kvsim.schema import BLOCKED
 
 Ints = NDArray[np.int64]
 

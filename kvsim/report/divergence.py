@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.recorder import BLOCKED
 from kvsim.report.metrics import BLOCKED_BY
 from kvsim.report.numerals import count, plural, seconds
 from kvsim.report.pairing import Pairs
+from kvsim.schema import BLOCKED
 
 DECISIONS = (
     "preempted_recompute",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from kvsim.recorder import BLOCKED
 from kvsim.report.attribution import LABELS, Place, Waterfall
 from kvsim.report.carriers import BLOCKS, LISTED
 from kvsim.report.divergence import DECISIONS, STATES, Divergence
@@ -15,6 +14,7 @@ from kvsim.report.figures import Figure, compact, layout, titled
 from kvsim.report.html import Html, element, join, panel, table
 from kvsim.report.metrics import BLOCKED_BY
 from kvsim.report.numerals import count, number, percent, plural, seconds, signed
+from kvsim.schema import BLOCKED
 
 _ROW_PX, _FRAME_PX, _LETTER_PX = 26, 78, 6.2
 

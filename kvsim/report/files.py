@@ -13,25 +13,24 @@ DIR/report.html        the page, if given; requests.csv and steps.csv, if asked 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
 from kvsim.report import tables
+from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
 from kvsim.writing import passing_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SUMMARY, REQUESTS, STEPS, PAGE = "summary.json", "requests", "steps", "report.html"
-TRANSITIONS, BLOCK_MAP = "transitions", "block_map"
+SUMMARY, PAGE = "summary.json", "report.html"
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
-Read = TypeVar("Read")
 Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 """Summary, requests and steps, shaped as `summarise` takes and gives them."""
 
@@ -57,10 +56,10 @@ def write_results(
         _fill(partial, summary, requests, steps, csv=csv, page=page)
         if transitions is not None:
             log = tables.transitions_table(transitions)
-            _write_table(partial / TRANSITIONS, iter([log]), csv=False)
+            _write_table(partial / TRANSITIONS.name, iter([log]), csv=False)
         if block_map is not None:
             cells = tables.block_map_table(block_map)
-            _write_table(partial / BLOCK_MAP, iter([cells]), csv=False)
+            _write_table(partial / BLOCK_MAP.name, iter([cells]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
         return [path.replace(out / path.name) for path in written]
 
@@ -71,8 +70,7 @@ def read_results(directory: str | Path) -> Results:
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder; {_REMEDY}")
     summary = _read_summary(folder / SUMMARY)
-    requests = _read_columns(folder / f"{REQUESTS}.parquet", tables.requests_columns)
-    steps = _read_columns(folder / f"{STEPS}.parquet", tables.steps_columns)
+    requests, steps = _read_columns(folder, REQUESTS), _read_columns(folder, STEPS)
     if len(requests["id"]) != summary["num_requests"] or len(steps["start_ns"]) != summary["steps"]:
         raise OutputError(
             f"{folder}: {SUMMARY} counts {summary['num_requests']} requests and {summary['steps']}"
@@ -84,7 +82,7 @@ def read_results(directory: str | Path) -> Results:
 
 def read_transitions(directory: str | Path) -> dict[str, Any]:
     """Read back the transitions of a run. Raises `OutputError` naming the file and the remedy."""
-    return _read_columns(Path(directory) / f"{TRANSITIONS}.parquet", tables.transitions_columns)
+    return _read_columns(Path(directory), TRANSITIONS)
 
 
 def read_block_map(directory: str | Path, meta: Mapping[str, Any]) -> BlockMap | None:
@@ -94,10 +92,11 @@ def read_block_map(directory: str | Path, meta: Mapping[str, Any]) -> BlockMap |
     """
     if not meta.get("block_map"):
         return None
-    path = Path(directory) / f"{BLOCK_MAP}.parquet"
-    block_map = _read_columns(path, tables.block_map_columns)
+    block_map = tables.block_map_of(_read_columns(Path(directory), BLOCK_MAP))
     if len(block_map.time_ns) != meta["block_map"]["samples"]:
-        raise OutputError(f"{path}: the block map of another run; run it again")
+        raise OutputError(
+            f"{_path(Path(directory), BLOCK_MAP)}: the block map of another run; run it again"
+        )
     return block_map
 
 
@@ -114,8 +113,8 @@ def _fill(
     (folder / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
     if page is not None:
         (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")
-    _write_table(folder / REQUESTS, iter([tables.requests_table(requests)]), csv=csv)
-    _write_table(folder / STEPS, tables.steps_tables(steps), csv=csv)
+    _write_table(folder / REQUESTS.name, iter([tables.requests_table(requests)]), csv=csv)
+    _write_table(folder / STEPS.name, tables.steps_tables(steps), csv=csv)
 
 
 def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
@@ -158,20 +157,22 @@ def _read_summary(path: Path) -> dict[str, Any]:
     return dict(summary)
 
 
-def _read_columns(path: Path, columns: Callable[[pa.Table], Read]) -> Read:
+def _read_columns(folder: Path, table: Table) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
-    with _reading(path):
-        # A file handle, so that a folder of this name is not read as a data set. No threads: one
-        # that still closes its file when the interpreter exits aborts the process.
-        with path.open("rb") as file:
-            table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
-        try:
-            return columns(table)
-        except KeyError as error:
-            raise OutputError(
-                f"{path}: {error.args[0]}: not written by this version of kvsim; run it again"
-            ) from None
+    path = _path(folder, table)
+    # A file handle, so that a folder of this name is not read as a data set. No threads: one that
+    # still closes its file when the interpreter exits aborts the process.
+    with _reading(path), path.open("rb") as opened:
+        file = pq.ParquetFile(opened, pre_buffer=False)
+        if wrong := tables.misfit(file.schema_arrow, table):
+            raise OutputError(f"{path}: {wrong}; run it again with this version of kvsim")
+        kept = [column.name for column in table.held(file.schema_arrow.names)]
+        return tables.columns_of(file.read(kept, use_threads=False))
+
+
+def _path(folder: Path, table: Table) -> Path:
+    return folder / f"{table.name}.parquet"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from kvsim.recorder import BLOCKED
+from kvsim.schema import BLOCKED
 
 Better = Literal["lower", "higher", ""]
 

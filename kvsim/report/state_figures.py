@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.recorder import BLOCKED
 from kvsim.report.figures import (
     Entry,
     Figure,
@@ -24,6 +23,7 @@ from kvsim.report.figures import (
 from kvsim.report.metrics import BLOCKED_BY
 from kvsim.report.numerals import count, percent, seconds
 from kvsim.report.view import View
+from kvsim.schema import BLOCKED
 
 
 def state_figures(run: View) -> list[Figure]:

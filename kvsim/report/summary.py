@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.recorder import BLOCKED
 from kvsim.report import phases, timeline
 from kvsim.report.ledger_summary import ledger_figures
 from kvsim.report.plain import plain
 from kvsim.report.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
 from kvsim.report.timeline import Columns, Ints
+from kvsim.schema import BLOCKED
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9

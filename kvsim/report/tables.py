@@ -1,4 +1,4 @@
-"""Gives results their shape on disk: Arrow tables, and back.
+"""Gives results their shape on disk: Arrow tables, and back. The columns: `kvsim.schema`.
 
 Times are kept twice: as integer nanoseconds, which are exact, and as seconds from the start of the
 run or, for `queue_s`, `ttft_s`, `tpot_s`, `e2el_s`, as durations. Null: it never happened.
@@ -6,44 +6,21 @@ run or, for `queue_s`, `ttft_s`, `tpot_s`, `e2el_s`, as durations. Null: it neve
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
-from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.packed import Ints, PackedColumns
-from kvsim.recorder import STEP_COLUMNS
 from kvsim.report import phases
 from kvsim.report.phases import Floats
-from kvsim.transitions import TRANSITION_COLUMNS
+from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TEXT, TRANSITIONS, Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TEXTS = ("id", "session", "status", "reason")
-INSTANTS = ("released", "arrival", "first_scheduled", "first_token", "finish")
-"""Columns `*_ns` of a request; -1 in memory, null on disk, where it never happened."""
-
-COUNTS = (
-    "index",
-    "input_length",
-    "output_length",
-    "output_tokens",
-    "priority",
-    "n",
-    "client_queue_ns",
-    "num_preemptions",
-    "num_cached_tokens",
-    "recached_tokens",
-    "recomputed_tokens",
-    "swapped_out_blocks",
-    "swapped_in_blocks",
-    "blocked_steps",
-)
-DURATIONS = ("queue", "ttft", "tpot", "e2el")
 NS_PER_S = 1e9
 PIECE = 1 << 17
 """Steps that are written together: a row group of Parquet."""
@@ -51,42 +28,19 @@ PIECE = 1 << 17
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
     """One row per request in trace order."""
-    import pyarrow as pa
-
-    durations = phases.durations_ns(requests)
-    columns: dict[str, Any] = {name: _texts(requests[name]) for name in TEXTS}
-    for name in INSTANTS:
-        columns[f"{name}_s"] = _seconds(_ints(requests[f"{name}_ns"]))
-    for name in DURATIONS:
-        columns[f"{name}_s"] = _numbers(durations[name] / NS_PER_S, np.isnan(durations[name]))
-    columns["client_queue_s"] = _seconds(_ints(requests["client_queue_ns"]))
-    for name in COUNTS:
-        columns[name] = _numbers(_ints(requests[name]))
-    for name in INSTANTS:
-        values = _ints(requests[f"{name}_ns"])
-        columns[f"{name}_ns"] = _numbers(values, values < 0)
-    for name in _kept(_LEDGER, requests):
-        columns[name] = _numbers(_ints(requests[name]))
-    order = [*_ORDER, *_kept(_LEDGER, requests)]
-    return pa.Table.from_arrays([columns[name] for name in order], order)
+    durations = {f"{name}_ns": values for name, values in phases.durations_ns(requests).items()}
+    return _table(REQUESTS, durations | dict(requests))
 
 
 def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = None) -> pa.Table:
-    """One row per step: `start_s`, `end_s`, the columns of `recorder.STEP_COLUMNS` and `KERNELS`.
-
-    Of the steps `first .. last - 1`; None: to the end.
-    """
-    import pyarrow as pa
+    """One row per step, of the steps `first .. last - 1`; None: to the end."""
 
     def column(name: str) -> Ints:
         if isinstance(steps, PackedColumns):
             return steps.part(name, first, steps.rows if last is None else last)
         return _ints(steps[name][first:last])
 
-    seconds = [_seconds(column("start_ns")), _seconds(column("end_ns"))]
-    names = [*STEP_COLUMNS, *_kept(KERNELS, steps)]
-    counts = [_numbers(column(name)) for name in names]
-    return pa.Table.from_arrays([*seconds, *counts], ["start_s", "end_s", *names])
+    return _table(STEPS, steps, column)
 
 
 def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
@@ -96,40 +50,13 @@ def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
         yield steps_table(steps, first, min(first + PIECE, number))
 
 
-def requests_columns(table: pa.Table) -> dict[str, Any]:
-    """What `requests_table` was made from. Raises `KeyError` for a column that is missing."""
-    columns: dict[str, Any] = {name: table[name].to_pylist() for name in TEXTS}
-    for name in (*COUNTS, *(f"{name}_ns" for name in INSTANTS)):
-        columns[name] = table[name].fill_null(-1).to_numpy()
-    for name in _kept(_LEDGER, table.column_names):
-        columns[name] = table[name].to_numpy()
-    return columns
-
-
-def steps_columns(table: pa.Table) -> dict[str, Ints]:
-    """What `steps_table` was made from. Raises `KeyError` for a column that is missing."""
-    names = (*STEP_COLUMNS, *_kept(KERNELS, table.column_names))
-    return {name: table[name].to_numpy() for name in names}
-
-
 def transitions_table(transitions: Mapping[str, Any]) -> pa.Table:
-    """One row per transition: the columns of `transitions.TRANSITION_COLUMNS`."""
-    import pyarrow as pa
-
-    columns = [_numbers(_ints(transitions[name])) for name in TRANSITION_COLUMNS]
-    return pa.Table.from_arrays(columns, list(TRANSITION_COLUMNS))
-
-
-def transitions_columns(table: pa.Table) -> dict[str, Ints]:
-    """What `transitions_table` was made from. Raises `KeyError` for a column that is missing."""
-    return {name: table[name].to_numpy() for name in TRANSITION_COLUMNS}
+    """One row per transition."""
+    return _table(TRANSITIONS, transitions)
 
 
 def block_map_table(block_map: BlockMap) -> pa.Table:
-    """One row per sample and group of blocks: when; which blocks, on which device; how many of
-    them are in each of `blockmap.STATES`; who owns most of those that are owned, and how many."""
-    import pyarrow as pa
-
+    """One row per sample and group of blocks."""
     samples, groups = block_map.owner.shape
     columns = {
         "time_ns": np.repeat(block_map.time_ns, groups),
@@ -140,48 +67,66 @@ def block_map_table(block_map: BlockMap) -> pa.Table:
         "owner": block_map.owner.ravel(),
         "owner_blocks": block_map.owner_blocks.ravel(),
     }
-    return pa.Table.from_arrays(
-        [_numbers(_ints(column)) for column in columns.values()], list(columns)
-    )
+    return _table(BLOCK_MAP, columns)
 
 
-def block_map_columns(table: pa.Table) -> BlockMap:
-    """What `block_map_table` was made from. Raises `KeyError` for a column that is missing."""
-
-    def column(name: str) -> Ints:
-        values: Ints = table[name].to_numpy()
-        return values
-
-    time_ns = column("time_ns")
+def block_map_of(columns: Mapping[str, Ints]) -> BlockMap:
+    """What `block_map_table` was made from."""
+    time_ns = columns["time_ns"]
     groups = int(np.count_nonzero(time_ns == time_ns[0])) if len(time_ns) else 1
     first = slice(0, groups if len(time_ns) else 0)
-    counts = np.stack([column(f"{name}_blocks") for name in STATES], axis=-1)
+    counts = np.stack([columns[f"{name}_blocks"] for name in STATES], axis=-1)
     return BlockMap(
-        Groups(*(column(name)[first] for name in ("on_cpu", "first_block", "blocks"))),
+        Groups(*(columns[name][first] for name in ("on_cpu", "first_block", "blocks"))),
         time_ns[::groups],
         counts.reshape(-1, groups, len(STATES)).astype(np.int32),
-        column("owner").reshape(-1, groups).astype(np.int32),
-        column("owner_blocks").reshape(-1, groups).astype(np.int32),
+        columns["owner"].reshape(-1, groups).astype(np.int32),
+        columns["owner_blocks"].reshape(-1, groups).astype(np.int32),
     )
 
 
-def _kept(names: Iterable[str], columns: Container[str]) -> list[str]:
-    """Those of `names` that results have; only runs have a ledger, and not of everything."""
-    return [name for name in names if name in columns]
+def misfit(layout: pa.Schema, table: Table) -> str:
+    """The first column of a file that is not as `table` has it, in words; empty if all fit."""
+    for column in table.expected(layout.names):
+        place = layout.get_field_index(column.name)
+        found = "missing" if place < 0 else str(layout.field(place).type)
+        if found != str(_arrow_type(column)):
+            return f"column {column.name} is {found}, expected {_arrow_type(column)}"
+    return ""
 
 
-_LEDGER = (*TIME_PARTS, *PROMPT_PARTS[1:])
-"""What a ledger adds; the first of `PROMPT_PARTS` is among `COUNTS`."""
-_ORDER = (
-    *("id", "index", "session", "status", "reason"),
-    *("released_s", "client_queue_s", "arrival_s", "first_scheduled_s", "first_token_s"),
-    *("finish_s", "input_length", "output_length", "output_tokens", "priority", "n"),
-    *("queue_s", "ttft_s", "tpot_s", "e2el_s"),
-    *("num_preemptions", "num_cached_tokens", "recached_tokens", "recomputed_tokens"),
-    *("swapped_out_blocks", "swapped_in_blocks", "blocked_steps"),
-    *("released_ns", "client_queue_ns", "arrival_ns", "first_scheduled_ns", "first_token_ns"),
-    "finish_ns",
-)
+def columns_of(table: pa.Table) -> dict[str, Any]:
+    """The columns that a table was made from."""
+    return {
+        name: column.to_pylist() if column.type == TEXT else column.fill_null(-1).to_numpy()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+
+
+def _table(
+    table: Table, columns: Mapping[str, Any], column_of: Callable[[str], Any] | None = None
+) -> pa.Table:
+    """The columns of `table` made of `columns`, or of parts of them as `column_of` gives them."""
+    import pyarrow as pa
+
+    written = table.expected(columns)
+    arrays = [_array(column, column_of or columns.__getitem__) for column in written]
+    return pa.Table.from_arrays(arrays, [column.name for column in written])
+
+
+def _array(column: Column, column_of: Callable[[str], Any]) -> pa.Array:
+    if column.type == TEXT:
+        return _texts(column_of(column.name))
+    if column.derived:
+        return _seconds(np.asarray(column_of(f"{column.name.removesuffix('_s')}_ns")))
+    values = _ints(column_of(column.name))
+    return _numbers(values, values < 0 if column.null else None)
+
+
+def _arrow_type(column: Column) -> pa.DataType:
+    import pyarrow as pa
+
+    return getattr(pa, column.type)()
 
 
 # The arrays are made of their buffers, because `pyarrow.array` imports pandas.
@@ -209,8 +154,8 @@ def _numbers(values: Ints | Floats, missing: NDArray[np.bool_] | None = None) ->
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-def _seconds(values_ns: Ints) -> pa.Array:
-    return _numbers(values_ns / NS_PER_S, values_ns < 0)
+def _seconds(values_ns: Ints | Floats) -> pa.Array:
+    return _numbers(values_ns / NS_PER_S, ~(values_ns >= 0))
 
 
 def _ints(column: Any) -> Ints:

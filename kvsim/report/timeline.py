@@ -18,21 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.schema import STEPS, Source
+
 Columns = Mapping[str, NDArray[Any]]
 Ints = NDArray[np.int64]
 
-HELD = (
-    "waiting",
-    "running",
-    "swapped",
-    "used_blocks",
-    "cached_blocks",
-    "free_blocks",
-    "cpu_used_blocks",
-    "empty_slots",
-    "stranded_blocks",
-    "blocked",
-)
+HELD = STEPS.names(Source.STATE)
 """Columns that describe the engine until the next step is composed."""
 
 UNDER_WAY = ("prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs", "batched_tokens")

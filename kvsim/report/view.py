@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from kvsim.recorder import BLOCKED
 from kvsim.report import binning, phases, timeline
 from kvsim.report.binning import Bins, Ints
 from kvsim.report.figures import Points, TimeAxis, time_axis
+from kvsim.schema import BLOCKED
 
 FINE, COARSE = 1500, 240
 """Bins for levels, which are drawn as lines, and for averages, which must not flicker."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from enum import Enum
-from types import MappingProxyType
 from typing import NamedTuple
 
 INTEGER, FLOAT, TEXT = "int64", "float64", "string"
@@ -45,9 +44,9 @@ class Column(NamedTuple):
     label: str = ""
     """For people: the short name of a part of a whole."""
     attribute: str = ""
-    """Of `kvsim.request.Request`, where it has another name than the column."""
-    codes: Mapping[str, str] = MappingProxyType({})
-    """Where values are indexes: what each of them stands for, and what that means."""
+    """Of `kvsim.engine.request.Request`, where it has another name than the column."""
+    codes: tuple[tuple[str, str], ...] = ()
+    """Where values are indexes: the name of each value from 0 on, and what it means."""
 
     @property
     def derived(self) -> bool:
@@ -76,6 +75,10 @@ class Table(NamedTuple):
         """The columns that a result must have if it has `names`."""
         kept = {column.source for column in self.columns if column.name in names}
         return tuple(c for c in self.columns if c.source not in LEDGER or c.source in kept)
+
+    def held(self, names: Container[str] = ()) -> tuple[Column, ...]:
+        """Those of the `expected` columns that are in memory, too."""
+        return tuple(column for column in self.expected(names) if not column.derived)
 
 
 def part(name: str, label: str, meaning: str, source: Source) -> Column:

@@ -10,17 +10,17 @@ _transition = partial(Column, source=Source.TRANSITION)
 _map = partial(Column, source=Source.BLOCK_MAP)
 
 
-_KINDS = {
-    "scheduled": "first admitted by a step that waits for one in flight",
-    "preempted": "lost its blocks; value: tokens whose KV existed",
-    "swapped_out": "value: blocks",
-    "swapped_in": "value: blocks",
-    "readmitted": "has blocks again after it was preempted",
-    "caught_up": "a chunk that computes nothing for the second time, before the first token",
-    "recovered": "a chunk that leaves but the newest token: a decode, unless `resumed` follows",
-    "resumed": "the last chunk of a re-admitted request: it decodes from the end of the step on",
-}
-KINDS = tuple(_KINDS)
+_KINDS = (
+    ("scheduled", "first admitted by a step that waits for one in flight"),
+    ("preempted", "lost its blocks; value: tokens whose KV existed"),
+    ("swapped_out", "value: blocks"),
+    ("swapped_in", "value: blocks"),
+    ("readmitted", "has blocks again after it was preempted"),
+    ("caught_up", "a chunk that computes nothing for the second time, before the first token"),
+    ("recovered", "a chunk that leaves but the newest token: a decode, unless `resumed` follows"),
+    ("resumed", "the last chunk of a re-admitted request: it decodes from the end of the step on"),
+)
+KINDS = tuple(name for name, _ in _KINDS)
 """What the values of column `kind` of a transition stand for."""
 
 TRANSITIONS = Table(

@@ -28,7 +28,7 @@ def _section(table: Table) -> str:
     for column in table.columns:
         if column.codes:
             lines += ["", f"Values of `{column.name}`:", ""]
-            lines += [f"- {i}: {_code(*code)}" for i, code in enumerate(column.codes.items())]
+            lines += [f"- {i}: {_code(*code)}" for i, code in enumerate(column.codes)]
     return "\n".join(lines) + "\n"
 
 

@@ -69,8 +69,7 @@ REQUESTS = Table(
         _time(
             "waiting_step_ns",
             "waiting for the step under way",
-            "it arrived when that was composed already, or its own step begins only when"
-            " that one ends (asynchronous scheduling)",
+            "composed before it arrived, or in flight before its own step",
         ),
         _time(
             "waiting_slots_ns",
@@ -83,9 +82,7 @@ REQUESTS = Table(
             "the head is refused for `max_num_batched_tokens`",
         ),
         _time(
-            "waiting_blocks_ns",
-            "waiting for free blocks",
-            "the head is refused: too few are free",
+            "waiting_blocks_ns", "waiting for free blocks", "the head is refused: too few are free"
         ),
         _time(
             "waiting_watermark_ns",
@@ -102,11 +99,7 @@ REQUESTS = Table(
             "waiting, closed by a preemption",
             "the head is refused because of a preemption in that step",
         ),
-        _time(
-            "own_prefill_ns",
-            "own prefill",
-            "kernels of the steps from its first one to its first token",
-        ),
+        _time("own_prefill_ns", "own prefill", "kernels of its steps up to the first token"),
         _time(
             "own_decode_ns",
             "own decode",
@@ -126,7 +119,7 @@ REQUESTS = Table(
         _time(
             "recompute_ns",
             "recompute",
-            "kernels of steps that compute again what a preemption threw away",
+            "kernels of steps that compute what a preemption threw away",
         ),
         _time("swap_out_ns", "swap-out", "copied to the CPU, with others in the same step"),
         _time("swapped_waiting_ns", "swapped out, waiting", "its blocks are on the CPU"),
@@ -135,17 +128,17 @@ REQUESTS = Table(
         _time(
             "link_queue_ns",
             "queue of the link",
-            "the wait for the link, be it for its own copies or for those of others",
+            "the wait for the link, by its own copies or by those of others",
         ),
         _time(
             "host_overhead_ns",
             "host overhead",
-            "the host's part of its steps, and the time between steps",
+            "the host's part of its steps, and time between steps",
         ),
         _prompt(
             "last_block_tokens",
             "last-token rule",
-            "found, but computed for the rule that at least one token must be",
+            "found, but at least one token has to be computed",
         ),
         _prompt(
             "evicted_tokens",
@@ -155,7 +148,7 @@ REQUESTS = Table(
         _prompt(
             "concurrent_tokens",
             "being computed by another request",
-            "a request admitted earlier was still to compute them",
+            "a request admitted earlier was to compute them",
         ),
         _prompt(
             "partial_block_tokens",
@@ -165,14 +158,13 @@ REQUESTS = Table(
         _prompt(
             "other_salt_tokens",
             "another cache salt",
-            "computed before under another cache salt only (a scope is no salt: it says"
-            " that equal ids mean different tokens)",
+            "computed before, but only under another cache salt",
         ),
         _prompt("cold_tokens", "cold", "never computed before"),
         _prompt(
             "unreached_tokens",
             "not reached",
-            "it lost its blocks, was given up, or the run ended, before its prompt was so far",
+            "its blocks were lost, it was given up, or the run ended before",
         ),
     ),
 )

@@ -11,16 +11,16 @@ _step = partial(Column, source=Source.STEP)
 _state = partial(Column, source=Source.STATE)
 _kernel = partial(part, source=Source.KERNEL)
 
-_BLOCKED = {
-    "": "nobody waits, or nobody was refused",
-    "slots": "`max_num_seqs`",
-    "tokens": "`max_num_batched_tokens`",
-    "blocks": "too few free blocks",
-    "watermark": "enough free blocks, but the watermark holds them",
-    "swapped": "prompts wait until every swapped request is back",
-    "preempted": "a preemption in this step",
-}
-BLOCKED = tuple(_BLOCKED)
+_BLOCKED = (
+    ("", "nobody waits, or nobody was refused"),
+    ("slots", "`max_num_seqs`"),
+    ("tokens", "`max_num_batched_tokens`"),
+    ("blocks", "too few free blocks"),
+    ("watermark", "enough free blocks, but the watermark holds them"),
+    ("swapped", "prompts wait until every swapped request is back"),
+    ("preempted", "a preemption in this step"),
+)
+BLOCKED = tuple(name for name, _ in _BLOCKED)
 """What the values of column `blocked` stand for."""
 
 STEPS = Table(
@@ -56,10 +56,8 @@ STEPS = Table(
         _state(
             "empty_slots", "slots", "of used GPU blocks without a token: internal fragmentation"
         ),
-        _state(
-            "stranded_blocks", "blocks", "free, of no use to admissions: external fragmentation"
-        ),
-        _state("blocked", "", "why the head of the waiting queue was not admitted", codes=_BLOCKED),
+        _state("stranded_blocks", "blocks", "free, unfit for admissions: external fragmentation"),
+        _state("blocked", "", "why the head of the waiting queue was refused", codes=_BLOCKED),
         _step("finished", "requests", "that end with this step"),
         _kernel("host_ns", "host", "the host's part, and what nothing else explains"),
         _kernel("dense_ns", "linear layers", "but for the logits"),

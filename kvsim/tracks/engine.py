@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.ledger.parts import KERNELS
-from kvsim.recorder import BLOCKED, PIECE_STEPS
+from kvsim import schema
+from kvsim.recorder import PIECE_STEPS
 from kvsim.report.timeline import States
+from kvsim.schema import BLOCKED, Source
 from kvsim.tracks.events import FIRST_TRACK, Track, counter, process, span, thread
 from kvsim.tracks.window import Window
 
@@ -27,13 +28,8 @@ COUNTERS = {
 }
 """Name → series → column of `report.timeline.States`."""
 
-_TOLD = (
-    *("prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs", "context_tokens"),
-    *("batched_tokens", "preempted_recompute", "preempted_swap", "swapped_in"),
-    *("swap_out_blocks", "swap_in_blocks", "copied_blocks", "ignored", "finished"),
-    *("transfer_ns", "link_wait_ns"),
-)
-"""Columns of a step that its slice tells where they are not 0."""
+_TOLD = schema.STEPS.names(Source.STEP, Source.KERNEL)[2:]
+"""Columns of a step that its slice tells where they are not 0: all but its start and end."""
 
 
 def engine_names() -> list[str]:
@@ -50,7 +46,7 @@ def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
 
     Copies come first in a step, out before in; where it has both, the time is shared by blocks.
     """
-    told = [name for name in (*_TOLD, *KERNELS) if name in steps]
+    told = [name for name in _TOLD if name in steps]
     for first in range(0, len(steps["start_ns"]), PIECE_STEPS):
         rows = slice(first, first + PIECE_STEPS)
         columns = {

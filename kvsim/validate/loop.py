@@ -5,7 +5,7 @@
      take arrivals up to now; compose; now += copies; now += step; settle
 ```
 
-The rules of `kvsim.replica`, without SimPy, for engines with one step in flight: with the same
+The rules of `kvsim.engine.replica`, without SimPy, for engines with one step in flight: with the same
 times both decide and time everything alike. In front of a real engine the clock is the sum of
 measured times, so that the host's own work between steps delays nobody.
 """
@@ -23,7 +23,7 @@ from kvsim.workload.clients import Clients
 
 if TYPE_CHECKING:
     from kvsim.engines import Scheduler
-    from kvsim.replica import Watcher
+    from kvsim.engine.loop import Watcher
 
 NO_PROGRESS_STEPS = 1_000
 """Steps in a row without a token and without an end after which a run is given up."""

@@ -138,9 +138,9 @@ def run(
     return [executor.said(request) for request in requests], requests, executor
 
 
-V063 = "kvsim.schedule.vllm063:Vllm063"
-ASYNC = "kvsim.schedule.vllm063_async:Vllm063Async"
-V1 = "kvsim.schedule.vllm_v1:VllmV1"
+V063 = "kvsim.engines.vllm_063:Vllm063"
+ASYNC = "kvsim.engines.vllm_063:Vllm063Async"
+V1 = "kvsim.engines.vllm_v1:VllmV1"
 NAIVE, PREFIX = "kvsim.blocks.naive:Naive", "kvsim.blocks.prefix:PrefixCaching"
 V1_NAIVE = "kvsim.blocks.vllm_v1:VllmV1Tables"
 V1_PREFIX = "kvsim.blocks.vllm_v1:VllmV1PrefixTables"

@@ -8,7 +8,7 @@ from collections import Counter, deque
 
 import numpy as np
 
-from kvsim.recorder import BLOCKED, STEP_COLUMNS
+from kvsim.schema import BLOCKED, REQUESTS, STEP_COLUMNS, TEXT
 
 BLOCK_SIZE = 16
 
@@ -218,27 +218,23 @@ def fake_run(
 
 
 def request_columns(everyone, caching):
-    def column(name):
-        return np.array([getattr(r, name) for r in everyone], dtype=np.int64)
+    def values(request):
+        hits = request.hit_tokens if caching and request.first_scheduled_ns >= 0 else 0
+        return vars(request) | {
+            "session": "",
+            "priority": 0,
+            "n": 1,
+            "client_queue_ns": 0,
+            "released_ns": request.arrival_ns,
+            "output_tokens": request.generated,
+            "num_cached_tokens": hits,
+        }
 
-    names = ("index", "input_length", "output_length", "arrival_ns", "first_scheduled_ns")
-    names += ("first_token_ns", "finish_ns", "num_preemptions", "recached_tokens")
-    names += ("recomputed_tokens", "swapped_out_blocks", "swapped_in_blocks", "blocked_steps")
-    columns = {name: column(name) for name in names}
-    size = len(everyone)
-    hits = column("hit_tokens") * caching * (columns["first_scheduled_ns"] >= 0)
+    rows = [values(request) for request in everyone]
+    columns = {column: [row[column.name] for row in rows] for column in REQUESTS.held()}
     return {
-        "id": [r.id for r in everyone],
-        "session": [""] * size,
-        "status": [r.status for r in everyone],
-        "reason": [r.reason for r in everyone],
-        "priority": np.zeros(size, dtype=np.int64),
-        "n": np.ones(size, dtype=np.int64),
-        "released_ns": columns["arrival_ns"].copy(),
-        "client_queue_ns": np.zeros(size, dtype=np.int64),
-        "num_cached_tokens": hits,
-        "output_tokens": column("generated"),
-        **columns,
+        column.name: each if column.type == TEXT else np.array(each, dtype=np.int64)
+        for column, each in columns.items()
     }
 
 

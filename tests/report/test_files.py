@@ -17,6 +17,17 @@ def results(run=tiny_run):
     return summarise(steps, requests, gaps, meta), requests, steps
 
 
+def retyped(path, name, type_):
+    table = pq.read_table(path)
+    place = table.column_names.index(name)
+    pq.write_table(table.set_column(place, name, table[name].cast(type_)), path)
+
+
+def added(path, name):
+    table = pq.read_table(path)
+    pq.write_table(table.append_column(name, table["start_ns"]), path)
+
+
 def same(one, other):
     assert one.keys() == other.keys()
     for name in one:
@@ -113,7 +124,15 @@ def test_a_file_in_the_place_of_the_folder_is_one_clear_error(tmp_path):
         ),
         (
             lambda out: pq.write_table(pa.table({"id": ["A"]}), out / "requests.parquet"),
-            r"requests\.parquet: .*\"session\".*: not written by this version of kvsim",
+            r"requests\.parquet: column index is missing, expected int64; run it again with this",
+        ),
+        (
+            lambda out: retyped(out / "steps.parquet", "waiting", pa.float64()),
+            r"steps\.parquet: column waiting is double, expected int64; run it again with this",
+        ),
+        (
+            lambda out: added(out / "steps.parquet", "dense_ns"),
+            r"steps\.parquet: column host_ns is missing, expected int64; run it again with this",
         ),
         (
             lambda out: write_results(out / "other", *results(no_run))[0].replace(

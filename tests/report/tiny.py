@@ -12,7 +12,7 @@ D  arrives   5, rejected
 
 import numpy as np
 
-from kvsim.recorder import BLOCKED, STEP_COLUMNS
+from kvsim.schema import BLOCKED, STEP_COLUMNS
 
 MS = 1_000_000
 STEPS = """

@@ -15,11 +15,11 @@ from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
-from kvsim.schedule.nano import Nano, Nano2025
-from kvsim.schedule.vllm063 import Vllm063
-from kvsim.schedule.vllm063_async import Vllm063Async
-from kvsim.schedule.vllm_v1 import VllmV1
-from kvsim.schedule.vllm_v1_async import VllmV1Async
+from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.vllm_063 import Vllm063
+from kvsim.engines.vllm_063 import Vllm063Async
+from kvsim.engines.vllm_v1 import VllmV1
+from kvsim.engines.vllm_v1 import VllmV1Async
 
 SIZE = 4
 Made = tuple[Any, Batch]

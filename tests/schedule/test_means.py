@@ -25,8 +25,8 @@ from kvsim.model import load_model
 from kvsim.engine.plan import RECOMPUTE, SWAP
 from kvsim.engine.request import RUNNING, Request
 from kvsim.schedule.means import make_means
-from kvsim.schedule.vllm033 import Vllm033
-from kvsim.schedule.vllm063 import Vllm063
+from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_063 import Vllm063
 
 
 class Asked:

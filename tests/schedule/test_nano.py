@@ -8,9 +8,9 @@ from kvsim.engine.batch import Batch
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.conform.builders import run_case
 from kvsim.errors import EngineStopped
-from kvsim.recorder import BLOCKED
 from kvsim.engine.request import Request
-from kvsim.schedule.nano import Nano, Nano2025
+from kvsim.engines.nano import Nano, Nano2025
+from kvsim.schema import BLOCKED
 from kvsim.workload.keys import TokenStream
 
 

@@ -21,13 +21,13 @@ from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.errors import ConfigError
 from kvsim.engine.request import Request
 from kvsim.schedule import requeue
-from kvsim.schedule.nano import Nano, Nano2025
+from kvsim.engines.nano import Nano, Nano2025
 from kvsim.schedule.requeue import REQUEUE, make_requeue
-from kvsim.schedule.vllm033 import Vllm033
-from kvsim.schedule.vllm063 import Vllm063
-from kvsim.schedule.vllm063_async import Vllm063Async
-from kvsim.schedule.vllm_v1 import VllmV1
-from kvsim.schedule.vllm_v1_async import VllmV1Async
+from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_063 import Vllm063
+from kvsim.engines.vllm_063 import Vllm063Async
+from kvsim.engines.vllm_v1 import VllmV1
+from kvsim.engines.vllm_v1 import VllmV1Async
 from kvsim.workload.keys import TokenStream
 
 SIZE, BLOCKS = 4, 9

@@ -24,13 +24,13 @@ from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
-from kvsim.schedule.nano import Nano, Nano2025
+from kvsim.engines.nano import Nano, Nano2025
 from kvsim.schedule.victims import VICTIMS, Victim, make_victim
-from kvsim.schedule.vllm033 import Vllm033
-from kvsim.schedule.vllm063 import Vllm063
-from kvsim.schedule.vllm063_async import Vllm063Async
-from kvsim.schedule.vllm_v1 import VllmV1
-from kvsim.schedule.vllm_v1_async import VllmV1Async
+from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_063 import Vllm063
+from kvsim.engines.vllm_063 import Vllm063Async
+from kvsim.engines.vllm_v1 import VllmV1
+from kvsim.engines.vllm_v1 import VllmV1Async
 from kvsim.workload.arrivals import random_stream
 from kvsim.workload.keys import TokenStream
 

@@ -6,10 +6,10 @@ import pytest
 
 from kvsim.engine.batch import Batch
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
-from kvsim.recorder import BLOCKED
 from kvsim.engine.request import Request
-from kvsim.schedule.vllm_v1 import VllmV1
-from kvsim.schedule.vllm_v1_async import VllmV1Async
+from kvsim.engines.vllm_v1 import VllmV1
+from kvsim.engines.vllm_v1 import VllmV1Async
+from kvsim.schema import BLOCKED
 
 
 class OneText:

@@ -10,8 +10,8 @@ from typing import Any
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import RECOMPUTE, Plan
-from kvsim.recorder import BLOCKED
 from kvsim.engine.request import Request
+from kvsim.schema import BLOCKED
 from kvsim.workload.trace import Trace
 
 REASONS = dict(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Priced
 
+from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.engine.batch import Batch
 from kvsim.config import make_config
@@ -15,9 +16,8 @@ from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.engine.events import Link
 from kvsim.recorder import Recorder
-from kvsim.replica import Replica
+from kvsim.engine.replica import Replica
 from kvsim.engine.request import Request
-from kvsim.result import request_columns
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -63,7 +63,7 @@ def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
         stopped = stop.kind
     if not stopped and len(batch):
         stopped = "deadlock"
-    return stopped, log.records, columns(requests), batch.token_gaps_ns
+    return stopped, log.records, columns(requests, trace), batch.token_gaps_ns
 
 
 def by_loop(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
@@ -74,11 +74,14 @@ def by_loop(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
         serve(parts.scheduler, batch, Priced(parts.cost, parts.link), clients, log)
     except EngineStopped as stop:
         stopped = stop.kind
-    return stopped, log.records, columns(requests), batch.token_gaps_ns
+    return stopped, log.records, columns(requests, trace), batch.token_gaps_ns
 
 
-def columns(requests: list[Request]) -> dict[str, Any]:
-    table = request_columns(requests)
+def columns(requests: list[Request], trace: Trace) -> dict[str, Any]:
+    archive = Archive(trace.rows)
+    for request in requests:
+        archive.add(request)
+    table = archive.columns()
     return {key: getattr(values, "tolist", lambda v=values: v)() for key, values in table.items()}
 
 

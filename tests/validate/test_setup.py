@@ -69,7 +69,7 @@ def test_v1_is_run_synchronously(trace: Trace) -> None:
     setup = prepare(
         trace, make_config({**settings, "async_scheduling": False}), ("prefix-caching",)
     )
-    assert setup["policies"][0]["scheduler"]["class"] == "kvsim.schedule.vllm_v1:VllmV1"
+    assert setup["policies"][0]["scheduler"]["class"] == "kvsim.engines.vllm_v1:VllmV1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""Keeps what requests came to, one by one when they are over, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from kvsim.packed import PackedColumns
+from kvsim.engine.request import Request
+from kvsim.schema import REQUESTS, TEXT, Source
+from kvsim.workload.trace import Row
+
+_PACKED = tuple(column for column in REQUESTS.columns if column.source is Source.REQUEST)
+_TRACE = tuple(column for column in REQUESTS.columns if column.source is Source.TRACE)
+
+_values_of = attrgetter(*(column.attribute or column.name for column in _PACKED))
+_pack = Struct(f"{len(_PACKED)}q").pack
+_PIECE_BYTES = 8 * len(_PACKED) << 15
+"""Of the requests that are packed together."""
+
+
+class Archive:
+    """What the requests made of some rows of a trace came to."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._columns = PackedColumns(tuple(column.name for column in _PACKED))
+        self._fresh = bytearray()
+        """What is not packed yet, as consecutive 64-bit integers."""
+        self._reasons: dict[int, str] = {}
+        """Index of a rejected request → why."""
+
+    def add(self, request: Request) -> None:
+        """Keep what it came to; it may change no more."""
+        self._fresh += _pack(*_values_of(request))
+        if request.reason:
+            self._reasons[request.index] = request.reason
+        if len(self._fresh) >= _PIECE_BYTES:
+            self._seal()
+
+    def missing(self) -> list[int]:
+        """Indices of the rows whose requests are not kept here."""
+        self._seal()
+        absent = np.ones(len(self._rows), dtype=bool)
+        absent[self._columns["index"]] = False
+        return list(map(int, np.flatnonzero(absent)))
+
+    def columns(self) -> dict[str, Any]:
+        """Columns of `REQUESTS` that neither files nor a ledger add, in trace order; -1: null."""
+        self._seal()
+        order = np.argsort(self._columns["index"])
+        columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}
+        indices = columns["index"].tolist()
+        rows = [self._rows[index] for index in indices]
+        for column in _TRACE:
+            values = map(attrgetter(column.name), rows)
+            if column.type == TEXT:
+                columns[column.name] = [value or "" for value in values]
+            else:
+                columns[column.name] = np.fromiter(values, np.int64, len(rows))
+        reasons = [self._reasons.get(index, "") for index in indices]
+        status = ["rejected" if reason else "completed" for reason in reasons]
+        return columns | {"status": status, "reason": reasons}
+
+    def _seal(self) -> None:
+        if self._fresh:
+            self._columns.add(np.frombuffer(self._fresh, np.int64).reshape(-1, len(_PACKED)))
+            self._fresh = bytearray()
