@@ -43,10 +43,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.conform:conform",
         "Replay recorded cases on the virtual clock and compare every decision.",
     ),
-    "experiment": (
-        "kvsim.cli.experiments:experiment",
-        "Repeat a published experiment without a GPU and show how far off it comes out.",
-    ),
     "bench": (
         "kvsim.cli.bench:bench",
         "Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.",

@@ -1,7 +1,6 @@
 """`compare --seeds` and `diff` as a user runs them."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -49,16 +48,6 @@ def test_a_configuration_against_itself_stops_at_the_first_look(
     assert (len(record["seeds"]), record["planned_seeds"], record["settled"]) == (6, 12, True)
     findings = {d["words"] for f in record["figures"].values() for d in f["differences"]}
     assert findings == {"no difference"}
-
-
-def test_the_watermark_configurations_bring_their_own_requests(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    names = ["watermark-off", "watermark-0.05"]
-    few = ["--seeds", "2", "--num-prompts", "150", "--jobs", "1"]
-    shown = " ".join(kvsim(capsys, "compare", *names, *few).split())
-    assert "From seed to seed differ: lengths." in shown.replace("\n", " ")
-    assert re.search(r"Preemptions, beside vLLM PR #44594 \(one run\).*1,065.*187", shown)
 
 
 def test_a_recorded_trace_is_replayed_once(
