@@ -84,7 +84,7 @@ def test_two_runs_are_set_against_each_other(
     [
         (["compare", "naive", *SHORT, "--seeds", "4"], ["two configurations"]),
         (["compare", "naive", "swap", *SHORT, "--seeds", "1"], ["--seeds", "2"]),
-        (["compare", "naive", "swap", *SHORT, "--seeds", "some"], ["--seeds", "integer"]),
+        (["compare", "naive", "swap", *SHORT, "--seeds", "some"], ["--seeds", "int"]),
         (["compare", "naive", "swap", *SHORT, "--json"], ["--json", "--seeds N"]),
         (["compare", "naive", "swap", "--seeds", "4"], ["--trace FILE", "--workload"]),
         (["compare", "naive", "watermark-off", "--seeds", "4"], ["workload: naive None"]),
