@@ -30,7 +30,7 @@ LAYERS = [
     {"result"},
     {"run"},
     {"replicates"},
-    {"experiments", "sweep", "bench", "validate", "tracks"},
+    {"sweep", "bench", "validate", "tracks"},
     {"size"},
     {"cli", "__init__"},
     {"__main__"},

@@ -19,7 +19,7 @@ app = typer.Typer(
     name="kvsim",
     cls=DeferredGroup,
     help="Simulate the KV cache and the scheduler of an LLM server, from a request trace.",
-    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Plain help: the list of commands is there at once.
@@ -27,12 +27,19 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+def _without_command(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+) -> None:
+    """The version, or the help and exit code 2."""
     if version:
         from kvsim.version import __version__
 
         print(f"kvsim {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

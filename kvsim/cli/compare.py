@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from kvsim.certainty.comparison import Comparison
     from kvsim.replicates import Load
-    from kvsim.report.certainty import Published
     from kvsim.report.explanation import Run
     from kvsim.result import Result
 
@@ -102,8 +101,7 @@ def compare(
         _compare_once(load, loaded, out)
         return
     comparison, results = _compare_seeds(load, loaded, seeds, 1 - confidence, margin, jobs)
-    workload = loaded[0][1].workload if trace is None else None
-    _show(comparison, results, workload, out, as_json=as_json)
+    _show(comparison, results, out, as_json=as_json)
 
 
 def _compare_once(load: Load, configs: list[tuple[str, RunConfig]], out: str | None) -> None:
@@ -160,26 +158,23 @@ def _compare_seeds(
 def _show(
     comparison: Comparison,
     results: Results,
-    workload: str | None,
     out: str | None,
     *,
     as_json: bool,
 ) -> None:
-    from kvsim.experiments import published_of
     from kvsim.report.certainty import comparison_record, render_certainty
 
-    published = published_of(workload, comparison.names)
-    record = json.dumps(comparison_record(comparison, published), indent=1, ensure_ascii=False)
+    record = json.dumps(comparison_record(comparison), indent=1, ensure_ascii=False)
     if as_json:
         print(record)
     else:
         summaries = [(name, result.summary) for name, result in results]
-        render_certainty(comparison, summaries, make_console(), published)
+        render_certainty(comparison, summaries, make_console())
         _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
     if out is not None:
         from kvsim.writing import write_text
 
-        _write(results, out, comparison, published)
+        _write(results, out, comparison)
         write_text(Path(out) / "comparison.json", record + "\n")
         if not as_json:
             page = Path(out) / "comparison.html"
@@ -207,7 +202,6 @@ def _write(
     results: Results,
     out: str,
     comparison: Comparison | None = None,
-    published: Published | None = None,
 ) -> None:
     from kvsim.report.compare_page import build_comparison
     from kvsim.report.files import write_results
@@ -217,7 +211,7 @@ def _write(
         tables = result.summary, result.requests, result.steps
         write_results(Path(out) / name, *tables, transitions=result.transitions)
     runs = [_run_of(name, result) for name, result in results]
-    write_text(Path(out) / "comparison.html", build_comparison(runs, comparison, published))
+    write_text(Path(out) / "comparison.html", build_comparison(runs, comparison))
 
 
 def _whole(result: Result) -> Result:

@@ -43,10 +43,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.conform:conform",
         "Replay recorded cases on the virtual clock and compare every decision.",
     ),
-    "experiment": (
-        "kvsim.cli.experiments:experiment",
-        "Repeat a published experiment without a GPU and show how far off it comes out.",
-    ),
     "bench": (
         "kvsim.cli.bench:bench",
         "Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.",
@@ -82,48 +78,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 _WITH_TORCH = ("calibrate", "validate")
 
 
-class _AsGiven:
-    """What a text or a flag becomes: what it is.
-
-    For this typer would load a library of validation, which takes longer than the rest of a start.
-    """
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The value; of an option that may be repeated, all values."""
-        if param.multiple or param.nargs == -1:
-            return [] if value is None else list(value)
-        return value
-
-
-class _QuickStart:
-    """Of a command: its texts and flags are taken as they are given."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if param.type_descriptor.annotation in (str, bool, list[str]):
-                param.get_runtime_param = _AsGiven
-        return params
-
-
-class QuickCommand(_QuickStart, TyperCommand):
-    """A command that starts quickly."""
-
-
-class DeferredGroup(_QuickStart, TyperGroup):
+class DeferredGroup(TyperGroup):
     """A group that knows of each command of `COMMANDS` only the name and a line of help."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        known = {
-            name: TyperCommand(name, help=about, short_help=about)
-            for name, (_, about) in COMMANDS.items()
-        }
-        self.commands = {**known, **self.commands}
+        for name, (_, about) in COMMANDS.items():
+            self.add_command(TyperCommand(name, short_help=about))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else command, rest
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(str(name)), rest
 
 
 def load(name: str) -> Any:
@@ -138,5 +103,5 @@ def load(name: str) -> Any:
         group.name = name
         return group
     app = typer.Typer(add_completion=False)
-    app.command(name, cls=QuickCommand)(found)
+    app.command(name)(found)
     return get_command(app)

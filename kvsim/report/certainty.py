@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvsim.certainty.comparison import Comparison, Pair, Values
 from kvsim.certainty.stretches import FEWEST
@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _METRIC = {metric.key: metric for metric in METRICS}
-
-
-class Published(NamedTuple):
-    """Figures that somebody else reports of the same configurations."""
-
-    source: str
-    key: str
-    values: Mapping[str, float]
-    """Name of a configuration -> its figure."""
 
 
 def certain_table(comparison: Comparison) -> list[Row]:
@@ -129,7 +120,7 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     return text
 
 
-def comparison_record(comparison: Comparison, published: Published | None = None) -> dict[str, Any]:
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """Everything as plain values, for a JSON file."""
     names = comparison.names
     figures: dict[str, Any] = {}
@@ -165,7 +156,6 @@ def comparison_record(comparison: Comparison, published: Published | None = None
         "settled": comparison.settled,
         "unfinished": [list(each) for each in comparison.unfinished],
         "figures": figures,
-        "published": None if published is None else published._asdict(),
     }
 
 
@@ -173,7 +163,6 @@ def render_certainty(
     comparison: Comparison,
     runs: Sequence[tuple[str, Mapping[str, Any]]],
     console: Console,
-    published: Published | None = None,
 ) -> None:
     """Print figures with their spread, and what can be said of the differences."""
     from rich.text import Text
@@ -183,8 +172,6 @@ def render_certainty(
         console.print(Text(sentence))
     rows = certain_table(comparison)
     _render_values(comparison.names, rows, console)
-    if published is not None:
-        console.print(_beside(comparison, published))
     first, *others = comparison.names
     for other, name in enumerate(others, 1):
         console.print(Text(f"{name} against {first}", style="bold"))
@@ -199,19 +186,6 @@ def render_certainty(
             ranking = ranking_words(comparison, row.metric.key)
             if ranking:
                 console.print(Text(f"  {row.metric.label}: {ranking}"))
-
-
-def beside_published(comparison: Comparison, published: Published) -> list[list[str]]:
-    """Name, published figure, measured mean and spread, deviation of the mean."""
-    metric = _METRIC[published.key]
-    lines = []
-    for name, values in zip(comparison.names, comparison.values[published.key], strict=True):
-        reported, measured = published.values.get(name), _mean(values)
-        if reported is not None and measured is not None:
-            row = Row(metric, (measured,), (), (), (_deviation(values),))
-            change = signed((measured / reported - 1) * 100, "").replace("\u00a0", "") + " %"
-            lines.append([name, f"{reported:,.0f}", value_words(row, 0), change])
-    return lines
 
 
 def _render_values(names: Sequence[str], rows: Sequence[Row], console: Console) -> None:
@@ -237,19 +211,6 @@ def _values(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
         if len(names) == 2:
             cells.append(Text(interval_words(row, 0), style=_style(row, 0)))
         table.add_row(Text(row.metric.label), *cells)
-    return table
-
-
-def _beside(comparison: Comparison, published: Published) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    label = _METRIC[published.key].label
-    table = Table(title=f"{label}, beside {published.source}", box=box.SIMPLE_HEAD)
-    for number, column in enumerate(("", "published", "measured", "deviation")):
-        table.add_column(column, justify="right" if number else "left")
-    for line in beside_published(comparison, published):
-        table.add_row(*line)
     return table
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from kvsim.certainty.comparison import Comparison, Pair
 from kvsim.report.certainty import (
-    Published,
-    beside_published,
     finding_words,
     method_words,
     ranking_words,
@@ -26,7 +24,6 @@ def certainty_section(
     comparison: Comparison,
     rows: Sequence[Row],
     drawn: Html,
-    published: Published | None,
 ) -> Html:
     """Method, intervals as drawn, a verdict for each headline figure, and what may be ranked."""
     parts: list[Html] = [element("p", sentence) for sentence in method_words(comparison)]
@@ -35,10 +32,6 @@ def certainty_section(
         parts.append(_verdicts(comparison, rows, other))
     if len(comparison.names) > 2:
         parts.append(_ranking(comparison, rows))
-    if published is not None:
-        lines = beside_published(comparison, published)
-        head = ["", "Published", "Measured", "Deviation"]
-        parts.append(panel(f"Beside {published.source}", table(head, lines)))
     return join(parts)
 
 

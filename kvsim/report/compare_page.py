@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.certainty.comparison import Comparison
 from kvsim.report import panels, wording
-from kvsim.report.certainty import Published, certain_table
+from kvsim.report.certainty import certain_table
 from kvsim.report.certainty_panel import certainty_section, interval_figures
 from kvsim.report.compare import (
     NO_DIFFERENCE,
@@ -44,7 +44,6 @@ _ABREAST = 3
 def build_comparison(
     runs: Sequence[Run],
     comparison: Comparison | None = None,
-    published: Published | None = None,
 ) -> str:
     """One page on two runs or more, each (name, summary, requests, steps).
 
@@ -67,7 +66,7 @@ def build_comparison(
     intervals = [] if comparison is None else interval_figures(comparison, rows)
     sections = {
         "Differences": _headlines(summaries, rows),
-        **_certainty(comparison, rows, intervals, published),
+        **_certainty(comparison, rows, intervals),
         "Why": _why(explained),
         "Settings": _settings(summaries),
         "All figures": _figures_table(summaries, rows),
@@ -104,14 +103,13 @@ def _certainty(
     comparison: Comparison | None,
     rows: Sequence[Row],
     figures: Sequence[Figure],
-    published: Published | None,
 ) -> dict[str, Html]:
     if comparison is None:
         return {}
     drawn = join(figure_place(figure) for figure in figures)
     if len(comparison.names) > 2:
         drawn = join((_key_of(comparison.names, skip=1), drawn))
-    return {"Certainty": certainty_section(comparison, rows, drawn, published)}
+    return {"Certainty": certainty_section(comparison, rows, drawn)}
 
 
 def _header(title: str, runs: Summaries, comparison: Comparison | None) -> Html:

@@ -94,6 +94,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("num_preemptions_by_mode.swap", "Preemptions by swap", "preemptions", "lower"),
         ("preempted_requests", "Requests preempted", "requests", "lower"),
         ("recomputed_tokens", "Tokens computed again", "tokens", "lower"),
+        ("recompute_tax", "Recompute tax", "share", "lower"),
         ("swapped_out_blocks", "Blocks swapped out", "blocks", "lower"),
         ("swapped_in_blocks", "Blocks swapped in", "blocks", "lower"),
         ("copied_blocks", "Blocks copied on write", "blocks", "lower"),
@@ -141,6 +142,7 @@ HEADLINES = (
     "p99_tpot_ms",
     "p99_e2el_ms",
     "num_preemptions",
+    "recompute_tax",
     "kv_cache_usage_mean",
     "prefix_cache_hit_rate",
 )

@@ -147,11 +147,14 @@ def _latencies(
 
 def _preemptions(steps: Columns, requests: Mapping[str, Any]) -> dict[str, Any]:
     by_mode = {mode: int(steps[f"preempted_{mode}"].sum()) for mode in ("recompute", "swap")}
+    recomputed = int(_ints(requests["recomputed_tokens"]).sum())
+    computed = int(steps["prefill_tokens"].sum() + steps["decode_seqs"].sum())
     return {
         "num_preemptions": sum(by_mode.values()),
         "num_preemptions_by_mode": by_mode,
         "preempted_requests": int((_ints(requests["num_preemptions"]) > 0).sum()),
-        "recomputed_tokens": int(_ints(requests["recomputed_tokens"]).sum()),
+        "recomputed_tokens": recomputed,
+        "recompute_tax": ratio(recomputed, computed),
         "swapped_out_blocks": int(steps["swap_out_blocks"].sum()),
         "swapped_in_blocks": int(steps["swap_in_blocks"].sum()),
         "copied_blocks": int(steps["copied_blocks"].sum()),

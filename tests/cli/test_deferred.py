@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvsim.cli import main
 from kvsim.cli.deferred import COMMANDS, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,21 +39,20 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
         assert name in done.stdout
 
 
-def test_texts_and_flags_are_taken_without_a_library_of_validation() -> None:
-    code = (
-        "import sys\n"
-        "from kvsim.cli import main\n"
-        "try:\n"
-        "    main(['run', '--trace', '/nowhere', '--enable-prefix-caching', '--set', 'seed=1'])\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 2\n"
-        "assert 'pydantic' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "kvsim: /nowhere: no such file; give the path of a trace\n"
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    shown = capsys.readouterr()
+    assert (stop.value.code, shown.err) == (2, "")
+    assert all(f"\n  {name} " in shown.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["policies"], ["trace"], ["trace", "info"]])
+def test_h_is_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "-h"])
+    assert stop.value.code == 0
+    assert "Show this message and exit." in capsys.readouterr().out
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:

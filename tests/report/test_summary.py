@@ -48,6 +48,7 @@ def tiny():
         ("num_preemptions_by_mode", {"recompute": 1, "swap": 0}),
         ("preempted_requests", 1),
         ("recomputed_tokens", 1),
+        ("recompute_tax", 1 / (16 + 2)),
         ("kv_cache_usage_mean", (20 * 2 + 10 * 3 + 20 * 3 + 40 * 2 + 10 * 2 + 30 * 2) / 250 / 10),
         ("kv_cache_usage_max", 0.3),
         ("cpu_cache_usage_mean", None),
