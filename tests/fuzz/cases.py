@@ -16,6 +16,7 @@ from fuzz.draw import (
     draw_trace,
 )
 from fuzz.equal import LIMIT_S, assert_equal_runs
+
 from kvsim.blocks import BLOCK_MANAGERS
 from kvsim.engines import ENGINES
 

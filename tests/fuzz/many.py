@@ -1,6 +1,6 @@
 """Runs many random cases and lists those that fail.
 
-    python tests/fuzz/many.py configurations 10000 --first 0
+python tests/fuzz/many.py configurations 10000 --first 0
 """
 
 # ruff: noqa: T201

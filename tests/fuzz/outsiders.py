@@ -117,7 +117,9 @@ def victim(seed: int) -> Callable[..., Request]:
         if way == 0:
             return max(candidates, key=_length)
         if way == 1:
-            return min(candidates, key=lambda request: (len(request.sequences[0].table), request.id))
+            return min(
+                candidates, key=lambda request: (len(request.sequences[0].table), request.id)
+            )
         if way == 2:
             return candidates[len(candidates) // 2]
         return candidates[sum(_numbers(seen)) % len(candidates)]
@@ -177,7 +179,8 @@ def _overriding(made: type, method: str, body: Body) -> Callable[..., Any]:
     def override(self: Any, *args: Any, **kwargs: Any) -> Any:
         usual = getattr(super(made, self), method, None)
         if usual is None:
-            usual = getattr(args[0], method)  # a move of the batch that no scheduler has to have
+            # A move of the batch, which no scheduler has to have.
+            usual = getattr(Batch, method)
         return body(self, usual, *args, **kwargs)
 
     return override if inherited is None else functools.wraps(inherited)(override)
@@ -491,7 +494,8 @@ class Scratch(SchedulerBase):
             batch.compute(sequence, tokens)
             if samples:
                 batch.token(sequence)
-                if sequence.length - request.input_length >= request.output_length:
+                generated = sequence.length - request.input_length
+                if generated >= request.output_length or sequence.length >= self.max_model_len:
                     batch.complete(request)
         if batch.ended:
             batch.remove_ended()
@@ -503,7 +507,7 @@ class Scratch(SchedulerBase):
             request = batch.waiting[0]
             length = _length(request)
             need = blocks.admission_need(request)
-            if length > self.max_num_batched_tokens or need > blocks.admission_total:
+            if length >= self.max_model_len or need > blocks.admission_total:
                 batch.waiting.popleft()
                 batch.ignore(request, "too-long")
                 continue
