@@ -1,0 +1,136 @@
+"""The case of a seed, and what checks it: random configurations, random policies of outsiders."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from fuzz import outsiders
+from fuzz.draw import (
+    draw_clients,
+    draw_configuration,
+    draw_cost,
+    draw_room,
+    draw_settings,
+    draw_trace,
+)
+from fuzz.equal import LIMIT_S, assert_equal_runs
+
+from kvsim.blocks import BLOCK_MANAGERS
+from kvsim.engines import ENGINES
+
+_SWITCHES = ("async_scheduling", "disable_async_output_proc")
+"""Settings that choose between the schedulers of an engine: who names a class has chosen."""
+
+
+def check_configuration(seed: int, limit_s: float = LIMIT_S) -> str:
+    """One random configuration; returns how both its runs end."""
+    trace, settings = draw_configuration(seed)
+    return assert_equal_runs(trace, settings, f"configuration {seed}", limit_s=limit_s).kind
+
+
+def check_policy(seed: int, limit_s: float = LIMIT_S) -> str:
+    """One random policy in a random configuration; returns how both its runs end."""
+    rng = random.Random(f"policy {seed}")
+    trace = draw_trace(rng)
+    draw = rng.choice((_draw_scheduler, _draw_scheduler, _draw_manager, _draw_cost, _draw_victim))
+    settings, policy = draw(rng, seed)
+    overridden = getattr(policy, "overridden", ())
+    variant = getattr(policy, "variant", "other")
+    end = assert_equal_runs(
+        trace,
+        settings,
+        f"policy {seed}: {variant} {overridden} of {getattr(policy, '__base__', policy)}",
+        may_crash=variant == "other",
+        balanced=variant != "other",
+        limit_s=limit_s,
+        notes=getattr(policy, "notes", None),
+    ).kind
+    return f"{variant}: {end}"
+
+
+def check_scratch(seed: int, limit_s: float = LIMIT_S) -> str:
+    """A scheduler from scratch, sometimes with a manager from scratch."""
+    rng = random.Random(f"scratch {seed}")
+    trace = draw_trace(rng)
+    settings = draw_room(rng) | draw_clients(rng)
+    settings["cost"] = draw_cost(rng)
+    settings["engine"] = "fuzz.outsiders:Scratch"
+    settings["scheduler_args"] = {
+        "mixed": rng.random() < 0.5,
+        "order": rng.choice(("fcfs", "shortest", "priority")),
+        "place": rng.choice((-1, 0, 1)),
+    }
+    manager = rng.choice((None, "naive", "prefix-caching", "contiguous", "fuzz.outsiders:Generous"))
+    if manager is not None:
+        settings["block_manager"] = manager
+    if manager == "fuzz.outsiders:Generous":
+        settings["block_manager_args"] = {"extra": rng.randrange(3)}
+    settings["max_num_batched_tokens"] = settings["max_model_len"] + rng.choice((0, 30))
+    where = f"scratch {seed}"
+    return assert_equal_runs(trace, settings, where, may_crash=True, limit_s=limit_s).kind
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    "configurations": check_configuration,
+    "policies": check_policy,
+    "scratch": check_scratch,
+}
+"""Kind of cases -> what checks the case of a seed."""
+
+
+def _draw_scheduler(rng: random.Random, seed: int) -> tuple[dict[str, Any], Any]:
+    policy = outsiders.scheduler(seed)
+    built_in = policy.__mro__[1]
+    engine = outsiders.SCHEDULERS[built_in]
+    settings = draw_settings(rng, engine)
+    settings["engine"] = f"fuzz.outsiders:Scheduler{seed}"
+    for key in _SWITCHES:
+        settings.pop(key, None)
+    if built_in is ENGINES[engine].asynchronous:
+        settings.pop("n", None)
+    own = settings.get("block_manager") or (
+        ENGINES[engine].prefix_manager
+        if settings.get("enable_prefix_caching", ENGINES[engine].enable_prefix_caching)
+        else ENGINES[engine].block_manager
+    )
+    if engine != "vllm-0.6.3" and rng.random() < 0.9:
+        settings["block_manager"] = _by_class(BLOCK_MANAGERS[own])
+    if "block_manager" in settings:
+        settings.pop("enable_prefix_caching", None)
+    return settings, policy
+
+
+def _draw_manager(rng: random.Random, seed: int) -> tuple[dict[str, Any], Any]:
+    policy = outsiders.manager(seed)
+    name = next(name for name, kind in BLOCK_MANAGERS.items() if kind is policy.__mro__[1])
+    engines = [
+        engine
+        for engine, entry in ENGINES.items()
+        if name in (entry.block_manager, entry.prefix_manager, *entry.others)
+    ]
+    settings = draw_settings(rng, rng.choice(engines), name)
+    settings["block_manager"] = f"fuzz.outsiders:Manager{seed}"
+    settings.pop("enable_prefix_caching", None)
+    return settings, policy
+
+
+def _draw_cost(rng: random.Random, seed: int) -> tuple[dict[str, Any], Any]:
+    policy = outsiders.cost(seed)
+    settings = draw_settings(rng)
+    drawn = settings["cost"] if settings["cost"]["model"] == "constant" else {}
+    if issubclass(policy, outsiders.BareCost):
+        drawn = {}
+    settings["cost"] = {**drawn, "model": f"fuzz.outsiders:Cost{seed}"}
+    return settings, policy
+
+
+def _draw_victim(rng: random.Random, seed: int) -> tuple[dict[str, Any], Any]:
+    settings = draw_settings(rng)
+    settings["victim"] = f"fuzz.outsiders:Victim{seed}"
+    return settings, outsiders.victim(seed)
+
+
+def _by_class(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
