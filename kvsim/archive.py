@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.packed import PackedColumns
 from kvsim.engine.request import Request
+from kvsim.packed import PackedColumns
 from kvsim.schema import REQUESTS, TEXT, Source
 from kvsim.workload.trace import Row
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
-from kvsim.engine.request import Request
 from kvsim.engines import ENGINES
 from kvsim.tally import Tally
 from kvsim.version import __version__

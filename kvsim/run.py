@@ -104,9 +104,7 @@ class _Run:
         self.requests = Requests(trace, rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size)
-        endings = Endings(
-            lambda index: rows[index].output_length, parts.scheduler.longest_sequence
-        )
+        endings = Endings(lambda index: rows[index].output_length, parts.scheduler.longest_sequence)
         self.batch = batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(batch, parts.scheduler, parts.cost, endings, asked)
         self._env = simpy.Environment()

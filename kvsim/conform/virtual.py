@@ -53,7 +53,7 @@ def corpus_endings(trace: list[dict[str, Any]], longest_sequence: int | None) ->
     """The stop test of a conformance trace."""
 
     lengths = [row.get("output_lens") for row in trace]
-    most = [max(each) if each else row["output_len"] for each, row in zip(lengths, trace)]
+    most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
     return Endings(most.__getitem__, longest_sequence, lengths.__getitem__)
 
 

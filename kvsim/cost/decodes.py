@@ -7,12 +7,15 @@ follow each other by the hundred, so a cost model may offer them by the run.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from kvsim.engine.plan import Plan
 
 
 @runtime_checkable
 class PricesDecodes(Protocol):
-    """What a cost model may offer beside `Cost`; one that does not is shown every step in full.
+    """A cost model that may offer sums; one that does not is shown every step in full.
 
     One that does looks at the sums of a plan and at its `chunks`: in the plans that `step_ns` is
     shown, `entries`, `prefills` and `decodes` may be empty. Answers are those of `step_ns` for the
@@ -20,6 +23,10 @@ class PricesDecodes(Protocol):
     `context_tokens` is the sum of their lengths, the token of the step included, as
     `Plan.context_tokens`.
     """
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of any step (`kvsim.cost.Cost`)."""
+        ...
 
     def decode_ns(self, sequences: int, context_tokens: int) -> int:
         """Nanoseconds of one pure decode step."""

@@ -258,9 +258,7 @@ class Vllm063(Scheduler):
         if self.chunked:
             self._seqs += number
 
-    def _run(
-        self, batch: Batch, prompts: Admissions, prefills: Entries, decodes: Entries
-    ) -> None:
+    def _run(self, batch: Batch, prompts: Admissions, prefills: Entries, decodes: Entries) -> None:
         """Put the batch into the plan, in batch order.
 
         The first sequence decides what a request counts as. So a request whose first sample has

@@ -397,6 +397,16 @@ class Cohort:
         return sequence
 
 
+def _slot(name: str) -> Any:
+    """A slot of sequences, whatever the class of one says."""
+    return vars(Sequence)[name]
+
+
+_LENGTH, _COMPUTED, _TABLE = _slot("length"), _slot("computed"), _slot("table")
+_PLACEHOLDERS, _ACCESS_NS = _slot("placeholders"), _slot("access_ns")
+_LAST_TOKEN_NS = _slot("last_token_ns")
+
+
 class MemberSequence(Sequence):
     """The sequence of a member: what changes from step to step is worked out when it is read.
 
@@ -450,13 +460,6 @@ class MemberSequence(Sequence):
             return held  # type: ignore[no-any-return]
         blocks = -(-self.filled // self.member.cohort.size)
         return range(held.start, held.start + blocks)  # type: ignore[return-value]
-
-
-_LENGTH, _COMPUTED, _TABLE, _PLACEHOLDERS, _ACCESS_NS, _LAST_TOKEN_NS = map(
-    vars(Sequence).__getitem__,
-    ("length", "computed", "table", "placeholders", "access_ns", "last_token_ns"),
-)
-"""The slots themselves, whatever the class of a sequence says."""
 
 
 def _place(left: tuple[int, Request]) -> int:

@@ -22,7 +22,7 @@ Census = tuple[int, int, int, int, int, int]
 
 
 class Course:
-    """The parts of a run, and what is common to all kinds of steps that are worked out in numbers."""
+    """The parts of a run, and what all kinds of steps that are worked out in numbers share."""
 
     def __init__(
         self,

@@ -102,9 +102,7 @@ class Decodes:
                 break
         return ends_ns, opened
 
-    def _long(
-        self, floor_blocks: int, cut_ns: float, steps: int
-    ) -> tuple[list[int], list[int]]:
+    def _long(self, floor_blocks: int, cut_ns: float, steps: int) -> tuple[list[int], list[int]]:
         """The same all at once; none where there are few steps, or blocks may lack."""
         cohort, course = self._cohort, self._course
         number, size, start_ns = len(cohort.requests), cohort.size, self._batch.now_ns

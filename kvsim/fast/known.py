@@ -1,9 +1,9 @@
 """What short cuts know of the classes that they stand for: all of it, and of no other class.
 
-| short cut | stands for | so it is taken for |
-|---|---|---|
-| cohort (`kvsim.fast.cohort`) | how running requests grow, decode and end | schedulers and block managers that override none of that |
-| repetition (`kvsim.fast.repeat`) | whole steps | the classes listed in `TERMS`, by exact type |
+* A *cohort* (`kvsim.fast.cohort`) stands for how running requests grow, decode and end. Schedulers
+  and block managers that override none of that may have one.
+* *Repetition* (`kvsim.fast.repeat`) stands for whole steps. It is for the classes listed in `TERMS`,
+  by exact type.
 
 Whatever else there is decides each step for itself. A class that overrides a method that a cohort
 stands for is shown each request by itself, and what it decides counts.
@@ -30,7 +30,7 @@ from kvsim.fast.runs import PrefixRuns
 from kvsim.schedule.means import by_width, recompute
 from kvsim.schedule.victims import tail
 
-AT_BOUNDARIES = frozenset({"__init__", "arrive", "compose", "overlap"})
+AT_BOUNDARIES = frozenset({"__init__", "arrive", "compose"})
 """Methods of a scheduler that are called between steps, when everything can be looked at. A class
 may override them and have a cohort all the same."""
 
@@ -184,13 +184,11 @@ COUNTED_CLASSES = frozenset({*COUNTED_TWINS.values(), PrefixRuns})
 
 
 def _overridden(built: object, known: type) -> set[str]:
-    """What the object has in place of attributes of a class that it is an instance of."""
-    own = {
-        name
-        for kind in type(built).__mro__
-        if not issubclass(known, kind)
-        for name in vars(kind)
-        if hasattr(known, name)
-    }
+    """What an object has in place of attributes of `known`, a class that it is an instance of."""
+    above = known.__mro__
+    own = {name for kind in type(built).__mro__ if kind not in above for name in vars(kind)}
     shadowed = {name for name in vars(built) if callable(getattr(known, name, None))}
-    return own | shadowed - {"__module__", "__doc__", "__qualname__"}
+    return ({name for name in own if hasattr(known, name)} | shadowed) - _SAYS_NOTHING
+
+
+_SAYS_NOTHING = {"__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"}

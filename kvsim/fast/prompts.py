@@ -110,9 +110,7 @@ class Prompts:
         start_ns, waiting, census = batch.now_ns, len(batch.waiting), batch.blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(course.begin())
         finished = len(batch.ended)
-        course.record(
-            start_ns, end_ns, census, waiting=waiting, blocked=blocked, finished=finished
-        )
+        course.record(start_ns, end_ns, census, waiting=waiting, blocked=blocked, finished=finished)
         return 1
 
     def _continued(self) -> list[Chunk]:
@@ -138,7 +136,12 @@ class Prompts:
         Where no prompt is under way, the first is known to be admissible. Returns cached tokens,
         and how many were admitted.
         """
-        batch, course, terms, plan = self._batch, self._course, self._course.terms, self._course.plan
+        batch, course, terms, plan = (
+            self._batch,
+            self._course,
+            self._course.terms,
+            self._course.plan,
+        )
         blocks, waiting, others = batch.blocks, batch.waiting, batch.others
         refusal, chunked, size = terms.refusal, terms.chunked, self._cohort.size
         longest, by_chunk, keyed = terms.longest, terms.by_chunk, blocks.needs_keys

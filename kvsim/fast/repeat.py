@@ -69,9 +69,7 @@ class Repeat:
             self.composed_because[self._why_not] += 1
         return steps > 0
 
-    def _stretch(
-        self, now_ns: int, next_ns: float, horizon_ns: float, progress: Progress
-    ) -> int:
+    def _stretch(self, now_ns: int, next_ns: float, horizon_ns: float, progress: Progress) -> int:
         """Take steps until something is to be done outside; returns how many.
 
         No step but the first starts at `horizon_ns` or later.

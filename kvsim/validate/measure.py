@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from kvsim.engine.batch import Batch
+from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
@@ -133,7 +133,8 @@ def serve_policy(
     requests = make_requests(trace, rows, n=config.n)
     clients = Clients(requests, rows, release_times(rows, config), config)
     scheduler = build_scheduler(policy["scheduler"], policy["config"])
-    batch = Batch(build(policy["block_manager"]))
+    endings = Endings(lambda index: rows[index].output_length, scheduler.longest_sequence)
+    batch = Batch(build(policy["block_manager"]), endings)
     try:
         return serve(scheduler, batch, times, clients), requests
     except EngineStopped as stop:

@@ -165,7 +165,7 @@ def _recipe(built: object, parts: Parts, own: Mapping[str, Any]) -> Table:
 
 
 def _refuse(parts: Parts) -> None:
-    if getattr(parts.scheduler, "in_flight", 1) != 1:
+    if parts.scheduler.in_flight != 1:
         raise ConfigError(
             "async_scheduling: validate runs one step at a time; add --no-async-scheduling"
         )

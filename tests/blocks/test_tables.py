@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.blocks import Contiguous, Naive, PrefixCaching, Tables
-from kvsim.errors import ConfigError, EngineStopped
 from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.errors import ConfigError, EngineStopped
 
 
 class Words:

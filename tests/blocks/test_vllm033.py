@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kvsim.blocks.idle import TopStack
 from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.conform.tokens import RuleStream
-from kvsim.errors import ConfigError, EngineStopped
 from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.errors import ConfigError, EngineStopped
 
 
 def admitted(

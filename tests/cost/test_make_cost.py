@@ -119,7 +119,10 @@ def test_cost_models_describe_themselves(name: str) -> None:
         ({"model": "no_such_module:Cost"}, r"cost: cannot import 'no_such_module'"),
         ({"model": "kvsim.cost:Nothing"}, r"cost: module 'kvsim.cost' has no class 'Nothing'"),
         ({"model": "kvsim.cost:"}, r"cost: module 'kvsim.cost' has no class ''"),
-        ({"model": "kvsim.engine.plan:Plan"}, r"cost: kvsim.engine.plan:Plan: a cost model has step_ns"),
+        (
+            {"model": "kvsim.engine.plan:Plan"},
+            r"cost: kvsim.engine.plan:Plan: a cost model has step_ns",
+        ),
     ],
 )
 def test_mistakes_are_answered_in_one_line(cost: dict[str, Any], words: str) -> None:

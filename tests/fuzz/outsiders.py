@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from kvsim.batch.batch import Batch
 from kvsim.blocks import BLOCK_MANAGERS, Tables
 from kvsim.cost import ConstantCost
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request, Sequence
 from kvsim.engines import ENGINES
-from kvsim.plan import Plan
 from kvsim.recorder import BLOCKED
-from kvsim.request import Request, Sequence
 
 SchedulerBase: type = object
 """What a scheduler from scratch inherits."""

@@ -14,10 +14,10 @@ from worlds import config, hashed
 
 import kvsim
 from kvsim.engine.batch import Batch
-from kvsim.ledger.parts import PROMPT_PARTS
-from kvsim.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
+from kvsim.ledger.parts import PROMPT_PARTS
+from kvsim.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.workload.keys import streams
 from kvsim.workload.pieces import Piece
 from kvsim.workload.trace import (

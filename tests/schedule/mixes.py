@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvsim.engine.batch import Batch
 from kvsim.blocks import PrefixCaching
 from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
+from kvsim.engine.batch import Batch
 from kvsim.engines.nano import Nano, Nano2025
-from kvsim.engines.vllm_063 import Vllm063
-from kvsim.engines.vllm_063 import Vllm063Async
-from kvsim.engines.vllm_v1 import VllmV1
-from kvsim.engines.vllm_v1 import VllmV1Async
+from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
+from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
 
 SIZE = 4
 Made = tuple[Any, Batch]

@@ -13,12 +13,12 @@ from conformance.generate_prompts import make_arrivals, make_prompt
 from schedule.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.engine.batch import Batch
 from kvsim.blocks import BLOCK_MANAGERS, sharing
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.conform.virtual import corpus_requests
-from kvsim.errors import ConfigError
+from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
+from kvsim.errors import ConfigError
 
 EACH = pytest.mark.parametrize("engine", ENGINES)
 PROMPT = [7] * 9

@@ -10,14 +10,14 @@ from small import Priced
 
 from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
-from kvsim.engine.batch import Batch
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
-from kvsim.errors import ConfigError, EngineStopped
+from kvsim.engine.batch import Batch
 from kvsim.engine.events import Link
-from kvsim.recorder import Recorder
 from kvsim.engine.replica import Replica
 from kvsim.engine.request import Request
+from kvsim.errors import ConfigError, EngineStopped
+from kvsim.recorder import Recorder
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
