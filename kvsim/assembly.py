@@ -9,7 +9,7 @@ import msgspec
 
 from kvsim.blocks import BLOCK_MANAGERS, Tables
 from kvsim.blocks.tables import COUNTED
-from kvsim.config import RunConfig, nearest
+from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
 from kvsim.engine.scheduler import Scheduler
@@ -17,7 +17,7 @@ from kvsim.engines import ENGINES, Engine
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.hardware import load_hardware
-from kvsim.library import construct
+from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.model import load_model
@@ -91,14 +91,22 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
 
 
 def _engine(name: str) -> Engine:
-    """The entry of the table; an outsider's scheduler goes with the managers of vLLM 0.6.3."""
+    """The entry of the table; of an outsider's scheduler, that of the class it inherits from.
+
+    One from scratch goes with the managers of vLLM 0.6.3.
+    """
     if name in ENGINES:
         return ENGINES[name]
-    if ":" not in name:
+    kind = look_up("engine", ENGINES, name)
+    if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
         raise ConfigError(
-            f"engine: no {name!r};{nearest(name, ENGINES)} there are {', '.join(ENGINES)},"
-            " or package.module:Class"
+            f"engine: {name} is no scheduler; make it a subclass of one of kvsim.engines, or of"
+            " kvsim.engine.scheduler.Scheduler"
         )
+    for base in kind.__mro__:
+        for entry in ENGINES.values():
+            if base in (entry.scheduler, entry.asynchronous):
+                return entry
     return ENGINES["vllm-0.6.3"]
 
 

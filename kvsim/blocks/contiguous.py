@@ -12,7 +12,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.tables import Pairs, Tables
+from kvsim.blocks.tables import Pairs, Tables, waiting_sequence
 from kvsim.engine.request import Request, Sequence
 from kvsim.errors import ConfigError
 
@@ -49,6 +49,8 @@ class Contiguous(Tables):
         return _Places(size, first)
 
     def admission_need(self, request: Request) -> int:
+        if waiting_sequence(request).length > self.reserved_blocks * self.block_size:
+            return self.gpu.size + 1  # No reservation holds it.
         return request.n * self.reserved_blocks
 
     @property

@@ -77,7 +77,8 @@ class Cohort:
         """Tokens per block."""
         self.counts_composed = scheduler.counts_composed
         self.lingers = scheduler.lingers
-        self._ahead = scheduler.in_flight > 1
+        self.ahead = scheduler.in_flight > 1
+        """Whether a step is composed before the tokens of the step before are known."""
         self.requests: dict[Request, Member] = {}
         """The members, in running order."""
         self.sitting: dict[Request, None] = {}
@@ -124,7 +125,7 @@ class Cohort:
 
     def decode(self, scheduler: Scheduler, give_way: GiveWay | None, spare: bool) -> int:
         """Slots for one more token of each member (`Batch.decode_together`)."""
-        if self._ahead:
+        if self.ahead:
             self.seat()
         self.recruit(scheduler)
         if not self.requests or not self.make_room(give_way, spare):
@@ -153,7 +154,7 @@ class Cohort:
         if not plan.left:
             return []
         left = [request for _, request in sorted(plan.left, key=_place)]
-        for request in left:
+        for request in left if self.ahead else ():
             request.sequences[0].placeholders -= 1
         return [(request, 1, True) for request in left]
 
@@ -356,6 +357,8 @@ class Cohort:
             self.context_tokens -= member.known + composed - joined
         steps = composed - joined
         settled = max(0, min(self.settled, composed) - joined)
+        if request in self.lingering:
+            self.lingering.remove(request)
         sequence = self.wake(request)
         sequence.length += settled
         sequence.computed += steps if self.counts_composed else settled
@@ -365,7 +368,8 @@ class Cohort:
         if settled:
             sequence.last_token_ns = self.token_ns
         if steps > settled:
-            sequence.placeholders += steps - settled
+            if self.ahead:
+                sequence.placeholders += steps - settled
             first = max(self.settled, joined) - self.settled
             for number in range(first, first + steps - settled):
                 self.flying[number].left.append((member.place, request))
@@ -426,6 +430,11 @@ class MemberSequence(Sequence):
         return composed - member.joined, max(0, settled)
 
     @property
+    def _coming(self) -> int:
+        composed, settled = self._steps
+        return composed - settled if self.member.cohort.ahead else 0
+
+    @property
     def _computed_steps(self) -> int:
         return self._steps[0 if self.member.cohort.counts_composed else 1]
 
@@ -438,8 +447,8 @@ class MemberSequence(Sequence):
         lambda self, tokens: _COMPUTED.__set__(self, tokens - self._computed_steps),
     )
     placeholders = property(
-        lambda self: _PLACEHOLDERS.__get__(self) + self._steps[0] - self._steps[1],
-        lambda self, tokens: _PLACEHOLDERS.__set__(self, tokens - self._steps[0] + self._steps[1]),
+        lambda self: _PLACEHOLDERS.__get__(self) + self._coming,
+        lambda self, tokens: _PLACEHOLDERS.__set__(self, tokens - self._coming),
     )
     last_token_ns = property(
         lambda self: (

@@ -2,7 +2,7 @@
 
 * A *cohort* (`kvsim.fast.cohort`) stands for how running requests grow, decode and end. Schedulers
   and block managers that override none of that may have one.
-* *Repetition* (`kvsim.fast.repeat`) stands for whole steps. It is for the classes listed in `TERMS`,
+* *Repetition* (`kvsim.fast.repeat`) stands for whole steps. It is for the classes in `TERMS`,
   by exact type.
 
 Whatever else there is decides each step for itself. A class that overrides a method that a cohort

@@ -16,8 +16,8 @@ from kvsim.engine.request import RUNNING, Request
 from kvsim.fast.course import Course
 from kvsim.fast.known import Terms
 
-Chunk = tuple[Request, int, bool]
-"""A request, the tokens of it that a step takes on, and whether one is sampled."""
+Chunk = tuple[Request, int]
+"""A request, and the tokens of it that a step takes on."""
 
 _NO_HITS: list[int] = []
 
@@ -45,28 +45,31 @@ class Prompts:
             cohort.compose(number)
         plan.batched_tokens = number
         running = len(cohort.requests) + len(batch.others)
-        chunks = self._continued() if batch.others else []
-        cached, admitted = self._admit(running, chunks) if batch.waiting else (0, 0)
+        continued = self._continued() if batch.others else []
+        admitted = self._admit(running) if batch.waiting else []
+        first, then = (admitted, continued) if terms.prompts_first else (continued, admitted)
+        sampling = self._run(first) + self._run(then)
+        computed = sum([tokens for tokens, _ in plan.chunks])
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched, census = len(batch.waiting), plan.batched_tokens, blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
         ended = cohort.book(len(cohort.requests)) if number else []
-        through = self._sampled(chunks)
+        through = self._sampled(continued + admitted, sampling)
         if through or ended:
             course.end(through + ended if terms.prompts_first else ended + through)
         course.record(
             start_ns,
             end_ns,
             census,
-            prefill_seqs=len(chunks),
-            prefill_tokens=batched - number - cached,
-            cached_tokens=cached,
+            prefill_seqs=len(plan.chunks),
+            prefill_tokens=computed,
+            cached_tokens=batched - number - computed,
             decode_seqs=number,
             context_tokens=plan.context_tokens,
             batched_tokens=batched,
             waiting=waiting,
-            running=running + admitted,
+            running=running + len(admitted),
             blocked=plan.blocked,
             finished=len(batch.ended),
         )
@@ -86,9 +89,9 @@ class Prompts:
                 length = request.sequences[0].length
                 if length > longest:
                     return False
-                room -= length
                 if room < 0:
-                    break
+                    break  # It is looked at, though no tokens are left for it.
+                room -= length
         if not others:
             return True
         sequence = others[0].sequences[0]
@@ -124,28 +127,20 @@ class Prompts:
             return []
         if terms.by_chunk:
             batch.blocks.extend(sequence, computed + tokens)
-        _, samples = batch.take_on(request, sequence, tokens)
-        plan.chunks.append((tokens, computed))
-        plan.samples += samples
         plan.batched_tokens += tokens
-        return [(request, tokens, samples)]
+        return [(request, tokens)]
 
-    def _admit(self, running: int, chunks: list[Chunk]) -> tuple[int, int]:
+    def _admit(self, running: int) -> list[Chunk]:
         """Admit from the head of the waiting queue until one is refused, beside `running` ones.
 
-        Where no prompt is under way, the first is known to be admissible. Returns cached tokens,
-        and how many were admitted.
+        Where no prompt is under way, the first is known to be admissible.
         """
-        batch, course, terms, plan = (
-            self._batch,
-            self._course,
-            self._course.terms,
-            self._course.plan,
-        )
+        batch, course = self._batch, self._course
+        terms, plan = course.terms, course.plan
         blocks, waiting, others = batch.blocks, batch.waiting, batch.others
         refusal, chunked, size = terms.refusal, terms.chunked, self._cohort.size
-        longest, by_chunk, keyed = terms.longest, terms.by_chunk, blocks.needs_keys
-        tokens, seqs, cached_tokens = plan.batched_tokens, running, 0
+        longest, by_chunk = terms.longest, terms.by_chunk
+        tokens, admitted = plan.batched_tokens, list[Chunk]()
         while waiting:
             request = waiting[0]
             sequence = request.sequences[0]
@@ -153,7 +148,8 @@ class Prompts:
             if length > longest and not chunked and course.ignore_head():
                 continue
             asked = asked_tokens(terms, length, tokens) if chunked else length
-            if seqs > running or others:
+            if admitted or others:
+                seqs = running + len(admitted)
                 need = -(-length // size)
                 plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
                 if plan.blocked:
@@ -165,36 +161,45 @@ class Prompts:
             else:
                 blocks.allocate(sequence)
             sequence.state = RUNNING
-            if request.first_scheduled_ns < 0 and not keyed:
-                # As the general case has it, for most requests.
+            if request.first_scheduled_ns < 0:
                 request.first_scheduled_ns = batch.now_ns
-                cached, samples = 0, asked == length
             else:
                 batch.scheduled(request)
-                cached, samples = batch.take_on(request, sequence, asked)
-            plan.chunks.append((asked - cached, cached))
-            plan.samples += samples
-            chunks.append((request, asked, samples))
-            cached_tokens += cached
+            admitted.append((request, asked))
             tokens += asked
-            seqs += 1
         plan.batched_tokens = tokens
-        return cached_tokens, seqs - running
+        return admitted
 
-    def _sampled(self, chunks: list[Chunk]) -> list[Request]:
-        """The chunks of a step are computed: who is through its prompt joins the cohort.
+    def _run(self, chunks: list[Chunk]) -> list[Request]:
+        """Put chunks into the plan; returns who has a token sampled, in this order."""
+        batch, plan, keyed = self._batch, self._course.plan, self._batch.blocks.needs_keys
+        sampling = []
+        for request, tokens in chunks:
+            sequence = request.sequences[0]
+            before = sequence.computed
+            cached, samples = 0, before + tokens == sequence.length
+            if keyed or request.num_preemptions:
+                cached, samples = batch.take_on(request, sequence, tokens)
+            plan.chunks.append((tokens - cached, before + cached))
+            if samples:
+                sampling.append(request)
+        plan.samples += len(sampling)
+        return sampling
 
-        Returns who has got its last token with the first.
+    def _sampled(self, chunks: list[Chunk], sampling: list[Request]) -> list[Request]:
+        """The chunks of a step, in running order, are computed: who is through its prompt joins
+        the cohort.
+
+        Returns who of `sampling` has its last token with the first, in that order.
         """
         batch, cohort, left = self._batch, self._cohort, self._endings.left
-        others = batch.others
-        ended = []
-        for request, tokens, samples in chunks:
+        others, ended, through = batch.others, set[Request](), set(sampling)
+        for request, tokens in chunks:
             sequence = request.sequences[0]
             sequence.computed += tokens
             if others and others[0] is request:
                 others.popleft()
-            if samples:
+            if request in through:
                 sequence.prompt_stage = False
                 batch.token(sequence)
                 more = left(sequence)
@@ -202,10 +207,10 @@ class Prompts:
                     cohort.join(request, sequence, more, batch.now_ns != cohort.token_ns)
                     continue
                 if more <= 0:
-                    ended.append(request)
-            if not samples or cohort.lingers:
+                    ended.add(request)
+            if request not in through or cohort.lingers:
                 others.append(request)
-        return ended
+        return [request for request in sampling if request in ended]
 
 
 def asked_tokens(terms: Terms, length: int, tokens: int) -> int:

@@ -140,19 +140,19 @@ class SpanStream:
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
         """The first `number` blocks as (hash id with all before it, blocks that end in it)."""
         found: list[tuple[int, int]] = []
-        unit, block = self._unit, 0
+        unit, block, salt = self._unit, 0, self.salt
         whole = 0 if unit % block_size else unit // block_size
         for key, first, end in self.pieces(number * block_size):
-            offset, last = key - first + self.salt, end // block_size
+            offset, last = key - first, end // block_size
             while block < last:
                 node = ((block + 1) * block_size - 1 + offset) // unit
                 stop = min(last, ((node + 1) * unit - offset) // block_size)
-                found.append((node, stop - block))
+                found.append((node + salt, stop - block))
                 block = stop
                 if whole and stop * block_size + offset == (node + 1) * unit:
                     # Blocks and ids begin together, and so they do up to the end of the piece.
                     ids = (last - block) // whole
-                    found += [(each, whole) for each in range(node + 1, node + 1 + ids)]
+                    found += [(each + salt, whole) for each in range(node + 1, node + 1 + ids)]
                     block += ids * whole
         return found
 

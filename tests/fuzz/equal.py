@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.engine.loop import Host
 from kvsim.errors import ConfigError
 from kvsim.result import Result
 from kvsim.run import simulate
@@ -219,17 +219,9 @@ def _limited(limit_s: float) -> Iterator[None]:
 
 @contextmanager
 def _quick_livelocks() -> Iterator[None]:
-    """Lowers the number of steps that count as a livelock, in whichever module states it."""
-    stated = [
-        (module, module.NO_PROGRESS_STEPS)
-        for name, module in sorted(sys.modules.items())
-        if name.startswith("kvsim.") and hasattr(module, "NO_PROGRESS_STEPS")
-    ]
-    assert stated, "no module states NO_PROGRESS_STEPS"
-    for module, _ in stated:
-        module.NO_PROGRESS_STEPS = NO_PROGRESS_STEPS
+    """Lowers the number of steps that count as a livelock."""
+    usual, Host.patience_steps = Host.patience_steps, NO_PROGRESS_STEPS
     try:
         yield
     finally:
-        for module, steps in stated:
-            module.NO_PROGRESS_STEPS = steps
+        Host.patience_steps = usual

@@ -20,11 +20,10 @@ from kvsim.cost import ConstantCost
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
+from kvsim.engine.scheduler import Scheduler
 from kvsim.engines import ENGINES
-from kvsim.recorder import BLOCKED
+from kvsim.schema import BLOCKED
 
-SchedulerBase: type = object
-"""What a scheduler from scratch inherits."""
 Body = Callable[..., Any]
 """An overriding method, called with the object, the inherited method and the arguments."""
 
@@ -445,7 +444,7 @@ class BareCost:
 # -- from scratch ------------------------------------------------------------------------------
 
 
-class Scratch(SchedulerBase):
+class Scratch(Scheduler):
     """A small scheduler: prompts first or mixed with decodes, in a choice of orders."""
 
     def __init__(
@@ -458,7 +457,7 @@ class Scratch(SchedulerBase):
         order: str = "fcfs",
         place: int = -1,
     ) -> None:
-        self.max_model_len = max_model_len
+        self.max_model_len = self.longest_sequence = max_model_len
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.mixed = mixed
@@ -482,23 +481,6 @@ class Scratch(SchedulerBase):
         for request in prompts:
             batch.running.append(request)
         return batch.composed()
-
-    def overlap(self, batch: Batch, now_ns: int) -> None:
-        pass
-
-    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        batch.now_ns = now_ns
-        batch.publish(plan)
-        for request, tokens, samples in plan.entries:
-            sequence = request.sequences[0]
-            batch.compute(sequence, tokens)
-            if samples:
-                batch.token(sequence)
-                generated = sequence.length - request.input_length
-                if generated >= request.output_length or sequence.length >= self.max_model_len:
-                    batch.complete(request)
-        if batch.ended:
-            batch.remove_ended()
 
     def _prompts(self, batch: Batch) -> list[Request]:
         admitted: list[Request] = []

@@ -65,8 +65,6 @@ def curious_scheduler(base: type) -> type:
     return Curious
 
 
-# What fails on the core as it is.
-pytestmark = pytest.mark.xfail(strict=True, reason="requests show their output length")
 SMALL = {"num_gpu_blocks_override": 9, "max_model_len": 32}
 LOAD = trace((0, 8, 9), (0, 8, 12), (5, 8, 7))
 

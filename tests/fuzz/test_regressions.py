@@ -135,7 +135,6 @@ def run_both(path: Path, settings: dict[str, Any], outcome: str) -> Result:
     return both.result
 
 
-@pytest.mark.xfail(strict=True, reason="the fast path and its twin part, or both die")
 @pytest.mark.parametrize("name", CASES)
 def test_small_runs_that_went_wrong(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -150,7 +149,6 @@ def test_small_runs_that_went_wrong(name: str, tmp_path: Path) -> None:
 
 
 @needs_shared("repro")
-@pytest.mark.xfail(strict=True, reason="the fast path and its twin part, or both die")
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_runs_that_went_wrong(name: str) -> None:
     path = SHARED / "repro" / name
