@@ -179,6 +179,7 @@ class Batch(Queues):
     def run_token(self, request: Request, context_tokens: int) -> None:
         """Produce the next token of a request of one sequence, `context_tokens` long by then."""
         plan = self.plan
+        request.sequences[0].access_ns = self.now_ns
         plan.entries.append((request, 1, True))
         plan.decodes.append(request)
         plan.decode_seqs += 1

@@ -129,7 +129,7 @@ def test_the_priority_policy_of_v1_is_the_rule_priority() -> None:
 
 def test_only_one_rule_respects_a_sorted_queue() -> None:
     for name in ("head", "tail", "arrival"):
-        with pytest.raises(ValueError, match=f"requeue: {name} .*--scheduling-policy fcfs"):
+        with pytest.raises(ValueError, match="requeue: only priority .*--scheduling-policy fcfs"):
             make_requeue(name, "priority", sorts=True)
         assert make_requeue(name) is REQUEUE[name]
     assert make_requeue("priority", "priority", sorts=True) is requeue.priority
@@ -162,7 +162,7 @@ def test_a_rule_can_be_set_for_a_run(engine: str) -> None:
 
 
 def test_a_rule_that_does_not_go_with_the_queue_is_refused() -> None:
-    with pytest.raises(ConfigError, match="requeue: no 'front'; choose from head, tail, arrival"):
+    with pytest.raises(ConfigError, match="requeue: no 'front'; give one of head, tail, arrival"):
         ends("vllm-v1", "front")
     with pytest.raises(ConfigError, match="vllm-v1: requeue: priority needs"):
         ends("vllm-v1", "priority")
