@@ -160,6 +160,14 @@ def rule(
     return found if name in table else guard(label, found)
 
 
+def callable_with(label: str, found: Any, *arguments: str) -> None:
+    """Raises `ConfigError` for an outsider's rule that cannot be called with these arguments."""
+    try:
+        inspect.signature(found).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{label} is not called as ({_listed(arguments)}): {error}") from None
+
+
 def build(
     label: str, constructor: Callable[..., Any], args: Mapping[str, Any], /, **given: Any
 ) -> Any:

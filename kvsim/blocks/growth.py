@@ -11,7 +11,7 @@ from typing import Any
 
 from kvsim.blocks.pool import BlockPool
 from kvsim.errors import ConfigError
-from kvsim.library import rule
+from kvsim.library import callable_with, rule
 from kvsim.request import Sequence
 
 Growth = Callable[[Sequence, int, BlockPool], int]
@@ -61,6 +61,7 @@ def make_growth(name: str | Growth, /, **given: Any) -> Growth:
 
 def _guarded(label: str, growth: Growth) -> Growth:
     """A rule from outside, whose numbers are not trusted."""
+    callable_with(label, growth, "sequence", "block_size", "pool")
 
     def need(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
         blocks = growth(sequence, block_size, pool)

@@ -20,9 +20,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
+from kvsim.errors import ConfigError
 from kvsim.library import checked, rule
 
-T = TypeVar("T")
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class PublishAt(NamedTuple):
@@ -102,7 +103,13 @@ FULL_HITS: dict[str, FullHit] = {
 def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, **given: Any) -> T:
     """The rule that `name` stands for: of `table`, or `package.module:name`, a `kind` or a class
     that makes one of `given`. Raises `ConfigError`."""
-    made: T = rule(argument, table, name, partial(checked, hint=kind), **given)
+
+    def guard(label: str, found: Any) -> Any:
+        if not isinstance(found, kind):
+            raise ConfigError(f"{label} is no {kind.__name__}; make it one of {kind.__module__}")
+        return checked(label, tuple(found), kind)
+
+    made: T = rule(argument, table, name, guard, **given)
     return made
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvsim.errors import ConfigError
-from kvsim.library import rule
+from kvsim.library import callable_with, rule
 from kvsim.request import Request
 
 Requeue = Callable[[deque[Request], Request], None]
@@ -79,6 +79,7 @@ def make_requeue(name: str | Requeue | None, own: str = "head", sorts: bool = Fa
 
 def _guarded(label: str, requeue: Requeue) -> Requeue:
     """A rule from outside, which is not trusted to keep the queue whole."""
+    callable_with(label, requeue, "waiting", "victim")
 
     def put(waiting: deque[Request], victim: Request) -> None:
         expected = {*waiting, victim}

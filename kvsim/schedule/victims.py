@@ -23,7 +23,7 @@ from typing import Any
 
 from kvsim.blocks.tables import Tables
 from kvsim.errors import ConfigError
-from kvsim.library import rule
+from kvsim.library import callable_with, rule
 from kvsim.request import RUNNING, Request
 from kvsim.schedule.groups import by_priority
 from kvsim.workload.arrivals import random_stream
@@ -123,6 +123,7 @@ def make_victim(name: str | None, *, seed: int, max_model_len: int) -> Victim | 
 
 def _guarded(label: str, policy: Victim) -> Victim:
     """A policy from outside, whose answers are not trusted."""
+    callable_with(label, policy, "candidates", "blocks")
 
     def choose(candidates: Sequence[Request], blocks: Tables) -> Request:
         victim = policy(candidates, blocks)

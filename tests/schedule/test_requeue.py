@@ -129,7 +129,7 @@ def test_the_priority_policy_of_v1_is_the_rule_priority() -> None:
 
 def test_only_one_rule_respects_a_sorted_queue() -> None:
     for name in ("head", "tail", "arrival"):
-        with pytest.raises(ValueError, match="requeue: only priority .*--scheduling-policy fcfs"):
+        with pytest.raises(ValueError, match=r"requeue: only priority .*--scheduling-policy fcfs"):
             make_requeue(name, "priority", sorts=True)
         assert make_requeue(name) is REQUEUE[name]
     assert make_requeue("priority", "priority", sorts=True) is requeue.priority
