@@ -60,9 +60,12 @@ class NanoPool(KeyedPool):
             references[block] -= 1
             if not references[block]:
                 del references[block]
-                served = self._served(block)
-                self._cached += served
-                order, key = (self.content, self.key_of[block]) if served else (self._blank, None)
+                order, key = self._blank, None
+                if self._served(block):
+                    self._cached += 1
+                    order, key = self.content, self.key_of[block]
+                elif self.content is not self._blank:
+                    self.forget([block])
                 order.put(block, key, (place + 1) * size, access_ns)
 
     def register(self, block: int, key: int) -> None:
