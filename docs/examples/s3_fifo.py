@@ -3,9 +3,11 @@
 Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, Algorithm 1.
 
     PYTHONPATH=docs/examples kvsim run --trace traces/agents.jsonl --engine vllm-v1 \
-        --num-gpu-blocks-override 6000 --set block_manager_args.eviction=s3_fifo:S3Fifo
+        --num-gpu-blocks-override 4000 --set block_manager_args.eviction=s3_fifo:S3Fifo
 
-RESULT
+66.6 % of the prompt tokens hit; with vLLM's own order, least recently used, 68.1 %: a session comes
+back to what it used last. The p50 of TTFT rises from 25.5 to 32.7 ms, and the p90 falls from 108 to
+98.8 ms.
 """
 
 from collections import OrderedDict
@@ -19,7 +21,7 @@ class S3Fifo(Order):
     A tenth of the pool is for content that has yet to prove itself. What is hit twice, or comes
     back soon after it was lost, joins the main queue, where each further hit saves it once.
 
-    A block in use can not go, so it is in no queue; it joins the back of one when it is idle.
+    A block in use cannot go, so it is in no queue; it joins the back of one when it is idle.
     """
 
     def __init__(self, *, size: int) -> None:

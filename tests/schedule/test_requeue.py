@@ -138,6 +138,7 @@ def test_only_one_rule_respects_a_sorted_queue() -> None:
         make_requeue("priority")
 
 
+HERE = __name__
 CROWD = worlds.trace(*((i, 5 + i % 7, 6 + i % 5) for i in range(24)))
 
 
@@ -166,3 +167,23 @@ def test_a_rule_that_does_not_go_with_the_queue_is_refused() -> None:
         ends("vllm-v1", "front")
     with pytest.raises(ConfigError, match="vllm-v1: requeue: priority needs"):
         ends("vllm-v1", "priority")
+
+
+def twice(waiting: deque[Request], victim: Request) -> None:
+    """A rule from outside that puts a victim in twice."""
+    waiting.extend((victim, victim))
+
+
+def behind_the_first(waiting: deque[Request], victim: Request) -> None:
+    """A rule from outside."""
+    waiting.insert(1, victim)
+
+
+def test_a_rule_from_outside() -> None:
+    assert ends("vllm-v1", f"{HERE}:behind_the_first") != ends("vllm-v1", "head")
+    with pytest.raises(
+        ConfigError, match=r"requeue: .*:twice left \d+ requests in the waiting queue"
+    ):
+        ends("vllm-v1", f"{HERE}:twice")
+    with pytest.raises(ConfigError, match=r"requeue: .*:SIZE is not called as .waiting, victim."):
+        ends("vllm-v1", f"{HERE}:SIZE")
