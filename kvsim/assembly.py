@@ -21,6 +21,7 @@ from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.model import load_model
+from kvsim.rules import ready
 from kvsim.schedule.victims import make_victim
 
 SCHEDULER_SETTINGS = (
@@ -74,7 +75,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
         managers = {name: COUNTED_TWINS.get(kind, kind) for name, kind in managers.items()}
-    blocks = construct("block_manager", managers, manager, config.block_manager_args, **given)
+    args = ready(config.block_manager_args, **given)
+    blocks = construct("block_manager", managers, manager, args, **given)
     further = {**pools, "prices": prices, "enable_prefix_caching": blocks.needs_keys}
     scheduler = _scheduler(config, engine, further)
     _check_manager(config, blocks, manager)
@@ -136,7 +138,8 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     assert config.max_model_len is not None
     victim = make_victim(config.victim, seed=config.seed, max_model_len=config.max_model_len)
     given = {**_given(config), **further, "victim": victim}
-    scheduler: Scheduler = construct("engine", table, config.engine, config.scheduler_args, **given)
+    args = ready(config.scheduler_args, **given)
+    scheduler: Scheduler = construct("engine", table, config.engine, args, **given)
     return scheduler
 
 
@@ -183,7 +186,7 @@ def _check_engine(config: RunConfig, engine: Engine) -> None:
 def _check_sharing(config: RunConfig, manager: str) -> None:
     """Refuse rules of sharing where nothing is shared."""
     if manager in BLOCK_MANAGERS and not BLOCK_MANAGERS[manager].needs_keys:
-        for key in ("publish_at", "hits_save", "full_hit"):
+        for key in ("eviction", "publish_at", "hits_save", "full_hit"):
             if key in config.block_manager_args:
                 raise ConfigError(
                     f"block_manager_args.{key}: {manager} has no prefix cache; leave it out, or use"

@@ -1,7 +1,10 @@
 """Finds what a name stands for: a shipped file, or the class behind a policy's name.
 
 A constructor's signature is the schema of its settings: `construct` checks the user's arguments
-against it before calling, so that a policy states each of its settings exactly once.
+against it before calling, so that a policy states each of its settings exactly once. The
+`**settings` of a class stand for what the class that it is made from takes.
+
+A policy is an *oracle* if its constructor names the parameter `future`: nothing else hands it out.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from kvsim.config import nearest
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, KvsimError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _KINDS = {
     "models": ("model", "models", ".toml"),
     "hardware": ("hardware", "hardware", ".toml"),
@@ -105,7 +109,7 @@ def construct(
 
 
 def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
-    """The callable behind a key of `table` or behind `package.module:name`, not called.
+    """What is behind a key of `table` or behind `package.module:name`, not called.
 
     Raises `ConfigError` for an unknown name and a module that cannot be imported.
     """
@@ -115,7 +119,7 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
     if not colon:
         raise ConfigError(
             f"{kind}: no {name!r};{nearest(name, table)}"
-            f" give one of {_listed(table)}, or package.module:Class"
+            f" give one of {_listed(table)}, or package.module:name"
         )
     try:
         module = import_module(module_name)
@@ -124,12 +128,44 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
             f"{kind}: cannot import {module_name!r}: {type(error).__name__}: {error}"
         ) from None
     found = getattr(module, attribute, None)
-    if not callable(found):
+    if found is None:
         raise ConfigError(
-            f"{kind}: module {module_name!r} has no class {attribute!r};"
-            f"{nearest(attribute, vars(module))} write package.module:Class"
+            f"{kind}: module {module_name!r} has no {attribute!r};"
+            f"{nearest(attribute, vars(module))} write package.module:name"
         )
     return found
+
+
+def rule(
+    argument: str,
+    table: Mapping[str, Any],
+    name: Any,
+    guard: Callable[[str, Any], Any],
+    /,
+    **given: Any,
+) -> Any:
+    """The rule that `name` stands for: a key of `table`, or `package.module:name`; a rule that is
+    there already stands for itself.
+
+    A class makes the rule of those of `given` that its constructor names. `guard` makes of an
+    outsider's rule one that can be trusted, from the words that open its messages and the rule.
+    Raises `ConfigError`.
+    """
+    if callable(name) or isinstance(name, tuple):
+        return name
+    found = look_up(argument, table, str(name))
+    label = f"{argument}: {name}"
+    if isinstance(found, type):
+        found = build(label, found, {}, **given)
+    return found if name in table else guard(label, found)
+
+
+def callable_with(label: str, found: Any, *arguments: str) -> None:
+    """Raises `ConfigError` for an outsider's rule that cannot be called with these arguments."""
+    try:
+        inspect.signature(found).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{label} is not called as ({_listed(arguments)}): {error}") from None
 
 
 def build(
@@ -139,23 +175,25 @@ def build(
 
     `label` opens every message. Errors as in `construct`.
     """
-    parameters = _parameters(label, constructor)
-    settable = [key for key in parameters if key not in given]
+    hints, required, anything = _parameters(label, constructor)
+    settable = [key for key in hints if key not in given]
     for key in args:
-        if key not in settable:
+        if key not in settable and not anything:
             takes = f"it takes {_listed(settable)}" if settable else "it takes no arguments"
             raise ConfigError(f"{label} takes no {key!r};{nearest(key, settable)} {takes}")
     for key in settable:
-        if key not in args and parameters[key].default is inspect.Parameter.empty:
+        if key in required and key not in args:
             raise ConfigError(f"{label} needs {key!r}")
-    checked = {
-        key: _checked(f"{label}: {key}", value, _hint(constructor, parameters[key]))
-        for key, value in args.items()
-    }
+    named = {k: v for k, v in given.items() if k in hints or (anything and k != "future")}
+    values = {key: checked(f"{label}: {key}", args[key], hints.get(key, Any)) for key in args}
     try:
-        return constructor(**checked, **{k: v for k, v in given.items() if k in parameters})
+        return constructor(**{**named, **values})
+    except KvsimError:
+        raise
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from None
+    except Exception as error:  # whatever an outsider's constructor does
+        raise ConfigError(f"{label}: {type(error).__name__}: {error}") from error
 
 
 def _shipped() -> Path:
@@ -172,17 +210,36 @@ def _finite(text: str) -> float:
     return number
 
 
-def _parameters(label: str, constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What can be passed by keyword."""
-    try:
-        signature = inspect.signature(constructor)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{label} does not say what arguments it takes") from None
-    return {
-        key: parameter
-        for key, parameter in signature.parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
+def _parameters(
+    label: str, constructor: Callable[..., Any]
+) -> tuple[dict[str, Any], set[str], bool]:
+    """What can be passed by keyword, with its type; what must be; and whether anything can."""
+    hints: dict[str, Any] = {}
+    required: set[str] = set()
+    for each in _constructors(constructor):
+        try:
+            signature = inspect.signature(each)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{label} does not say what arguments it takes") from None
+        forwards = False
+        for key, parameter in signature.parameters.items():
+            forwards |= parameter.kind is parameter.VAR_KEYWORD
+            if parameter.kind in _BY_KEYWORD and key not in hints:
+                hints[key] = _hint(each, parameter)
+                if parameter.default is parameter.empty:
+                    required.add(key)
+        if not forwards:
+            return hints, required, False
+    return hints, required, True
+
+
+def _constructors(constructor: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """A constructor, and those that it hands its `**settings` on to."""
+    bases = constructor.__mro__[1:] if isinstance(constructor, type) else ()
+    return [
+        constructor,
+        *(base for base in bases if "__init__" in vars(base) and base is not object),
+    ]
 
 
 def _hint(constructor: Any, parameter: inspect.Parameter) -> Any:
@@ -198,7 +255,10 @@ def _hint(constructor: Any, parameter: inspect.Parameter) -> Any:
         return Any
 
 
-def _checked(label: str, value: Any, hint: Any) -> Any:
+def checked(label: str, value: Any, hint: Any) -> Any:
+    """A value as the type `hint`, or a `ConfigError` that `label` opens. Ready-made rules pass."""
+    if callable(value):
+        return value
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

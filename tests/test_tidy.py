@@ -19,7 +19,7 @@ LAYERS = [
     {"model", "blocks"},
     {"batch"},
     {"hardware", "schedule"},
-    {"memory", "link", "engines", "conform", "blockmap"},
+    {"memory", "link", "engines", "rules", "conform", "blockmap"},
     {"cost"},
     {"calibrate", "ledger"},
     {"certainty"},

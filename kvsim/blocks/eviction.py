@@ -2,82 +2,31 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush, heapreplace
-from typing import Protocol
+
+from kvsim.blocks.idle import Queue
+from kvsim.blocks.order import Order, make_order
 
 _Entry = tuple[int, int, int, list[tuple[int, int]]]
 """Tokens, −insertion number of the chain, block, chain."""
 
 
-class EvictionOrder(Protocol):
-    """What a prefix-caching pool needs of an order. The constructor takes nothing."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[int]: ...
-
-    def add(self, block: int, tokens: int, last: int) -> None:
-        """A block became idle: `tokens` up to and including it, last accessed at `last`."""
-        ...
-
-    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
-        """`add` consecutive full blocks of a table, `size` tokens each, from place `first` on."""
-        ...
-
-    def remove(self, block: int) -> None:
-        """Take a block out because it was hit."""
-        ...
-
-    def evict(self) -> int:
-        """Take out the next block to lose its content."""
-        ...
-
-    def evict_many(self, number: int) -> list[int]:
-        """`number` blocks, as `evict` would give them one by one."""
-        ...
-
-
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(Queue):
     """Blocks that became idle first go first; of one table, the last block first.
 
     The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
     """
 
-    __slots__ = ("_blocks",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._blocks)
-
-    def add(self, block: int, tokens: int, last: int) -> None:
-        """Insert at the back."""
-        self._blocks[block] = None
-
-    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
-        """Insert the blocks of a table at the back, last to first."""
-        self._blocks.update(dict.fromkeys(reversed(blocks)))
-
-    def remove(self, block: int) -> None:
-        """Take a block out because it was hit."""
-        del self._blocks[block]
-
-    def evict(self) -> int:
-        """Take out the front block."""
-        return self._blocks.popitem(last=False)[0]
-
-    def evict_many(self, number: int) -> list[int]:
-        """`number` blocks from the front."""
-        return [self.evict() for _ in range(number)]
+        super().__init__(0, 0)
 
 
-class Evictor:
+class Evictor(Order):
     """Idle blocks with content, in the eviction order of vLLM 0.6.3.post1.
 
     The engine (`core/evictor_v2.py`) keeps an insertion-ordered map block → (tokens, last) and
@@ -109,17 +58,20 @@ class Evictor:
     def __len__(self) -> int:
         return len(self._home)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._home
-
     def __iter__(self) -> Iterator[int]:
         return iter(self._home)
 
-    def add(self, block: int, tokens: int, last: int) -> None:
-        """Insert at the back: `tokens` up to and including the block, last accessed at `last`."""
+    def store_table(self, blocks: list[int], keys: list[int]) -> None:
+        """Content does not matter."""
+
+    def hit(self, block: int) -> None:
+        self._home.pop(block, None)
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        """Insert at the back."""
         run = self._runs[-1] if self._runs else None
-        if run is None or run.last != last:
-            run = _Run(last)
+        if run is None or run.last != access_ns:
+            run = _Run(access_ns)
             self._runs.append(run)
         chain = run.open
         if chain is None or chain[-1][0] >= tokens:
@@ -130,29 +82,29 @@ class Evictor:
         chain.append((tokens, block))
         self._home[block] = chain
 
-    def add_table(self, blocks: list[int], first: int, size: int, last: int) -> None:
-        """`add` consecutive full blocks of a table, `size` tokens each, from place `first` on."""
+    def put_table(
+        self,
+        blocks: list[int],
+        keys: Sequence[int | None],
+        tokens: Sequence[int],
+        access_ns: int,
+    ) -> None:
+        """Insert the blocks of a table at the back, first to last."""
         if not blocks:
             return
-        tokens = range((first + 1) * size, (first + len(blocks) + 1) * size, size)
-        self.add(blocks[0], tokens[0], last)
+        self.put(blocks[0], keys[0], tokens[0], access_ns)
         chain = self._home[blocks[0]]
         chain.extend(zip(tokens[1:], blocks[1:], strict=True))
         self._home.update(dict.fromkeys(blocks, chain))
 
-    def remove(self, block: int) -> None:
-        """Take a block out because it was hit."""
-        del self._home[block]
-
-    def evict_many(self, number: int) -> list[int]:
-        """`number` blocks, as `evict` would give them one by one."""
+    def pop_many(self, number: int) -> list[int]:
         home, evicted = self._home, list[int]()
         while len(evicted) < number:
             entries = self._first()
             if not entries and len(self._runs) == 1:
                 self._runs[0].drain(home, number, evicted)
             elif not entries:
-                evicted.append(self.evict())
+                evicted.append(self.pop())
             while entries and len(evicted) < number:
                 _, _, block, chain = entries.pop()
                 if home.get(block) is chain:
@@ -189,7 +141,7 @@ class Evictor:
                 leading.append(run)
         return []
 
-    def evict(self) -> int:
+    def pop(self) -> int:
         """Take out the block that the engine's walk ends on."""
         runs, home = self._runs, self._home
         while not runs[0].trim(home):
@@ -283,5 +235,8 @@ class _Run:
         return block
 
 
-EVICTIONS: dict[str, type[EvictionOrder]] = {"vllm-0.6.3": Evictor, "lru": LeastRecentlyUsed}
-"""Names of the argument `eviction` of `prefix-caching`."""
+EVICTIONS: dict[str, type[Order]] = {"vllm-0.6.3": Evictor, "lru": LeastRecentlyUsed}
+"""Names of the argument `eviction` of managers with a prefix cache."""
+
+make_eviction = partial(make_order, "eviction", EVICTIONS)
+"""What makes the orders that a name stands for (`kvsim.blocks.order.make_order`)."""

@@ -7,9 +7,12 @@ of vLLM 0.6.3 most of them did.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kvsim.blocks.pool import BlockPool
 from kvsim.engine.request import Sequence
+from kvsim.errors import ConfigError
+from kvsim.library import callable_with, rule
 
 Growth = Callable[[Sequence, int, BlockPool], int]
 """Free blocks that the tokens of a sequence without a slot are taken to need, from the sequence,
@@ -44,3 +47,28 @@ def when_needed(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
 
 GROWTH: dict[str, Growth] = {"one-each": one_each, "when-needed": when_needed}
 """Names of the block managers' argument `growth`."""
+
+
+def make_growth(name: str | Growth, /, **given: Any) -> Growth:
+    """The rule that `name` stands for: of `GROWTH`, or `package.module:name`, a function or a class
+    that makes one of `given`.
+
+    Raises `ConfigError`, also later, where an outsider's rule returns no number of blocks.
+    """
+    growth: Growth = rule("growth", GROWTH, name, _guarded, **given)
+    return growth
+
+
+def _guarded(label: str, growth: Growth) -> Growth:
+    """A rule from outside, whose numbers are not trusted."""
+    callable_with(label, growth, "sequence", "block_size", "pool")
+
+    def need(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+        blocks = growth(sequence, block_size, pool)
+        if type(blocks) is not int or blocks < 0:
+            raise ConfigError(
+                f"{label} returned {blocks!r}; return a number of blocks, an int from 0 on"
+            )
+        return blocks
+
+    return need

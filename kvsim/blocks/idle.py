@@ -7,44 +7,14 @@ a counter stands for them, so that a pool costs nothing until it is used.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Protocol
+
+from kvsim.blocks.order import Order, make_order
 
 
-class IdleOrder(Protocol):
-    """What a pool needs of an order; an order may offer more."""
-
-    def __init__(self, first: int, size: int) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def pop(self) -> int:
-        """The next block to use."""
-        ...
-
-    def pop_many(self, number: int) -> list[int]:
-        """The next `number` blocks, as `pop` would give them one by one."""
-        ...
-
-    def put(self, block: int) -> None:
-        """Return a block."""
-        ...
-
-    def put_many(self, blocks: list[int]) -> None:
-        """Return blocks, in this order."""
-        ...
-
-    def returned(self) -> list[int]:
-        """Idle blocks that were used before, for audits."""
-        ...
-
-    @property
-    def fresh(self) -> range:
-        """Blocks never used."""
-        ...
-
-
-class Stack:
+class Stack(Order):
     """Last returned, first reused; blocks never used come last, in ascending order.
 
     vLLM 0.6.3.post1 `core/block/naive_block.py`: a deque, freed blocks are pushed on its left.
@@ -60,8 +30,10 @@ class Stack:
     def __len__(self) -> int:
         return len(self._returned) + self._end - self._fresh
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._returned)
+
     def pop(self) -> int:
-        """The next block to use."""
         if self._returned:
             return self._returned.pop()
         block = self._fresh
@@ -70,7 +42,6 @@ class Stack:
         return block
 
     def pop_many(self, number: int) -> list[int]:
-        """The next `number` blocks, as `pop` would give them one by one."""
         returned = self._returned
         if number <= len(returned):
             taken = returned[: -number - 1 : -1]
@@ -84,21 +55,21 @@ class Stack:
         taken.extend(range(start, self._fresh))
         return taken
 
-    def put(self, block: int) -> None:
-        """Return a block."""
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._returned.append(block)
 
-    def put_many(self, blocks: list[int]) -> None:
-        """Return blocks, in this order."""
+    def put_table(
+        self,
+        blocks: list[int],
+        keys: Sequence[int | None],
+        tokens: Sequence[int],
+        access_ns: int,
+    ) -> None:
+        """The last block of a table is reused first."""
         self._returned.extend(blocks)
-
-    def returned(self) -> list[int]:
-        """Idle blocks that were used before, for audits."""
-        return list(self._returned)
 
     @property
     def fresh(self) -> range:
-        """Blocks never used."""
         return range(self._fresh, self._end)
 
 
@@ -121,10 +92,10 @@ class TopStack(Stack):
         return [self.pop() for _ in range(number)]
 
 
-class Queue:
+class Queue(Order):
     """First returned, first reused; blocks never used come first, in ascending order.
 
-    A block whose content is hit leaves from its place in the queue.
+    Of one table, the last block first. A block whose content is hit leaves from its place.
 
     nano-vllm `nanovllm/engine/block_manager.py`: a deque, freed blocks are pushed on its right.
     """
@@ -139,8 +110,21 @@ class Queue:
     def __len__(self) -> int:
         return len(self._returned) + self._end - self._fresh
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._returned)
+
+    def hit(self, block: int) -> None:
+        self._returned.pop(block, None)
+
+    def hit_table(self, blocks: list[int]) -> None:
+        leave = self._returned.pop
+        for block in blocks:
+            leave(block, None)
+
+    def store_table(self, blocks: list[int], keys: list[int]) -> None:
+        """Content does not matter."""
+
     def pop(self) -> int:
-        """The next block to use."""
         block = self._fresh
         if block < self._end:
             self._fresh = block + 1
@@ -149,7 +133,6 @@ class Queue:
         return self._returned.popitem(last=False)[0]
 
     def pop_many(self, number: int) -> list[int]:
-        """The next `number` blocks, as `pop` would give them one by one."""
         fresh = self._fresh
         self._fresh = min(fresh + number, self._end)
         blocks = list(range(fresh, self._fresh))
@@ -159,25 +142,20 @@ class Queue:
         _discard(self._returned, oldest)
         return blocks + oldest
 
-    def put(self, block: int) -> None:
-        """Return a block."""
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._returned[block] = None
 
-    def put_many(self, blocks: list[int]) -> None:
-        """Return blocks, in this order."""
-        self._returned.update(dict.fromkeys(blocks))
-
-    def remove(self, block: int) -> None:
-        """Take out a returned block because it was hit."""
-        del self._returned[block]
-
-    def returned(self) -> list[int]:
-        """Idle blocks that were used before, for audits."""
-        return list(self._returned)
+    def put_table(
+        self,
+        blocks: list[int],
+        keys: Sequence[int | None],
+        tokens: Sequence[int],
+        access_ns: int,
+    ) -> None:
+        self._returned.update(dict.fromkeys(reversed(blocks)))
 
     @property
     def fresh(self) -> range:
-        """Blocks never used."""
         return range(self._fresh, self._end)
 
 
@@ -186,9 +164,12 @@ def _discard(blocks: OrderedDict[int, None], chosen: list[int]) -> None:
     deque(map(blocks.__delitem__, chosen), maxlen=0)
 
 
-IDLE_ORDERS: dict[str, type[IdleOrder]] = {
+IDLE_ORDERS: dict[str, type[Order]] = {
     "stack": Stack,
     "top-stack": TopStack,
     "queue": Queue,
 }
 """Names of the block managers' argument `idle_order`."""
+
+make_idle_order = partial(make_order, "idle_order", IDLE_ORDERS)
+"""What makes the orders that a name stands for (`kvsim.blocks.order.make_order`)."""

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvsim.blocks.eviction import make_eviction
 from kvsim.blocks.idle import Queue
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
-from kvsim.blocks.tables import Tables, named
+from kvsim.blocks.order import MakeOrder
+from kvsim.blocks.pool import BlockPool, KeyedPool
+from kvsim.blocks.sharing import (
+    FullHit,
+    HitsSave,
+    PublishAt,
+    make_full_hit,
+    make_hits_save,
+    make_publish_at,
+)
+from kvsim.blocks.tables import Tables
 from kvsim.engine.request import Request, Sequence
 
 
-class NanoPool(BlockPool):
-    """Blocks that remember their content until they are taken for another one."""
+class NanoPool(KeyedPool):
+    """Blocks of which the one registered last for a content is hit."""
 
-    idle_order = Queue
-    _blank: Queue
-
-    def __init__(self, size: int, first: int = 0) -> None:
-        super().__init__(size, first)
-        self.block_of: dict[int, int] = {}
-        """key → the block that was registered for it last."""
-        self.key_of: dict[int, int] = {}
-        """block → the key of its content."""
+    def __init__(self, size: int, first: int = 0, eviction: MakeOrder | None = None) -> None:
+        super().__init__(size, first, Queue, eviction)
         self._cached = 0
 
     @property
@@ -34,35 +36,37 @@ class NanoPool(BlockPool):
         return self._cached
 
     def cached_blocks(self) -> Iterable[int]:
-        return filter(self._served, self._blank.returned())
+        return filter(self._served, self.content)
 
     def take(self) -> int:
-        block = super().take()
-        self.forget(block)
+        block = (self._blank if len(self._blank) else self.content).pop()
+        self.references[block] = 1
+        self.forget([block])
         return block
 
     def take_many(self, number: int) -> list[int]:
         return [self.take() for _ in range(number)]
 
-    def hit(self, block: int) -> None:
-        """One more table holds a block with content, idle or in use."""
+    def hit(self, blocks: list[int]) -> None:
+        # A table can hold a block twice, by a stale hit.
+        self._cached -= sum(map(self._served, set(blocks) - self.references.keys()))
+        super().hit(blocks)
+
+    def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
+        """One table less holds these blocks, which are walked from last to first."""
         references = self.references
-        if block in references:
-            references[block] += 1
-        else:
-            self._blank.remove(block)
-            references[block] = 1
-            self._cached -= self._served(block)
-
-    def drop(self, block: int) -> None:
-        super().drop(block)
-        if block not in self.references:
-            self._cached += self._served(block)
-
-    def drop_table(self, table: list[int]) -> None:
-        """`drop` each block, last to first."""
-        for block in reversed(table):
-            self.drop(block)
+        for place in reversed(range(len(table))):
+            block = table[place]
+            references[block] -= 1
+            if not references[block]:
+                del references[block]
+                order, key = self._blank, None
+                if self._served(block):
+                    self._cached += 1
+                    order, key = self.content, self.key_of[block]
+                elif self.content is not self._blank:
+                    self.forget([block])
+                order.put(block, key, (place + 1) * size, access_ns)
 
     def register(self, block: int, key: int) -> None:
         """A block in use holds the content of `key`, and is the one to be hit from now on."""
@@ -71,14 +75,15 @@ class NanoPool(BlockPool):
             self._cached -= self.key_of.get(known) == key
         self.block_of[key] = block
         self.key_of[block] = key
+        self.content.store(block, key)
 
-    def forget(self, block: int) -> None:
-        """A block was taken: it loses its content."""
-        if block in self.key_of:
-            if self._served(block):
-                self._cached -= 1
-                del self.block_of[self.key_of[block]]
-            del self.key_of[block]
+    def forget(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if block in self.key_of:
+                if self._served(block):
+                    self._cached -= 1
+                    del self.block_of[self.key_of[block]]
+                del self.key_of[block]
 
     def _served(self, block: int) -> bool:
         """Whether the block is the one to be hit for its content."""
@@ -106,19 +111,24 @@ class NanoTables(Tables):
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         *,
-        publish_at: str = "computed",
-        hits_save: str = "admission",
-        full_hit: str = "last-block",
+        eviction: str | MakeOrder | None = None,
+        publish_at: str | PublishAt = "computed",
+        hits_save: str | HitsSave = "admission",
+        full_hit: str | FullHit = "last-block",
     ) -> None:
+        """`eviction`: in which order idle blocks lose their content, once no blank one is left;
+        None: the engine's queue, in which blank blocks wait for their turn, too."""
+        given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
+        self.eviction = None if eviction is None else make_eviction(eviction, **given)
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
-        self.publish_at = named("publish_at", PUBLISH_AT, publish_at)
-        self.hits_save = named("hits_save", HITS_SAVE, hits_save)
-        self.full_hit = named("full_hit", FULL_HITS, full_hit)
+        self.publish_at = make_publish_at(publish_at)
+        self.hits_save = make_hits_save(hits_save)
+        self.full_hit = make_full_hit(full_hit)
         self._lookups = 0
         self._hits = 0
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return NanoPool(size, first)
+        return NanoPool(size, first, self.eviction)
 
     def admission_need(self, request: Request) -> int:
         need = super().admission_need(request)
@@ -160,8 +170,10 @@ class NanoTables(Tables):
 
     def _share(self, sequence: Sequence, hits: list[int]) -> None:
         """The first blocks of a table are those that it hits."""
-        for block in hits:
-            self.gpu.hit(block)
+        self.gpu.hit(hits)
+
+    def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
+        self.gpu.drop_keyed_table(sequence.table, self.block_size, access_ns)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
         sequence.access_ns = now_ns
@@ -203,10 +215,11 @@ class StaleNanoPool(NanoPool):
         self.register(block, key)
         self._content_of[block] = content
 
-    def forget(self, block: int) -> None:
-        if block in self.key_of:
-            self._cached -= self._served(block)
-            del self.key_of[block], self._content_of[block]
+    def forget(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if block in self.key_of:
+                self._cached -= self._served(block)
+                del self.key_of[block], self._content_of[block]
 
 
 class NanoTables2025(NanoTables):
@@ -225,9 +238,9 @@ class NanoTables2025(NanoTables):
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         *,
-        publish_at: str = "allocation",
-        hits_save: str = "charge",
-        full_hit: str = "nothing",
+        publish_at: str | PublishAt = "allocation",
+        hits_save: str | HitsSave = "charge",
+        full_hit: str | FullHit = "nothing",
     ) -> None:
         super().__init__(
             block_size,

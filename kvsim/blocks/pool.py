@@ -13,10 +13,11 @@ Ids are `first .. first + size - 1`. A pool costs memory for blocks in use or wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
-from kvsim.blocks.eviction import EvictionOrder, Evictor
-from kvsim.blocks.idle import IdleOrder, Stack
+from kvsim.blocks.idle import Stack
+from kvsim.blocks.order import MakeOrder
 
 
 class BlockPool:
@@ -25,17 +26,16 @@ class BlockPool:
     vLLM 0.6.3.post1 `core/block/naive_block.py`.
     """
 
-    idle_order: type[IdleOrder] = Stack
-    """In which order blocks without content are reused."""
-
-    def __init__(
-        self, size: int, first: int = 0, idle_order: type[IdleOrder] | None = None
-    ) -> None:
+    def __init__(self, size: int, first: int = 0, idle_order: MakeOrder = Stack) -> None:
+        """`idle_order`: in which order blank blocks are reused."""
         self.size = size
         self.first = first
         self.references: dict[int, int] = {}
         """block → how many tables hold it; idle blocks are absent."""
-        self._blank = (idle_order or self.idle_order)(first, size)
+        self._blank = idle_order(first, size)
+        if not self._blank.fresh:
+            for block in range(first, first + size):
+                self._blank.put(block, None, 0, -1)
 
     @property
     def free(self) -> int:
@@ -82,7 +82,7 @@ class BlockPool:
         references = self.references
         if references[block] == 1:
             del references[block]
-            self._blank.put(block)
+            self._blank.put(block, None, 0, -1)
         else:
             references[block] -= 1
 
@@ -93,16 +93,105 @@ class BlockPool:
 
     def audit(self) -> None:
         """Assert that every block is in exactly one place."""
-        returned = self._blank.returned()
-        fresh = self._blank.fresh
+        returned, fresh = self._returned(), self._blank.fresh
         assert len(set(returned)) == len(returned), "a block is idle twice"
         assert not set(returned) & self.references.keys(), "a block is idle and in use"
         assert not any(block in fresh for block in self.references), "a fresh block is in use"
         assert all(count > 0 for count in self.references.values()), "a block in use has no holder"
         assert self.used + self.idle == self.size, "blocks were lost or invented"
 
+    def _returned(self) -> list[int]:
+        """Idle blocks that were used before."""
+        return list(self._blank)
 
-class PrefixPool(BlockPool):
+
+class KeyedPool(BlockPool):
+    """Blocks that remember what they hold until they are given out again.
+
+    `eviction`: in which order idle blocks lose their content, once no blank one is left; None: they
+    wait in one order with the blank ones.
+    """
+
+    def __init__(
+        self, size: int, first: int, idle_order: MakeOrder, eviction: MakeOrder | None
+    ) -> None:
+        super().__init__(size, first, idle_order)
+        self.block_of: dict[int, int] = {}
+        """key → the block with that content that is hit, in use or idle."""
+        self.key_of: dict[int, int] = {}
+        """block → the key of its content."""
+        self.content = eviction(first, size) if eviction else self._blank
+        """Idle blocks with content."""
+
+    @property
+    def idle(self) -> int:
+        return sum(map(len, {self._blank, self.content}))
+
+    @property
+    def cached(self) -> int:
+        return len(self.content)
+
+    def cached_blocks(self) -> Iterable[int]:
+        return iter(self.content)
+
+    def take(self) -> int:
+        if len(self._blank):
+            block = self._blank.pop()
+        else:
+            block = self.content.pop()
+            self.forget([block])
+        self.references[block] = 1
+        return block
+
+    def take_many(self, number: int) -> list[int]:
+        if number == 1:
+            return [self.take()]
+        blank = min(number, len(self._blank))
+        blocks = self._blank.pop_many(blank)
+        if blank < number:
+            evicted = self.content.pop_many(number - blank)
+            self.forget(evicted)
+            blocks += evicted
+        self.references.update(dict.fromkeys(blocks, 1))
+        return blocks
+
+    def hit(self, blocks: list[int]) -> None:
+        """One more table holds these blocks with content, idle or in use."""
+        references = self.references
+        for block in blocks:
+            references[block] = references.get(block, 0) + 1
+        self.content.hit_table(blocks)
+
+    def forget(self, blocks: list[int]) -> None:
+        """Blocks were taken: their content cannot be hit any more."""
+        raise NotImplementedError
+
+    def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
+        """One table less, last scheduled at `access_ns`, holds these blocks of `size` tokens."""
+        raise NotImplementedError
+
+    def audit(self) -> None:
+        super().audit()
+        idle, used = set(self.content), self.references.keys()
+        assert self.key_of.keys() <= idle | used, "content without a block"
+
+    def _returned(self) -> list[int]:
+        return [block for order in {self._blank, self.content} for block in order]
+
+    def _let_go(self, table: list[int], size: int) -> tuple[list[int], Sequence[int]]:
+        """Let go of a table: the blocks that nobody holds now, and the tokens up to each."""
+        references = self.references
+        tokens: Sequence[int] = range(size, (len(table) + 1) * size, size)
+        alone = [block for block in table if references[block] == 1]
+        if len(alone) < len(table):
+            tokens = [upto for upto, b in zip(tokens, table, strict=True) if references[b] == 1]
+            for block in table:
+                references[block] -= 1
+        each(references.__delitem__, alone)
+        return alone, tokens
+
+
+class PrefixPool(KeyedPool):
     """Blocks that remember what they hold, so that an equal prefix can use them again.
 
     Every key has at most one block: equal contents are merged. A block is *computed* once a
@@ -111,18 +200,8 @@ class PrefixPool(BlockPool):
     vLLM 0.6.3.post1 `core/block/prefix_caching_block.py`, `core/evictor_v2.py`.
     """
 
-    def __init__(
-        self,
-        size: int,
-        first: int = 0,
-        idle_order: type[IdleOrder] | None = None,
-        eviction: type[EvictionOrder] = Evictor,
-    ) -> None:
-        super().__init__(size, first, idle_order)
-        self.block_of: dict[int, int] = {}
-        """key → the block with that content, in use or idle."""
-        self._key_of: dict[int, int] = {}
-        self._idle = eviction()
+    def __init__(self, size: int, first: int, idle_order: MakeOrder, eviction: MakeOrder) -> None:
+        super().__init__(size, first, idle_order, eviction)
         self._last: dict[int, int] = {}
         """Blocks in use that a freed table stamped with its access time."""
         self._computed: set[int] = set()
@@ -131,37 +210,6 @@ class PrefixPool(BlockPool):
         self.lookups = 0
         self.hits = 0
         """Of `lookups`; vLLM 0.6.3's own hit-rate metric counts these."""
-
-    @property
-    def idle(self) -> int:
-        return len(self._blank) + len(self._idle)
-
-    @property
-    def cached(self) -> int:
-        return len(self._idle)
-
-    def cached_blocks(self) -> Iterable[int]:
-        return iter(self._idle)
-
-    def take(self) -> int:
-        if len(self._blank):
-            block = self._blank.pop()
-        else:
-            block = self._idle.evict()
-            del self.block_of[self._key_of.pop(block)]
-        self.references[block] = 1
-        return block
-
-    def take_many(self, number: int) -> list[int]:
-        blocks = self._blank.pop_many(min(number, len(self._blank)))
-        if len(blocks) < number:
-            evicted = self._idle.evict_many(number - len(blocks))
-            key_of, block_of = self._key_of, self.block_of
-            for block in evicted:
-                del block_of[key_of.pop(block)]
-            blocks += evicted
-        self.references.update(dict.fromkeys(blocks, 1))
-        return blocks
 
     def holds(self, key: int) -> bool:
         """Whether the content is here in a block in use (hitting it costs no free block)."""
@@ -212,8 +260,9 @@ class PrefixPool(BlockPool):
         blocks = self.take_many(len(keys))
         self.lookups += len(keys)
         self.block_of.update(zip(keys, blocks, strict=True))
-        self._key_of.update(zip(blocks, keys, strict=True))
+        self.key_of.update(zip(blocks, keys, strict=True))
         self._touched += blocks
+        self.content.store_table(blocks, keys)
         return blocks
 
     def fill(self, block: int, key: int) -> int:
@@ -226,42 +275,22 @@ class PrefixPool(BlockPool):
         self._hit(known)
         return known
 
-    def drop_keyed(self, block: int, tokens: int, access: int | None) -> None:
-        """One table less holds a full block, `tokens` up to and including it.
+    def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
+        """One table less holds these full blocks, `size` tokens each.
 
-        `access`: when the table was last scheduled; None: the block keeps its own stamp.
+        `access_ns`: when the table was last scheduled; −1: each block keeps its own stamp.
         """
-        references = self.references
-        if references[block] > 1:
-            references[block] -= 1
-            if access is not None:
-                self._last[block] = access
+        alone, tokens = self._let_go(table, size)
+        stamps, keys = self._last, [self.key_of[block] for block in alone]
+        if access_ns >= 0 and len(alone) < len(table):
+            stamps.update(dict.fromkeys(filter(self.references.__contains__, table), access_ns))
+        self._computed.difference_update(alone)
+        stamped = {block: stamps.pop(block) for block in alone if block in stamps} if stamps else {}
+        if access_ns >= 0 or not stamped:
+            self.content.put_table(alone, keys, tokens, access_ns)
             return
-        del references[block]
-        self._computed.discard(block)
-        stamp = self._last.pop(block, -1) if self._last else -1
-        self._idle.add(block, tokens, stamp if access is None else access)
-
-    def drop_keyed_table(self, blocks: list[int], size: int, access: int | None) -> None:
-        """`drop_keyed` the full blocks of a table, first to last, `size` tokens each."""
-        references = self.references
-        counts = [references[block] for block in blocks]
-        alone = counts.index(1) if 1 in counts else len(blocks)
-        if access is None or sum(counts[alone:]) != len(blocks) - alone:
-            alone = len(blocks)
-        for place in range(alone):
-            self.drop_keyed(blocks[place], (place + 1) * size, access)
-        if access is None or alone == len(blocks):
-            return
-        # What is shared is the head of a table, as a rule; the rest goes in one piece.
-        rest = blocks[alone:]
-        for block in rest:
-            del references[block]
-        self._computed.difference_update(rest)
-        if self._last:
-            for block in rest:
-                self._last.pop(block, None)
-        self._idle.add_table(rest, alone, size, access)
+        for block, key, upto in zip(alone, keys, tokens, strict=True):
+            self.content.put(block, key, upto, stamped.get(block, -1))
 
     def stamp(self, block: int, access: int) -> None:
         """Note when the table that holds a block in use was last scheduled."""
@@ -286,28 +315,33 @@ class PrefixPool(BlockPool):
             self._touched.clear()
 
     def audit(self) -> None:
-        returned, idle, used = self._blank.returned(), set(self._idle), self.references.keys()
-        assert len(set(returned)) == len(returned), "a block is blank twice"
-        assert not idle & used, "a block is idle and in use"
-        assert not set(returned) & used, "a block is blank and in use"
-        assert not set(returned) & idle, "a block is blank and has content"
-        assert all(count > 0 for count in self.references.values()), "a block in use has no holder"
-        assert self.used + self.free == self.size, "blocks were lost or invented"
-        assert len(self.block_of) == len(self._key_of), "two blocks carry one key"
-        assert all(self._key_of[b] == k for k, b in self.block_of.items()), "a key is misfiled"
-        assert idle <= self._key_of.keys() <= idle | used, "an idle block lost its key"
+        super().audit()
+        assert self.key_of.keys() >= set(self.content), "an idle block lost its key"
+        assert len(self.block_of) == len(self.key_of), "two blocks carry one key"
+        assert all(self.key_of[b] == k for k, b in self.block_of.items()), "a key is misfiled"
         assert self._computed <= self.references.keys(), "an idle block is marked"
 
     def _label(self, block: int, key: int) -> None:
         self.block_of[key] = block
-        self._key_of[block] = key
+        self.key_of[block] = key
         self._touched.append(block)
+        self.content.store(block, key)
 
     def _hit(self, block: int) -> None:
         references = self.references
         if block in references:
             references[block] += 1
         else:
-            self._idle.remove(block)
             references[block] = 1
             self._computed.add(block)
+        self.content.hit(block)
+
+    def forget(self, blocks: list[int]) -> None:
+        key_of, block_of = self.key_of, self.block_of
+        for block in blocks:
+            del block_of[key_of.pop(block)]
+
+
+def each(call: Callable[[int], None], arguments: list[int]) -> None:
+    """Call for each, without a step of Python for each."""
+    deque(map(call, arguments), maxlen=0)

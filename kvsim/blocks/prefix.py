@@ -10,10 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsim.blocks.eviction import EVICTIONS
+from kvsim.blocks.eviction import make_eviction
+from kvsim.blocks.growth import Growth
+from kvsim.blocks.order import MakeOrder
 from kvsim.blocks.pool import BlockPool, PrefixPool
-from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
-from kvsim.blocks.tables import NAMED, Tables, named, waiting_sequence
+from kvsim.blocks.sharing import (
+    FullHit,
+    HitsSave,
+    PublishAt,
+    make_full_hit,
+    make_hits_save,
+    make_publish_at,
+)
+from kvsim.blocks.tables import NAMED, Tables, waiting_sequence
 from kvsim.engine.request import Request, Sequence
 from kvsim.errors import EngineStopped
 
@@ -31,18 +40,20 @@ class PrefixCaching(Tables):
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         *,
-        growth: str = "one-each",
-        idle_order: str = "stack",
-        eviction: str = "vllm-0.6.3",
-        publish_at: str = "allocation",
-        hits_save: str = "computation",
-        full_hit: str = "last-block",
+        growth: str | Growth = "one-each",
+        idle_order: str | MakeOrder = "stack",
+        eviction: str | MakeOrder = "vllm-0.6.3",
+        publish_at: str | PublishAt = "allocation",
+        hits_save: str | HitsSave = "computation",
+        full_hit: str | FullHit = "last-block",
     ) -> None:
-        self.eviction = named("eviction", EVICTIONS, eviction)
-        """In which order idle blocks with content are reused; a name of `EVICTIONS`."""
-        self.publish_at = named("publish_at", PUBLISH_AT, publish_at)
-        self.hits_save = named("hits_save", HITS_SAVE, hits_save)
-        self.full_hit = named("full_hit", FULL_HITS, full_hit)
+        self.eviction = make_eviction(
+            eviction, block_size=block_size, num_gpu_blocks=num_gpu_blocks
+        )
+        """In which order idle blocks with content are reused."""
+        self.publish_at = make_publish_at(publish_at)
+        self.hits_save = make_hits_save(hits_save)
+        self.full_hit = make_full_hit(full_hit)
         self._withheld = self.full_hit.withheld
         self.lockstep = "" if self.publish_at.computed else NAMED
         super().__init__(
@@ -129,12 +140,11 @@ class PrefixCaching(Tables):
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
         assert isinstance(pool, PrefixPool)
         full = sequence.published
-        access = None if access_ns < 0 else access_ns
         table = sequence.table
-        pool.drop_keyed_table(table[:full], self.block_size, access)
+        pool.drop_keyed_table(table[:full], self.block_size, access_ns)
         for block in table[full:]:
-            if access is not None and pool.references[block] > 1:
-                pool.stamp(block, access)
+            if access_ns >= 0 and pool.references[block] > 1:
+                pool.stamp(block, access_ns)
             pool.drop(block)
 
     def free_swapped(self, sequence: Sequence) -> None:

@@ -15,7 +15,15 @@ its own although it computes it again, and lets nobody skip what is computed in 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from msgspec import Meta
+
+from kvsim.errors import ConfigError
+from kvsim.library import checked, rule
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class PublishAt(NamedTuple):
@@ -42,9 +50,9 @@ class FullHit(NamedTuple):
     """What is computed of a prompt of whole blocks that are all there."""
 
     about: str
-    withheld: int
+    withheld: Annotated[int, Meta(ge=0)]
     """Tokens at the end of a sequence that are not looked up, nor the block they are in."""
-    least: int
+    least: Annotated[int, Meta(ge=0)]
     """Tokens of a chunk that are computed whatever is hit."""
 
 
@@ -90,3 +98,22 @@ FULL_HITS: dict[str, FullHit] = {
     "nothing": FullHit("a prefill of no tokens (nano-vllm of August 2025)", withheld=0, least=0),
 }
 """Names of the argument `full_hit` of managers with a prefix cache."""
+
+
+def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, **given: Any) -> T:
+    """The rule that `name` stands for: of `table`, or `package.module:name`, a `kind` or a class
+    that makes one of `given`. Raises `ConfigError`."""
+
+    def guard(label: str, found: Any) -> Any:
+        if not isinstance(found, kind):
+            raise ConfigError(f"{label} is no {kind.__name__}; make it one of {kind.__module__}")
+        return checked(label, tuple(found), kind)
+
+    made: T = rule(argument, table, name, guard, **given)
+    return made
+
+
+make_publish_at = partial(_made, PublishAt, "publish_at", PUBLISH_AT)
+make_hits_save = partial(_made, HitsSave, "hits_save", HITS_SAVE)
+make_full_hit = partial(_made, FullHit, "full_hit", FULL_HITS)
+"""The rules that names stand for."""

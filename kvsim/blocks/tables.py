@@ -12,17 +12,15 @@ before them was answered with yes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable
 
-from kvsim.blocks.growth import GROWTH
-from kvsim.blocks.idle import IDLE_ORDERS
+from kvsim.blocks.growth import GROWTH, Growth, make_growth
+from kvsim.blocks.idle import make_idle_order
+from kvsim.blocks.order import MakeOrder
 from kvsim.blocks.pool import BlockPool
 from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engine.request import WAITING, Request, Sequence
 from kvsim.errors import EngineStopped
-
-T = TypeVar("T")
 
 Pairs = list[tuple[int, int]]
 """Copied blocks: (source, target)."""
@@ -60,16 +58,19 @@ class Tables:
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         *,
-        growth: str = "one-each",
-        idle_order: str = "stack",
+        growth: str | Growth = "one-each",
+        idle_order: str | MakeOrder = "stack",
     ) -> None:
-        """`growth`, `idle_order`: names of `GROWTH` and `IDLE_ORDERS`; others than vLLM 0.6.3's
-        are for research. Raises `ValueError`."""
+        """`growth`, `idle_order`: names of `GROWTH` and `IDLE_ORDERS`, or of one's own as
+        `package.module:name`; others than vLLM 0.6.3's are for research. Raises `ConfigError`."""
         self.block_size = block_size
-        self._growth = named("growth", GROWTH, growth)
-        self.spare_block = growth == "one-each"
+        given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
+        self._growth = make_growth(growth, **given)
+        self.spare_block = self._growth is GROWTH["one-each"]
         """Whether growth is taken to need a free block even where the last block has room."""
-        self.idle_order = named("idle_order", IDLE_ORDERS, idle_order)
+        if self._growth not in GROWTH.values():
+            self.lockstep = ""
+        self.idle_order = make_idle_order(idle_order, **given)
         """In which order blocks without content are reused."""
         self.gpu = self.make_pool(num_gpu_blocks, 0)
         self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
@@ -327,13 +328,6 @@ class Tables:
             pairs.extend(zip(before, sequence.table, strict=True))
             self.empty_slots += sign * self._empty(sequence)
         return pairs
-
-
-def named(argument: str, table: Mapping[str, T], name: str) -> T:
-    """The entry of a table of rules; raises `ValueError` that names the argument."""
-    if name not in table:
-        raise ValueError(f"{argument}: no {name!r}; choose from {', '.join(table)}")
-    return table[name]
 
 
 def waiting_sequence(request: Request) -> Sequence:

@@ -25,8 +25,6 @@ from kvsim.errors import ConfigError, EngineStopped
 class TopPool(BlockPool):
     """Blocks without content, reused as a stack from the highest id down."""
 
-    idle_order = TopStack
-
     @property
     def free(self) -> int:
         # With wrong counts, a block may be free and in a table at once.
@@ -73,7 +71,7 @@ class Vllm033Tables(Tables):
         self._hits = 0
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return TopPool(size, first)
+        return TopPool(size, first, TopStack)
 
     # -- questions ------------------------------------------------------------------------------
 

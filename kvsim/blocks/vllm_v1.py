@@ -12,13 +12,19 @@ list. vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-
-from kvsim.blocks.idle import Queue
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
-from kvsim.blocks.tables import NAMED, Tables, named
+from kvsim.blocks.eviction import LeastRecentlyUsed, make_eviction
+from kvsim.blocks.idle import Stack
+from kvsim.blocks.order import MakeOrder
+from kvsim.blocks.pool import BlockPool, KeyedPool, each
+from kvsim.blocks.sharing import (
+    FullHit,
+    HitsSave,
+    PublishAt,
+    make_full_hit,
+    make_hits_save,
+    make_publish_at,
+)
+from kvsim.blocks.tables import NAMED, Tables
 from kvsim.engine.request import Sequence
 
 
@@ -43,20 +49,27 @@ class VllmV1PrefixTables(VllmV1Tables):
         block_size: int,
         num_gpu_blocks: int,
         *,
-        publish_at: str = "allocation",
-        hits_save: str = "admission",
-        full_hit: str = "last-block",
+        eviction: str | MakeOrder = "lru",
+        publish_at: str | PublishAt = "allocation",
+        hits_save: str | HitsSave = "admission",
+        full_hit: str | FullHit = "last-block",
     ) -> None:
+        self.eviction = make_eviction(
+            eviction, block_size=block_size, num_gpu_blocks=num_gpu_blocks
+        )
+        """In which order idle blocks with content are reused; `lru`: the free list."""
         super().__init__(block_size, num_gpu_blocks)
-        self.publish_at = named("publish_at", PUBLISH_AT, publish_at)
-        self.hits_save = named("hits_save", HITS_SAVE, hits_save)
-        self.full_hit = named("full_hit", FULL_HITS, full_hit)
+        self.publish_at = make_publish_at(publish_at)
+        self.hits_save = make_hits_save(hits_save)
+        self.full_hit = make_full_hit(full_hit)
         self._lookups = 0
         self._hits = 0
-        self.lockstep = "" if self.publish_at.computed else NAMED
+        # Requests that decode together get their labels late, which the free list does not mind.
+        own = type(self.gpu.content) is LeastRecentlyUsed
+        self.lockstep = NAMED if own and not self.publish_at.computed else ""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return ContentPool(size, first + 1)
+        return ContentPool(size, first + 1, self.eviction)
 
     @property
     def lookups(self) -> tuple[int, int]:
@@ -100,6 +113,7 @@ class VllmV1PrefixTables(VllmV1Tables):
             sequence.published = last
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
+        sequence.access_ns = now_ns
         return sequence.seen * self.block_size
 
     def fill(self, sequence: Sequence, place: int) -> None:
@@ -107,111 +121,58 @@ class VllmV1PrefixTables(VllmV1Tables):
             self.publish(sequence, (place + 1) * self.block_size)
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
-        super().release(sequence, pool, access_ns)
+        self.gpu.drop_keyed_table(sequence.table, self.block_size, access_ns)
         sequence.published = 0
 
 
-class ContentPool(BlockPool):
-    """Blocks that remember what they hold until they are given out again.
+class ContentPool(KeyedPool):
+    """Blocks of which several may hold the same; the one labelled first is hit."""
 
-    Several blocks may hold the same; the one labelled first is hit.
-    """
-
-    def __init__(self, size: int, first: int = 0) -> None:
-        super().__init__(size, first)
-        self.block_of: dict[int, int] = {}
-        """key → the block with that content that is hit."""
+    def __init__(self, size: int, first: int, eviction: MakeOrder) -> None:
+        super().__init__(size, first, Stack, eviction)
         self._others: dict[int, dict[int, None]] = {}
         """key → further blocks with that content, in the order in which they were labelled."""
-        self._key_of: dict[int, int] = {}
-        self._idle = Queue(first, 0)
-        """Idle blocks with content."""
-
-    @property
-    def cached(self) -> int:
-        return len(self._idle)
-
-    def cached_blocks(self) -> Iterable[int]:
-        return self._idle.returned()
-
-    def take(self) -> int:
-        if len(self._blank):
-            block = self._blank.pop()
-        else:
-            block = self._idle.pop()
-            self._forget_one(block, self._key_of.pop(block))
-        self.references[block] = 1
-        return block
-
-    def take_many(self, number: int) -> list[int]:
-        if number == 1:
-            return [self.take()]
-        blank = min(number, len(self._blank))
-        blocks = self._blank.pop_many(blank)
-        if blank < number:
-            evicted = self._idle.pop_many(number - blank)
-            self._forget(evicted)
-            blocks += evicted
-        self.references.update(dict.fromkeys(blocks, 1))
-        return blocks
-
-    def hit(self, blocks: list[int]) -> None:
-        """One more table holds these blocks, idle or in use."""
-        references = self.references
-        for block in blocks:
-            if block in references:
-                references[block] += 1
-            else:
-                self._idle.remove(block)
-                references[block] = 1
 
     def label(self, blocks: list[int], keys: list[int]) -> None:
         """These blocks in use are given content, each another one: they are of one table."""
         if self.block_of.keys().isdisjoint(keys):
             self.block_of.update(zip(keys, blocks, strict=True))
-            self._key_of.update(zip(blocks, keys, strict=True))
-            return
-        for block, key in zip(blocks, keys, strict=True):
-            self._key_of[block] = key
-            if self.block_of.setdefault(key, block) != block:
-                self._others.setdefault(key, {})[block] = None
+            self.key_of.update(zip(blocks, keys, strict=True))
+        else:
+            for block, key in zip(blocks, keys, strict=True):
+                self.key_of[block] = key
+                if self.block_of.setdefault(key, block) != block:
+                    self._others.setdefault(key, {})[block] = None
+        self.content.store_table(blocks, keys)
 
-    def drop(self, block: int) -> None:
-        self.drop_table([block])
+    def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
+        """One table less holds these blocks of `size` tokens, first those with content.
 
-    def drop_table(self, table: list[int]) -> None:
-        """One table less holds these blocks; walked from last to first."""
-        references, key_of = self.references, self._key_of
-        alone = [block for block in reversed(table) if references[block] == 1]
-        if len(alone) < len(table):
-            for block in table:
-                references[block] -= 1
-        _each(references.__delitem__, alone)
-        self._idle.put_many([block for block in alone if block in key_of])
-        # They go to the head together, so the one walked first is reused first.
-        self._blank.put_many([block for block in reversed(alone) if block not in key_of])
+        Blank ones go to the head of the free list, the last one first, the others to its tail.
+        """
+        alone, tokens = self._let_go(table, size)
+        keys = list(map(self.key_of.get, alone))
+        full = keys.index(None) if None in keys else len(keys)
+        self.content.put_table(alone[:full], keys[:full], tokens[:full], access_ns)
+        self._blank.put_table(alone[full:], keys[full:], tokens[full:], access_ns)
 
     def audit(self) -> None:
-        blank, idle, used = self._blank.returned(), self._idle.returned(), self.references.keys()
-        places = [*blank, *idle, *used, *self._blank.fresh]
-        assert len(places) == len(set(places)) == self.size, "blocks were lost or invented"
-        assert all(count > 0 for count in self.references.values()), "a block in use has no holder"
-        assert set(idle) <= self._key_of.keys() <= {*idle, *used}, "content without a block"
+        super().audit()
+        assert self.key_of.keys() >= set(self.content), "an idle block lost its key"
         labelled = [*self.block_of.items()]
         labelled += [(key, block) for key, others in self._others.items() for block in others]
-        assert len(labelled) == len(self._key_of), "a block is labelled twice"
-        assert all(self._key_of[block] == key for key, block in labelled), "a key is misfiled"
+        assert len(labelled) == len(self.key_of), "a block is labelled twice"
+        assert all(self.key_of[block] == key for key, block in labelled), "a key is misfiled"
         assert all(self._others.values()), "an empty set of blocks is kept"
         assert self._others.keys() <= self.block_of.keys(), "content cannot be found"
 
-    def _forget(self, blocks: list[int]) -> None:
-        """Blocks are given out again: their content cannot be hit any more."""
-        keys = list(map(self._key_of.pop, blocks))
+    def forget(self, blocks: list[int]) -> None:
+        keys = list(map(self.key_of.pop, blocks))
         if self._others.keys().isdisjoint(keys):
-            _each(self.block_of.__delitem__, keys)
-        else:
-            for block, key in zip(blocks, keys, strict=True):
-                self._forget_one(block, key)
+            each(self.block_of.__delitem__, keys)
+            return
+        for block, key in zip(blocks, keys, strict=True):
+            self._forget_one(block, key)
 
     def _forget_one(self, block: int, key: int) -> None:
         others = self._others.get(key)
@@ -223,8 +184,3 @@ class ContentPool(BlockPool):
         del others[block]
         if not others:
             del self._others[key]
-
-
-def _each(call: Callable[[int], None], arguments: list[int]) -> None:
-    """Call for each, without a step of Python for each."""
-    deque(map(call, arguments), maxlen=0)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from kvsim.blocks.tables import named
 from kvsim.engine.request import Request
+from kvsim.errors import ConfigError
+from kvsim.library import callable_with, rule
 
 Requeue = Callable[[deque[Request], Request], None]
 """Puts a victim into the waiting queue; called once for each, in order of preemption."""
@@ -47,21 +49,48 @@ REQUEUE: dict[str, Requeue] = {
 """Names of the engines' argument `requeue`."""
 
 
-def make_requeue(name: str | None, own: str = "head", sorts: bool = False) -> Requeue:
-    """The rule that `name` stands for; None: the engine's `own`.
+def find_requeue(name: str | Requeue, /, **given: Any) -> Requeue:
+    """The rule that `name` stands for: of `REQUEUE`, or `package.module:name`, a function or a
+    class that makes one of `given`.
+
+    Raises `ConfigError`, also later, where an outsider's rule loses a request.
+    """
+    requeue: Requeue = rule("requeue", REQUEUE, name, _guarded, **given)
+    return requeue
+
+
+def make_requeue(name: str | Requeue | None, own: str = "head", sorts: bool = False) -> Requeue:
+    """The rule of an engine that `name` stands for; None: its `own`.
 
     `sorts`: whether the waiting queue is kept in order of priority, which only `priority` respects.
-    Raises `ValueError` for an unknown name and for a rule that does not go with the queue.
+    Raises `ConfigError` for an unknown name, and `ValueError` for a rule that does not go with the
+    queue.
     """
-    rule = named("requeue", REQUEUE, own if name is None else name)
-    if name in (None, own) or (rule is priority) == sorts:
-        return rule
+    requeue = find_requeue(own if name is None else name)
+    if requeue is REQUEUE[own] or (requeue is priority) == sorts:
+        return requeue
     if sorts:
         raise ValueError(
-            f"requeue: {name} would spoil the order of --scheduling-policy priority; leave it out,"
+            "requeue: only priority keeps the order of --scheduling-policy priority; leave it out,"
             " or use --scheduling-policy fcfs"
         )
     raise ValueError("requeue: priority needs --scheduling-policy priority; use head or arrival")
+
+
+def _guarded(label: str, requeue: Requeue) -> Requeue:
+    """A rule from outside, which is not trusted to keep the queue whole."""
+    callable_with(label, requeue, "waiting", "victim")
+
+    def put(waiting: deque[Request], victim: Request) -> None:
+        expected = {*waiting, victim}
+        requeue(waiting, victim)
+        if len(waiting) != len(expected) or set(waiting) != expected:
+            raise ConfigError(
+                f"{label} left {len(waiting)} requests in the waiting queue instead of"
+                f" {len(expected)}; put in the victim once, and take nobody out"
+            )
+
+    return put
 
 
 def _by_arrival(request: Request) -> tuple[int, int]:

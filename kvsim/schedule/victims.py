@@ -24,6 +24,7 @@ from typing import Any
 from kvsim.blocks.tables import Tables
 from kvsim.engine.request import RUNNING, Request
 from kvsim.errors import ConfigError
+from kvsim.library import callable_with, rule
 from kvsim.schedule.groups import by_priority
 from kvsim.workload.arrivals import random_stream
 
@@ -115,23 +116,20 @@ def make_victim(name: str | None, *, seed: int, max_model_len: int) -> Victim | 
     """
     if name is None:
         return None
-    from kvsim.library import build, look_up
-
-    found = look_up("victim", VICTIMS, name)
-    if isinstance(found, type):
-        found = build(f"victim: {name}", found, {}, seed=seed, max_model_len=max_model_len)
-    policy: Victim = found
-    return policy if name in VICTIMS else _checked(name, policy)
+    given = {"seed": seed, "max_model_len": max_model_len}
+    policy: Victim = rule("victim", VICTIMS, name, _guarded, **given)
+    return policy
 
 
-def _checked(name: str, policy: Victim) -> Victim:
+def _guarded(label: str, policy: Victim) -> Victim:
     """A policy from outside, whose answers are not trusted."""
+    callable_with(label, policy, "candidates", "blocks")
 
     def choose(candidates: Sequence[Request], blocks: Tables) -> Request:
         victim = policy(candidates, blocks)
         if victim not in candidates:
             raise ConfigError(
-                f"victim: {name} answered {victim!r}, which is no candidate; return an entry of its"
+                f"{label} answered {victim!r}, which is no candidate; return an entry of its"
                 " first argument"
             )
         return victim

@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ def _files(config: RunConfig) -> dict[str, str]:
         named["profiles"] = str(config.cost["profile"])
     digests = {kind: _digest(_shipped, kind, name) for kind, name in named.items()}
     classes = {key: getattr(config, key) for key in _CLASSES} | {"cost": config.cost.get("model")}
+    classes |= {**config.block_manager_args, **config.scheduler_args}
     for key, name in classes.items():
         if isinstance(name, str) and ":" in name:
             digests[key] = _digest(_source, key, name)
@@ -154,7 +156,8 @@ def _shipped(kind: str, name: str) -> bytes:
 
 
 def _source(kind: str, name: str) -> bytes:
-    path = inspect.getsourcefile(look_up(kind, {}, name))
+    look_up(kind, {}, name)
+    path = inspect.getsourcefile(sys.modules[name.partition(":")[0]])
     return Path(path).read_bytes() if path else b""
 
 

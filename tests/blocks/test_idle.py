@@ -14,8 +14,8 @@ from kvsim.blocks.idle import Stack
 def test_fresh_blocks_come_in_ascending_order_and_returned_ones_before_them() -> None:
     stack = Stack(first=10, size=4)
     assert [stack.pop(), stack.pop()] == [10, 11]
-    stack.put(10)
-    stack.put(11)
+    stack.put(10, None, 4, 0)
+    stack.put(11, None, 4, 0)
     assert [stack.pop(), stack.pop(), stack.pop()] == [11, 10, 12]
     assert len(stack) == 1
 
@@ -26,8 +26,9 @@ def test_taking_many_equals_taking_one_by_one(moves: list[int]) -> None:
     held: list[int] = []
     for move in moves:
         if move == 0:
-            one.put_many(held)
-            many.put_many(held)
+            for block in held:
+                one.put(block, None, 4, 0)
+            many.put_table(held, [None] * len(held), [4] * len(held), 0)
             held = []
         elif len(one) >= move:
             blocks = [one.pop() for _ in range(move)]
@@ -45,23 +46,23 @@ def test_a_pool_of_any_size_costs_nothing_before_it_is_used() -> None:
 def test_a_run_of_equal_times_gives_up_its_longest_prefix_first() -> None:
     evictor = Evictor()
     for block, tokens in ((1, 16), (2, 32), (3, 48)):
-        evictor.add(block, tokens, last=5)
-    assert [evictor.evict() for _ in range(3)] == [3, 2, 1]
+        evictor.put(block, block, tokens, access_ns=5)
+    assert [evictor.pop() for _ in range(3)] == [3, 2, 1]
 
 
 def test_an_older_entry_behind_a_newer_one_is_not_preferred_for_its_age() -> None:
     evictor = Evictor()
-    evictor.add(1, 16, last=9)
-    evictor.add(2, 16, last=3)
-    assert evictor.evict() == 1
+    evictor.put(1, 1, 16, access_ns=9)
+    evictor.put(2, 2, 16, access_ns=3)
+    assert evictor.pop() == 1
 
 
 def test_the_walk_compares_with_the_current_candidate() -> None:
     evictor = Evictor()
-    evictor.add(1, 16, last=9)
-    evictor.add(2, 32, last=3)  # longer: the candidate from here on, with its own time
-    evictor.add(3, 64, last=5)  # later than 3: the walk ends, although 5 is below 9
-    assert evictor.evict() == 2
+    evictor.put(1, 1, 16, access_ns=9)
+    evictor.put(2, 2, 32, access_ns=3)  # longer: the candidate from here on, with its own time
+    evictor.put(3, 3, 64, access_ns=5)  # later than 3: the walk ends, although 5 is below 9
+    assert evictor.pop() == 2
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -83,28 +84,29 @@ def test_eviction_equals_the_walk_of_the_engine(seed: int, data: st.DataObject) 
             if gone and rng.random() < 0.3:
                 blocks[0] = gone.pop()  # Blocks come back.
             if whole:
-                clever.add_table(blocks, first, 16, last)
+                upto = [16 * (first + place + 1) for place in range(length)]
+                clever.put_table(blocks, blocks, upto, last)
             for place, block in enumerate(blocks):
                 tokens = 16 * (place + 1 if rng.random() < 0.8 else rng.randint(1, 6))
                 if whole:
                     tokens = 16 * (first + place + 1)
                 else:
-                    clever.add(block, tokens, last)
+                    clever.put(block, block, tokens, last)
                 dull.add(block, tokens, last)
         elif dull.entries and kind < 0.65:
             block = rng.choice(list(dull.entries))
-            clever.remove(block)
+            clever.hit(block)
             dull.remove(block)
             gone.append(block)
         elif dull.entries and kind < 0.8:
             gone.append(dull.evict())
-            assert clever.evict() == gone[-1]
+            assert clever.pop() == gone[-1]
         elif dull.entries:
             number = rng.randint(0, len(dull.entries))
             evicted = [dull.evict() for _ in range(number)]
-            assert clever.evict_many(number) == evicted
+            assert clever.pop_many(number) == evicted
             gone += evicted
         assert len(clever) == len(dull.entries)
         assert set(clever) == set(dull.entries)
     while dull.entries:
-        assert clever.evict() == dull.evict()
+        assert clever.pop() == dull.evict()

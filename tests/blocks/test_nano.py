@@ -42,13 +42,13 @@ def test_a_queue_is_a_list_taken_from_its_front(moves: list[tuple[str, int]]) ->
             assert queue.pop() == held[-1]
         elif move == "put" and held:
             plain.append(held.pop(pick % len(held)))
-            queue.put(plain[-1])
-        elif move == "remove" and queue.returned():
-            block = queue.returned()[pick % len(queue.returned())]
+            queue.put(plain[-1], None, 4, 0)
+        elif move == "remove" and list(queue):
+            block = list(queue)[pick % len(list(queue))]
             plain.remove(block)
             held.append(block)
-            queue.remove(block)
-        assert [*queue.fresh, *queue.returned()] == plain
+            queue.hit(block)
+        assert [*queue.fresh, *queue] == plain
         assert len(queue) == len(plain)
 
 

@@ -50,8 +50,8 @@ def test_a_stack_from_the_top_is_a_list_taken_from_its_end(moves: list[int]) -> 
             held += taken
         elif not move and held:
             plain.append(held.pop(0))
-            stack.put(plain[-1])
-        assert [*stack.fresh, *stack.returned()] == plain
+            stack.put(plain[-1], None, 4, 0)
+        assert [*stack.fresh, *stack] == plain
 
 
 def test_blocks_come_from_the_top_and_the_last_of_a_table_is_reused_first() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins.content_pool import ListPool
 
+from kvsim.blocks.eviction import make_eviction
 from kvsim.blocks.vllm_v1 import ContentPool, VllmV1PrefixTables, VllmV1Tables
 from kvsim.engine.request import Request, Sequence
 
@@ -100,7 +101,7 @@ def test_the_pool_gives_out_the_blocks_that_a_plain_list_gives(
     moves: list[tuple[int, int]],
 ) -> None:
     """Tables are taken, labelled in part with few different keys, hit, and dropped."""
-    pool, plain = ContentPool(9, first=1), ListPool(9, first=1)
+    pool, plain = ContentPool(9, 1, make_eviction("lru")), ListPool(9, first=1)
     tables: list[list[int]] = []
     for move, seed in moves:
         rng = random.Random(seed)
@@ -121,7 +122,7 @@ def test_the_pool_gives_out_the_blocks_that_a_plain_list_gives(
             tables.append(hits)
         elif tables:
             table = tables.pop(rng.randrange(len(tables)))
-            pool.drop_table(table)
+            pool.drop_keyed_table(table, 4, 0)
             plain.drop_table(table)
         assert (pool.free, pool.used) == (len(plain.free), plain.used)
         pool.audit()

@@ -117,8 +117,8 @@ def test_cost_models_describe_themselves(name: str) -> None:
         ({"hardware": "h200-sxm"}, r"cost: roofline takes no 'hardware'"),
         ({"compute_efficiency": 2}, r"cost: roofline: compute_efficiency: 2"),
         ({"model": "no_such_module:Cost"}, r"cost: cannot import 'no_such_module'"),
-        ({"model": "kvsim.cost:Nothing"}, r"cost: module 'kvsim.cost' has no class 'Nothing'"),
-        ({"model": "kvsim.cost:"}, r"cost: module 'kvsim.cost' has no class ''"),
+        ({"model": "kvsim.cost:Nothing"}, r"cost: module 'kvsim.cost' has no 'Nothing'"),
+        ({"model": "kvsim.cost:"}, r"cost: module 'kvsim.cost' has no ''"),
         (
             {"model": "kvsim.engine.plan:Plan"},
             r"cost: kvsim.engine.plan:Plan: a cost model has step_ns",

@@ -127,7 +127,7 @@ def test_the_priority_policy_of_v1_is_the_rule_priority() -> None:
 
 def test_only_one_rule_respects_a_sorted_queue() -> None:
     for name in ("head", "tail", "arrival"):
-        with pytest.raises(ValueError, match=f"requeue: {name} .*--scheduling-policy fcfs"):
+        with pytest.raises(ValueError, match=r"requeue: only priority .*--scheduling-policy fcfs"):
             make_requeue(name, "priority", sorts=True)
         assert make_requeue(name) is REQUEUE[name]
     assert make_requeue("priority", "priority", sorts=True) is requeue.priority
@@ -136,6 +136,7 @@ def test_only_one_rule_respects_a_sorted_queue() -> None:
         make_requeue("priority")
 
 
+HERE = __name__
 CROWD = worlds.trace(*((i, 5 + i % 7, 6 + i % 5) for i in range(24)))
 
 
@@ -160,7 +161,27 @@ def test_a_rule_can_be_set_for_a_run(engine: str) -> None:
 
 
 def test_a_rule_that_does_not_go_with_the_queue_is_refused() -> None:
-    with pytest.raises(ConfigError, match="requeue: no 'front'; choose from head, tail, arrival"):
+    with pytest.raises(ConfigError, match="requeue: no 'front'; give one of head, tail, arrival"):
         ends("vllm-v1", "front")
     with pytest.raises(ConfigError, match="vllm-v1: requeue: priority needs"):
         ends("vllm-v1", "priority")
+
+
+def twice(waiting: deque[Request], victim: Request) -> None:
+    """A rule from outside that puts a victim in twice."""
+    waiting.extend((victim, victim))
+
+
+def behind_the_first(waiting: deque[Request], victim: Request) -> None:
+    """A rule from outside."""
+    waiting.insert(1, victim)
+
+
+def test_a_rule_from_outside() -> None:
+    assert ends("vllm-v1", f"{HERE}:behind_the_first") != ends("vllm-v1", "head")
+    with pytest.raises(
+        ConfigError, match=r"requeue: .*:twice left \d+ requests in the waiting queue"
+    ):
+        ends("vllm-v1", f"{HERE}:twice")
+    with pytest.raises(ConfigError, match=r"requeue: .*:SIZE is not called as .waiting, victim."):
+        ends("vllm-v1", f"{HERE}:SIZE")

@@ -49,8 +49,7 @@ class PromptCaching(PrefixCaching):
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
         full = self._full(sequence)
-        for place in reversed(range(full)):
-            pool.drop_keyed(sequence.table[place], (place + 1) * self.block_size, access_ns)
+        pool.drop_keyed_table(sequence.table[:full], self.block_size, access_ns)
         for block in sequence.table[full:]:
             pool.drop(block)
 

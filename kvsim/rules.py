@@ -1,0 +1,32 @@
+"""Rules in which engines differ, by the argument of a manager or scheduler that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvsim.blocks.eviction import make_eviction
+from kvsim.blocks.growth import make_growth
+from kvsim.blocks.idle import make_idle_order
+from kvsim.blocks.sharing import make_full_hit, make_hits_save, make_publish_at
+from kvsim.schedule.requeue import find_requeue
+
+RULES: dict[str, Callable[..., Any]] = {
+    "growth": make_growth,
+    "idle_order": make_idle_order,
+    "eviction": make_eviction,
+    "publish_at": make_publish_at,
+    "hits_save": make_hits_save,
+    "full_hit": make_full_hit,
+    "requeue": find_requeue,
+}
+"""Argument → what makes the rule that a name stands for, of it and of what may be given."""
+
+
+def ready(args: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    """Arguments of a user with rules in place of their names, made of those of `given` that their
+    constructors name. Raises `ConfigError`."""
+    return {
+        key: RULES[key](value, **given) if key in RULES and value is not None else value
+        for key, value in args.items()
+    }

@@ -1,0 +1,35 @@
+"""The examples run by the command that they give, and show what they say."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "docs/examples").glob("*.py"))
+SHOWN = {"s3_fifo": ("66.6 %", "32.7 ms", "98.8 ms")}
+"""Figures that the docstring gives and the command prints."""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_shows_what_it_says(path: Path) -> None:
+    about = ast.get_docstring(ast.parse(path.read_text())) or ""
+    (command,) = re.findall(
+        r"^ +PYTHONPATH=docs/examples kvsim ((?:.*\\\n)*.*)$", about, re.MULTILINE
+    )
+    paths = [str(path.parent), os.environ.get("PYTHONPATH", "")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvsim", *command.replace("\\\n", " ").split()],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for figure in SHOWN[path.stem]:
+        assert figure in about
+        assert figure in " ".join(ran.stdout.split())

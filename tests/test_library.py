@@ -1,0 +1,93 @@
+"""What constructors are given: settings of the user, what a run knows, and what bases take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvsim.errors import ConfigError
+from kvsim.library import build
+
+
+class Base:
+    def __init__(self, block_size: int, *, watermark: float = 0.5) -> None:
+        self.seen = {"block_size": block_size, "watermark": watermark}
+
+
+class Derived(Base):
+    def __init__(self, *, penalty: int = 1, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen["penalty"] = penalty
+
+
+class Plain(Derived):
+    pass
+
+
+class Anything:
+    def __init__(self, **settings: Any) -> None:
+        self.seen = settings
+
+
+class Oracle(Base):
+    def __init__(self, future: list[int], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen["future"] = future
+
+
+class Broken:
+    def __init__(self, **settings: Any) -> None:
+        self.lookup = settings["nowhere"]
+
+
+class Narrow(Base):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(block_size=4, **settings)
+
+
+GIVEN = {"block_size": 16, "seed": 3, "future": [1]}
+
+
+@pytest.mark.parametrize("constructor", [Derived, Plain])
+def test_settings_stand_for_what_the_base_takes(constructor: type[Derived]) -> None:
+    made = build("x", constructor, {"penalty": 7, "watermark": 1}, **GIVEN)
+    assert made.seen == {"block_size": 16, "watermark": 1.0, "penalty": 7}
+
+
+@pytest.mark.parametrize("constructor", [Derived, Plain])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"penaly": 7}, "x takes no 'penaly'; did you mean 'penalty'. it takes penalty, watermark"),
+        ({"watermark": "high"}, "x: watermark: expected `float`"),
+    ],
+)
+def test_they_are_checked_as_those_of_the_base(
+    constructor: type[Derived], args: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build("x", constructor, args, **GIVEN)
+
+
+def test_without_a_base_they_are_everything_but_the_future() -> None:
+    made = build("x", Anything, {"mine": "any"}, **GIVEN)
+    assert made.seen == {"block_size": 16, "seed": 3, "mine": "any"}
+
+
+def test_only_who_names_the_future_gets_it() -> None:
+    assert build("x", Oracle, {}, **GIVEN).seen["future"] == [1]
+    with pytest.raises(ConfigError, match="x needs 'future'"):
+        build("x", Oracle, {}, block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("constructor", "words"),
+    [
+        (Broken, "x: KeyError: 'nowhere'"),
+        (Narrow, "x: TypeError: .*multiple values for keyword argument 'block_size'"),
+    ],
+)
+def test_whatever_a_constructor_raises_is_one_line(constructor: type, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build("x", constructor, {}, **GIVEN)
