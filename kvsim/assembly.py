@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsim.blocks import BLOCK_MANAGERS, Tables
-from kvsim.blocks.tables import COUNTED
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines import ENGINES, Engine
+from kvsim.engine.tables import COUNTED, Tables
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.hardware import load_hardware
@@ -22,7 +21,7 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.model import load_model
 from kvsim.rules import ready
-from kvsim.schedule.victims import make_victim
+from kvsim.rules.victims import make_victim
 
 SCHEDULER_SETTINGS = (
     "max_num_seqs",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
 from kvsim.engines import ENGINES
-from kvsim.tally import Tally
+from kvsim.records.tally import Tally
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
@@ -21,7 +20,8 @@ from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
-from kvsim.recorder import Recorder
+from kvsim.records.archive import Archive
+from kvsim.records.recorder import Recorder
 from kvsim.result import Outcome, Result, provenance
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times

@@ -13,12 +13,12 @@ from small_engines import make_trace
 from worlds import MS, config
 
 import kvsim
-from kvsim.blocks.eviction import EVICTIONS
-from kvsim.blocks.growth import GROWTH
-from kvsim.blocks.idle import IDLE_ORDERS
 from kvsim.engine.batch import Batch
+from kvsim.engine.growth import GROWTH
+from kvsim.engine.idle import IDLE_ORDERS
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
+from kvsim.rules.eviction import EVICTIONS
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
 

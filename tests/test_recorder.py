@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim import packed, recorder
 from kvsim.errors import OutputError
-from kvsim.packed import PackedColumns
-from kvsim.recorder import STEP_COLUMNS, Recorder, pack
+from kvsim.records import packed, recorder
+from kvsim.records.packed import PackedColumns
+from kvsim.records.recorder import STEP_COLUMNS, Recorder, pack
 
 WIDTH = len(STEP_COLUMNS)
 VALUES = st.one_of(st.integers(0, 3), st.integers(0, 70_000), st.integers(-(2**62), 2**62))

@@ -12,7 +12,7 @@ back to what it used last. The p50 of TTFT rises from 25.5 to 32.7 ms, and the p
 
 from collections import OrderedDict
 
-from kvsim.blocks.order import Order
+from kvsim.engine.order import Order
 
 
 class S3Fifo(Order):

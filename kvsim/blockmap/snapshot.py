@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.blockmap.blockmap import CACHED, FREE, KEPT, OWNED, SHARED, STATES, Counts, Ints
-from kvsim.blocks.pool import BlockPool
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from kvsim.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
 from kvsim.blockmap.snapshot import TableReader, count_up, owners
 from kvsim.engine.batch import Batch
+from kvsim.engine.counted import CountPool
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
-from kvsim.fast.counted import CountPool
 
 SAMPLES = 1200
 """Most samples that are kept."""

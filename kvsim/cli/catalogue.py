@@ -9,16 +9,15 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from kvsim.blocks import BLOCK_MANAGERS
-from kvsim.blocks.eviction import EVICTIONS
-from kvsim.blocks.growth import GROWTH
-from kvsim.blocks.idle import IDLE_ORDERS
-from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.config import RunConfig
 from kvsim.cost import COSTS
-from kvsim.engines import ENGINES
-from kvsim.schedule.requeue import REQUEUE
-from kvsim.schedule.victims import VICTIMS
+from kvsim.engine.growth import GROWTH
+from kvsim.engine.idle import IDLE_ORDERS
+from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.engines import BLOCK_MANAGERS, ENGINES
+from kvsim.rules.eviction import EVICTIONS
+from kvsim.rules.requeue import REQUEUE
+from kvsim.rules.victims import VICTIMS
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",

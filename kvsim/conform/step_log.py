@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvsim.blocks.tables import COUNTED
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
+from kvsim.engine.tables import COUNTED
 from kvsim.errors import ConfigError
 from kvsim.writing import replacing
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from sys import maxsize
 from typing import Any
 
-from kvsim.blocks.tables import Tables
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
 from kvsim.engine.batch import Batch, Endings
@@ -18,6 +17,7 @@ from kvsim.engine.loop import Host, Loop, Waiting
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.tables import Tables
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50

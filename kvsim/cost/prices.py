@@ -12,7 +12,7 @@ from kvsim.model import Model
 
 
 class MeansPrices:
-    """Prices by the cost model and the link of a run; fits `kvsim.schedule.means.Prices`.
+    """Prices by the cost model and the link of a run; fits `kvsim.rules.means.Prices`.
 
     `cost` should be a cost model of its own: what is asked here is no step of the run, and must not
     be counted as one.

@@ -22,11 +22,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from kvsim import transitions
-from kvsim.blocks.tables import Tables, swap_space_exhausted
 from kvsim.engine.plan import RECOMPUTE, SWAP, Plan, Prefill
 from kvsim.engine.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
-from kvsim.tally import Tally
+from kvsim.engine.tables import Tables, swap_space_exhausted
+from kvsim.records import transitions
+from kvsim.records.tally import Tally
 
 if TYPE_CHECKING:
     from kvsim.engine.scheduler import Scheduler

@@ -1,7 +1,8 @@
 """Engines by name: a scheduler, the block managers it goes with, and its own defaults.
 
 A new engine is one class and one entry. An outsider's is `package.module:Class` on the command
-line: a `kvsim.engine.scheduler.Scheduler`.
+line: a subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Tables` for
+`--block-manager`. Its constructor names the settings that it wants to know.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from typing import NamedTuple
 
 from kvsim.config import DEFAULT_BLOCK_SIZE
 from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.tables import Tables
+from kvsim.engines.contiguous import Contiguous
 from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
+from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
+from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 
 
 class Engine(NamedTuple):
@@ -80,3 +88,16 @@ ENGINES: dict[str, Engine] = {
     ),
 }
 """Names of `--engine`."""
+
+BLOCK_MANAGERS: dict[str, type[Tables]] = {
+    "naive": Naive,
+    "prefix-caching": PrefixCaching,
+    "contiguous": Contiguous,
+    "prefix-runs": PrefixRuns,
+    "vllm-0.3.3": Vllm033Tables,
+    "vllm-v1": VllmV1Tables,
+    "vllm-v1-prefix-caching": VllmV1PrefixTables,
+    "nano-vllm": NanoTables,
+    "nano-vllm-2025-08": NanoTables2025,
+}
+"""Names of `--block-manager`: who holds which KV block, and what is still there to be hit."""

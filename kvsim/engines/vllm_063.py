@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from kvsim.blocks.tables import Tables, waiting_sequence
 from kvsim.engine.batch import Batch, GiveWay
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.engine.scheduler import Scheduler, compute
+from kvsim.engine.tables import Tables, waiting_sequence
 from kvsim.engines import vllm_063_deaths as deaths
-from kvsim.recorder import BLOCKED
-from kvsim.schedule.groups import by_priority, count, width
-from kvsim.schedule.means import Prices, make_means
-from kvsim.schedule.requeue import make_requeue
-from kvsim.schedule.victims import Victim, tail
+from kvsim.records.recorder import BLOCKED
+from kvsim.rules.groups import by_priority, count, width
+from kvsim.rules.means import Prices, make_means
+from kvsim.rules.requeue import make_requeue
+from kvsim.rules.victims import Victim, tail
 
 SLOTS, TOKENS, BLOCKS, WATERMARK, SWAPPED_OUT = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "swapped")

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvsim.blocks.tables import NAMED, Tables
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import RUNNING, WAITING, Request
 from kvsim.engine.scheduler import Scheduler
-from kvsim.recorder import BLOCKED
-from kvsim.schedule.requeue import make_requeue
-from kvsim.schedule.victims import Victim, priority, tail
+from kvsim.engine.tables import NAMED, Tables
+from kvsim.records.recorder import BLOCKED
+from kvsim.rules.requeue import make_requeue
+from kvsim.rules.victims import Victim, priority, tail
 
 SLOTS, TOKENS, BLOCKS, WATERMARK, PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")

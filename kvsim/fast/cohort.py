@@ -38,11 +38,11 @@ from collections import deque
 from heapq import heappush
 from typing import Any
 
-from kvsim.blocks.tables import COUNTED, NAMED
 from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.tables import COUNTED, NAMED
 
 
 class Member:

@@ -11,7 +11,7 @@ from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.fast.cohort import Cohort
 from kvsim.fast.known import Terms
-from kvsim.recorder import Recorder
+from kvsim.records.recorder import Recorder
 from kvsim.schema import step_row
 
 MOST_STEPS = 10_000

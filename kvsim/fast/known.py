@@ -16,19 +16,19 @@ from collections.abc import Callable
 from sys import maxsize
 from typing import Any, NamedTuple
 
-from kvsim.blocks.prefix import PrefixCaching
-from kvsim.blocks.tables import COUNTED, NAMED, Tables
-from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.tables import COUNTED, NAMED, Tables
+from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
+from kvsim.engines.vllm_063_blocks import PrefixCaching
 from kvsim.engines.vllm_v1 import PREEMPTED, VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1 import WATERMARK as V1_WATERMARK
+from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.fast.counted import COUNTED_TWINS
-from kvsim.fast.runs import PrefixRuns
-from kvsim.schedule.means import by_width, recompute
-from kvsim.schedule.victims import tail
+from kvsim.rules.means import by_width, recompute
+from kvsim.rules.victims import tail
 
 AT_BOUNDARIES = frozenset({"__init__", "arrive", "compose"})
 """Methods of a scheduler that are called between steps, when everything can be looked at. A class

@@ -12,7 +12,7 @@ from kvsim.fast.cohort import Cohort
 from kvsim.fast.course import Course
 from kvsim.fast.known import fits_cohort, terms_of
 from kvsim.fast.repeat import Repeat
-from kvsim.recorder import Recorder
+from kvsim.records.recorder import Recorder
 
 
 class Shortcuts:

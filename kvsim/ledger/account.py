@@ -16,7 +16,7 @@ from kvsim.engine.request import Request
 from kvsim.ledger import kernels, standings, time
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
-from kvsim.packed import PackedColumns
+from kvsim.records.packed import PackedColumns
 
 Ints = NDArray[np.int64]
 
@@ -33,7 +33,7 @@ def account_times(
     """The columns of `steps` with `KERNELS`, and `TIME_PARTS` of the requests.
 
     `steps`: the columns of a recorder, which are widened where they are packed; `transitions`: of
-    `kvsim.transitions`; `in_flight`: steps that are composed before the oldest is settled.
+    `kvsim.records.transitions`; `in_flight`: steps that are composed before the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
     run_end_ns = max(

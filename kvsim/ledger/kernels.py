@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from kvsim.cost.explain import Explains, Work
 from kvsim.ledger.parts import KERNELS
-from kvsim.packed import PackedColumns
-from kvsim.recorder import PIECE_STEPS
-from kvsim.transitions import RESUMED
+from kvsim.records.packed import PackedColumns
+from kvsim.records.recorder import PIECE_STEPS
+from kvsim.records.transitions import RESUMED
 
 Ints = NDArray[np.int64]
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim import transitions as kinds
 from kvsim.engine.request import Request
 from kvsim.ledger.parts import PROMPT_PARTS
+from kvsim.records import transitions as kinds
 from kvsim.workload.keys import SpanStream, TokenStream
 from kvsim.workload.pieces import Piece
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim import transitions as kinds
 from kvsim.ledger import standings
 from kvsim.ledger.parts import TIME_PARTS, WAITING_FOR
 from kvsim.ledger.standings import Spells
+from kvsim.records import transitions as kinds
 from kvsim.schema import BLOCKED
 
 Ints = NDArray[np.int64]

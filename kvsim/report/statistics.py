@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.tally import Tally
+from kvsim.records.tally import Tally
 
 Floats = NDArray[np.float64]
 

@@ -13,11 +13,11 @@ from kvsim.errors import OutputError, nearest
 from kvsim.ledger import standings
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR
 from kvsim.ledger.time import reasons
+from kvsim.records.transitions import PREEMPTED, SWAPPED_OUT
 from kvsim.report.ledger_summary import parts_of
 from kvsim.report.numerals import count, plural, seconds
 from kvsim.report.timeline import run_end_ns
 from kvsim.schema import BLOCKED
-from kvsim.transitions import PREEMPTED, SWAPPED_OUT
 
 Ints = NDArray[np.int64]
 

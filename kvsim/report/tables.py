@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
-from kvsim.packed import Ints, PackedColumns
+from kvsim.records.packed import Ints, PackedColumns
 from kvsim.report import phases
 from kvsim.report.phases import Floats
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TEXT, TRANSITIONS, Column, Table

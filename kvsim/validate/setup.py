@@ -98,7 +98,7 @@ def build(recipe: Mapping[str, Any], **further: Any) -> Any:
 
 def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """The scheduler of a recipe, its victim policy included."""
-    from kvsim.schedule.victims import make_victim
+    from kvsim.rules.victims import make_victim
 
     if "victim" not in recipe["arguments"]:
         return build(recipe)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 
-from kvsim.blocks.order import Order
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.sharing import FullHit, HitsSave, PublishAt
+from kvsim.engine.order import Order
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
+from kvsim.engine.sharing import FullHit, HitsSave, PublishAt
 
 
 class AnyOrder(Order):

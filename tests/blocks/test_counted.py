@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kvsim.blocks.tables import Tables
+from kvsim.engine.counted import COUNTED_TWINS
 from kvsim.engine.request import Request, Sequence
-from kvsim.fast.counted import COUNTED_TWINS
+from kvsim.engine.tables import Tables
 
 SIZES = {"block_size": 4, "num_gpu_blocks": 30}
 

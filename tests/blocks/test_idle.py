@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins.evictor import WalkingEvictor
 
-from kvsim.blocks.eviction import Evictor
-from kvsim.blocks.idle import Stack
+from kvsim.engine.idle import Stack
+from kvsim.rules.eviction import Evictor
 
 
 def test_fresh_blocks_come_in_ascending_order_and_returned_ones_before_them() -> None:

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins.steps import generated
 
-from kvsim.blocks.idle import Queue
-from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.conform.tokens import RuleStream
+from kvsim.engine.idle import Queue
 from kvsim.engine.request import Request, Sequence
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 
 
 class KeysOnly:

@@ -13,11 +13,11 @@ from conformance.generate_prompts import make_arrivals, make_prompt
 from schedule.mixes import CHUNKED, VARIANTS, make, play, rows
 
 import kvsim
-from kvsim.blocks.eviction import EVICTIONS, make_eviction
-from kvsim.blocks.idle import IDLE_ORDERS
-from kvsim.blocks.nano import NanoTables
-from kvsim.blocks.vllm_v1 import ContentPool
+from kvsim.engine.idle import IDLE_ORDERS
+from kvsim.engines.nano_blocks import NanoTables
+from kvsim.engines.vllm_v1_blocks import ContentPool
 from kvsim.errors import ConfigError
+from kvsim.rules.eviction import EVICTIONS, make_eviction
 
 OWN = "blocks.orders:AnyOrder"
 EVERY = (*EVICTIONS, OWN, "blocks.orders:TwoQueues")

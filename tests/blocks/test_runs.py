@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.fast.runs import RunPool
+from kvsim.engines.prefix_runs import RunPool
 from kvsim.run import simulate
 from kvsim.workload.trace import HashContent, Row, Trace
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.blocks import Contiguous, Naive, PrefixCaching, Tables
 from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.engine.tables import Tables
+from kvsim.engines import Contiguous, Naive, PrefixCaching
 from kvsim.errors import ConfigError, EngineStopped
 
 

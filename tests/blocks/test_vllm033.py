@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.blocks.idle import TopStack
-from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.conform.tokens import RuleStream
+from kvsim.engine.idle import TopStack
 from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped
 
 

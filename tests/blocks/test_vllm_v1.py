@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins.content_pool import ListPool
 
-from kvsim.blocks.eviction import make_eviction
-from kvsim.blocks.vllm_v1 import ContentPool, VllmV1PrefixTables, VllmV1Tables
 from kvsim.engine.request import Request, Sequence
+from kvsim.engines.vllm_v1_blocks import ContentPool, VllmV1PrefixTables, VllmV1Tables
+from kvsim.rules.eviction import make_eviction
 
 
 class Chain:

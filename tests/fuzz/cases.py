@@ -17,8 +17,7 @@ from fuzz.draw import (
 )
 from fuzz.equal import LIMIT_S, assert_equal_runs
 
-from kvsim.blocks import BLOCK_MANAGERS
-from kvsim.engines import ENGINES
+from kvsim.engines import BLOCK_MANAGERS, ENGINES
 
 _SWITCHES = ("async_scheduling", "disable_async_output_proc")
 """Settings that choose between the schedulers of an engine: who names a class has chosen."""

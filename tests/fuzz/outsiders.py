@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from kvsim.blocks import BLOCK_MANAGERS, Tables
 from kvsim.cost import ConstantCost
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines import ENGINES
+from kvsim.engine.tables import Tables
+from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.schema import BLOCKED
 
 Body = Callable[..., Any]

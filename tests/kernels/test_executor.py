@@ -141,9 +141,9 @@ def run(
 V063 = "kvsim.engines.vllm_063:Vllm063"
 ASYNC = "kvsim.engines.vllm_063:Vllm063Async"
 V1 = "kvsim.engines.vllm_v1:VllmV1"
-NAIVE, PREFIX = "kvsim.blocks.naive:Naive", "kvsim.blocks.prefix:PrefixCaching"
-V1_NAIVE = "kvsim.blocks.vllm_v1:VllmV1Tables"
-V1_PREFIX = "kvsim.blocks.vllm_v1:VllmV1PrefixTables"
+NAIVE, PREFIX = "kvsim.engines.vllm_063_blocks:Naive", "kvsim.engines.vllm_063_blocks:PrefixCaching"
+V1_NAIVE = "kvsim.engines.vllm_v1_blocks:VllmV1Tables"
+V1_PREFIX = "kvsim.engines.vllm_v1_blocks:VllmV1PrefixTables"
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ class Fake:
 
 
 class FakeEngine:
-    """Plays requests and keeps what `kvsim.recorder` would have kept."""
+    """Plays requests and keeps what `kvsim.records.recorder` would have kept."""
 
     def __init__(self, total, cpu_total, watermark, *, caching, swap, max_num_seqs=64):
         self.total, self.cpu_total, self.watermark = total, cpu_total, watermark

@@ -2,7 +2,7 @@ import math
 
 from tiny import tiny_run
 
-from kvsim.recorder import STEP_COLUMNS
+from kvsim.records.recorder import STEP_COLUMNS
 from kvsim.report.frames import requests_frame, steps_frame
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tiny import tiny_run
 
-from kvsim.packed import PackedColumns
-from kvsim.recorder import STEP_COLUMNS
+from kvsim.records.packed import PackedColumns
+from kvsim.records.recorder import STEP_COLUMNS
 from kvsim.report import files, tables
 from kvsim.report.summary import summarise
 

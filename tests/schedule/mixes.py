@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvsim.blocks import PrefixCaching
-from kvsim.blocks.nano import NanoTables, NanoTables2025
-from kvsim.blocks.vllm_v1 import VllmV1PrefixTables
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
 from kvsim.engine.batch import Batch
+from kvsim.engines import PrefixCaching
 from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 
 SIZE = 4
 Made = tuple[Any, Batch]

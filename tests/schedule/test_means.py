@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from schedule.test_victims import SIZE, Clock, send
 
 import kvsim
-from kvsim.blocks import Naive
-from kvsim.blocks.vllm033 import Vllm033Tables
 from kvsim.config import make_config
 from kvsim.cost import ConstantCost, TableCost
 from kvsim.cost.prices import MeansPrices, make_prices
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import RECOMPUTE, SWAP
 from kvsim.engine.request import RUNNING, Request
+from kvsim.engines import Naive
 from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.link import LinkTimes
 from kvsim.model import load_model
-from kvsim.schedule.means import make_means
+from kvsim.rules.means import make_means
 
 
 class Asked:

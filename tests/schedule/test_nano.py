@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kvsim.blocks.nano import NanoTables, NanoTables2025
 from kvsim.conform.builders import run_case
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
 from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.errors import EngineStopped
 from kvsim.schema import BLOCKED
 from kvsim.workload.keys import TokenStream

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.blocks import Naive
-from kvsim.blocks.nano import NanoTables, NanoTables2025
-from kvsim.blocks.tables import Tables
-from kvsim.blocks.vllm033 import Vllm033Tables
-from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
+from kvsim.engine.tables import Tables
+from kvsim.engines import Naive
 from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1_blocks import VllmV1Tables
 from kvsim.errors import ConfigError
-from kvsim.schedule import requeue
-from kvsim.schedule.requeue import REQUEUE, make_requeue
+from kvsim.rules import requeue
+from kvsim.rules.requeue import REQUEUE, make_requeue
 from kvsim.workload.keys import TokenStream
 
 SIZE, BLOCKS = 4, 9

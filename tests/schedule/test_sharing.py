@@ -13,11 +13,12 @@ from conformance.generate_prompts import make_arrivals, make_prompt
 from schedule.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.blocks import BLOCK_MANAGERS, sharing
-from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.conform.virtual import corpus_requests
+from kvsim.engine import sharing
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
+from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
 
 EACH = pytest.mark.parametrize("engine", ENGINES)

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.blocks import Naive
-from kvsim.blocks.nano import NanoTables, NanoTables2025
-from kvsim.blocks.tables import Tables
-from kvsim.blocks.vllm033 import Vllm033Tables
-from kvsim.blocks.vllm_v1 import VllmV1Tables
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
+from kvsim.engine.tables import Tables
+from kvsim.engines import Naive
 from kvsim.engines.nano import Nano, Nano2025
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033
+from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1_blocks import VllmV1Tables
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.schedule.victims import VICTIMS, Victim, make_victim
+from kvsim.rules.victims import VICTIMS, Victim, make_victim
 from kvsim.workload.arrivals import random_stream
 from kvsim.workload.keys import TokenStream
 

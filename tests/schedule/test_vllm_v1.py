@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from kvsim.blocks.vllm_v1 import VllmV1PrefixTables, VllmV1Tables
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
+from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 from kvsim.schema import BLOCKED
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.prefix import PrefixCaching
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
+from kvsim.engines.vllm_063_blocks import PrefixCaching
 
 
 class PromptCaching(PrefixCaching):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Priced
 
-from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
@@ -17,7 +16,8 @@ from kvsim.engine.events import Link
 from kvsim.engine.replica import Replica
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.recorder import Recorder
+from kvsim.records.archive import Archive
+from kvsim.records.recorder import Recorder
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients

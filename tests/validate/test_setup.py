@@ -10,7 +10,7 @@ from small import PROFILE, SETTINGS, write_trace
 from kvsim.assembly import assemble
 from kvsim.config import make_config
 from kvsim.errors import ConfigError
-from kvsim.schedule.victims import most_computed
+from kvsim.rules.victims import most_computed
 from kvsim.validate.recording import read_json, write_json
 from kvsim.validate.setup import (
     POLICIES,

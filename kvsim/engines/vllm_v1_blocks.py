@@ -12,11 +12,11 @@ list. vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager
 
 from __future__ import annotations
 
-from kvsim.blocks.eviction import LeastRecentlyUsed, make_eviction
-from kvsim.blocks.idle import Stack
-from kvsim.blocks.order import MakeOrder
-from kvsim.blocks.pool import BlockPool, KeyedPool, each
-from kvsim.blocks.sharing import (
+from kvsim.engine.idle import Stack
+from kvsim.engine.order import MakeOrder
+from kvsim.engine.pool import BlockPool, KeyedPool, each
+from kvsim.engine.request import Sequence
+from kvsim.engine.sharing import (
     FullHit,
     HitsSave,
     PublishAt,
@@ -24,8 +24,8 @@ from kvsim.blocks.sharing import (
     make_hits_save,
     make_publish_at,
 )
-from kvsim.blocks.tables import NAMED, Tables
-from kvsim.engine.request import Sequence
+from kvsim.engine.tables import NAMED, Tables
+from kvsim.rules.eviction import LeastRecentlyUsed, make_eviction
 
 
 class VllmV1Tables(Tables):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from kvsim.blocks.order import Order, make_order
+from kvsim.engine.order import Order, make_order
 
 
 class Stack(Order):
@@ -172,4 +172,4 @@ IDLE_ORDERS: dict[str, type[Order]] = {
 """Names of the block managers' argument `idle_order`."""
 
 make_idle_order = partial(make_order, "idle_order", IDLE_ORDERS)
-"""What makes the orders that a name stands for (`kvsim.blocks.order.make_order`)."""
+"""What makes the orders that a name stands for (`kvsim.engine.order.make_order`)."""

@@ -26,10 +26,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import cast
 
-from kvsim.blocks.naive import Naive
-from kvsim.blocks.pool import BlockPool
+from kvsim.engine.counted import Counted, CountPool
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence, UnitStream
-from kvsim.fast.counted import Counted, CountPool
+from kvsim.engines.vllm_063_blocks import Naive
 
 
 class RunPool(CountPool):

@@ -119,7 +119,7 @@ def make_order(
         if name in table:
             return order
         if not isinstance(order, Order):
-            raise ConfigError(f"{label} is no subclass of kvsim.blocks.order.Order; make it one")
+            raise ConfigError(f"{label} is no subclass of kvsim.engine.order.Order; make it one")
         return _Checked(label, order)
 
     return make

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush, heapreplace
 
-from kvsim.blocks.idle import Queue
-from kvsim.blocks.order import Order, make_order
+from kvsim.engine.idle import Queue
+from kvsim.engine.order import Order, make_order
 
 _Entry = tuple[int, int, int, list[tuple[int, int]]]
 """Tokens, −insertion number of the chain, block, chain."""
@@ -239,4 +239,4 @@ EVICTIONS: dict[str, type[Order]] = {"vllm-0.6.3": Evictor, "lru": LeastRecently
 """Names of the argument `eviction` of managers with a prefix cache."""
 
 make_eviction = partial(make_order, "eviction", EVICTIONS)
-"""What makes the orders that a name stands for (`kvsim.blocks.order.make_order`)."""
+"""What makes the orders that a name stands for (`kvsim.engine.order.make_order`)."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvsim.blocks.eviction import make_eviction
-from kvsim.blocks.growth import make_growth
-from kvsim.blocks.idle import make_idle_order
-from kvsim.blocks.sharing import make_full_hit, make_hits_save, make_publish_at
-from kvsim.schedule.requeue import find_requeue
+from kvsim.engine.growth import make_growth
+from kvsim.engine.idle import make_idle_order
+from kvsim.engine.sharing import make_full_hit, make_hits_save, make_publish_at
+from kvsim.rules.eviction import make_eviction
+from kvsim.rules.requeue import find_requeue
 
 RULES: dict[str, Callable[..., Any]] = {
     "growth": make_growth,

@@ -20,11 +20,11 @@ PIECE_STEPS = 1 << 15
 
 
 class Recorder:
-    """Keeps the rows of one run, packed (`kvsim.packed`)."""
+    """Keeps the rows of one run, packed (`kvsim.records.packed`)."""
 
     def __init__(self, block_size: int = 1) -> None:
         """`block_size`: tokens per block, for `decodes`."""
-        from kvsim.packed import PackedColumns
+        from kvsim.records.packed import PackedColumns
 
         self._block_size = block_size
         self._columns = PackedColumns(STEP_COLUMNS)

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from kvsim.blocks.idle import Stack
-from kvsim.blocks.order import MakeOrder
+from kvsim.engine.idle import Stack
+from kvsim.engine.order import MakeOrder
 
 
 class BlockPool:

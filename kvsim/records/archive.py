@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.request import Request
-from kvsim.packed import PackedColumns
+from kvsim.records.packed import PackedColumns
 from kvsim.schema import REQUESTS, TEXT, Source
 from kvsim.workload.trace import Row
 

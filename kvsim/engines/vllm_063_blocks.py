@@ -3,18 +3,18 @@
 A full block is known by a key that stands for its tokens *and* everything before them. As
 vLLM 0.6.3.post1 has it (`core/block/prefix_caching_block.py`), sharing begins when a block is given
 its content, and saves computation from the next step on; hits reduce neither the admission need nor
-the token budget. Other rules of `kvsim.blocks.sharing` can be set.
+the token budget. Other rules of `kvsim.engine.sharing` can be set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsim.blocks.eviction import make_eviction
-from kvsim.blocks.growth import Growth
-from kvsim.blocks.order import MakeOrder
-from kvsim.blocks.pool import BlockPool, PrefixPool
-from kvsim.blocks.sharing import (
+from kvsim.engine.growth import Growth
+from kvsim.engine.order import MakeOrder
+from kvsim.engine.pool import BlockPool, PrefixPool
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.sharing import (
     FullHit,
     HitsSave,
     PublishAt,
@@ -22,9 +22,13 @@ from kvsim.blocks.sharing import (
     make_hits_save,
     make_publish_at,
 )
-from kvsim.blocks.tables import NAMED, Tables, waiting_sequence
-from kvsim.engine.request import Request, Sequence
+from kvsim.engine.tables import NAMED, Tables, waiting_sequence
 from kvsim.errors import EngineStopped
+from kvsim.rules.eviction import make_eviction
+
+
+class Naive(Tables):
+    """Paged blocks, none shared between requests (vLLM without `enable_prefix_caching`)."""
 
 
 class PrefixCaching(Tables):

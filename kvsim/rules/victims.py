@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvsim.blocks.tables import Tables
 from kvsim.engine.request import RUNNING, Request
+from kvsim.engine.tables import Tables
 from kvsim.errors import ConfigError
 from kvsim.library import callable_with, rule
-from kvsim.schedule.groups import by_priority
+from kvsim.rules.groups import by_priority
 from kvsim.workload.arrivals import random_stream
 
 Victim = Callable[[Sequence[Request], Tables], Request]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsim.blocks.eviction import make_eviction
-from kvsim.blocks.idle import Queue
-from kvsim.blocks.order import MakeOrder
-from kvsim.blocks.pool import BlockPool, KeyedPool
-from kvsim.blocks.sharing import (
+from kvsim.engine.idle import Queue
+from kvsim.engine.order import MakeOrder
+from kvsim.engine.pool import BlockPool, KeyedPool
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.sharing import (
     FullHit,
     HitsSave,
     PublishAt,
@@ -20,8 +20,8 @@ from kvsim.blocks.sharing import (
     make_hits_save,
     make_publish_at,
 )
-from kvsim.blocks.tables import Tables
-from kvsim.engine.request import Request, Sequence
+from kvsim.engine.tables import Tables
+from kvsim.rules.eviction import make_eviction
 
 
 class NanoPool(KeyedPool):
@@ -99,7 +99,7 @@ class NanoTables(Tables):
     """Block tables of nano-vllm, commit bb823b3 (`nanovllm/engine/block_manager.py`).
 
     Blocks can be hit once they are computed, and the last block of a sequence never hits, unless
-    other rules of `kvsim.blocks.sharing` are set.
+    other rules of `kvsim.engine.sharing` are set.
     """
 
     needs_keys = True

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsim.blocks.growth import GROWTH, Growth, make_growth
-from kvsim.blocks.idle import make_idle_order
-from kvsim.blocks.order import MakeOrder
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.engine.growth import GROWTH, Growth, make_growth
+from kvsim.engine.idle import make_idle_order
+from kvsim.engine.order import MakeOrder
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import WAITING, Request, Sequence
+from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.errors import EngineStopped
 
 Pairs = list[tuple[int, int]]

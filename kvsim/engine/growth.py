@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.blocks.pool import BlockPool
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.errors import ConfigError
 from kvsim.library import callable_with, rule

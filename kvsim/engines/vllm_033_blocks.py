@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsim.blocks.idle import TopStack
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.sharing import FULL_HITS, PUBLISH_AT
-from kvsim.blocks.tables import Pairs, Tables, waiting_sequence
+from kvsim.engine.idle import TopStack
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
+from kvsim.engine.sharing import FULL_HITS, PUBLISH_AT
+from kvsim.engine.tables import Pairs, Tables, waiting_sequence
 from kvsim.errors import ConfigError, EngineStopped
 
 

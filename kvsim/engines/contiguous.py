@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from kvsim.blocks.pool import BlockPool
-from kvsim.blocks.tables import Pairs, Tables, waiting_sequence
+from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
+from kvsim.engine.tables import Pairs, Tables, waiting_sequence
 from kvsim.errors import ConfigError
 
 

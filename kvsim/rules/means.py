@@ -17,7 +17,7 @@ from typing import Protocol
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import RECOMPUTE, SWAP
 from kvsim.engine.request import RUNNING, Request
-from kvsim.schedule.groups import width
+from kvsim.rules.groups import width
 
 Means = Callable[[Request, Batch], str]
 """Answers `recompute` or `swap` for a victim of a batch; nothing is changed."""

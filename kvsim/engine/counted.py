@@ -1,0 +1,152 @@
+"""Block tables of which only the lengths are known.
+
+Where nothing is shared, which physical block a table names decides nothing: every block serves
+every token, and questions and moves need their number only. So a table is a `range` as long as the
+table would be, and a pool is a count of free blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from kvsim.engine.pool import BlockPool
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.tables import COUNTED, Pairs, Tables
+
+
+class CountPool(BlockPool):
+    """A number of blocks, some of them free."""
+
+    def __init__(self, size: int, first: int = 0) -> None:
+        super().__init__(size, first)
+        self._left = size
+
+    @property
+    def free(self) -> int:
+        return self._left
+
+    @property
+    def used(self) -> int:
+        return self.size - self._left
+
+    def lend(self, number: int) -> None:
+        """Take so many blocks."""
+        self._left -= number
+        assert self._left >= 0, "no idle block left"
+
+    def take_many(self, number: int) -> list[int]:
+        self.lend(number)
+        return cast("list[int]", range(self.first, self.first + number))
+
+    def drop_table(self, table: list[int]) -> None:
+        self._left += len(table)
+
+    def give_back(self, number: int) -> None:
+        """So many blocks are free again, without content."""
+        self._left += number
+
+    def audit(self) -> None:
+        assert 0 <= self._left <= self.size, "blocks were lost or invented"
+
+
+class Counted(Tables):
+    """Moves of `Tables` on tables without names, for requests of one sequence.
+
+    Tables are only measured, compared and walked, as ranges are.
+    """
+
+    lockstep = COUNTED
+    gpu: CountPool
+
+    def allocate(self, sequence: Sequence) -> None:
+        self.hold(sequence, sequence.length, [])
+
+    def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
+        assert not hits, "counted blocks have no content"
+        size = self.block_size
+        blocks = -(-upto // size)
+        self.gpu.lend(blocks)
+        first = self.gpu.first
+        sequence.table = range(first, first + blocks)  # type: ignore[assignment]
+        sequence.filled = upto
+        sequence.seen = 0
+        sequence.gap = False
+        sequence.access_ns = -1
+        self.empty_slots += blocks * size - upto
+
+    def append(self, sequence: Sequence) -> Pairs:
+        held = self.extend(sequence, sequence.length)
+        assert held, "too few free blocks were left"
+        return []
+
+    def extend(self, sequence: Sequence, upto: int) -> bool:
+        size = self.block_size
+        held = len(sequence.table)
+        missing = -(-upto // size) - held
+        if missing > 0:
+            if missing > self.gpu.free:
+                return False
+            self.gpu.lend(missing)
+            first = self.gpu.first
+            sequence.table = range(first, first + held + missing)  # type: ignore[assignment]
+            self.empty_slots += missing * size
+        if upto > sequence.filled:
+            self.empty_slots -= upto - sequence.filled
+            sequence.filled = upto
+        return True
+
+    def free(self, sequence: Sequence) -> None:
+        table, filled = sequence.table, sequence.filled
+        if not table:
+            return
+        if table[0] >= self.cpu.first:
+            self.free_swapped(sequence)
+        else:
+            # Its table may be behind: it may have left those that decode together just now.
+            blocks = -(-filled // self.block_size)
+            self.empty_slots -= blocks * self.block_size - filled
+            self.give_back(sequence, blocks)
+        sequence.table = []
+        sequence.filled = 0
+
+    def give_back(self, sequence: Sequence, blocks: int) -> None:
+        """So many blocks of a sequence, all it has on the GPU, are free."""
+        self.gpu.give_back(blocks)
+
+    def fork(self, parent: Sequence, child: Sequence) -> Pairs:
+        raise AssertionError("counted blocks cannot be shared")
+
+    def own_blocks(self, sequence: Sequence) -> int:
+        return len(sequence.table)
+
+    def census(self) -> tuple[int, int, int, int, int, int]:
+        free = self.gpu.free
+        return self.gpu.size - free, 0, free, self.cpu.used, self.empty_slots, 0
+
+    def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
+        if blocks:
+            self.gpu.lend(blocks - lent)
+        self.empty_slots += blocks * self.block_size - tokens
+
+    def lend_together(self, blocks: int) -> None:
+        self.gpu.lend(blocks)
+
+    def recount(self, sequence: Sequence) -> None:
+        first = self.gpu.first
+        blocks = -(-sequence.filled // self.block_size)
+        sequence.table = range(first, first + blocks)  # type: ignore[assignment]
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        used = {self.gpu: 0, self.cpu: 0}
+        empty = 0
+        for request in requests:
+            for sequence in request.sequences:
+                swapped = self.swapped(sequence)
+                used[self.cpu if swapped else self.gpu] += len(sequence.table)
+                if not swapped:
+                    empty += self._empty(sequence)
+        for pool, blocks in used.items():
+            pool.audit()
+            assert pool.used == blocks, "blocks in use and tables disagree"
+        assert empty == self.empty_slots, "empty slots were miscounted"

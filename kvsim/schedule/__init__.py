@@ -1,1 +1,0 @@
-"""Schedulers: what each step of an engine does."""
