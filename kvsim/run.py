@@ -118,7 +118,7 @@ class _Run:
             host,
             parts.scheduler,
             batch,
-            record=self.recorder.record,
+            record=self.recorder.packed,
             refused=refused,
             watcher=watcher,
             progress=progress,
@@ -180,9 +180,10 @@ class _Run:
 
     def _arrive(self, now_ns: int) -> float:
         """Let those arrive who are sent until a time; returns when the next one will be."""
-        self._host.inbox.collect(now_ns)
-        self._loop.take_in()
-        return self._host.inbox.next_ns
+        inbox = self._host.inbox
+        inbox.collect(now_ns)
+        self._loop.take_in(inbox.take())
+        return inbox.next_ns
 
     def _shelve(self, request: Request) -> None:
         """A request is over: what it came to is smaller than it is."""

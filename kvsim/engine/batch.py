@@ -417,6 +417,11 @@ class Batch:
 
     def token(self, sequence: Sequence) -> bool:
         """One more token of a sequence exists; returns whether it is the last one."""
+        self.add_token(sequence)
+        return self._endings.left(sequence) <= 0
+
+    def add_token(self, sequence: Sequence) -> None:
+        """One more token of a sequence exists."""
         now_ns = self.now_ns
         sequence.length += 1
         self.tokens += 1
@@ -429,7 +434,6 @@ class Batch:
         elif request.first_token_ns < 0:
             request.first_token_ns = now_ns
         sequence.last_token_ns = now_ns
-        return self._endings.left(sequence) <= 0
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
         """Let further samples of a request hold what its first sequence holds."""

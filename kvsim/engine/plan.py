@@ -141,5 +141,5 @@ class Flight(NamedTuple):
     end_ns: int
     moved: tuple[int, int]
     """Time on the link, and waiting for it."""
-    before: dict[str, int]
-    """The columns of its row that were known when it was composed."""
+    row: bytes
+    """Its row, but for times and who finished (`kvsim.schema.completed_row`)."""

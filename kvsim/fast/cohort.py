@@ -348,25 +348,28 @@ class Cohort:
         """Bring a member up to date, but for its block table, and let it leave: it is about to give
         its blocks back."""
         member = self.requests.pop(request)
-        joined, composed = member.joined, self.composed
-        if request in self.sitting:
+        joined, composed, settled = member.joined, self.composed, self.settled
+        sequence = request.sequences[0]
+        sequence.__class__, sequence.member = Sequence, None
+        if self.sitting and request in self.sitting:
             del self.sitting[request]
             composed = member.last
         else:
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + composed - joined
-        steps = composed - joined
-        settled = max(0, min(self.settled, composed) - joined)
-        if request in self.lingering:
+        if self.lingering and request in self.lingering:
             self.lingering.remove(request)
-        sequence = self.wake(request)
-        sequence.length += settled
-        sequence.computed += steps if self.counts_composed else settled
+        steps = composed - joined
         sequence.filled = member.filled + steps
         if steps:
             sequence.access_ns = self.composed_ns
-        if settled:
+        settled = (settled if settled < composed else composed) - joined
+        if settled > 0:
+            sequence.length += settled
             sequence.last_token_ns = self.token_ns
+        else:
+            settled = 0
+        sequence.computed += steps if self.counts_composed else settled
         if steps > settled:
             if self.ahead:
                 sequence.placeholders += steps - settled
@@ -383,7 +386,8 @@ class Cohort:
             joined, steps = member.joined, self.composed - member.joined
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
-            sequence = self.wake(request)
+            sequence = request.sequences[0]
+            sequence.__class__, sequence.member = Sequence, None
             sequence.length += member.last - joined
             sequence.computed += member.last - joined
             sequence.filled = member.filled + steps
@@ -391,14 +395,6 @@ class Cohort:
             self.batch.complete(request)
         self.lingering = []
         return parting
-
-    @staticmethod
-    def wake(request: Request) -> Sequence:
-        """From now on, the fields of the request's sequence are what is written into them."""
-        sequence = request.sequences[0]
-        sequence.__class__ = Sequence
-        sequence.member = None
-        return sequence
 
 
 def _slot(name: str) -> Any:
