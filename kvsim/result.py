@@ -131,6 +131,7 @@ def provenance(
         "link": parts.link.describe(),
         "cache": {"block_lookups": lookups, "block_hits": hits},
         "goodput": dict(config.goodput),
+        "oracles": list(parts.future.oracles),
         "outcome": outcome.describe(),
         "engine_errors": [error.describe() for error in errors],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -207,7 +207,10 @@ def _sizes(bench: Bench) -> Table:
 
 def _short_cuts(bench: Bench) -> Table | None:
     """How often the simulator's short cuts applied, where it says so."""
-    counts = {name: found[0].fast_path or {} for name, found in bench.workloads.items()}
+    counts = {
+        name: {key: _most_often(value) for key, value in (found[0].fast_path or {}).items()}
+        for name, found in bench.workloads.items()
+    }
     keys = list(dict.fromkeys(key for each in counts.values() for key in each))
     if not keys:
         return None
@@ -215,6 +218,13 @@ def _short_cuts(bench: Bench) -> Table | None:
     for name, each in counts.items():
         table.add_row(name, *(_shown(each.get(key)) for key in keys))
     return table
+
+
+def _most_often(value: Any) -> Any:
+    """Of a table of counts, the word that counts most; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return max(value, key=lambda word: value[word], default="")
 
 
 def _shown(value: object) -> str:

@@ -24,16 +24,19 @@ WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 
 
 class Stream(Protocol):
-    """Identity of the blocks of one token stream (prompt, then output).
-
-    It may also have `contents(first, last, block_size)`: like `keys`, but equal values mean the
-    same tokens in a block, whatever is before it.
-    """
+    """Identity of the blocks of one token stream (prompt, then output)."""
 
     def keys(self, first: int, last: int, block_size: int) -> Seq[int]:
         """Keys of the full blocks `first .. last - 1` of `block_size` tokens.
 
         Equal keys mean: the same tokens in this block *and* in everything before it.
+        """
+        ...
+
+    def contents(self, first: int, last: int, block_size: int) -> Seq[int]:
+        """Contents of the same blocks: equal ones mean the same tokens, whatever is before them.
+
+        Their keys, where tokens are known by their prefix only.
         """
         ...
 

@@ -25,6 +25,7 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
         "Scheduler": meta.get("scheduler"),
         "Block manager": meta.get("block_manager"),
         "Step times": time_source(meta),
+        "Oracles": ", ".join(meta.get("oracles") or ()) or None,
     }
     notes = [str(note) for note in trace.get("notes") or ()]
     listed = element("ul", *(element("li", note) for note in notes)) if notes else None

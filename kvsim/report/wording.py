@@ -28,6 +28,9 @@ def verdict(summary: Mapping[str, Any]) -> list[Remark]:
                 f" ({plural(summary['watermark_wait_steps'], 'step')})."
             )
         )
+    if summary["meta"].get("oracles"):
+        oracles = ", ".join(summary["meta"]["oracles"])
+        remarks.append(Remark(f"ORACLE: {oracles} sees the future; no engine can do that."))
     return remarks + _extrapolation(summary["meta"].get("cost") or {})
 
 

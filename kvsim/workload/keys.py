@@ -106,6 +106,10 @@ class SpanStream:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
         return _salted(self.content_keys(first, last, block_size), self.salt)
 
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        """Keys: tokens are known by their prefix only."""
+        return self.keys(first, last, block_size)
+
     def sample(self, index: int) -> SpanStream:
         """The same prompt and an output of its own, for `index` > 0."""
         return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
