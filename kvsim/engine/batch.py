@@ -86,8 +86,8 @@ class Together(Protocol):
         """Book their tokens of a step; see `Batch.settle_together`."""
         ...
 
-    def members(self) -> list[Request]:
-        """Those that take part in the step being composed, in running order."""
+    def run(self, scheduler: Scheduler) -> None:
+        """Put those that have slots into the plan; see `Batch.run_together`."""
         ...
 
     def part_with(self, request: Request) -> None:
@@ -204,12 +204,11 @@ class Batch:
         """
         return 0 if self._together is None else self._together.decode(scheduler, give_way, spare)
 
-    def run_together(self, number: int) -> None:
-        """Let the requests that `decode_together` counted take part in the step, next in the
+    def run_together(self, scheduler: Scheduler) -> None:
+        """Let the requests that `decode_together` served take part in the step, next in the
         batch."""
-        if number:
-            assert self._together is not None
-            self.plan.run_together(number, self._together.members)
+        if self._together is not None:
+            self._together.run(scheduler)
 
     def settle_together(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
         """Book the tokens of the requests that decoded together in a step; those who have their

@@ -75,7 +75,6 @@ class Vllm063(Scheduler):
         self.longest_sequence = max_model_len + 1
         self._tokens = 0
         self._seqs = 0
-        self._together = 0
         self._check()
         self._start()
 
@@ -101,7 +100,7 @@ class Vllm063(Scheduler):
     def compose(self, batch: Batch, now_ns: int) -> Plan:
         """Decide what the next step does."""
         plan = batch.begin(now_ns)
-        self._tokens = self._seqs = self._together = 0
+        self._tokens = self._seqs = 0
         if self.chunked:
             self._compose_chunked(batch)
         else:
@@ -253,7 +252,7 @@ class Vllm063(Scheduler):
         give_way: GiveWay | None = None
         if self.victim is tail:
             give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
-        self._together = number = batch.decode_together(self, give_way, batch.blocks.spare_block)
+        number = batch.decode_together(self, give_way, batch.blocks.spare_block)
         self._tokens += number
         if self.chunked:
             self._seqs += number
@@ -272,7 +271,7 @@ class Vllm063(Scheduler):
                 batch.run_decode(request, tokens)
         for request, tokens in prefills:
             _prefill(batch, request, tokens, tokens)
-        batch.run_together(self._together)
+        batch.run_together(self)
         for request, tokens in decodes:
             if request.sequences[0].prompt_stage:
                 _prefill(batch, request, tokens, tokens)
