@@ -3,8 +3,8 @@
     PYTHONPATH=docs/examples kvsim run --trace traces/chat.jsonl \
         --engine shortest_first:ShortestFirst --num-gpu-blocks-override 2000 --max-model-len 4096
 
-Most requests need not wait any more, and the long ones pay for it: the p50 of TTFT falls from 6.35 s
-to 40.8 ms, and the p99 rises from 22.0 s to 85.4 s. (`--engine vllm-v1` gives the other figures.)
+Most requests need not wait any more, and the long ones pay for it: the p50 of TTFT falls from
+6.35 s to 40.8 ms, and the p99 rises from 22.0 s to 85.4 s. (`--engine vllm-v1` gives the others.)
 """
 
 from collections import deque

@@ -3,8 +3,8 @@
     PYTHONPATH=docs/examples kvsim run --trace traces/chat.jsonl --engine vllm-v1 \
         --set cost.model=slow_tail:SlowTail
 
-The model is shown every step in full. Here the mean ITL is 17.1 ms. One that needs no more than sums
-may say so, and is then priced many steps at a time (`kvsim.cost.decodes.PricesDecodes`).
+The model is shown every step in full. Here the mean ITL is 17.1 ms. One that needs no more than
+sums may say so, and then prices many steps at a time (`kvsim.cost.decodes.PricesDecodes`).
 """
 
 from typing import Any
