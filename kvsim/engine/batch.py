@@ -199,7 +199,7 @@ class Batch:
         not; `others` are then the rest. 0: each is to be looked at by itself, and `others` are all.
 
         `give_way` is called with each victim, always the tail of the running queue, after it left
-        it; None: where blocks run short, the answer is 0. `spare`: whether a request whose last
+        it. None: where blocks run short, 0 is returned. `spare`: whether a request whose last
         block has room is taken to need a free block, too.
         """
         return 0 if self._together is None else self._together.decode(scheduler, give_way, spare)

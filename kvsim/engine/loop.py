@@ -94,7 +94,7 @@ class Host:
         return True
 
     def runs(self, plan: Plan, in_flight: int) -> bool:
-        """Whether a step is run, behind those in flight. One without work is not."""
+        """Whether a step takes time, after those in flight. One without work does not."""
         return plan.computes or not (plan.empty or in_flight)
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
@@ -160,7 +160,7 @@ class Loop:
         self._tokens = 0
         self._flying: deque[Flight] = deque()
         self._graves: deque[tuple[int, list[Request]]] = deque()
-        """Requests that `over` was not called with, behind the number of steps when they ended."""
+        """Requests that `over` was not called with, with the number of steps when they ended."""
         self._next_audit = 1
         if watcher is not None:
             watcher.begin()
@@ -205,7 +205,7 @@ class Loop:
                 watcher.settled(batch, ended)
 
     def _dispatch(self, plan: Plan, step_ns: int) -> Waiting:
-        """Start a step behind those in flight, once its swap copies are made, which block it (vLLM
+        """Start a step after those in flight. Its swap copies are made first, and block it (vLLM
         0.6.3 `worker/worker.py`, `execute_worker`)."""
         flying, start_ns, moved = self._flying, self._host.now_ns, (0, 0)
         row = self._row(plan)

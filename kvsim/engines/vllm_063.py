@@ -196,7 +196,7 @@ class Vllm063(Scheduler):
     def _running(
         self, batch: Batch, victims: list[Request], swapped_out: list[Request]
     ) -> list[tuple[Request, int]]:
-        """Let running requests grow, those behind giving way where blocks run out."""
+        """Let running requests grow; later ones give way where blocks run out."""
         scheduled: list[tuple[Request, int]] = []
         running = batch.others
         self._begin_running(batch)
@@ -248,7 +248,7 @@ class Vllm063(Scheduler):
             (swapped_out if means == "swap" else victims).append(victim)
 
     def _lead(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
-        """The same, all at once, for the leading requests that only decode."""
+        """Let the leading requests that only decode grow, all at once."""
         give_way: GiveWay | None = None
         if self.victim is tail:
             give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
@@ -448,8 +448,8 @@ class Vllm063Async(Vllm063):
         if not len(batch):
             self._process_pending(batch)
 
-    def take_tests_for_done(self) -> None:
-        """Forget whose end is still to be tested: all of them go on."""
+    def skip_stop_test(self) -> None:
+        """Skip the stop test of the last step: none of its requests has ended."""
         self._pending.clear()
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:

@@ -109,7 +109,7 @@ class Decodes:
         return ends_ns, opened
 
     def _long(self, floor_blocks: int, cut_ns: float, steps: int) -> tuple[list[int], list[int]]:
-        """The same all at once; none where there are few steps, or blocks may lack."""
+        """As `_short`, all steps at once; empty where there are few, or blocks may run short."""
         cohort, course = self._cohort, self._course
         number, size, start_ns = len(cohort.requests), cohort.size, self._batch.now_ns
         last_ns, within = cohort.token_ns - cohort.composed_ns, None

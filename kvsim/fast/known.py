@@ -97,8 +97,6 @@ def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
         return "the block manager serves requests one by one"
     if not any(type(blocks) is each for each in MANAGERS):
         return "the block manager is a class of its own"
-    if not blocks.plain_growth:
-        return "the growth rule is a function of its own"
     return ""
 
 
@@ -133,7 +131,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         if batch.swapped or batch.aside:
             return False
         if isinstance(scheduler, Vllm063Async):
-            scheduler.take_tests_for_done()
+            scheduler.skip_stop_test()
         return True
 
     return Terms(

@@ -74,7 +74,7 @@ class PackedColumns(Mapping[str, Ints]):
         return np.concatenate(parts)
 
     def _pack(self, columns: list[list[_Piece]], block: Ints, before: int) -> None:
-        """Append a block behind `before` rows, each of its columns to one of `columns`."""
+        """Append a block after `before` rows, each of its columns to one of `columns`."""
         values = np.ascontiguousarray(block.T)
         lows, highs = values.min(axis=1).tolist(), values.max(axis=1).tolist()
         spill = before + len(block) > self._most
@@ -96,7 +96,7 @@ class PackedColumns(Mapping[str, Ints]):
         return narrow.astype(np.int64) + piece.low
 
     def _spill(self, narrow: NDArray[Any]) -> int:
-        """Append to the file; answers the place in it."""
+        """Append to the file; returns the place in it."""
         try:
             if self._file is None:
                 # It lives as long as the columns do.

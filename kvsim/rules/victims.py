@@ -1,6 +1,6 @@
 """Who gives way when a running request needs a block and none is free.
 
-A policy is asked with the *candidates*, in the order of the running queue, and answers one of
+A policy is asked with the *candidates*, in the order of the running queue, and returns one of
 them. Who is a candidate is the engine's rule, not the policy's:
 
 | engine | candidates |
