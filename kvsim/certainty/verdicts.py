@@ -1,9 +1,9 @@
 """Judges many differences at once, so that all verdicts hold together.
 
 Holm's procedure: the surest difference is judged at the level divided by the number of differences,
-the next at the level divided by one less, and so on; from the first that cannot be told on, none
-can. The chance that even one verdict of `told` is wrong is at most the level (S. Holm,
-Scandinavian Journal of Statistics, 1979).
+the next at the level divided by one less, and so on. After the first difference that fails its
+test, all others count as failed. The chance that even one verdict of `told` is wrong is at most the
+level (S. Holm, Scandinavian Journal of Statistics, 1979).
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ Finding = Literal["same", "told", "equal", "untold"]
 
 
 class Verdict(NamedTuple):
-    """One difference and what can be said of it."""
+    """One difference and its verdict."""
 
     finding: Finding
-    """`same`: not the least difference in any pair; `told`: there is one, its sign is known;
-    `equal`: if there is one, it is within the margin; `untold`: the sample does not say."""
+    """`same`: equal in every pair; `told`: the sample shows a difference and its sign; `equal`: any
+    difference is within the margin; `untold`: the sample is too small to say."""
     difference: float
     low: float
-    """The interval at the level at which this difference was judged; likewise `high`."""
+    """Lower end of the interval, at the level at which this difference was judged; `high` is the
+    upper end."""
     high: float
     p: float
     level: float
 
     @property
     def settled(self) -> bool:
-        """Whether more of the same would not change what is said."""
+        """Whether more seeds would leave the verdict as it is."""
         return self.finding != "untold"
 
 
