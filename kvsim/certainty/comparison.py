@@ -60,7 +60,7 @@ def judge_pairs(
     level: float,
     margin: float,
 ) -> dict[Pair, Verdict]:
-    """A verdict per pair; the chance that any of them reports a false difference is at most `level`.
+    """A verdict per pair; the chance that any of them reports a false difference is up to `level`.
 
     Headline figures are judged apart from the rest, with `HEADLINE_SHARE` of the level. So the many
     other figures do not drown them.
