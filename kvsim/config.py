@@ -45,11 +45,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- load: when requests are sent -----------------------------------------------------------
     workload: Annotated[
         str | None,
-        _doc(_LOAD, "Requests made if there is no trace: a TOML or a name in configs/workloads."),
+        _doc(
+            _LOAD,
+            "Workload to generate if there is no trace: a TOML or a name in configs/workloads.",
+        ),
     ] = None
     time_scale: Annotated[
         Annotated[float, Meta(gt=0)],
-        _doc(_LOAD, "Multiplies recorded gaps: 0.5 sends twice as fast."),
+        _doc(_LOAD, "Multiplies the recorded gaps between requests: 0.5 sends twice as fast."),
     ] = 1.0
     request_rate: Annotated[
         float | None,
@@ -87,7 +90,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool, _doc(_LOAD, "Spread requests that share a recorded time over the gap that follows.")
     ] = False
     num_prompts: Annotated[
-        Positive | None, _doc(_LOAD, "Replay only the first so many requests of the trace.")
+        Positive | None, _doc(_LOAD, "Replay only this many requests, from the start of the trace.")
     ] = None
     n: Annotated[Positive, _doc(_LOAD, "Samples per request (parallel sampling).")] = 1
     seed: Annotated[Natural, _doc(_LOAD, "Seed of every random stream.")] = 0
@@ -150,8 +153,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc(
             _ENGINE,
-            "Who gives way when blocks run out: a name of `kvsim policies`, or module:function;"
-            " default: the engine's own rule.",
+            "Which request is preempted when blocks run out: a name of `kvsim policies`, or"
+            " module:function; default: the engine's own rule.",
         ),
     ] = None
     watermark: Annotated[
@@ -194,7 +197,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool,
         _doc(
             _ENGINE,
-            "Look at every request in every step, with physical block ids: the same, slowly.",
+            "Look at every request in every step, with physical block ids: same results, slowly.",
         ),
     ] = False
 
@@ -224,13 +227,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
     ] = 4.0
     num_gpu_blocks_override: Annotated[
-        Positive | None, _doc(_MEMORY, "GPU blocks, whatever the memory budget says.")
+        Positive | None, _doc(_MEMORY, "GPU blocks; overrides the memory budget.")
     ] = None
     num_cpu_blocks_override: Annotated[
-        Natural | None, _doc(_MEMORY, "CPU blocks, whatever --swap-space says.")
+        Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
-        Literal["vllm", "nano-vllm"], _doc(_MEMORY, "Whose formula turns memory into blocks.")
+        Literal["vllm", "nano-vllm"],
+        _doc(_MEMORY, "The engine whose formula turns memory into blocks."),
     ] = "vllm"
 
     # -- tables of keyword arguments ------------------------------------------------------------
