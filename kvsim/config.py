@@ -45,14 +45,11 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- load: when requests are sent -----------------------------------------------------------
     workload: Annotated[
         str | None,
-        _doc(
-            _LOAD,
-            "Workload to generate if there is no trace: a TOML or a name in configs/workloads.",
-        ),
+        _doc(_LOAD, "Workload to generate without a trace: TOML or a name in configs/workloads."),
     ] = None
     time_scale: Annotated[
         Annotated[float, Meta(gt=0)],
-        _doc(_LOAD, "Multiplies the recorded gaps between requests: 0.5 sends twice as fast."),
+        _doc(_LOAD, "Multiplies recorded gaps: 0.5 sends twice as fast."),
     ] = 1.0
     request_rate: Annotated[
         float | None,
@@ -233,8 +230,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
-        Literal["vllm", "nano-vllm"],
-        _doc(_MEMORY, "The engine whose formula turns memory into blocks."),
+        Literal["vllm", "nano-vllm"], _doc(_MEMORY, "Engine whose formula counts the blocks.")
     ] = "vllm"
 
     # -- tables of keyword arguments ------------------------------------------------------------

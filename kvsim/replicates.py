@@ -69,7 +69,7 @@ def load_of(trace: Trace | None, configs: Configs) -> Load:
         return Load(trace) if made is None else Load(trace, *made, seed)
     name = _common("workload", configs)
     if name is None:
-        raise ConfigError("no requests: give --trace FILE, or a --workload to be made")
+        raise ConfigError("no requests: give --trace FILE, or a --workload to generate")
     return Load(None, load_workload(name), seed, seed)
 
 
@@ -88,7 +88,7 @@ def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
     if any(config.victim == "random" for config in settings):
         found.append("victims")
     if any(_foreign(config) for config in settings):
-        found.append("what policies of your own draw")
+        found.append("the draws of your own policies")
     if any(config.cost.get("model") == "uncertain" for config in settings):
         found.append("kernel times, within the errors of their profile")
     return tuple(found)

@@ -25,7 +25,7 @@ def certainty_section(
     rows: Sequence[Row],
     drawn: Html,
 ) -> Html:
-    """Method, intervals as drawn, a verdict for each headline figure, and what may be ranked."""
+    """Method, intervals as drawn, a verdict for each headline figure, and rankings."""
     parts: list[Html] = [element("p", sentence) for sentence in method_words(comparison)]
     parts.append(drawn)
     for other in range(1, len(comparison.names)):
@@ -61,14 +61,14 @@ def interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figure
         hovermode="closest",
         margin={"l": 190},
     )
-    note = "A filled mark: the difference is told. An open one: it may as well be none."
+    note = "A filled mark: a significant difference. An open one: no significant difference."
     height = _FRAME_PX + _ROW_PX * len(shown)
     title = "Differences and their intervals"
     return [Figure("intervals", title, note, data, look, [], height=height)]
 
 
 def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
-    """One mark with its reach for each row in which run `i + 1` has an interval."""
+    """One mark with its interval for each row in which run `i + 1` has one."""
     x, less, more, y, symbols = [], [], [], [], []
     for place, row in enumerate(rows):
         verdict, first = row.verdicts[i], row.values[0]

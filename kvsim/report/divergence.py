@@ -1,8 +1,8 @@
-"""Finds where two runs part: the first step in which their schedulers decided differently, and why.
+"""Finds where two runs diverge: the first step that their schedulers decided differently, and why.
 
-Until that step both have seen the same and done the same, so what they had then (free blocks, the
-head of the queue, who lost its blocks) is the cause of everything that follows. Times may differ
-before: another device needs other times for the same decisions.
+Until that step both runs saw the same and decided the same. So their state at that step (free
+blocks, the head of the queue, the preempted requests) is the cause of everything that follows.
+Times may differ before, because another device takes other times for the same decisions.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DECISIONS = (
     "ignored",
     "finished",
 )
-"""Columns of a step that say what a scheduler did, the most telling first."""
+"""Columns of a step that hold decisions of the scheduler, the most telling first."""
 
 STATES = ("waiting", "running", "swapped", "used_blocks", "cached_blocks", "free_blocks")
-"""Columns of a step that say what it had, after composing."""
+"""Columns of a step that hold the state after composing it."""
 
 Row = dict[str, int]
 
@@ -46,19 +46,19 @@ class Divergence(NamedTuple):
     """The first step that differs."""
 
     step: int
-    """From 0, in both runs."""
+    """Number of the step, from 0, the same in both runs."""
     rows: tuple[Row, Row]
-    """Its columns in both runs; empty where that run had ended."""
+    """Its columns in both runs; empty for a run that had ended."""
     before: tuple[Row, Row]
-    """Columns of the step before it; empty where it is the first."""
+    """Columns of the step before it; empty if it is the first."""
     columns: tuple[str, ...]
-    """Columns of `DECISIONS` that differ; empty where one run goes on and the other does not."""
+    """Columns of `DECISIONS` that differ; empty if only one run goes on."""
     slower_from: int | None
-    """An earlier step that took another time or began at another time, if there is one."""
+    """The first earlier step with another duration or another start, if there is one."""
 
 
 def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
-    """Where two runs part; None where every step of both is the same decision."""
+    """The first step that differs; None if all steps of both runs hold the same decisions."""
     lengths = len(first["start_ns"]), len(other["start_ns"])
     common = min(lengths)
     apart = _apart(first, other, DECISIONS, common)
@@ -77,17 +77,17 @@ def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Dive
 
 
 class Concerned(NamedTuple):
-    """The request whose schedule was the first to differ."""
+    """The first request that was scheduled at different times."""
 
     id: str
     instants_ns: tuple[int, int]
-    """When it was first scheduled in both runs."""
+    """When it was first scheduled, in each run."""
 
 
 def first_concerned(
     pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
 ) -> Concerned | None:
-    """Of the requests that both completed, the first to be scheduled at another time, if any."""
+    """The first request completed by both runs that was scheduled at different times, if any."""
     before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
     after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
     (apart,) = np.nonzero(before != after)
@@ -99,7 +99,7 @@ def first_concerned(
 
 
 def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str]:
-    """Who that is, in a sentence."""
+    """The request and its times, in a sentence."""
     if found is None:
         return []
     instants = [
@@ -115,7 +115,7 @@ def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str
 def divergence_words(
     found: Divergence | None, names: tuple[str, str], pools: tuple[Any, Any]
 ) -> list[str]:
-    """Where and why, in sentences; `pools` are the numbers of GPU blocks."""
+    """Where the runs diverge and why, in sentences; `pools`: numbers of GPU blocks."""
     if found is None:
         return ["Both runs made the same decisions from the first step to the last."]
     first, other = names
@@ -153,11 +153,11 @@ def _row(steps: Mapping[str, Any], step: int) -> Row:
 
 
 def _until(step: int) -> str:
-    return f"The first {plural(step, 'step')} decided the same. " if step else ""
+    return f"The first {plural(step, 'step')} made the same decisions. " if step else ""
 
 
 def _deed(row: Row, columns: tuple[str, ...]) -> str:
-    """What a step did, as far as the other one did not do the same."""
+    """What a step did, as far as it differs from the other run's step."""
     words = []
     preempted = row["preempted_recompute"] + row["preempted_swap"]
     if {"preempted_recompute", "preempted_swap"} & set(columns):
@@ -168,7 +168,9 @@ def _deed(row: Row, columns: tuple[str, ...]) -> str:
         words.append(f"swapped {plural(row['swapped_in'], 'request')} in")
     if "blocked" in columns:
         reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
-        words.append(f"refused the head of the queue ({reason})" if reason else "refused nobody")
+        words.append(
+            f"refused the head of the queue ({reason})" if reason else "refused no request"
+        )
     if "cached_tokens" in columns:
         words.append(f"found {plural(row['cached_tokens'], 'prompt token')} in the cache")
     if {"prefill_seqs", "prefill_tokens"} & set(columns):

@@ -1,6 +1,6 @@
-"""Condenses the ledger of a run: where time and prompt tokens went, in all and for one request.
+"""Condenses the ledger of a run: where time and prompt tokens went, in total and for one request.
 
-What the parts mean: `kvsim.ledger.parts`. Keys are absent where a run has no such ledger.
+The meaning of the parts: `kvsim.ledger.parts`. Keys are absent if a run has no such ledger.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dic
 
 
 def request_at(requests: Mapping[str, Any], percent: float) -> int | None:
-    """Index of the completed request at this percentile of E2EL; None where there is none.
+    """Index of the completed request at this percentile of E2EL; None if there is none.
 
-    Of several that took equally long, the first in trace order.
+    Of several requests with the same E2EL, the first in trace order.
     """
     done = np.flatnonzero(completed(requests))
     if not len(done):

@@ -65,7 +65,7 @@ def test_every_finding_has_its_words():
     assert words(TTFT, 0, 1) == "B is better than A by 1.05 s (−1.20 s … −900 ms)"
     assert words("num_preemptions", 0, 2) == "C is worse than A by 22 (+20 … +24)"
     assert words(USAGE, 0, 1).startswith("B is higher than A by 10.0 points")
-    assert words(TTFT, 0, 2) == "no difference can be told (−90.0 ms … +100 ms)"
+    assert words(TTFT, 0, 2) == "no significant difference (−90.0 ms … +100 ms)"
     assert words("num_preemptions", 0, 1) == "no difference"
     assert words(USAGE, 0, 2).startswith("no difference of more than 1.0 %")
 
@@ -146,7 +146,7 @@ def test_terminal_and_page_say_it_all(runs, comparison):
     assert page == build_comparison(runs, comparison)
     for text in (shown, " ".join(plain(page).split())):
         assert "B is better than A by 1.05 s (−1.20 s … −900 ms)" in text
-        assert "no difference can be told (−90.0 ms … +100 ms)" in text
+        assert "no significant difference (−90.0 ms … +100 ms)" in text
         assert "B, A ≈ C" in text
     assert "another seed would give" not in page
     [figures] = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page)
