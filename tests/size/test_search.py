@@ -113,7 +113,7 @@ def test_what_cannot_be_told_from_the_best_is_said():
     found = answer(lab, ("arrivals",))
     assert found.as_good
     assert max(found.as_good) < 300
-    assert "Not to be told apart" in verdict(lab, found)[1].text
+    assert "No significant difference" in verdict(lab, found)[1].text
 
 
 @given(st.integers(30, 600), st.floats(2.5, 50))
