@@ -150,7 +150,7 @@ def named(word: str) -> list[str]:
 
 
 def usual(trace: str | None) -> list[str]:
-    """The workloads to run by default: without the long million, and with a trace if they need one."""
+    """The workloads to run by default: not the long million, and no workload without its trace."""
     return [name for name, each in WORKLOADS.items() if name != "million" and (trace or each.own)]
 
 

@@ -83,7 +83,7 @@ class Fused:
         ]
 
     def _cell(self, xs: Sequence[float], x: float) -> tuple[int, float]:
-        """The upper end of the cell of `x`, and the position of `x` in it: 0 to 1, more beyond it."""
+        """The upper end of the cell of `x`, and the position of `x` in it: 0 to 1, or beyond."""
         i = bisect_left(xs, x, 1, len(xs) - 1)
         low, high = xs[i - 1], xs[i]
         if x < low:

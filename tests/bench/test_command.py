@@ -42,7 +42,7 @@ def test_a_run_that_comes_to_something_else_is_marked(
     code, out, errors = kvsim(capsys, "--workload", NAME, "--repeats", "1")
     assert code == 1
     assert "NO" in out
-    assert errors == f"kvsim: not what is known of: {NAME}\n"
+    assert errors == f"kvsim: wrong results: {NAME}\n"
 
 
 def test_the_parts_around_a_run_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

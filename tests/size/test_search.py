@@ -217,7 +217,7 @@ def test_a_base_that_is_refused_is_an_error_not_an_answer(tmp_path):
     ("seeds", "varies", "words"),
     [
         (1, (), "nothing is drawn at random"),
-        (1, ("arrivals",), "chance is not known"),
+        (1, ("arrivals",), "chance is unknown"),
         (14, ("arrivals",), "at least 80.7\u00a0% of seeds, at 95.0\u00a0% confidence"),
     ],
 )
