@@ -61,8 +61,8 @@ def crossings(
     size = block_bytes(model, config)
     prices, links = {}, {}
     for layout in layouts:
-        told = {**config.cost.get("link", {}), "layout": layout}
-        link = make_link(model, hardware, replace(config, cost={"link": told}), size)
+        settings = {**config.cost.get("link", {}), "layout": layout}
+        link = make_link(model, hardware, replace(config, cost={"link": settings}), size)
         prices[layout], links[layout] = MeansPrices(cost, link), link.describe()
     block_tokens = size // token_bytes(model, config)
     return ModelCrossings(

@@ -65,8 +65,10 @@ def samples_of(
     rows = np.searchsorted(ends, first[first >= 0], side="left")
     resumed = transitions["kind"] == RESUMED
     again = np.searchsorted(starts, transitions["time_ns"][resumed], side="right") - 1
-    who = transitions["request"][resumed]
-    known = (again >= 0) & (first[who] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
+    request = transitions["request"][resumed]
+    known = (
+        (again >= 0) & (first[request] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
+    )
     for places in (rows, again[known]):
         np.add.at(samples, places[places < len(samples)], 1)
     most: Ints = np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])

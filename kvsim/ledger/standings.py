@@ -56,8 +56,12 @@ def lay_out(
     first_step, first_token = first_steps_ns(requests, transitions), requests["first_token_ns"]
     times = _times(transitions, starts_ns, step_ends_ns)
     log = np.flatnonzero(_matters(transitions))
-    told = transitions["request"][log], times[log], _standings(transitions, times, first_token)[log]
-    changes = [_Changes(*told, log)]
+    changed = (
+        transitions["request"][log],
+        times[log],
+        _standings(transitions, times, first_token)[log],
+    )
+    changes = [_Changes(*changed, log)]
     everybody = np.arange(len(arrival))
     for standing, when in ((WAITING, arrival), (PREFILL, first_step), (DECODE, first_token)):
         ever = when >= 0
@@ -82,8 +86,8 @@ def _matters(transitions: Mapping[str, Ints]) -> NDArray[np.bool_]:
     """Which transitions change a standing."""
     kind = transitions["kind"]
     order = np.lexsort((np.arange(len(kind)), transitions["request"]))
-    who, sorted_kind = transitions["request"][order], kind[order]
-    resumed = (who[1:] == who[:-1]) & (sorted_kind[1:] == kinds.RESUMED)
+    request, sorted_kind = transitions["request"][order], kind[order]
+    resumed = (request[1:] == request[:-1]) & (sorted_kind[1:] == kinds.RESUMED)
     followed = np.zeros(len(kind), dtype=bool)
     followed[order] = np.append(resumed, False)[: len(kind)]
     matters: NDArray[np.bool_] = (kind != kinds.SCHEDULED) & ~((kind == kinds.RECOVERED) & followed)
@@ -125,9 +129,9 @@ def _standings(transitions: Mapping[str, Ints], times: Ints, first_token: Ints) 
 def _spells(changes: _Changes, ends: Ints) -> Spells:
     """A spell lasts from one change of a request to its next, or to the request's end."""
     sorting = np.lexsort((changes.order, changes.time_ns, changes.request))
-    who, when, what, _ = (column[sorting] for column in changes)
-    same = np.append(who[1:] == who[:-1], False)
+    request, when, what, _ = (column[sorting] for column in changes)
+    same = np.append(request[1:] == request[:-1], False)
     following = np.where(same, np.append(when[1:], _NEVER), _NEVER)
-    begin, end = np.minimum(when, ends[who]), np.minimum(following, ends[who])
+    begin, end = np.minimum(when, ends[request]), np.minimum(following, ends[request])
     some = end > begin
-    return Spells(who[some], what[some], begin[some], end[some])
+    return Spells(request[some], what[some], begin[some], end[some])

@@ -105,7 +105,7 @@ def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     look = merge(look, {"hovermode": False, "margin": {"t": 30}})
     return Figure(
         "block-owners",
-        "Who holds which block",
+        "Which request holds which block",
         note,
         data,
         look,

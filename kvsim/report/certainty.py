@@ -11,8 +11,8 @@ from kvsim.certainty.comparison import Comparison, Pair, Values
 from kvsim.certainty.stretches import FEWEST
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report.compare import (
+    INSIGNIFICANT,
     NO_DIFFERENCE,
-    UNTOLD,
     Row,
     empty_table,
     fits,
@@ -96,8 +96,8 @@ def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
         return NO_DIFFERENCE
     if verdict.finding == "equal":
         return f"{NO_DIFFERENCE} of more than {percent(comparison.margin)} ({ends})"
-    if verdict.finding == "untold":
-        return f"{UNTOLD} ({ends})"
+    if verdict.finding == "insignificant":
+        return f"{INSIGNIFICANT} ({ends})"
     size = signed(abs(verdict.difference), metric.unit).removeprefix("+")
     return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
 
@@ -115,7 +115,7 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     text = comparison.names[order[0]]
     for before, after in pairwise(order):
         verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
-        apart = verdict is not None and verdict.finding == "told"
+        apart = verdict is not None and verdict.finding == "significant"
         text += f"{', ' if apart else ' ≈ '}{comparison.names[after]}"
     return text
 
@@ -181,7 +181,7 @@ def render_certainty(
                 words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
                 console.print(Text(f"  {row.metric.label}: {words}", style=_style(row, other - 1)))
     if len(others) > 1:
-        console.print(Text("Best first (≈: cannot be told apart)", style="bold"))
+        console.print(Text("Best first (≈: no significant difference)", style="bold"))
         for row in rows:
             ranking = ranking_words(comparison, row.metric.key)
             if ranking:

@@ -78,7 +78,7 @@ def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
         less.append(100 * (verdict.difference - verdict.low) / first)
         more.append(100 * (verdict.high - verdict.difference) / first)
         y.append(place + 0.6 * ((i + 0.5) / others - 0.5))
-        symbols.append("circle" if verdict.finding == "told" else "circle-open")
+        symbols.append("circle" if verdict.finding == "significant" else "circle-open")
     colour = f"var(--{run_colour(i + 1)})"
     reach = {"type": "data", "symmetric": False, "thickness": 1.6, "width": 4, "color": colour}
     return {
@@ -111,5 +111,5 @@ def _verdicts(comparison: Comparison, rows: Sequence[Row], other: int) -> Html:
 def _ranking(comparison: Comparison, rows: Sequence[Row]) -> Html:
     orders = [(row.metric.label, ranking_words(comparison, row.metric.key)) for row in rows]
     lines = [order for order in orders if order[1]]
-    title = "Best first; ≈ between those that cannot be told apart"
+    title = "Best first; ≈ between runs without a significant difference"
     return panel(title, table(["", "Order"], lines, text_columns=2))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Judgement = Literal["same", "better", "worse", "different", "untold"]
+Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"
-UNTOLD = "no significant difference"
+INSIGNIFICANT = "no significant difference"
 _LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
 """The longest word of a label, and more columns than any table has."""
 
@@ -48,8 +48,8 @@ class Row(NamedTuple):
             return "same"
         if first is None or other is None:
             return "different"
-        if self.verdicts and (verdict is None or verdict.finding != "told"):
-            return "untold"
+        if self.verdicts and (verdict is None or verdict.finding != "significant"):
+            return "insignificant"
         if not better:
             return "different"
         return "better" if (other < first) == (better == "lower") else "worse"
@@ -222,7 +222,13 @@ def _setting_words(names: Sequence[str], texts: Sequence[str]) -> str:
     return f"{texts[0]}, but {', '.join(unlike)}"
 
 
-_STYLES = {"same": "dim", "better": "green", "worse": "red", "different": "", "untold": "dim"}
+_STYLES = {
+    "same": "dim",
+    "better": "green",
+    "worse": "red",
+    "different": "",
+    "insignificant": "dim",
+}
 
 
 def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:

@@ -152,8 +152,8 @@ def _headlines(runs: Summaries, rows: Sequence[Row]) -> Html:
 def _card(row: Row, i: int) -> Html:
     unit = row.metric.unit
     words = change_words(row, i) or "–"
-    if row.judge(i) == "untold":
-        words = "not told"
+    if row.judge(i) == "insignificant":
+        words = "not significant"
     before, after = show(row.values[0], unit), show(row.values[i + 1], unit)
     return element(
         "div",

@@ -44,7 +44,9 @@ def priced(model: ModelCrossings) -> str:
     return time_source({"cost": {"kind": model.kind, "source": model.source}})
 
 
-UNITS = "Microseconds per token, swapping out and in; equal: at a link of so many GB/s."
+UNITS = (
+    "Microseconds per token, swapping out and in; equal: link speed at which both cost the same."
+)
 
 
 def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Sequence[int]) -> str:

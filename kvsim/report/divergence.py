@@ -161,8 +161,8 @@ def _deed(row: Row, columns: tuple[str, ...]) -> str:
     words = []
     preempted = row["preempted_recompute"] + row["preempted_swap"]
     if {"preempted_recompute", "preempted_swap"} & set(columns):
-        means = "swap" if row["preempted_swap"] else "recompute"
-        victims = f"{plural(preempted, 'request')} by {means}" if preempted else "none"
+        mode = "swap" if row["preempted_swap"] else "recompute"
+        victims = f"{plural(preempted, 'request')} by {mode}" if preempted else "none"
         words.append(f"preempted {victims}")
     if "swapped_in" in columns:
         words.append(f"swapped {plural(row['swapped_in'], 'request')} in")

@@ -29,7 +29,7 @@ def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dic
     * `time_ledger_total_s`, `time_ledger_mean_ms`, `time_ledger_p50_ms`, `time_ledger_p99_ms`: by
       part; percentiles of different parts do not add up;
     * `time_ledger_requests`: for `p50` and `p99`, the completed request whose E2EL is the least
-      that so many per cent do not exceed; its parts add up;
+      that 50 % or 99 % of the requests do not exceed; its parts add up;
     * `step_time_s`: by kernel, all steps;
     * `prompt_ledger_tokens`: by part, requests that were ever admitted.
     """

@@ -124,14 +124,14 @@ def _figure(
 def _errors(error: Mapping[str, Any]) -> Html:
     """Errors of the fit on rows that it was not fitted to, and the profile's other statements."""
     judged = {key: value for key, value in error.items() if _judged(value)}
-    told = {key: value for key, value in error.items() if key not in judged}
+    others = {key: value for key, value in error.items() if key not in judged}
     rows = []
     for name, figures in judged.items():
         regions = {f"{name}, {key}": value for key, value in figures.items() if _judged(value)}
         for label, found in {name: figures, **regions}.items():
             rows.append([label, *(_cell(found.get(key)) for key in ERRORS)])
     head = ("table", "points", "median %", "p95 %", "max %", "bias %")
-    return join((table(head, rows) if rows else None, facts(flat(told))))
+    return join((table(head, rows) if rows else None, facts(flat(others))))
 
 
 def _judged(value: Any) -> bool:

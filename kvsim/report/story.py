@@ -155,13 +155,15 @@ class _Run:
         first = self.first_steps
         here = (first >= 0) & (first < end_ns) & (self.ends > begin_ns)
         here[but] = False
-        who = np.flatnonzero(here)
-        return [int(i) for i in who[np.argsort(self.ends[who], kind="stable")]]
+        others = np.flatnonzero(here)
+        return [int(i) for i in others[np.argsort(self.ends[others], kind="stable")]]
 
-    def names(self, who: list[int]) -> str:
-        """Some of them by name."""
-        listed = ", ".join(self.name(i) for i in who[:NAMED])
-        return f"{listed} and {count(len(who) - NAMED)} more" if len(who) > NAMED else listed
+    def names(self, requests: list[int]) -> str:
+        """The names of up to `NAMED` requests, and the number of the others."""
+        listed = ", ".join(self.name(i) for i in requests[:NAMED])
+        return (
+            f"{listed} and {count(len(requests) - NAMED)} more" if len(requests) > NAMED else listed
+        )
 
 
 def _about(run: _Run, index: int) -> str:
@@ -202,15 +204,15 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
-        if kind in _TOLD:
-            turns.append((time_ns, partial(_TOLD[kind], run, index, time_ns, value)))
+        if kind in _LOSSES:
+            turns.append((time_ns, partial(_LOSSES[kind], run, index, time_ns, value)))
     turns.sort(key=lambda turn: turn[0])
     left_out = len(turns) - BEGINNING - END
     if left_out <= 1:
         return [Moment(time_ns, words()) for time_ns, words in turns]
-    told = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
+    shown = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
     gap = Moment(turns[BEGINNING][0], f"… and {count(left_out)} more such moments")
-    return [*told[:BEGINNING], gap, *told[BEGINNING:]]
+    return [*shown[:BEGINNING], gap, *shown[BEGINNING:]]
 
 
 def _passed(spell: Spell) -> str:
@@ -281,11 +283,11 @@ def _first_step(run: _Run, index: int) -> list[Moment]:
     if begun < 0 or begun > run.ends[index]:
         return []
     ended = np.flatnonzero(requests["finish_ns"] == requests["first_scheduled_ns"][index])
-    who = [int(i) for i in ended if i != index and requests["first_scheduled_ns"][i] >= 0]
+    before = [int(i) for i in ended if i != index and requests["first_scheduled_ns"][i] >= 0]
     text = "first step"
     waited = int(requests["first_scheduled_ns"][index] - requests["arrival_ns"][index])
-    if who and waited:
-        text = f"{run.names(who)} ended; first step"
+    if before and waited:
+        text = f"{run.names(before)} ended; first step"
     cached = int(requests["num_cached_tokens"][index])
     if PROMPT_PARTS[1] in requests:
         prompt = int(requests["input_length"][index])
@@ -321,7 +323,7 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
     return text
 
 
-_TOLD = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out}
+_LOSSES = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out}
 
 
 def _end(run: _Run, index: int) -> Moment:

@@ -46,15 +46,15 @@ def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
 
     Copies come first in a step, out before in. A step with both divides the copying time by blocks.
     """
-    told = [name for name in _LISTED if name in steps]
+    listed = [name for name in _LISTED if name in steps]
     for first in range(0, len(steps["start_ns"]), PIECE_STEPS):
         rows = slice(first, first + PIECE_STEPS)
         columns = {
-            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *told)
+            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *listed)
         }
         for number in range(len(columns["start_ns"])):
             row = {name: column[number] for name, column in columns.items()}
-            yield from _step(first + number, row, told, window)
+            yield from _step(first + number, row, listed, window)
 
 
 def counter_events(
@@ -78,12 +78,12 @@ def counter_events(
             yield counter(ENGINE, name, int(times[row]), held)
 
 
-def _step(number: int, row: Mapping[str, int], told: list[str], window: Window) -> Iterator[str]:
+def _step(number: int, row: Mapping[str, int], listed: list[str], window: Window) -> Iterator[str]:
     start, end = row["start_ns"], row["end_ns"]
     shown = window.clip(start, end)
     if shown is None:
         return
-    args: dict[str, Any] = {"step": number, **{name: row[name] for name in told if row[name]}}
+    args: dict[str, Any] = {"step": number, **{name: row[name] for name in listed if row[name]}}
     if row["blocked"]:
         args["head_refused_for"] = BLOCKED[row["blocked"]]
     yield span(STEPS, _kind(row), *shown, args)

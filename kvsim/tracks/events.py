@@ -43,10 +43,10 @@ def span(
     track: Track, name: str, begin_ns: int, end_ns: int, args: Mapping[str, Any] | None = None
 ) -> str:
     """A slice; one inside another is drawn below it."""
-    told = f',"args":{_json(args)}' if args else ""
+    shown = f',"args":{_json(args)}' if args else ""
     return (
         f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":{_us(begin_ns)},'
-        f'"dur":{_us(end_ns - begin_ns)},"name":{_json(name)}{told}}}'
+        f'"dur":{_us(end_ns - begin_ns)},"name":{_json(name)}{shown}}}'
     )
 
 

@@ -61,13 +61,13 @@ def synthesise_lengths(
     bounds = [_bounds(side, lengths, range_ratio) for side, lengths in sides.items()]
     random = np.random.default_rng(seed)
     drawn = [random.integers(low, high + 1, size=requests) for low, high in bounds]
-    prompts, answers = (
+    prompts, output_lengths = (
         _lengthened(random, lengths, each)
         for lengths, each in zip(drawn, (inputs, outputs), strict=True)
     )
     rows = [
-        Row(index, str(index), index + 2, None, prompt, answer)
-        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        Row(index, str(index), index + 2, None, prompt, output)
+        for index, (prompt, output) in enumerate(zip(prompts, output_lengths, strict=True))
     ]
     return made_trace("random", rows, _command(inputs, outputs, seed, range_ratio, requests), _NOTE)
 

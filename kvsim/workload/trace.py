@@ -57,7 +57,7 @@ Content = HashContent | TokenContent | SegmentContent | ParentContent
 
 @dataclass(slots=True)
 class Row:
-    """One request of a trace; do not change it. (A frozen one would take four times as long to make.)"""
+    """One request of a trace. Do not change it; a frozen one takes four times as long to make."""
 
     index: int
     """Position in the file, from 0; it breaks ties everywhere."""
