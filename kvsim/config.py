@@ -138,7 +138,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["recompute", "swap", "auto"] | None,
         _doc(
             _ENGINE,
-            "How a victim gives up its blocks; auto: whichever is cheaper at that moment;"
+            "How a preempted request gives up its blocks; auto: the cheaper way at that moment;"
             " default: the engine's own rule.",
         ),
     ] = None

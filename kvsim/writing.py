@@ -1,8 +1,8 @@
 """Writes files, whole or not at all; a failure is one line that says why.
 
 ```
-a passing folder beside the target ──written in full──► moved into place
-                                   ──anything fails──► gone, and what was there stays
+a temporary folder beside it  ──written in full──► moved into place
+                             ──anything fails──► gone, and what was there stays
 ```
 """
 
@@ -58,13 +58,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises `OutputError` naming `path`.
     """
     target = Path(path)
-    with passing_folder(target.parent, target) as folder:
+    with temporary_folder(target.parent, target) as folder:
         yield folder / "content"
         (folder / "content").replace(target)
 
 
 @contextmanager
-def passing_folder(inside: Path, target: Path) -> Iterator[Path]:
+def temporary_folder(inside: Path, target: Path) -> Iterator[Path]:
     """A temporary folder inside `inside`, which is made if need be and, on failure, removed again.
 
     Raises `OutputError` naming `target` where anything cannot be written.

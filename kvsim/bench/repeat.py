@@ -46,7 +46,7 @@ def run(
     found: dict[str, list[Measurement]] = {}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     for name in names:
-        found[name] = [apart(measure, name, engine, cost, trace) for _ in range(repeats)]
+        found[name] = [in_fresh_process(measure, name, engine, cost, trace) for _ in range(repeats)]
         done(name, found[name])
     return Bench(
         kvsim_version=__version__,
@@ -59,7 +59,7 @@ def run(
     )
 
 
-def apart(function: Callable[..., T], *args: Any) -> T:
+def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
     """The result of a function in a fresh process; its exceptions are raised here."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args).result()

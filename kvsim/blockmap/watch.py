@@ -81,7 +81,7 @@ class BlockMapWatcher:
             self._idle = self._sample(batch, batch.now_ns, idle=True)
 
     def block_map(self) -> BlockMap:
-        """What was seen so far."""
+        """The samples so far, as a block map."""
         samples = self._samples + ([self._idle] if self._idle else [])
         groups = self._groups or make_groups(0, 0, *self._rows)
         shape = (len(samples), len(groups.first))

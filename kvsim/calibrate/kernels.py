@@ -136,7 +136,7 @@ class _Slice:
         self.unseen = self.surface.unseen(self.sides)
 
     def roofline_us(self, m: Any, side: Any) -> Floats:
-        """The formula of a matrix product (`kvsim.cost.layer`)."""
+        """Microseconds of a matrix product by the roofline (`kvsim.cost.layer`)."""
         return np.asarray(product_us(m, side, self._fixed, self._peaks))
 
 

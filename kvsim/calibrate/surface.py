@@ -94,11 +94,11 @@ class Surface:
     def _closeness(self, x: Floats, y: Floats) -> Floats:
         """The closeness of each point to each measured point."""
         scales, work = self._scales, self._law.work
-        apart = np.sqrt(
+        distance = np.sqrt(
             _steps(x, self._x, scales.first) ** 2 + _steps(y, self._y, scales.second) ** 2
         )
-        apart *= np.sqrt(5)
-        alike = (1 + apart + apart**2 / 3) * np.exp(-apart)
+        distance *= np.sqrt(5)
+        alike = (1 + distance + distance**2 / 3) * np.exp(-distance)
         unequal = _steps(work(x, y), work(self._x, self._y), scales.work)
         return np.asarray(alike + scales.work_share * np.exp(-(unequal**2) / 2), float)
 

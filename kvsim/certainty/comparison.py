@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
     verdicts: dict[Pair, Verdict]
     """A pair has no verdict if its figure is undefined or the replay is too short."""
     unfinished: tuple[tuple[str, int, str], ...] = ()
-    """(configuration, seed, outcome) of every run that did not come to its end."""
+    """(configuration, seed, outcome) of every run that did not finish."""
 
     @property
     def settled(self) -> bool:

@@ -225,10 +225,10 @@ def _shown(value: object) -> str:
 
 def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> None:
     from kvsim.bench.around import around
-    from kvsim.bench.repeat import apart
+    from kvsim.bench.repeat import in_fresh_process
 
     table = _table("CPU s", *names)
-    columns = [apart(around, name, engine, cost, trace) for name in names]
+    columns = [in_fresh_process(around, name, engine, cost, trace) for name in names]
     for part in columns[0]:
         table.add_row(part, *(f"{parts[part]:.3f}" for parts in columns))
     make_console().print(table)

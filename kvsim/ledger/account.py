@@ -56,8 +56,8 @@ def account_times(
     else:
         split = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *book.pieces()])
         steps = {**steps, **{name: split[:, place] for place, name in enumerate(KERNELS)}}
-    laid = time.Laid(starts, until, why)
-    parts = time.split_requests(spells, copies, laid, book.sums(), len(ended))
+    step_times = time.StepTimes(starts, until, why)
+    parts = time.split_requests(spells, copies, step_times, book.sums(), len(ended))
     check_sums("a request", parts, TIME_PARTS, ended - requests["arrival_ns"])
     return steps, parts
 

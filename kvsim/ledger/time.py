@@ -65,7 +65,7 @@ class Sums(NamedTuple):
         return between
 
 
-class Laid(NamedTuple):
+class StepTimes(NamedTuple):
     """When each step started, and how long and why requests waited through it."""
 
     starts: Ints
@@ -118,7 +118,7 @@ def table(
 
 
 def split_requests(
-    spells: Spells, copies: Copies, steps: Laid, sums: Sums, number: int
+    spells: Spells, copies: Copies, steps: StepTimes, sums: Sums, number: int
 ) -> dict[str, Ints]:
     """`TIME_PARTS` of `number` requests, in nanoseconds."""
     parts = np.zeros((number, len(TIME_PARTS)), dtype=np.int64)
@@ -129,7 +129,7 @@ def split_requests(
     return {name: parts[:, place] for place, name in enumerate(TIME_PARTS)}
 
 
-def _split_spells(parts: Ints, spells: Spells, steps: Laid, sums: Sums) -> None:
+def _split_spells(parts: Ints, spells: Spells, steps: StepTimes, sums: Sums) -> None:
     first, last = rows_of(spells, steps.starts)
     held = sums.between(first, last)
     length = spells.end_ns - spells.begin_ns

@@ -56,7 +56,7 @@ def certain_table(comparison: Comparison) -> list[Row]:
 
 
 def method_words(comparison: Comparison) -> list[str]:
-    """How the intervals were made, and what they mean."""
+    """How the intervals were computed, and what they mean."""
     sure = percent(1 - comparison.level)
     together = f"All intervals and verdicts hold together with {sure} confidence (Holm)."
     if comparison.method == "stretches":
@@ -115,8 +115,8 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     text = comparison.names[order[0]]
     for before, after in pairwise(order):
         verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
-        apart = verdict is not None and verdict.finding == "significant"
-        text += f"{', ' if apart else ' ≈ '}{comparison.names[after]}"
+        significant = verdict is not None and verdict.finding == "significant"
+        text += f"{', ' if significant else ' ≈ '}{comparison.names[after]}"
     return text
 
 

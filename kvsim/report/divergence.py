@@ -61,11 +61,11 @@ def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Dive
     """The first step that differs; None if all steps of both runs hold the same decisions."""
     lengths = len(first["start_ns"]), len(other["start_ns"])
     common = min(lengths)
-    apart = _apart(first, other, DECISIONS, common)
-    step = int(apart.argmax()) if apart.any() else common
+    different = _differing(first, other, DECISIONS, common)
+    step = int(different.argmax()) if different.any() else common
     if step == common and lengths[0] == lengths[1]:
         return None
-    timed = _apart(first, other, ("start_ns", "end_ns"), step)
+    timed = _differing(first, other, ("start_ns", "end_ns"), step)
     rows = _row(first, step), _row(other, step)
     return Divergence(
         step,
@@ -90,10 +90,10 @@ def first_concerned(
     """The first request completed by both runs that was scheduled at different times, if any."""
     before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
     after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
-    (apart,) = np.nonzero(before != after)
-    if not len(apart):
+    (different,) = np.nonzero(before != after)
+    if not len(different):
         return None
-    i = int(apart[np.minimum(before, after)[apart].argmin()])
+    i = int(different[np.minimum(before, after)[different].argmin()])
     id = str(first["id"][pairs.first_rows[i]])
     return Concerned(id, (int(before[i]), int(after[i])))
 
@@ -124,7 +124,7 @@ def divergence_words(
         return [f"All {plural(found.step, 'step')} were the same; then {longer} went on alone."]
     instants = [seconds(row["start_ns"] / 1e9) for row in found.rows]
     when = instants[0] if instants[0] == instants[1] else f"{instants[0]} and {instants[1]}"
-    did = [_deed(row, found.columns) for row in found.rows]
+    did = [_decided(row, found.columns) for row in found.rows]
     sentences = [
         f"{_until(found.step)}At step {count(found.step)}"
         f" (after {when}) {first} {did[0]}; {other} {did[1]}.",
@@ -137,13 +137,13 @@ def divergence_words(
     return sentences
 
 
-def _apart(
+def _differing(
     first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...], length: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    apart = np.zeros(length, dtype=bool)
+    different = np.zeros(length, dtype=bool)
     for name in names:
-        apart |= np.asarray(first[name])[:length] != np.asarray(other[name])[:length]
-    return apart
+        different |= np.asarray(first[name])[:length] != np.asarray(other[name])[:length]
+    return different
 
 
 def _row(steps: Mapping[str, Any], step: int) -> Row:
@@ -156,7 +156,7 @@ def _until(step: int) -> str:
     return f"The first {plural(step, 'step')} made the same decisions. " if step else ""
 
 
-def _deed(row: Row, columns: tuple[str, ...]) -> str:
+def _decided(row: Row, columns: tuple[str, ...]) -> str:
     """What a step did, as far as it differs from the other run's step."""
     words = []
     preempted = row["preempted_recompute"] + row["preempted_swap"]

@@ -23,7 +23,7 @@ from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
 from kvsim.report import tables
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
-from kvsim.writing import passing_folder
+from kvsim.writing import temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def write_results(
     of these names are replaced, others stay. Raises `OutputError` naming the folder.
     """
     out = Path(out_dir)
-    with passing_folder(out, out) as partial:
+    with temporary_folder(out, out) as partial:
         _fill(partial, summary, requests, steps, csv=csv, page=page)
         if transitions is not None:
             log = tables.transitions_table(transitions)

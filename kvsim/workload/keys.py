@@ -1,7 +1,7 @@
 """Identity of blocks: equal keys mean the same tokens in a block and in everything before it.
 
 The key of a block is decided by its last position p in the request's stream (prompt, then
-output). Whatever a row says about its tokens, except for real token ids, turns into spans of
+output). What a row says about its tokens, except for real token ids, becomes spans of
 positions with `key = p + offset`, so the keys of consecutive blocks are a `range`:
 
 | what holds position p | key |
@@ -277,7 +277,7 @@ class _Builder:
         length."""
         self._nodes = 0
         self._segments: dict[tuple[object, str], int] = {}
-        """(what is before, name) → number of the region."""
+        """(preceding segment or scope, name) → number of the region."""
 
     def add(self, row: Row) -> None:
         """Append the stream of the next row."""

@@ -62,7 +62,7 @@ def test_what_the_simulator_counts_of_its_short_cuts_is_shown(
     counted = replace(
         measure(NAME, "vllm-0.6.3", "constant"), fast_path={"some_steps": 12345, "why": "none"}
     )
-    monkeypatch.setattr(repeat, "apart", lambda *_: counted)
+    monkeypatch.setattr(repeat, "in_fresh_process", lambda *_: counted)
     code, out, _ = kvsim(capsys, "--workload", NAME, "--repeats", "1")
     assert code == 0
     assert "some steps" in out and "12,345" in out and "none" in out
