@@ -1,4 +1,4 @@
-"""Splits the life of each request into the durations that latency figures are made of.
+"""Splits the life of each request into the durations from which latency figures are computed.
 
 ```
 released        arrival      first scheduled      first token        finish

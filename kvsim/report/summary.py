@@ -192,9 +192,9 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
 
     * `prefix_cache_hit_rate`: tokens, first admissions only: vLLM V1's `prefix_cache_hits` over
       `prefix_cache_queries` (vllm/v1/metrics/stats.py, `PrefixCacheStats`);
-    * `prefix_cache_hit_rate_with_preempted`: the same plus what re-admissions after a recompute
-      preemption hit, over what they hit or computed again: a victim that finds its own blocks
-      raises it;
+    * `prefix_cache_hit_rate_with_preempted`: adds the tokens that re-admissions after a recompute
+      preemption hit to both sides, and those that they computed again to the second: a preempted
+      request that finds its own blocks raises it;
     * `prefix_cache_block_hit_rate`: block look-ups, as the metric of vLLM 0.6.3 counts them
       (vllm/core/block/common.py, `CacheMetricData`);
     * `prefix_cache_request_hit_share`: requests with any hit at their first admission.

@@ -75,8 +75,11 @@ def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = No
 
 
 def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[str]:
-    """Names of groups and lanes, a slice for each stay and each spell in it, and an arrow wherever
-    a request leaves the batch before its end or comes back."""
+    """The events of the requests' tracks.
+
+    These are names of groups and lanes, a slice for each stay and each spell in it, and an arrow
+    wherever a request leaves the batch before its end or comes back.
+    """
     tracks = _tracks(stays)
     for pid, name in GROUPS.items():
         lanes = sorted({track for track in tracks if track.pid == pid})
