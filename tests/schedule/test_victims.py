@@ -296,7 +296,7 @@ def oldest(candidates: Sequence[Request], blocks: Tables) -> Request:
 
 
 class Fussy:
-    """A policy from outside that answers nonsense."""
+    """A policy from outside that returns nonsense."""
 
     def __init__(self, *, seed: int) -> None:
         self.seed = seed
