@@ -20,8 +20,8 @@ from kvsim.errors import EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
 from kvsim.records.recorder import Recorder
-from kvsim.replica.host.events import Link
-from kvsim.replica.host.host import SimulatedTime
+from kvsim.replica.events import Link
+from kvsim.replica.host import SimulatedTime
 from kvsim.result import Outcome, Result, provenance
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times

@@ -6,7 +6,7 @@
    host    scheduler  host                                          host   scheduler
 ```
 
-There are three hosts: simulated time (`kvsim.replica.host.host`), the unit clock of recorded logs
+There are three hosts: simulated time (`kvsim.replica.host`), the unit clock of recorded logs
 (`kvsim.conform.virtual`), and a real device (`kvsim.validate.loop`).
 
 An engine that schedules asynchronously has two steps in flight: it composes a step while the one

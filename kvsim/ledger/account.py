@@ -33,8 +33,8 @@ def account_times(
     """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
     `steps`: the columns of a recorder; packed columns are widened in place. `transitions`: the
-    columns of `kvsim.records.transitions`. `in_flight`: how many steps the engine composes before the
-    oldest is settled.
+    columns of `kvsim.records.transitions`. `in_flight`: how many steps the engine composes before
+    the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
     run_end_ns = max(

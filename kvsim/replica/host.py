@@ -15,8 +15,8 @@ from kvsim.cost import Cost
 from kvsim.engine.loop import Host
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
-from kvsim.replica.host.events import Later, Link, Process
-from kvsim.replica.host.inbox import Inbox
+from kvsim.replica.events import Later, Link, Process
+from kvsim.replica.inbox import Inbox
 from kvsim.workload.clients import Clients
 
 

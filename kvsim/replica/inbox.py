@@ -19,7 +19,7 @@ from typing import cast
 import simpy
 
 from kvsim.engine.request import Request
-from kvsim.replica.host.events import Later, Process
+from kvsim.replica.events import Later, Process
 from kvsim.workload.clients import Clients
 
 _NOBODY: tuple[float, Request | None] = inf, None

@@ -6,8 +6,6 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvsim.replica.host.events import Link
-from kvsim.replica.host.host import Replica
 from small import Priced
 
 from kvsim.archive import Archive
@@ -18,6 +16,8 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.records.recorder import Recorder
+from kvsim.replica.events import Link
+from kvsim.replica.host import Replica
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
