@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from kvsim_kernels.executor import Executor, make_decoder  # noqa: E402
 from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
+from worlds import batch_of  # noqa: E402
 
 from kvsim.engine.batch import Batch  # noqa: E402
 from kvsim.engine.plan import Plan  # noqa: E402
@@ -130,7 +131,7 @@ def run(
         PROFILE, "cpu", num_blocks=blocks + 1, host_blocks=blocks,
         max_tokens=2048, max_seqs=24, max_seq_len=98,
     )  # fmt: skip
-    batch = Batch(tables)
+    batch = batch_of(tables, engine, [row.output_length for row in trace.rows])
     executor = executing(decoder, batch)
     requests = make_requests(trace, trace.rows, n=n)
     clients = Clients(requests, trace.rows, release_times(trace.rows, LOAD), LOAD)
@@ -174,7 +175,8 @@ def test_pressure_changes_no_token(case: str, truth: list[list[int]]) -> None:
     positional, arguments = CASES[case]
     said, requests, executor = run(chat(), *positional, **arguments)
     assert said == truth
-    assert all(request.output_tokens >= request.output_length for request in requests)
+    for request, row in zip(requests, chat().rows, strict=True):
+        assert request.output_tokens >= row.output_length
     assert (sum(each.num_preemptions for each in requests) > 0) == (case != "a big pool")
     assert (executor.swapped > 0) == ("swap" in case)
     assert (executor.cached > 0) == ("prefix" in case)
@@ -185,7 +187,9 @@ def test_samples_share_their_prompt_until_they_write(truth: list[list[int]]) -> 
     said, requests, executor = run(chat(), V063, NAIVE, 60, n=2)
     assert said == truth
     assert executor.copied > 0 and executor.swapped > 0
-    assert all(request.output_tokens == 2 * request.output_length for request in requests)
+    assert [request.output_tokens for request in requests] == [
+        2 * row.output_length for row in chat().rows
+    ]
 
 
 class LosesSwaps(Poisoning):
