@@ -83,7 +83,7 @@ class Poisoning(Executor):
     def step_ns(self, plan: Plan) -> int:
         for pool, owned in ((self._decoder.pool, self._batch.blocks.gpu),
                             (self._decoder.host_pool, self._batch.blocks.cpu)):  # fmt: skip
-            kept = {*owned.references, *getattr(owned, "_key_of", {})}
+            kept = {*owned.references, *owned.cached_blocks()}
             first = 0 if pool is self._decoder.pool else owned.first
             alien = [i for i in range(pool.num_blocks) if i + first not in kept]
             pool.pieces()[:, alien] = POISON
@@ -124,7 +124,7 @@ def run(
         pools["num_cpu_blocks"] = blocks
     tables = build({"class": manager, "arguments": pools})
     common = {"num_gpu_blocks": blocks, "max_model_len": 96, "max_num_seqs": 8}
-    if "vllm063" in scheduler:
+    if "vllm_063" in scheduler:
         common |= {"block_size": BLOCK_SIZE, "enable_prefix_caching": tables.needs_keys}
     engine = build({"class": scheduler, "arguments": {**common, **arguments}})
     decoder = make_decoder(
@@ -245,31 +245,31 @@ class TestTexts:
 
     def test_equal_keys_are_equal_tokens_and_others_differ(self) -> None:
         texts = Texts(vocab=1000, block_size=4)
-        one = texts.begin(0, self.Keys(100), 8).tokens(0, 8)
-        other = texts.begin(1, self.Keys(200), 8).tokens(0, 8)
+        one = texts.begin(0, self.Keys(100)).tokens(0, 8)
+        other = texts.begin(1, self.Keys(200)).tokens(0, 8)
         assert one[:4] == other[:4]
         assert one[4:] != other[4:]
 
     def test_tokens_do_not_depend_on_how_they_are_asked_for(self) -> None:
-        whole = Texts(1000, 4).begin(0, self.Keys(100), 11).tokens(0, 11)
-        parts = Texts(1000, 4).begin(0, self.Keys(100), 11)
+        whole = Texts(1000, 4).begin(0, self.Keys(100)).tokens(0, 11)
+        parts = Texts(1000, 4).begin(0, self.Keys(100))
         assert [parts.tokens(i, i + 1)[0] for i in reversed(range(11))][::-1] == whole
 
     def test_what_was_sampled_stands_also_in_the_prompts_that_repeat_it(self) -> None:
         texts = Texts(1000, 4)
-        first = texts.begin(0, self.Keys(100), 8)
+        first = texts.begin(0, self.Keys(100))
         made_up = first.tokens(0, 4)
         assert [first.say(4 + i, token) for i, token in enumerate((5, 6, 7, 8))] == [5, 6, 7, 8]
-        assert texts.begin(1, self.Keys(100), 8).tokens(0, 8) == [*made_up, 5, 6, 7, 8]
+        assert texts.begin(1, self.Keys(100)).tokens(0, 8) == [*made_up, 5, 6, 7, 8]
 
     def test_what_a_prompt_made_up_cannot_be_sampled_otherwise(self) -> None:
         texts = Texts(1000, 4)
-        promised = texts.begin(1, self.Keys(100), 8).tokens(0, 8)
-        first = texts.begin(0, self.Keys(100), 8)
+        promised = texts.begin(1, self.Keys(100)).tokens(0, 8)
+        first = texts.begin(0, self.Keys(100))
         first.tokens(0, 6)
         assert first.say(6, promised[6] + 1) == promised[6]
 
     def test_a_block_that_is_never_full_belongs_to_its_request(self) -> None:
         texts = Texts(1000, 4)
-        one, other = texts.begin(0, None, 4), texts.begin(1, None, 4)
+        one, other = texts.begin(0, None), texts.begin(1, None)
         assert one.tokens(0, 4) != other.tokens(0, 4)
