@@ -17,7 +17,7 @@ def rows_of(number: int) -> list[Row]:
 def test_columns_are_the_facts_of_rows_and_the_attributes_of_requests() -> None:
     rows = rows_of(23)
     archive = Archive(rows)
-    requests = [Request(i, f"r{i}", 10 + i, 20 + i) for i in range(23)]
+    requests = [Request(i, f"r{i}", 10 + i) for i in range(23)]
     for i, request in enumerate(requests):
         request.finish_ns = 2**61 + i
         request.cached_tokens = 3 * i
@@ -43,6 +43,6 @@ def test_an_archive_knows_who_is_missing() -> None:
     archive = Archive(rows_of(6))
     assert archive.missing() == [0, 1, 2, 3, 4, 5]
     for index in (4, 1):
-        archive.add(Request(index, f"r{index}", 1, 1))
+        archive.add(Request(index, f"r{index}", 1))
     assert archive.missing() == [0, 2, 3, 5]
     assert archive.columns()["id"] == ["r1", "r4"]

@@ -1,7 +1,11 @@
-"""Small worlds for whole-run tests: traces in memory, and times that can be added in the head."""
+"""Small worlds for tests: traces in memory, times that can be added in the head, batches."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.engine.batch import Batch, Endings
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.tables import Tables
 from kvsim.workload.trace import HashContent, Row, Trace
 
 MS = 1_000_000
@@ -63,3 +67,10 @@ def config(**settings: Any) -> dict[str, Any]:
     }
     table["cost"].update(settings.pop("cost", {}))
     return {**table, **settings}
+
+
+def batch_of(
+    tables: Tables, scheduler: Scheduler, lengths: Mapping[int, int] | Sequence[int]
+) -> Batch:
+    """A batch for a scheduler; `lengths`: the output length of each request, by its index."""
+    return Batch(tables, Endings(lengths.__getitem__, scheduler.longest_sequence))

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from kvsim_kernels.executor import Executor, make_decoder  # noqa: E402
 from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
+from worlds import batch_of  # noqa: E402
 
 from kvsim.engine.batch import Batch  # noqa: E402
 from kvsim.engine.plan import Plan  # noqa: E402
@@ -82,7 +83,7 @@ class Poisoning(Executor):
     def step_ns(self, plan: Plan) -> int:
         for pool, owned in ((self._decoder.pool, self._batch.blocks.gpu),
                             (self._decoder.host_pool, self._batch.blocks.cpu)):  # fmt: skip
-            kept = {*owned.references, *getattr(owned, "_key_of", {})}
+            kept = {*owned.references, *owned.cached_blocks()}
             first = 0 if pool is self._decoder.pool else owned.first
             alien = [i for i in range(pool.num_blocks) if i + first not in kept]
             pool.pieces()[:, alien] = POISON
@@ -123,14 +124,14 @@ def run(
         pools["num_cpu_blocks"] = blocks
     tables = build({"class": manager, "arguments": pools})
     common = {"num_gpu_blocks": blocks, "max_model_len": 96, "max_num_seqs": 8}
-    if "vllm063" in scheduler:
+    if "vllm_063" in scheduler:
         common |= {"block_size": BLOCK_SIZE, "enable_prefix_caching": tables.needs_keys}
     engine = build({"class": scheduler, "arguments": {**common, **arguments}})
     decoder = make_decoder(
         PROFILE, "cpu", num_blocks=blocks + 1, host_blocks=blocks,
         max_tokens=2048, max_seqs=24, max_seq_len=98,
     )  # fmt: skip
-    batch = Batch(tables)
+    batch = batch_of(tables, engine, [row.output_length for row in trace.rows])
     executor = executing(decoder, batch)
     requests = make_requests(trace, trace.rows, n=n)
     clients = Clients(requests, trace.rows, release_times(trace.rows, LOAD), LOAD)
@@ -174,7 +175,8 @@ def test_pressure_changes_no_token(case: str, truth: list[list[int]]) -> None:
     positional, arguments = CASES[case]
     said, requests, executor = run(chat(), *positional, **arguments)
     assert said == truth
-    assert all(request.output_tokens >= request.output_length for request in requests)
+    for request, row in zip(requests, chat().rows, strict=True):
+        assert request.output_tokens >= row.output_length
     assert (sum(each.num_preemptions for each in requests) > 0) == (case != "a big pool")
     assert (executor.swapped > 0) == ("swap" in case)
     assert (executor.cached > 0) == ("prefix" in case)
@@ -185,7 +187,9 @@ def test_samples_share_their_prompt_until_they_write(truth: list[list[int]]) -> 
     said, requests, executor = run(chat(), V063, NAIVE, 60, n=2)
     assert said == truth
     assert executor.copied > 0 and executor.swapped > 0
-    assert all(request.output_tokens == 2 * request.output_length for request in requests)
+    assert [request.output_tokens for request in requests] == [
+        2 * row.output_length for row in chat().rows
+    ]
 
 
 class LosesSwaps(Poisoning):
@@ -241,31 +245,31 @@ class TestTexts:
 
     def test_equal_keys_are_equal_tokens_and_others_differ(self) -> None:
         texts = Texts(vocab=1000, block_size=4)
-        one = texts.begin(0, self.Keys(100), 8).tokens(0, 8)
-        other = texts.begin(1, self.Keys(200), 8).tokens(0, 8)
+        one = texts.begin(0, self.Keys(100)).tokens(0, 8)
+        other = texts.begin(1, self.Keys(200)).tokens(0, 8)
         assert one[:4] == other[:4]
         assert one[4:] != other[4:]
 
     def test_tokens_do_not_depend_on_how_they_are_asked_for(self) -> None:
-        whole = Texts(1000, 4).begin(0, self.Keys(100), 11).tokens(0, 11)
-        parts = Texts(1000, 4).begin(0, self.Keys(100), 11)
+        whole = Texts(1000, 4).begin(0, self.Keys(100)).tokens(0, 11)
+        parts = Texts(1000, 4).begin(0, self.Keys(100))
         assert [parts.tokens(i, i + 1)[0] for i in reversed(range(11))][::-1] == whole
 
     def test_what_was_sampled_stands_also_in_the_prompts_that_repeat_it(self) -> None:
         texts = Texts(1000, 4)
-        first = texts.begin(0, self.Keys(100), 8)
+        first = texts.begin(0, self.Keys(100))
         made_up = first.tokens(0, 4)
         assert [first.say(4 + i, token) for i, token in enumerate((5, 6, 7, 8))] == [5, 6, 7, 8]
-        assert texts.begin(1, self.Keys(100), 8).tokens(0, 8) == [*made_up, 5, 6, 7, 8]
+        assert texts.begin(1, self.Keys(100)).tokens(0, 8) == [*made_up, 5, 6, 7, 8]
 
     def test_what_a_prompt_made_up_cannot_be_sampled_otherwise(self) -> None:
         texts = Texts(1000, 4)
-        promised = texts.begin(1, self.Keys(100), 8).tokens(0, 8)
-        first = texts.begin(0, self.Keys(100), 8)
+        promised = texts.begin(1, self.Keys(100)).tokens(0, 8)
+        first = texts.begin(0, self.Keys(100))
         first.tokens(0, 6)
         assert first.say(6, promised[6] + 1) == promised[6]
 
     def test_a_block_that_is_never_full_belongs_to_its_request(self) -> None:
         texts = Texts(1000, 4)
-        one, other = texts.begin(0, None, 4), texts.begin(1, None, 4)
+        one, other = texts.begin(0, None), texts.begin(1, None)
         assert one.tokens(0, 4) != other.tokens(0, 4)

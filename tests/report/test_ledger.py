@@ -200,7 +200,7 @@ def test_a_wait_whose_reason_changes_often_is_told_in_one_sentence():
 
 def test_a_livelock_is_not_told_moment_by_moment(monkeypatch):
     """r1 loses its one chunk as often as the run lets it: 200 times."""
-    monkeypatch.setattr("kvsim.replica.host.NO_PROGRESS_STEPS", 400)
+    monkeypatch.setattr("kvsim.engine.loop.Host.patience_steps", 400)
     rows = hashed(4, (0, 7, 9, []), (0, 18, 1, []))
     result = kvsim.simulate(
         rows,

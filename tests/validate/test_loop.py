@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import simpy
+import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Priced
@@ -13,11 +14,11 @@ from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.engine.batch import Batch
+from kvsim.engine.loop import Loop
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link
-from kvsim.replica.host import Replica
+from kvsim.replica.host import SimulatedTime
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -51,11 +52,16 @@ def prepared(trace: Trace, table: dict[str, Any]) -> tuple[Parts, list[Request],
     return parts, requests, Clients(requests, trace.rows, release_ns, parts.config)
 
 
+def batch_of(trace: Trace, parts: Parts) -> Batch:
+    lengths = [row.output_length for row in trace.rows]
+    return worlds.batch_of(parts.blocks, parts.scheduler, lengths)
+
+
 def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
     parts, requests, clients = prepared(trace, table)
-    env, batch, log = simpy.Environment(), Batch(parts.blocks), Log()
-    link = Link(env, parts.link)
-    Replica(env, parts.scheduler, batch, parts.cost, link, clients, Recorder(), watcher=log)
+    env, batch, log = simpy.Environment(), batch_of(trace, parts), Log()
+    host = SimulatedTime(env, parts.cost, Link(env, parts.link), clients, full_plans=True)
+    env.process(Loop(host, parts.scheduler, batch, watcher=log).run())
     stopped = ""
     try:
         env.run()
@@ -68,7 +74,7 @@ def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
 
 def by_loop(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
     parts, requests, clients = prepared(trace, table)
-    batch, log = Batch(parts.blocks), Log()
+    batch, log = batch_of(trace, parts), Log()
     stopped = ""
     try:
         serve(parts.scheduler, batch, Priced(parts.cost, parts.link), clients, log)

@@ -29,11 +29,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def state(thing: Any) -> dict[str, Any]:
-    """Plain fields of an object; those with a state of their own by the name of their class."""
+    """Plain fields of an object; others by the name of their class, or of what they make."""
     plain = (int, float, str, bool, type(None), type, type(state))
+    fields = vars(thing).items()
+    made = {key: make(0, 4) for key, make in fields if key in ("idle_order", "eviction")}
     return {
         key: value if isinstance(value, plain) else type(value).__name__
-        for key, value in vars(thing).items()
+        for key, value in (*fields, *made.items())
     }
 
 

@@ -22,7 +22,7 @@ class World:
     def __init__(
         self, rows: list[Row], release_ns: list[int], limit: int | None, rejected: set[int]
     ) -> None:
-        self.requests = [Request(row.index, row.id, 4, 4) for row in rows]
+        self.requests = [Request(row.index, row.id, 4) for row in rows]
         settings = {} if limit is None else {"max_concurrency": limit}
         self.clients = Clients(self.requests, rows, release_ns, make_config(settings))
         self.sent: list[tuple[int, int]] = []

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from worlds import batch_of
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
@@ -25,9 +26,10 @@ def engine(*lengths: tuple[int, int], caching: bool = False, **knobs: Any) -> tu
     """Requests (input length, output length) before 8 usable blocks of 4 tokens."""
     settings = {"max_model_len": 100, "max_num_seqs": 4, "max_num_batched_tokens": 64, **knobs}
     scheduler = VllmV1(num_gpu_blocks=9, **settings)
-    batch = Batch((VllmV1PrefixTables if caching else VllmV1Tables)(4, 9))
-    for index, (length, output) in enumerate(lengths):
-        scheduler.arrive(batch, Request(index, f"r{index}", length, output, OneText()))
+    tables = (VllmV1PrefixTables if caching else VllmV1Tables)(4, 9)
+    batch = batch_of(tables, scheduler, [output for _, output in lengths])
+    for index, (length, _) in enumerate(lengths):
+        scheduler.arrive(batch, Request(index, f"r{index}", length, OneText()))
     return scheduler, batch
 
 
@@ -83,8 +85,8 @@ def test_what_a_preemption_throws_away_and_a_hit_saves_again() -> None:
 
 def test_a_decode_ahead_of_its_token_counts_the_placeholder() -> None:
     scheduler = VllmV1Async(num_gpu_blocks=9, max_model_len=100)
-    batch = Batch(VllmV1Tables(4, 9))
-    scheduler.arrive(batch, Request(0, "r0", 5, 3))
+    batch = batch_of(VllmV1Tables(4, 9), scheduler, [3])
+    scheduler.arrive(batch, Request(0, "r0", 5))
     first, second = scheduler.compose(batch, 0), scheduler.compose(batch, 0)
     assert (first.chunks, first.samples) == ([(5, 0)], 1)
     assert (second.decode_seqs, second.context_tokens) == (1, 6)

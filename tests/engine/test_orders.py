@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import worlds
-from blocks.orders import Future
 from conformance.generate_prompts import make_arrivals, make_prompt
-from schedule.mixes import CHUNKED, VARIANTS, make, play, rows
+from engine.orders import Future
+from engines.mixes import CHUNKED, VARIANTS, make, play, rows
 
 import kvsim
 from kvsim.engine.idle import IDLE_ORDERS
@@ -19,8 +19,8 @@ from kvsim.engines.vllm_v1_blocks import ContentPool
 from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS, make_eviction
 
-OWN = "blocks.orders:AnyOrder"
-EVERY = (*EVICTIONS, OWN, "blocks.orders:TwoQueues")
+OWN = "engine.orders:AnyOrder"
+EVERY = (*EVICTIONS, OWN, "engine.orders:TwoQueues")
 
 
 def random_rules(rng: Random, engine: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_any_order_keeps_the_books_and_every_request_ends() -> None:
         assert "error" not in log[-1], f"seed {seed}: {engine}"
         ended = sorted(name for step in log for name in step["finished"])
         assert ended == sorted(row["id"] for row in trace), f"seed {seed}: {engine}"
-        pool = made[1].blocks.gpu
+        pool = made[1].gpu
         assert pool.used == 0, f"seed {seed}: {engine}"
         evicted += pool.cached > blocks // 2
         hits += sum(each[2] > 0 for step in log for each in step.get("prefill", ()))
@@ -135,7 +135,7 @@ def test_2q_hits_what_its_paper_says(seed: int) -> None:
     size = rng.randint(2, 12)
     requests = [[min(rng.randrange(30), rng.randrange(30))] for _ in range(300)]
     expected = two_queues(size, requests)
-    assert hit_tokens("blocks.orders:TwoQueues", size, requests) == expected, f"seed {seed}"
+    assert hit_tokens("engine.orders:TwoQueues", size, requests) == expected, f"seed {seed}"
     assert 0 < sum(expected) < 300
 
 
@@ -171,7 +171,7 @@ def test_belady_finds_as_much_as_can_be_found(seed: int) -> None:
     rng = Random(seed)
     size = rng.randint(2, 5)
     requests = prefix_requests(rng, size)
-    found = hit_tokens("blocks.orders:Belady", size, requests, future=Future(requests))
+    found = hit_tokens("engine.orders:Belady", size, requests, future=Future(requests))
     assert sum(found) == most_hits(size, requests), f"seed {seed}"
 
 
@@ -215,12 +215,12 @@ def run(engine: str = "vllm-v1", **rules: str) -> Any:
     [
         ("lur", "eviction: no 'lur'; did you mean 'lru'. give one of .*, or package.module:name"),
         (
-            "blocks.orders:Lier",
-            "eviction: module 'blocks.orders' has no 'Lier'; did you mean 'Liar'",
+            "engine.orders:Lier",
+            "eviction: module 'engine.orders' has no 'Lier'; did you mean 'Liar'",
         ),
-        ("blocks.orders:NoOrder", "eviction: blocks.orders:NoOrder is no subclass of"),
-        ("blocks.orders:Liar", "eviction: blocks.orders:Liar gave out -1, which is no idle block"),
-        ("blocks.orders:Belady", "eviction: blocks.orders:Belady needs 'future'"),
+        ("engine.orders:NoOrder", "eviction: engine.orders:NoOrder is no subclass of"),
+        ("engine.orders:Liar", "eviction: engine.orders:Liar gave out -1, which is no idle block"),
+        ("engine.orders:Belady", "eviction: engine.orders:Belady needs 'future'"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(engine: str, eviction: str, words: str) -> None:
@@ -237,12 +237,12 @@ def test_the_seed_of_the_run_is_that_of_the_order() -> None:
 @pytest.mark.parametrize(
     ("rule", "name"),
     [
-        ("growth", "blocks.orders:cautious"),
-        ("growth", "blocks.orders:Patient"),
+        ("growth", "engine.orders:cautious"),
+        ("growth", "engine.orders:Patient"),
         ("idle_order", OWN),
-        ("publish_at", "blocks.orders:COMPUTED"),
-        ("hits_save", "blocks.orders:CHARGE"),
-        ("full_hit", "blocks.orders:TWO_TOKENS"),
+        ("publish_at", "engine.orders:COMPUTED"),
+        ("hits_save", "engine.orders:CHARGE"),
+        ("full_hit", "engine.orders:TWO_TOKENS"),
     ],
 )
 def test_every_rule_can_come_from_outside(rule: str, name: str) -> None:
@@ -251,7 +251,7 @@ def test_every_rule_can_come_from_outside(rule: str, name: str) -> None:
 
 def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() -> None:
     own, table = (
-        run("vllm-0.6.3", growth=name) for name in ("blocks.orders:Patient", "when-needed")
+        run("vllm-0.6.3", growth=name) for name in ("engine.orders:Patient", "when-needed")
     )
     assert list(own.requests["finish_ns"]) == list(table.requests["finish_ns"])
     assert list(own.steps["free_blocks"]) == list(table.steps["free_blocks"])
@@ -260,16 +260,16 @@ def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() ->
 @pytest.mark.parametrize(
     ("rule", "name", "words"),
     [
-        ("growth", "owing", "growth: blocks.orders:owing returned -1; return a number of blocks"),
+        ("growth", "owing", "growth: engine.orders:owing returned -1; return a number of blocks"),
         (
             "growth",
             "unasked",
-            "growth: blocks.orders:unasked is not called as .sequence, block_siz",
+            "growth: engine.orders:unasked is not called as .sequence, block_siz",
         ),
-        ("publish_at", "cautious", "publish_at: blocks.orders:cautious is no PublishAt"),
-        ("full_hit", "NEGATIVE", "full_hit: blocks.orders:NEGATIVE: expected `int` >= 0"),
+        ("publish_at", "cautious", "publish_at: engine.orders:cautious is no PublishAt"),
+        ("full_hit", "NEGATIVE", "full_hit: engine.orders:NEGATIVE: expected `int` >= 0"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(rule: str, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        run("vllm-0.6.3", **{rule: f"blocks.orders:{name}"})
+        run("vllm-0.6.3", **{rule: f"engine.orders:{name}"})

@@ -26,7 +26,7 @@ class Words:
 
 
 def sequence(prompt: str, n: int = 1, index: int = 0) -> Sequence:
-    request = Request(index, str(index), len(prompt), 100, Words(prompt, f"<{index}>"), n=n)
+    request = Request(index, str(index), len(prompt), Words(prompt, f"<{index}>"), n=n)
     return request.sequences[0]
 
 

@@ -25,7 +25,7 @@ class Chain:
 
 
 def sequence(length: int, own: int = 1, shared: int = 0) -> Sequence:
-    return Request(own, f"r{own}", length, 100, Chain(own, shared)).sequences[0]
+    return Request(own, f"r{own}", length, Chain(own, shared)).sequences[0]
 
 
 def admit(tables: VllmV1Tables, one: Sequence) -> list[int]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from worlds import batch_of
 
 from kvsim.conform.builders import run_case
 from kvsim.engine.batch import Batch
@@ -30,11 +31,11 @@ def log(
     return list(run_case(engine, {**defaults, **config}, trace, audit=True))
 
 
-def batch_of(tables: NanoTables, *lengths: int) -> Batch:
-    batch = Batch(tables)
+def waiting(scheduler: Nano, tables: NanoTables, *lengths: int) -> Batch:
+    batch = batch_of(tables, scheduler, [3] * len(lengths))
     for index, length in enumerate(lengths):
         stream = TokenStream([index] * length, row=index, rows=len(lengths))
-        batch.arrive(Request(index, str(index), length, 3, stream))
+        batch.arrive(Request(index, str(index), length, stream))
     return batch
 
 
@@ -79,17 +80,18 @@ def test_the_tail_gives_way_and_returns_to_the_front() -> None:
 
 
 def test_the_engine_dies_where_nothing_can_be_scheduled() -> None:
-    batch = batch_of(NanoTables(4, 2, 0), 9)
+    scheduler = Nano(block_size=4)
+    batch = waiting(scheduler, NanoTables(4, 2, 0), 9)
     with pytest.raises(EngineStopped, match="nothing-schedulable") as stop:
-        Nano(block_size=4).compose(batch, 0)
+        scheduler.compose(batch, 0)
     assert stop.value.request_id == "0"
     assert "scheduler.py:71" in stop.value.rule
     batch.audit()
 
 
 def test_without_requests_a_step_is_empty() -> None:
-    batch = batch_of(NanoTables(4, 2, 0))
-    assert Nano(block_size=4).compose(batch, 0).empty
+    scheduler = Nano(block_size=4)
+    assert scheduler.compose(waiting(scheduler, NanoTables(4, 2, 0)), 0).empty
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_the_plan_says_why_the_head_waits(
     scheduler: Nano, num_gpu_blocks: int, reason: str
 ) -> None:
     tables = NanoTables2025 if isinstance(scheduler, Nano2025) else NanoTables
-    batch = batch_of(tables(4, num_gpu_blocks, 0), 8, 8)
+    batch = waiting(scheduler, tables(4, num_gpu_blocks, 0), 8, 8)
     plan = scheduler.compose(batch, 0)
     assert BLOCKED[plan.blocked] == reason
     assert batch.waiting[0].blocked_steps == 1
@@ -122,8 +124,8 @@ def test_what_the_engine_refuses_at_start_up_is_named() -> None:
 
 
 def test_real_token_streams_recompute_onto_their_own_blocks() -> None:
-    batch = batch_of(NanoTables(4, 3, 0), 4, 4)
     scheduler = Nano(block_size=4)
+    batch = waiting(scheduler, NanoTables(4, 3, 0), 4, 4)
     ended: list[Request] = []
     for now_ns in range(9):
         plan = scheduler.compose(batch, now_ns)

@@ -17,7 +17,7 @@ def admitted(
     tables: Vllm033Tables, prompt: Seq[int], *, n: int = 1, prefix_pos: int = 0
 ) -> Sequence:
     stream = RuleStream("r", prompt)
-    request = Request(0, "r", len(prompt), 99, stream, n=n, prefix_pos=prefix_pos)
+    request = Request(0, "r", len(prompt), stream, n=n, prefix_pos=prefix_pos)
     (each,) = request.sequences
     tables.allocate(each)
     each.state = RUNNING

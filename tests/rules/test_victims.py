@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.engine.tables import Tables
@@ -33,7 +32,7 @@ from kvsim.workload.arrivals import random_stream
 from kvsim.workload.keys import TokenStream
 
 SIZE, LONGEST = 4, 64
-Made = tuple[Any, Batch]
+Made = tuple[Any, Tables]
 
 
 def old(scheduler: Any, tables: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
@@ -45,7 +44,7 @@ def old(scheduler: Any, tables: Any, **knobs: Any) -> Callable[[Victim | None, i
         engine = scheduler(
             num_gpu_blocks=blocks, max_model_len=LONGEST, watermark=0.0, victim=victim, **knobs
         )
-        return engine, Batch(tables(SIZE, blocks, 100))
+        return engine, tables(SIZE, blocks, 100)
 
     return make
 
@@ -57,7 +56,7 @@ def v1(scheduler: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
         engine = scheduler(
             num_gpu_blocks=blocks + 1, max_model_len=LONGEST, max_num_seqs=8, victim=victim, **knobs
         )
-        return engine, Batch(VllmV1Tables(SIZE, blocks + 1))
+        return engine, VllmV1Tables(SIZE, blocks + 1)
 
     return make
 
@@ -66,7 +65,7 @@ def nano(scheduler: Any, tables: Any) -> Callable[[Victim | None, int], Made]:
     """nano-vllm."""
 
     def make(victim: Victim | None, blocks: int) -> Made:
-        return scheduler(block_size=SIZE, victim=victim), Batch(tables(SIZE, blocks, 0))
+        return scheduler(block_size=SIZE, victim=victim), tables(SIZE, blocks, 0)
 
     return make
 
@@ -98,25 +97,27 @@ def policy(name: str, seed: int = 0) -> Victim | None:
     return make_victim(name, seed=seed, max_model_len=LONGEST)
 
 
-def send(scheduler: Any, batch: Batch, index: int, length: int, output: int, **more: Any) -> None:
-    stream = TokenStream([index] * length, row=index, rows=100)
-    request = Request(index, f"r{index}", length, output, stream, **more)
-    getattr(scheduler, "arrive", Batch.arrive)(batch, request)
-
-
 class Clock:
     """Composes steps and settles each as late as the engine allows."""
 
-    def __init__(self, scheduler: Any, batch: Batch) -> None:
-        self.scheduler, self.batch = scheduler, batch
+    def __init__(self, scheduler: Any, tables: Tables) -> None:
+        self.scheduler = scheduler
+        self.lengths: dict[int, int] = {}
+        self.batch = worlds.batch_of(tables, scheduler, self.lengths)
         self.flying: deque[Plan] = deque()
         self.now = 0
+
+    def send(self, index: int, length: int, output: int, **more: Any) -> None:
+        self.lengths[index] = output
+        stream = TokenStream([index] * length, row=index, rows=100)
+        request = Request(index, f"r{index}", length, stream, **more)
+        self.scheduler.arrive(self.batch, request)
 
     def step(self) -> Plan:
         scheduler, batch = self.scheduler, self.batch
         plan = scheduler.compose(batch, self.now)
         scheduler.overlap(batch, self.now)
-        in_flight = getattr(scheduler, "in_flight", 1)
+        in_flight = scheduler.in_flight
         if plan.computes or in_flight == 1:
             self.flying.append(plan)
         if self.flying and (len(self.flying) == in_flight or not plan.computes):
@@ -132,10 +133,9 @@ PROMPTS = (4, 11, 15, 5, 10)
 
 def first_victims(engine: str, victim: Victim | None) -> list[str]:
     """Who loses its blocks in the first step that lacks one."""
-    scheduler, batch = ENGINES[engine](victim, 13)
+    clock = Clock(*ENGINES[engine](victim, 13))
     for index, length in enumerate(PROMPTS):
-        send(scheduler, batch, index, length, 9, priority=index == 1)
-    clock = Clock(scheduler, batch)
+        clock.send(index, length, 9, priority=index == 1)
     while True:
         preempted = clock.step().preempted
         if preempted:
@@ -183,18 +183,17 @@ def test_with_nobody_behind_it_a_request_gives_way_itself() -> None:
         return candidates[0]
 
     for name in ("0.3.3", "0.6.3", "nano", "nano 2025", "v1"):
-        scheduler, batch = ENGINES[name](never, 1)
-        send(scheduler, batch, 0, 4, 2)
-        clock = Clock(scheduler, batch)
+        clock = Clock(*ENGINES[name](never, 1))
+        clock.send(0, 4, 2)
         clock.step()
         with suppress(EngineStopped):  # nano-vllm dies of a step that serves nobody
             clock.step()
-        assert [request.id for request, _ in batch.plan.preempted] == ["r0"], name
+        assert [request.id for request, _ in clock.batch.plan.preempted] == ["r0"], name
 
 
 def test_shared_blocks_and_progress_count_against_a_cost_aware_victim() -> None:
     def request(index: int, length: int, known: int, table: list[int]) -> Request:
-        made = Request(index, f"r{index}", length, 99)
+        made = Request(index, f"r{index}", length)
         made.sequences[0].state = 1
         made.sequences[0].length = known
         made.sequences[0].table = table
@@ -228,21 +227,21 @@ def test_shared_blocks_and_progress_count_against_a_cost_aware_victim() -> None:
 def test_any_policy_keeps_the_books_and_every_request_ends(
     engine: str, name: str, seed: int, blocks: int, requests: list[tuple[int, int, int, int]]
 ) -> None:
-    scheduler, batch = {**ENGINES, **SWAPPING, **CHUNKS}[engine](policy(name, seed), blocks)
-    clock = Clock(scheduler, batch)
+    clock = Clock(*{**ENGINES, **SWAPPING, **CHUNKS}[engine](policy(name, seed), blocks))
+    batch = clock.batch
     arriving = deque(sorted(enumerate(requests), key=lambda each: each[1][3]))
     number = 0
     while arriving or len(batch) or clock.flying:
         while arriving and arriving[0][1][3] <= number:
             index, (length, output, priority, _) = arriving.popleft()
-            send(scheduler, batch, index, length, output, priority=priority)
+            clock.send(index, length, output, priority=priority)
         clock.step()
         number += 1
         assert number < 2_000, "nothing ends"
     assert len(batch.ended) == len(requests)
     for request in batch.ended:
         assert not request.reason
-        assert request.output_tokens == request.output_length
+        assert request.output_tokens == clock.lengths[request.index]
     assert batch.blocks.gpu.free == batch.blocks.gpu.size
 
 
@@ -325,6 +324,6 @@ def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
 def test_draws_are_even() -> None:
     choose = policy("random", 5)
     assert choose is not None
-    candidates = [Request(index, str(index), 1, 1) for index in range(4)]
+    candidates = [Request(index, str(index), 1) for index in range(4)]
     drawn = [choose(candidates, Tables(4, 4, 0)).index for _ in range(4000)]
     assert np.bincount(drawn, minlength=4) == pytest.approx(1000, abs=120)

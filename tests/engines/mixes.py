@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvsim.conform.record import Record
-from kvsim.conform.virtual import corpus_requests, idled, replay, stalled
-from kvsim.engine.batch import Batch
+from kvsim.conform.virtual import idled, replay, stalled
+from kvsim.engine.tables import Tables
 from kvsim.engines import PrefixCaching
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
@@ -20,7 +20,7 @@ from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 
 SIZE = 4
-Made = tuple[Any, Batch]
+Made = tuple[Any, Tables]
 Maker = Callable[..., Made]
 
 
@@ -37,7 +37,7 @@ def vllm063(engine: Any = Vllm063, **more: Any) -> Maker:
             requeue=requeue,
             **more,
         )
-        return scheduler, Batch(PrefixCaching(SIZE, blocks, 100, **rules))
+        return scheduler, PrefixCaching(SIZE, blocks, 100, **rules)
 
     return make
 
@@ -52,7 +52,7 @@ def vllm_v1(engine: Any = VllmV1, **more: Any) -> Maker:
             requeue=requeue,
             **more,
         )
-        return scheduler, Batch(VllmV1PrefixTables(SIZE, blocks + 1, **rules))
+        return scheduler, VllmV1PrefixTables(SIZE, blocks + 1, **rules)
 
     return make
 
@@ -62,7 +62,7 @@ def nano(engine: Any, tables: Any) -> Maker:
         scheduler = engine(
             block_size=SIZE, max_num_seqs=8, max_num_batched_tokens=budget, requeue=requeue
         )
-        return scheduler, Batch(tables(SIZE, blocks, 0, **rules))
+        return scheduler, tables(SIZE, blocks, 0, **rules)
 
     return make
 
@@ -92,7 +92,7 @@ CHUNKED = tuple(name for name in VARIANTS if "chunked" in name or name in ("nano
 def make(
     engine: str, blocks: int = 40, budget: int = 60, requeue: str | None = None, **rules: str
 ) -> Made:
-    """A scheduler and its batch."""
+    """A scheduler and its block tables."""
     return VARIANTS[engine](blocks, budget, requeue, **rules)
 
 
@@ -106,9 +106,9 @@ def rows(*requests: tuple[float, list[int], int], first: int = 0) -> list[Record
 
 def play(made: Made, trace: list[Record]) -> Iterator[Record]:
     """The step log, with the books audited after every step."""
-    scheduler, batch = made
+    scheduler, tables = made
     stuck = idled if isinstance(scheduler, VllmV1) else stalled
-    return replay(scheduler, batch, corpus_requests(trace), 3000, batch.audit, stuck)
+    return replay(scheduler, tables, trace, 3000, audit=True, stuck=stuck)
 
 
 def prefills(log: list[Record], name: str) -> list[list[Any]]:

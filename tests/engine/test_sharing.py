@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import worlds
 from conformance.generate_prompts import make_arrivals, make_prompt
-from schedule.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
+from engines.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.conform.virtual import corpus_requests
+from kvsim.conform.virtual import corpus_endings, corpus_requests
 from kvsim.engine import sharing
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
+from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
 
@@ -115,8 +116,8 @@ def test_any_mix_of_rules_keeps_the_books_and_every_request_ends() -> None:
         assert sorted(name for step in log for name in step["finished"]) == sorted(
             row["id"] for row in trace
         ), where
-        scheduler, batch = made
-        assert batch.blocks.gpu.used == 0, where
+        scheduler, tables = made
+        assert tables.gpu.used == 0, where
         for step in log:
             assert step.get("batched_tokens", 0) <= scheduler.max_num_batched_tokens, where
             preempted += len(step.get("preempted", ()))
@@ -128,9 +129,9 @@ def test_under_computed_nobody_skips_what_no_step_has_computed() -> None:
     """The steps are settled as late as the engine allows."""
     hits, blind = dict.fromkeys(PUBLISH_AT, 0), dict.fromkeys(PUBLISH_AT, 0)
     for seed in range(600):
-        engine, rules, (scheduler, batch), trace = random_case(seed)
+        engine, rules, made, trace = random_case(seed)
         if engine != "nano 2025":  # which believes in stale hits
-            witness = watched_run(scheduler, batch, trace)
+            witness = watched_run(*made, trace)
             hits[rules["publish_at"]] += witness.hits
             blind[rules["publish_at"]] += witness.blind
     assert blind["computed"] == 0
@@ -138,14 +139,15 @@ def test_under_computed_nobody_skips_what_no_step_has_computed() -> None:
     assert min(hits.values()) > 500
 
 
-def watched_run(scheduler: Any, batch: Batch, trace: list[dict[str, Any]]) -> Witness:
+def watched_run(scheduler: Any, tables: Tables, trace: list[dict[str, Any]]) -> Witness:
     """Run all requests."""
+    batch = Batch(tables, corpus_endings(trace, scheduler.longest_sequence))
     arrivals = corpus_requests(trace)
     witness, flying, now = Witness(), deque[Plan](), 0
-    in_flight = getattr(scheduler, "in_flight", 1)
+    in_flight = scheduler.in_flight
     while arrivals or len(batch) or flying:
         while arrivals and arrivals[0][0] <= now:
-            getattr(scheduler, "arrive", Batch.arrive)(batch, arrivals.pop(0)[1])
+            scheduler.arrive(batch, arrivals.pop(0)[1])
         plan = scheduler.compose(batch, now)
         witness.look(plan)
         scheduler.overlap(batch, now)

@@ -9,7 +9,7 @@ import test_flow as flow
 import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule.test_victims import SIZE, Clock, send
+from rules.test_victims import SIZE, Clock
 
 import kvsim
 from kvsim.config import make_config
@@ -48,14 +48,13 @@ class Asked:
 
 def running(length: int, n: int = 1, cpu_blocks: int = 20, steps: int = 1) -> tuple[Request, Batch]:
     """A request whose prompt, and one token for each further step, were computed."""
-    batch = Batch(Naive(SIZE, 40, cpu_blocks))
     engine = Vllm063(block_size=SIZE, num_gpu_blocks=40, max_model_len=64)
-    send(engine, batch, 0, length, 9, n=n)
-    clock = Clock(engine, batch)
+    clock = Clock(engine, Naive(SIZE, 40, cpu_blocks))
+    clock.send(0, length, 9, n=n)
     for _ in range(steps):
         clock.step()
-    batch.begin(clock.now)
-    return batch.running[0], batch
+    clock.batch.begin(clock.now)
+    return clock.batch.running[0], clock.batch
 
 
 @pytest.mark.parametrize(
@@ -211,15 +210,14 @@ def test_the_cheaper_means_is_taken_and_no_cpu_pool_is_too_small(
     prices = Asked(token_ns=3, block_ns=block_ns)
     given: dict[str, Any] = {"num_gpu_blocks": blocks, "max_model_len": 64, "watermark": 0.0}
     given |= {"preemption_mode": "auto", "prices": prices}
-    engine: Any
     if kind == "0.3.3":
-        engine, batch = Vllm033(**given), Batch(Vllm033Tables(SIZE, blocks, cpu_blocks))
+        clock = Clock(Vllm033(**given), Vllm033Tables(SIZE, blocks, cpu_blocks))
     else:
         engine = Vllm063(block_size=SIZE, enable_chunked_prefill=kind.endswith("chunked"), **given)
-        batch = Batch(Naive(SIZE, blocks, cpu_blocks))
+        clock = Clock(engine, Naive(SIZE, blocks, cpu_blocks))
     for index, (length, output) in enumerate(requests):
-        send(engine, batch, index, length, output)
-    clock, steps = Clock(engine, batch), 0
+        clock.send(index, length, output)
+    batch, steps = clock.batch, 0
     while len(batch):
         asked = len(prices.tokens)
         taken = [means for _, means in clock.step().preempted]
@@ -234,7 +232,7 @@ def test_the_cheaper_means_is_taken_and_no_cpu_pool_is_too_small(
         steps += 1
         assert steps < 2_000, "nothing ends"
     assert len(batch.ended) == len(requests)
-    assert all(request.output_tokens == request.output_length for request in batch.ended)
+    assert all(request.output_tokens == clock.lengths[request.index] for request in batch.ended)
     assert batch.blocks.gpu.free == blocks
     assert batch.blocks.cpu.free == cpu_blocks
 

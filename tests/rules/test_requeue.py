@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
 from kvsim.engine.tables import Tables
 from kvsim.engines import Naive
@@ -31,27 +30,27 @@ from kvsim.workload.keys import TokenStream
 SIZE, BLOCKS = 4, 9
 
 
-def vllm0(scheduler: Any, tables: Any, **knobs: Any) -> Callable[..., tuple[Any, Batch]]:
-    def make(**more: Any) -> tuple[Any, Batch]:
+def vllm0(scheduler: Any, tables: Any, **knobs: Any) -> Callable[..., tuple[Any, Tables]]:
+    def make(**more: Any) -> tuple[Any, Tables]:
         engine = scheduler(
             num_gpu_blocks=BLOCKS, max_model_len=64, max_num_seqs=8, watermark=0.0, **knobs, **more
         )
-        return engine, Batch(tables(SIZE, BLOCKS, 0))
+        return engine, tables(SIZE, BLOCKS, 0)
 
     return make
 
 
-def v1(scheduler: Any) -> Callable[..., tuple[Any, Batch]]:
-    def make(**more: Any) -> tuple[Any, Batch]:
+def v1(scheduler: Any) -> Callable[..., tuple[Any, Tables]]:
+    def make(**more: Any) -> tuple[Any, Tables]:
         engine = scheduler(num_gpu_blocks=BLOCKS + 1, max_model_len=64, max_num_seqs=8, **more)
-        return engine, Batch(VllmV1Tables(SIZE, BLOCKS + 1))
+        return engine, VllmV1Tables(SIZE, BLOCKS + 1)
 
     return make
 
 
-def nano(scheduler: Any, tables: Any) -> Callable[..., tuple[Any, Batch]]:
-    def make(**more: Any) -> tuple[Any, Batch]:
-        return scheduler(block_size=SIZE, **more), Batch(tables(SIZE, BLOCKS, 0))
+def nano(scheduler: Any, tables: Any) -> Callable[..., tuple[Any, Tables]]:
+    def make(**more: Any) -> tuple[Any, Tables]:
+        return scheduler(block_size=SIZE, **more), tables(SIZE, BLOCKS, 0)
 
     return make
 
@@ -77,12 +76,13 @@ def after_two_victims(engine: str, rule: str | None) -> list[str]:
 
     r0 to r3 fill 8 of 9 blocks, and each wants one more after the first step; r4 and r5 wait.
     """
-    scheduler, batch = ENGINES[engine](victim=r2_else_tail, requeue=rule)
+    scheduler, tables = ENGINES[engine](victim=r2_else_tail, requeue=rule)
+    batch = worlds.batch_of(tables, scheduler, [9] * 6)
     for index, length in enumerate((8, 8, 8, 8, 16, 16)):
         stream = TokenStream([index] * length, row=index, rows=9)
-        request = Request(index, f"r{index}", length, 9, stream)
+        request = Request(index, f"r{index}", length, stream)
         request.arrival_ns = index
-        getattr(scheduler, "arrive", Batch.arrive)(batch, request)
+        scheduler.arrive(batch, request)
     preempted = 0
     for now in range(1, 9):
         plan = scheduler.compose(batch, now)
@@ -110,7 +110,7 @@ def test_sorted_queues_stay_sorted(victims: list[tuple[int, int]]) -> None:
     by_arrival: deque[Request] = deque()
     by_priority: deque[Request] = deque()
     for index, (priority, arrival) in enumerate(victims):
-        victim = Request(index, f"{index:02}", 1, 1, priority=priority)
+        victim = Request(index, f"{index:02}", 1, priority=priority)
         victim.arrival_ns = arrival
         requeue.arrival(by_arrival, victim)
         requeue.priority(by_priority, victim)

@@ -22,7 +22,7 @@ class KeysOnly:
 def sequence(prompt: Seq[int], name: str = "r", *, contents: bool = True) -> Sequence:
     stream = RuleStream(name, prompt)
     chosen = stream if contents else KeysOnly(stream)
-    return Request(0, name, len(prompt), 9, chosen).sequences[0]  # type: ignore[arg-type]
+    return Request(0, name, len(prompt), chosen).sequences[0]  # type: ignore[arg-type]
 
 
 def run(tables: NanoTables, each: Sequence) -> int:

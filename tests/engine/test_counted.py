@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kvsim.engine.counted import COUNTED_TWINS
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.tables import Tables
+from kvsim.fast.counted import COUNTED_TWINS
 
 SIZES = {"block_size": 4, "num_gpu_blocks": 30}
 
@@ -26,7 +26,7 @@ def test_every_move_leaves_the_same_numbers(named: type[Tables]) -> None:
             move = rng.choice(("allocate", "append", "append", "free", "swap"))
             if move == "allocate":
                 length = rng.randrange(1, 20)
-                twins = tuple(Request(number, str(number), length, 9) for _ in pair)
+                twins = tuple(Request(number, str(number), length) for _ in pair)
                 if pair[0].admission_need(twins[0]) <= pair[0].gpu.free:
                     for blocks, request in zip(pair, twins, strict=True):
                         blocks.allocate(request.sequences[0])
