@@ -250,9 +250,6 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = {}
 
 
-DEFAULT_BLOCK_SIZE = 16
-"""Tokens per block of an engine that has no default of its own."""
-
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 

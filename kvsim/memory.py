@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
+from kvsim.config import RunConfig
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
 from kvsim.model import DTYPE_BYTES, Model

@@ -35,7 +35,8 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
+from kvsim.config import RunConfig
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.cost import layer
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks

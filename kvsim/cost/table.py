@@ -17,7 +17,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
+from kvsim.config import RunConfig
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.cost.decodes import cut
 from kvsim.cost.kernels import Kernels
 from kvsim.cost.profile import DecodeGrid, load_profile

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from kvsim.config import DEFAULT_BLOCK_SIZE, RunConfig
+from kvsim.config import RunConfig
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.cost.kernels import Kernels
 from kvsim.cost.profile import Curve, DecodeGrid, Fit, Grid, MixedGrid, Profile
 from kvsim.cost.shipped import profile_for

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvsim.engine.named import callable_with, rule
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.errors import ConfigError
-from kvsim.library import callable_with, rule
 
 Growth = Callable[[Sequence, int, BlockPool], int]
 """Free blocks that the tokens of a sequence without a slot are taken to need, from the sequence,

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvsim.errors import ConfigError
-from kvsim.library import build, look_up
 
 
 class Order:
@@ -111,13 +110,15 @@ def make_order(
     """
     if callable(name):
         return name
+    if name in table:
+        return table[name]
+    from kvsim.library import build, look_up
+
     label = f"{argument}: {name}"
     maker = look_up(argument, table, str(name))
 
     def make(first: int, size: int) -> Order:
         order: Order = build(label, maker, {}, **{**given, "first": first, "size": size})
-        if name in table:
-            return order
         if not isinstance(order, Order):
             raise ConfigError(f"{label} is no subclass of kvsim.engine.order.Order; make it one")
         return _Checked(label, order)

@@ -16,12 +16,10 @@ its own although it computes it again, and lets nobody skip what is computed in 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from msgspec import Meta
-
+from kvsim.engine.named import rule
 from kvsim.errors import ConfigError
-from kvsim.library import checked, rule
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -50,9 +48,9 @@ class FullHit(NamedTuple):
     """What is computed of a prompt of whole blocks that are all there."""
 
     about: str
-    withheld: Annotated[int, Meta(ge=0)]
+    withheld: int
     """Tokens at the end of a sequence that are not looked up, nor the block they are in."""
-    least: Annotated[int, Meta(ge=0)]
+    least: int
     """Tokens of a chunk that are computed whatever is hit."""
 
 
@@ -107,6 +105,10 @@ def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, *
     def guard(label: str, found: Any) -> Any:
         if not isinstance(found, kind):
             raise ConfigError(f"{label} is no {kind.__name__}; make it one of {kind.__module__}")
+        from kvsim.library import checked
+
+        if any(isinstance(value, int) and value < 0 for value in found):
+            raise ConfigError(f"{label}: numbers of tokens are at least 0")
         return checked(label, tuple(found), kind)
 
     made: T = rule(argument, table, name, guard, **given)

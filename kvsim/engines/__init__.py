@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvsim.config import DEFAULT_BLOCK_SIZE
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines.contiguous import Contiguous

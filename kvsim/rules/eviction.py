@@ -22,7 +22,7 @@ class LeastRecentlyUsed(Queue):
 
     __slots__ = ()
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(0, 0)
 
 
@@ -46,7 +46,7 @@ class Evictor(Order):
 
     __slots__ = ("_chains", "_fence", "_home", "_runs", "_sorted")
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0, size: int = 0) -> None:
         self._runs: deque[_Run] = deque()
         self._home: dict[int, list[tuple[int, int]]] = {}
         """block → the chain that holds it; what a chain holds besides has left."""

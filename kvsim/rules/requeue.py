@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from kvsim.engine.named import callable_with, rule
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
-from kvsim.library import callable_with, rule
 
 Requeue = Callable[[deque[Request], Request], None]
 """Puts a victim into the waiting queue; called once for each, in order of preemption."""
