@@ -10,6 +10,7 @@ import msgspec
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
+from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
@@ -48,6 +49,8 @@ class Parts(NamedTuple):
     cost: Cost
     link: LinkTimes
     memory: Budget
+    future: Future
+    """What oracles among them see."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -64,21 +67,24 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     _check_engine(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
     prices = make_prices(config, model, hardware)
-    draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices})
+    future = Future()
+    draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     _check_pool(config, memory)
     manager = _manager(config, engine)
     _check_sharing(config, manager)
-    given = {**_given(config), **pools}
+    given = {**_given(config), **pools, "future": future}
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
         managers = {name: COUNTED_TWINS.get(kind, kind) for name, kind in managers.items()}
     args = ready(config.block_manager_args, **given)
     blocks = construct("block_manager", managers, manager, args, **given)
-    further = {**pools, "prices": prices, "enable_prefix_caching": blocks.needs_keys}
-    scheduler = _scheduler(config, engine, further)
+    caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
+    scheduler = _scheduler(config, engine, {**pools, **caching, "future": future})
     _check_manager(config, blocks, manager)
+    if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
+        raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
     _check_chunks(config, scheduler, blocks)
     return Parts(
         config,
@@ -88,6 +94,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         make_cost(config, model, hardware),
         make_link(model, hardware, config, block_bytes(model, config)),
         memory,
+        future,
     )
 
 
@@ -135,7 +142,12 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
         table[config.engine] = engine.asynchronous
     assert config.max_model_len is not None
-    victim = make_victim(config.victim, seed=config.seed, max_model_len=config.max_model_len)
+    victim = make_victim(
+        config.victim,
+        seed=config.seed,
+        max_model_len=config.max_model_len,
+        future=further["future"],
+    )
     given = {**_given(config), **further, "victim": victim}
     args = ready(config.scheduler_args, **given)
     scheduler: Scheduler = construct("engine", table, config.engine, args, **given)

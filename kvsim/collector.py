@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No cycles are looked for meanwhile.
+    """Pause Python's collector of reference cycles.
 
     A run makes millions of objects that live until its end. Each pass over them finds nothing, and
-    the passes cost several times what making the objects does.
+    the passes cost several times as much as making the objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()

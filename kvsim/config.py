@@ -45,7 +45,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- load: when requests are sent -----------------------------------------------------------
     workload: Annotated[
         str | None,
-        _doc(_LOAD, "Requests made if there is no trace: a TOML or a name in configs/workloads."),
+        _doc(_LOAD, "Workload to generate without a trace: TOML or a name in configs/workloads."),
     ] = None
     time_scale: Annotated[
         Annotated[float, Meta(gt=0)],
@@ -87,7 +87,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool, _doc(_LOAD, "Spread requests that share a recorded time over the gap that follows.")
     ] = False
     num_prompts: Annotated[
-        Positive | None, _doc(_LOAD, "Replay only the first so many requests of the trace.")
+        Positive | None, _doc(_LOAD, "Replay only this many requests, from the start of the trace.")
     ] = None
     n: Annotated[Positive, _doc(_LOAD, "Samples per request (parallel sampling).")] = 1
     seed: Annotated[Natural, _doc(_LOAD, "Seed of every random stream.")] = 0
@@ -138,7 +138,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["recompute", "swap", "auto"] | None,
         _doc(
             _ENGINE,
-            "How a victim gives up its blocks; auto: whichever is cheaper at that moment;"
+            "How a preempted request gives up its blocks; auto: the cheaper way at that moment;"
             " default: the engine's own rule.",
         ),
     ] = None
@@ -150,8 +150,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc(
             _ENGINE,
-            "Who gives way when blocks run out: a name of `kvsim policies`, or module:function;"
-            " default: the engine's own rule.",
+            "Which request is preempted when blocks run out: a name of `kvsim policies`, or"
+            " module:function; default: the engine's own rule.",
         ),
     ] = None
     watermark: Annotated[
@@ -194,7 +194,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool,
         _doc(
             _ENGINE,
-            "Look at every request in every step, with physical block ids: the same, slowly.",
+            "Look at every request in every step, with physical block ids: same results, slowly.",
         ),
     ] = False
 
@@ -224,13 +224,13 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
     ] = 4.0
     num_gpu_blocks_override: Annotated[
-        Positive | None, _doc(_MEMORY, "GPU blocks, whatever the memory budget says.")
+        Positive | None, _doc(_MEMORY, "GPU blocks; overrides the memory budget.")
     ] = None
     num_cpu_blocks_override: Annotated[
-        Natural | None, _doc(_MEMORY, "CPU blocks, whatever --swap-space says.")
+        Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
-        Literal["vllm", "nano-vllm"], _doc(_MEMORY, "Whose formula turns memory into blocks.")
+        Literal["vllm", "nano-vllm"], _doc(_MEMORY, "Engine whose formula counts the blocks.")
     ] = "vllm"
 
     # -- tables of keyword arguments ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What can go wrong, and who is told.
+"""What can go wrong, and who gets the message.
 
 ```
 KvsimError            one line for the user: what, where, remedy; the command line exits with 2
@@ -7,7 +7,6 @@ KvsimError            one line for the user: what, where, remedy; the command li
 └── OutputError       a result that could not be written or read
 EngineStopped         the *simulated* engine died or got stuck: an outcome of a run
 ```
-
 Broken promises inside kvsim are `AssertionError`s.
 """
 
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 
 
 class KvsimError(Exception):
-    """Something the user can mend; its text is one clear line."""
+    """An error that the user can correct; its text is one clear line."""
 
 
 class ConfigError(KvsimError):
@@ -28,26 +27,26 @@ class TraceError(KvsimError):
 
 
 class OutputError(KvsimError):
-    """A result cannot be written, or a result folder cannot be read back."""
+    """A result cannot be written, or a result folder cannot be read."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` did you mean X?` for a message, or nothing where no known word is near."""
+    """` did you mean X?` for a message; empty if no known word is near."""
     found = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
     return f" did you mean {found[0]!r}?" if found else ""
 
 
 class EngineStopped(Exception):  # noqa: N818 - an outcome of a run, not an error of ours
-    """The modelled engine raises here; `rule` names the place in its source.
+    """The modelled engine raises an error here; `rule` names the place in its source.
 
-    Raised by faithful schedulers and block managers, caught by the replica, which ends the run
-    with this as its outcome.
+    Faithful schedulers and block managers raise it. The replica catches it and ends the run with
+    this outcome.
     """
 
     def __init__(
         self, kind: str, request_id: str, explanation: str, remedy: str, rule: str
     ) -> None:
-        # All of them, so that the exception can be copied from its `args`, as event loops do.
+        # All arguments, so that the exception can be copied from `args`, as event loops do.
         super().__init__(kind, request_id, explanation, remedy, rule)
         self.kind = kind
         """Short name, e.g. `swap-space-exhausted`."""
@@ -56,7 +55,7 @@ class EngineStopped(Exception):  # noqa: N818 - an outcome of a run, not an erro
         self.explanation = explanation
         """What happened, in words."""
         self.remedy = remedy
-        """The knob that avoids it."""
+        """The setting that avoids it."""
         self.rule = rule
         """Exception class and place in its source, as `RuntimeError @ core/scheduler.py:1536`."""
 

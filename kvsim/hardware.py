@@ -1,8 +1,8 @@
 """One GPU and its links, as figures with a stated source each.
 
-Read from a TOML of `configs/hardware`. Nothing here was measured by kvsim: peaks are the maker's
-data sheet, efficiencies are fitted to public measurements or estimated, as `source` says per
-figure. Measured step times are profiles (`kvsim.cost.profile`).
+The figures are read from a TOML of `configs/hardware`. kvsim measured none of them. Peaks are from
+the maker's data sheet; efficiencies are fitted to public measurements or estimated, as `source`
+says for each figure. Measured step times are in profiles (`kvsim.cost.profile`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bandwidth_gb_s: Above0
 
     def us(self, moved_bytes: float, gpus: int) -> float:
-        """Microseconds of summing `moved_bytes` over `gpus` GPUs; nothing for one."""
+        """Microseconds to sum `moved_bytes` over `gpus` GPUs; 0 for one GPU."""
         if gpus == 1:
             return 0.0
         return self.latency_us + 2 * (gpus - 1) / gpus * moved_bytes / self.bandwidth_gb_s / 1e3
@@ -43,7 +43,7 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     device_names: list[str] = []
-    """As the CUDA runtime calls it, and so the profiles that were measured on it."""
+    """Names of the device in the CUDA runtime, and so in the profiles that were measured on it."""
     memory_gib: Above0
     """Total memory as the CUDA runtime reports it, which is below the size on the box."""
     context_gib: AtLeast0
@@ -85,6 +85,6 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load_hardware(name_or_path: str) -> Hardware:
-    """The GPU that a shipped name or the path of a TOML stands for."""
+    """The GPU with a shipped name, or that of a TOML at this path."""
     path = str(find("hardware", name_or_path))
     return convert(read_toml(path), Hardware, path)

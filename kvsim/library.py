@@ -185,6 +185,8 @@ def build(
         if key in required and key not in args:
             raise ConfigError(f"{label} needs {key!r}")
     named = {k: v for k, v in given.items() if k in hints or (anything and k != "future")}
+    if "future" in named:
+        named["future"].given_to(label)
     values = {key: checked(f"{label}: {key}", args[key], hints.get(key, Any)) for key in args}
     try:
         return constructor(**{**named, **values})

@@ -1,7 +1,7 @@
 """Times of swap copies over the host link: pure figures, without a clock.
 
-A swap moves whole blocks. How many copies that takes decides its speed more than the link does:
-a block kept layer by layer is many small pieces, each of which costs at least `copy_overhead_us`.
+A swap moves whole blocks. The number of copies decides its speed more than the link does: a block
+that is stored layer by layer is many small pieces, each of which costs at least `copy_overhead_us`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class LinkTimes:
     A block of `block_bytes` bytes takes pieces x max(`copy_overhead_us`, piece / bandwidth).
     `layout` `layer` has 2 x layers pieces, keys and values of each layer apart (vLLM 0.6.3,
     vllm/worker/cache_engine.py: one tensor per layer); `cross` has one. Bandwidth and overhead
-    default to the hardware's. `block_us` sets the time of a block instead of all these. `call_us`
-    comes on top for each transfer, however many blocks it moves. Raises `ValueError`.
+    default to the hardware's. `block_us` sets the time of a block and replaces all of these.
+    `call_us` is added once per transfer. Raises `ValueError`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LinkTimes:
 
 
 def make_link(model: Model, hardware: Hardware, config: RunConfig, block_bytes: int) -> LinkTimes:
-    """The link of `[cost.link]`; raises `ConfigError`."""
+    """The link that the table `[cost.link]` describes; raises `ConfigError`."""
     args = config.cost.get("link", {})
     if not isinstance(args, Mapping):
         raise ConfigError(f"cost.link: expected a table of keys, got {args!r}")

@@ -3,9 +3,8 @@
 ```
 total x gpu_memory_utilization - weights - activations - overhead = bytes for blocks
 ```
-
-Weights follow from the geometry. Activations and overhead are what an engine measures with a dummy
-forward pass when it starts; here both are estimates and are called so wherever they are shown.
+Weights follow from the geometry. An engine measures activations and overhead with a dummy forward
+pass when it starts. Here both are estimates, and they are called so wherever they are shown.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def kv_bytes(
 
 
 def kv_dtype(model: Model, config: RunConfig) -> str:
-    """Type in which keys and values are kept."""
+    """Type of the stored keys and values."""
     return model.dtype(config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype)
 
 
@@ -66,16 +65,16 @@ class Budget:
     """Memory of one GPU, term by term; all GPUs of a tensor-parallel group are alike."""
 
     formula: str
-    """Whose: `vllm` or `nano-vllm`."""
+    """The engine whose formula it is: `vllm` or `nano-vllm`."""
     memory_bytes: int
     gpu_memory_utilization: float
     weight_bytes: int
     activation_bytes: int
     """Estimate of the peak of the engine's dummy forward pass, above the weights."""
     overhead_bytes: int
-    """Estimate of what the engine counts as used besides weights and activations."""
+    """Estimate of other memory that the engine counts as used: neither weights nor activations."""
     kv_bytes: int
-    """What remains for blocks; negative if nothing does."""
+    """What remains for blocks; negative if the terms exceed the limit."""
     block_bytes: int
     num_gpu_blocks_in_budget: int
     """Blocks by the formula; at least 0."""

@@ -1,7 +1,7 @@
 """Geometry of a decoder: how many parameters it has, and which share of them one GPU holds.
 
-Read from a TOML of `configs/models`, or from a Hugging Face `config.json` of an architecture whose
-geometry is known here: grouped-query attention and a gated MLP in every layer.
+The geometry is read from a TOML of `configs/models`, or from a Hugging Face `config.json` of a
+known architecture: grouped-query attention and a gated MLP in every layer.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_position_embeddings: Positive
     """Longest sequence in tokens."""
     tie_word_embeddings: bool = False
-    """The output projection is the embedding table."""
+    """Whether the output projection is the embedding table."""
     qkv_bias: bool = False
-    """Query, key and value projections have a bias (Qwen2)."""
+    """Whether query, key and value projections have a bias (Qwen2)."""
     qk_norm: bool = False
-    """Queries and keys are normalised per head (Qwen3)."""
+    """Whether queries and keys are normalised per head (Qwen3)."""
     torch_dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
     source: str
     """Where the figures come from."""
@@ -51,7 +51,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.shard(1).parameters
 
     def dtype(self, wanted: str) -> str:
-        """Type of weights and activations; `auto` is the model's own, float32 becoming float16.
+        """Type of weights and activations; `auto` is the model's own, but float16 for float32.
 
         Source: vLLM 0.6.3, vllm/config.py, `_get_and_verify_dtype`.
         """
@@ -125,7 +125,7 @@ class Shard:
 
     @property
     def parameters(self) -> int:
-        """Everything that is kept in GPU memory; norms are replicated on every GPU."""
+        """All parameters in GPU memory; norms are replicated on every GPU."""
         model = self.model
         per_layer = 2 * model.hidden_size
         if model.qkv_bias:
@@ -143,7 +143,7 @@ class Shard:
 
 
 def load_model(name_or_path: str) -> Model:
-    """The model that a shipped name, a TOML, a `config.json` or a folder with one stands for."""
+    """The model with a shipped name, or that of a TOML, a `config.json` or a folder with one."""
     folder = Path(name_or_path) / "config.json"
     path = folder if folder.is_file() else find("models", name_or_path)
     if path.suffix != ".json":
@@ -158,8 +158,8 @@ _ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     """The decoder that a Hugging Face `config.json` describes; `where` names it in messages.
 
-    Of a model with several towers the decoder under `text_config` is taken, and its `source` says
-    that other weights are not counted. Raises `ConfigError` for a key that is missing and for
+    Of a model with several towers, the decoder under `text_config` is taken, and its `source` says
+    that other weights are not counted. Raises `ConfigError` for a missing key, and for
     architectures whose KV cache or weights have another geometry.
     """
     text = config.get("text_config", config)
@@ -198,7 +198,7 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
 
 
 def _other_geometry(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What makes the geometry another than `Model`'s; empty where nothing does."""
+    """Why the geometry is not that of `Model`; empty if it is."""
     if text.get("kv_lora_rank"):
         return "kv_lora_rank: multi-head latent attention keeps one compressed vector per token"
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):

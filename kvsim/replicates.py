@@ -4,10 +4,9 @@
 seed k ──► requests, arrivals, policy's dice ──► A ──► figures ┐
                         (the same)           ──► B ──► figures ┴─► difference k ──► interval
 ```
-
-What a seed decides is drawn from streams that depend on the seed alone, so all configurations meet
-the same load, and most of its chance cancels in the differences (common random numbers). Results
-do not depend on the number of processes.
+All random streams depend on the seed alone, so all configurations meet the same load. Most of its
+chance cancels in the differences (common random numbers). Results do not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ class Load(NamedTuple):
     """Where the requests of each seed come from."""
 
     trace: Trace | None
-    """Of the first seed, and of all seeds without a workload; None: made like all others."""
+    """The trace of the first seed, or of all seeds if there is no workload; None: made from the
+    workload like all others."""
     workload: Workload | None = None
     first_seed: int = 0
     """Seed of the workload where the seed of the run is `run_seed`."""
@@ -60,7 +60,7 @@ def load_of(trace: Trace | None, configs: Configs) -> Load:
     """The load that all configurations meet.
 
     A trace that `kvsim trace synth` made is made again for every seed but its own; any other trace
-    is replayed as it is; without one, the configurations name a workload. Raises `ConfigError`
+    is replayed unchanged. Without a trace, the configurations name a workload. Raises `ConfigError`
     where they name different ones, or none.
     """
     seed = configs[0][1].seed
@@ -69,12 +69,12 @@ def load_of(trace: Trace | None, configs: Configs) -> Load:
         return Load(trace) if made is None else Load(trace, *made, seed)
     name = _common("workload", configs)
     if name is None:
-        raise ConfigError("no requests: give --trace FILE, or a --workload to be made")
+        raise ConfigError("no requests: give --trace FILE, or a --workload to generate")
     return Load(None, load_workload(name), seed, seed)
 
 
 def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
-    """What differs from seed to seed, in words; empty: every seed gives the same run."""
+    """What differs from seed to seed, in words; empty if every seed gives the same run."""
     settings = [config for _, config in configs]
     rates = [config.request_rate for config in settings]
     found = []
@@ -88,7 +88,7 @@ def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
     if any(config.victim == "random" for config in settings):
         found.append("victims")
     if any(_foreign(config) for config in settings):
-        found.append("what policies of your own draw")
+        found.append("the draws of your own policies")
     if any(config.cost.get("model") == "uncertain" for config in settings):
         found.append("kernel times, within the errors of their profile")
     return tuple(found)
@@ -104,10 +104,10 @@ def replicate(
     progress: Progress | None = None,
     command: str = "",
 ) -> Iterator[list[T]]:
-    """For each seed what `reduce` makes of the result of every configuration.
+    """For each seed, what `reduce` makes of the result of every configuration.
 
-    `jobs`: processes at once, None for as many as there are cores. `progress` is called with 1
-    whenever a run has ended.
+    `jobs`: processes at once; None: one per core. `progress` is called with 1 whenever a run has
+    ended.
     """
     tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
     done: list[T] = []
@@ -131,12 +131,12 @@ def compare_seeds(
     progress: Progress | None = None,
     command: str = "",
 ) -> tuple[Comparison, list[Result]]:
-    """Run up to so many seeds, fewer where all headline figures are settled before.
+    """Run at most `seeds` seeds; stop earlier if all headline figures are settled.
 
-    Returns the comparison and every configuration's result on the first seed. Looks before the
-    last one spend a part of `level` (`kvsim.certainty.looks`); with `level` 0.05 the chance that
-    the comparison tells even one difference where there is none is 5 % at most. Raises
-    `ConfigError` where the configurations begin with different seeds.
+    Returns the comparison and every configuration's result on the first seed. Looks before the last
+    one spend a part of `level` (`kvsim.certainty.looks`): with `level` 0.05, the chance that the
+    comparison reports even one difference that does not exist is at most 5 %. Raises `ConfigError`
+    where the configurations begin with different seeds.
     """
     first = _common("seed", configs)
     varied = redrawn(load, configs)
@@ -160,7 +160,7 @@ def values_of(
 ) -> dict[str, tuple[Values, ...]]:
     """Every figure that is not 0 or undefined everywhere, by configuration, then by seed.
 
-    `summaries` holds, for each seed, that of every configuration.
+    `summaries` holds, for each seed, the summary of every configuration.
     """
     found = {}
     for metric in METRICS:
@@ -199,7 +199,7 @@ def _judged(
 
 
 def pairs_of(values: Mapping[str, Any], number: int) -> list[Pair]:
-    """What is compared: every configuration with the first, in headline figures all of them."""
+    """Pairs to compare: every configuration with the first, in headline figures all with all."""
     return [
         Pair(key, first, other)
         for key in values
@@ -235,13 +235,13 @@ def _common(key: str, configs: Configs) -> Any:
 
 
 def _foreign(config: RunConfig) -> bool:
-    """Whether a class from outside, which may draw from the seed, takes part."""
+    """Whether a class of the user's own takes part, which may draw from the seed."""
     names = (config.engine, config.victim, config.block_manager, config.cost.get("model"))
     return any(":" in str(name) for name in names)
 
 
 def _kept(first: int, result: Result) -> Result | Summary:
-    """The whole result of the first seed; of others the summary alone."""
+    """The whole result for the first seed; for other seeds, the summary alone."""
     summary = result.summary
     return result if result.config.seed == first else summary
 
@@ -253,7 +253,7 @@ def _run(reduce: Callable[[Result], T], command: str, load: Load, config: RunCon
 def _run_all(
     run: Callable[[Load, RunConfig], T], tasks: Sequence[tuple[Load, RunConfig]], jobs: int | None
 ) -> Iterator[T]:
-    """Results in the order of the tasks, whoever is first."""
+    """Results in the order of the tasks, whichever ends first."""
     from joblib import Parallel, cpu_count, delayed
 
     number = min(jobs or cpu_count(), len(tasks))

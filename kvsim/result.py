@@ -1,4 +1,4 @@
-"""What a run leaves behind: tables, figures, and everything needed to repeat it."""
+"""The result of a run: tables, figures, and everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     rule: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """In plain values, for the provenance of a result."""
+        """The outcome in plain values, for the provenance of a result."""
         table = self._asdict()
         table["time_s"] = table.pop("time_ns") / 1e9
         return table
@@ -42,13 +42,13 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Result:
-    """What a run did: one row per step, one per request, and what made it."""
+    """The result of a run: one row per step, one per request, and its provenance."""
 
     config: RunConfig
     meta: dict[str, Any]
     """Provenance: versions, trace, settings, memory, time source, outcome."""
     keep_books: Callable[[], Books] | None = field(repr=False)
-    """Works out the columns of steps and requests, ledger included, when they are asked for."""
+    """Computes the columns of steps and requests, ledger included, on first access."""
     token_gaps_ns: Tally = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
     transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
@@ -61,16 +61,16 @@ class Result:
 
     @property
     def steps(self) -> Mapping[str, np.ndarray]:
-        """Columns of `kvsim.schema.STEPS`, but for those in seconds."""
+        """Columns of `kvsim.schema.STEPS`, except those in seconds."""
         return self._books[0]
 
     @property
     def requests(self) -> dict[str, Any]:
-        """Columns of `kvsim.schema.REQUESTS`, but for those in seconds; one entry per request."""
+        """Columns of `kvsim.schema.REQUESTS`, except those in seconds; one entry per request."""
         return self._books[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process: the books, not how they are kept."""
+        """The state for another process: the books, without the function that makes them."""
         return {**self.__dict__, "_books": self._books, "keep_books": None}
 
     @cached_property
@@ -131,6 +131,7 @@ def provenance(
         "link": parts.link.describe(),
         "cache": {"block_lookups": lookups, "block_hits": hits},
         "goodput": dict(config.goodput),
+        "oracles": list(parts.future.oracles),
         "outcome": outcome.describe(),
         "engine_errors": [error.describe() for error in errors],
     }

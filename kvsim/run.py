@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.cost import declares_sums
 from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.events import Link
 from kvsim.engine.loop import Loop, Watcher
-from kvsim.engine.replica import SimulatedTime
-from kvsim.engine.request import Request
+from kvsim.engine.request import Request, Stream
 from kvsim.errors import EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
-from kvsim.records.archive import Archive
 from kvsim.records.recorder import Recorder
+from kvsim.replica.events import Link
+from kvsim.replica.host import SimulatedTime
 from kvsim.result import Outcome, Result, provenance
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
+from kvsim.workload.keys import streams
 from kvsim.workload.requests import Requests
 from kvsim.workload.spec import trace_of
 from kvsim.workload.trace import Row, Trace
@@ -101,7 +102,10 @@ class _Run:
     ) -> None:
         """`refused`: request id → why it is turned away; `asked`: why there are no short cuts."""
         self.parts = parts
+        self._trace = trace
+        self._streams: Sequence[Stream] = ()
         self.requests = Requests(trace, rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
+        parts.future.fill(lambda index: rows[index].output_length, self._prompt_keys)
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size)
         endings = Endings(lambda index: rows[index].output_length, parts.scheduler.longest_sequence)
@@ -118,7 +122,7 @@ class _Run:
             host,
             parts.scheduler,
             batch,
-            record=self.recorder.record,
+            record=self.recorder.packed,
             refused=refused,
             watcher=watcher,
             progress=progress,
@@ -180,9 +184,16 @@ class _Run:
 
     def _arrive(self, now_ns: int) -> float:
         """Let those arrive who are sent until a time; returns when the next one will be."""
-        self._host.inbox.collect(now_ns)
-        self._loop.take_in()
-        return self._host.inbox.next_ns
+        inbox = self._host.inbox
+        inbox.collect(now_ns)
+        self._loop.take_in(inbox.take())
+        return inbox.next_ns
+
+    def _prompt_keys(self, index: int, block_size: int) -> Sequence[int]:
+        """Keys of the full blocks of a prompt, for oracles."""
+        self._streams = self._streams or streams(self._trace)
+        blocks = self._trace.rows[index].input_length // block_size
+        return self._streams[index].keys(0, blocks, block_size)
 
     def _shelve(self, request: Request) -> None:
         """A request is over: what it came to is smaller than it is."""

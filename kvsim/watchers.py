@@ -11,13 +11,13 @@ from kvsim.engine.request import Request
 
 
 class Watchers:
-    """A watcher of a replica that tells others what it is shown, in order."""
+    """A watcher of a replica that passes every call on to several watchers, in order."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers
 
     def begin(self) -> None:
-        """A run begins, perhaps again."""
+        """A run begins, or begins again."""
         for watcher in self._watchers:
             watcher.begin()
 
@@ -27,6 +27,6 @@ class Watchers:
             watcher.composed(batch, plan, now_ns, arrived)
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        """It is over."""
+        """A step has ended."""
         for watcher in self._watchers:
             watcher.settled(batch, ended)

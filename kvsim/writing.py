@@ -1,8 +1,8 @@
-"""Writes files: whole or not at all, or one line that says why not.
+"""Writes files, whole or not at all; a failure is one line that says why.
 
 ```
-a passing folder beside the target ──written in full──► moved into place
-                                   ──anything fails──► gone, and what was there stays
+a temporary folder beside it  ──written in full──► moved into place
+                             ──anything fails──► gone, and what was there stays
 ```
 """
 
@@ -31,7 +31,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> Path:
-    """Write lines, each ended by LF, as `replacing_stream` does."""
+    """Write lines, each ended by LF, through `replacing_stream`."""
     with replacing_stream(path) as file:
         file.writelines(f"{line}\n".encode() for line in lines)
     return Path(path)
@@ -39,9 +39,9 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> Path:
 
 @contextmanager
 def replacing_stream(path: str | Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """A file to write bytes to, gzipped without a time if `path` ends in `.gz`.
+    """A stream of bytes that replaces the file `path` on success; gzipped if `path` ends in `.gz`.
 
-    In the end it takes its place at `path`. Raises `OutputError` naming it.
+    Gzipped files hold no time. Raises `OutputError` naming `path`.
     """
     with replacing(path) as partial, partial.open("wb") as plain:
         if not str(path).endswith(".gz"):
@@ -53,19 +53,19 @@ def replacing_stream(path: str | Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A place to write to; the file that is there in the end takes its place at `path`.
+    """A temporary path to write to; on success, the file there replaces `path`.
 
     Raises `OutputError` naming `path`.
     """
     target = Path(path)
-    with passing_folder(target.parent, target) as folder:
+    with temporary_folder(target.parent, target) as folder:
         yield folder / "content"
         (folder / "content").replace(target)
 
 
 @contextmanager
-def passing_folder(inside: Path, target: Path) -> Iterator[Path]:
-    """A passing place inside a folder, which is made if need be and, on failure, unmade.
+def temporary_folder(inside: Path, target: Path) -> Iterator[Path]:
+    """A temporary folder inside `inside`, which is made if need be and, on failure, removed again.
 
     Raises `OutputError` naming `target` where anything cannot be written.
     """

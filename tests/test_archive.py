@@ -2,8 +2,8 @@
 
 import random
 
+from kvsim.archive import Archive
 from kvsim.engine.request import Request
-from kvsim.records.archive import Archive
 from kvsim.workload.trace import Row
 
 

@@ -72,14 +72,14 @@ def test_two_samples_of_seeds_of_one_configuration_are_not_told_apart() -> None:
     rows = list(replicate(LOAD, [made()], range(16), figures, jobs=1))
     values = np.array([row[0] for row in rows]).T
     estimates = [paired(v[:8], v[8:], whole=False, percentile=False) for v in values]
-    assert all(v.finding in ("untold", "same") for v in judge(estimates, [0.0, 0.0], 0.05))
+    assert all(v.finding in ("insignificant", "same") for v in judge(estimates, [0.0, 0.0], 0.05))
     assert values.std(axis=1)[0] > 0
 
 
 def test_a_plain_difference_is_told() -> None:
     comparison, _ = run([made(), made(num_gpu_blocks_override=520, max_num_seqs=4)], 6)
     verdict = comparison.verdicts[Pair("p50_ttft_ms", 0, 1)]
-    assert verdict.finding == "told" and verdict.low > 0
+    assert verdict.finding == "significant" and verdict.low > 0
     assert Pair("p50_ttft_ms", 0, 1).key in HEADLINES
 
 

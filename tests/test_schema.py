@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvsim.archive import Archive
 from kvsim.blockmap.blockmap import STATES
 from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, PROMPT_PARTS, WAITING_FOR
-from kvsim.records.archive import Archive
 from kvsim.schema import BLOCK_MAP, BLOCKED, REQUESTS, STEP_COLUMNS, TABLES, Table, step_row
 from kvsim.schema.reference import reference
 

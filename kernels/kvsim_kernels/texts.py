@@ -42,7 +42,7 @@ class Text:
         return said
 
     def say(self, position: int, token: int) -> int:
-        """A token was sampled for `position`; answers the one that stands there."""
+        """A token was sampled for `position`; returns the token that stands there."""
         place, offset = divmod(position, self._texts.block_size)
         block = self._block(place, offset)
         if len(block) == offset:

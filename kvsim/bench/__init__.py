@@ -1,1 +1,1 @@
-"""How fast is the simulator: workloads that anybody can rebuild, measured and compared."""
+"""Measures how fast the simulator is, on workloads that anybody can rebuild."""

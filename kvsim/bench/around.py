@@ -1,4 +1,4 @@
-"""What a run costs besides the simulation: start, trace, results, files, page."""
+"""Measures the cost of a run besides the simulation: start, trace, results, files, page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvsim.bench.measure import cpu_s, settings_of
 from kvsim.bench.workloads import WORKLOADS
 
 Parts = dict[str, float]
-"""Part → CPU seconds, in the order in which they happen."""
+"""Part → CPU seconds, in the order in which the parts happen."""
 
 
 def around(name: str, engine: str, cost: str, trace: str | None = None) -> Parts:
-    """The parts of `kvsim run --out` on a workload; to be called in a process of its own.
+    """The parts of `kvsim run --out` on a workload; call it in a fresh process.
 
-    Each part bears the libraries that it is the first to load.
+    Each part includes the libraries that it is the first to load.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = trace
@@ -61,14 +61,14 @@ class _Laps:
         self._last = cpu_s()
 
     def lap(self, name: str) -> None:
-        """Book the time since the last lap under a name."""
+        """Store the time since the last lap under a name."""
         now = cpu_s()
         self.parts[name] = now - self._last
         self._last = now
 
 
 def _write_trace(name: str, path: str) -> None:
-    """Make the trace in another process, whose imports do not count."""
+    """Make the trace in another process, so that its imports do not count."""
     code = (
         "import sys; from kvsim.bench.workloads import WORKLOADS;"
         " from kvsim.workload.native import write;"

@@ -1,8 +1,8 @@
-"""Measures one run of a workload in this process: CPU time, memory, events, and what came out.
+"""Measures one run of a workload in this process: CPU time, memory, events and results.
 
 CPU time is user and system time of the process, never wall-clock time. A *ping* is the cost of one
-`yield env.timeout(...)` of SimPy, measured in the same process: figures in pings compare across
-machines.
+`yield env.timeout(...)` of SimPy, measured in the same process. Figures in pings are comparable
+across machines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COSTS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Settings of `--cost`; under `constant` a workload keeps its own."""
+"""Settings of `--cost`; with `constant`, a workload keeps its own."""
 
 _PINGS = 50_000
 
@@ -44,26 +44,26 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a workload."""
 
     cpu_s: float
-    """Of `simulate()` alone, with its step log and its figures of every request."""
+    """CPU time of `simulate()`, with its step log and its figures of every request."""
     ping_ns: float
     requests: int
     steps: int
-    """That compute something; likewise `seq_steps`: the sum of their decodes."""
+    """Steps that compute something; `seq_steps` is the sum of their decodes."""
     seq_steps: int
     preemptions: int
     end_ns: int
     digest: str
     events: int
-    """Scheduled in SimPy."""
+    """Events scheduled in SimPy."""
     rss_mb: float
     """Peak memory of the process until `simulate()` is over, trace included."""
     idle_rss_mb: float
-    """Peak before `simulate()`: the trace and the imports."""
+    """Peak memory before `simulate()`: the trace and the imports."""
     outcome: str
     decode_step_us: float | None = None
-    """CPU time of one more pure decode step, of `decode-N`: without who comes and who ends."""
+    """CPU time of one more pure decode step of `decode-N`, without arrivals and ends."""
     fast_path: dict[str, Any] | None = None
-    """What the simulator says about its short cuts (`Result.meta`), if it does."""
+    """What the simulator reports of its short cuts (`Result.meta`), if it does."""
 
     @property
     def pings(self) -> float:
@@ -71,7 +71,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_s * 1e9 / self.ping_ns
 
     def meets(self, checks: Checks) -> bool:
-        """Whether it came to what is known of the workload."""
+        """Whether the results are the known ones of the workload."""
         found = (self.steps, self.seq_steps, self.preemptions, self.end_ns, self.digest)
         return found == tuple(checks)
 
@@ -79,7 +79,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(own: dict[str, Any], engine: str, cost: str) -> dict[str, Any]:
     """The settings of a workload under another engine or cost model.
 
-    Engines run synchronously, and without prefix caching where they have the choice, unless the
+    Engines run synchronously, and without prefix caching if they have the choice, unless the
     workload says otherwise.
     """
     settings = {**own, **COSTS[cost], "engine": engine}
@@ -91,16 +91,16 @@ def settings_of(own: dict[str, Any], engine: str, cost: str) -> dict[str, Any]:
 
 
 def checks_of(name: str, engine: str, cost: str) -> Checks | None:
-    """What is known of a workload; nothing under another engine or cost model."""
+    """The known results of a workload; None under another engine or cost model."""
     own = (engine, cost) == ("vllm-0.6.3", "constant")
     return WORKLOADS[name].checks if own else None
 
 
 def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Measurement:
-    """Run a workload once; `trace` is the file of those that need one.
+    """Run a workload once; `trace` is the file of workloads that need one.
 
-    For comparable memory, call it in a process of its own. Raises `ConfigError` for settings that
-    do not go together.
+    For comparable memory, call it in a fresh process. Raises `ConfigError` for settings that do not
+    go together.
     """
     from kvsim.run import simulate
 
@@ -149,7 +149,7 @@ def _decode_step_us(running: int, engine: str, cost: str) -> float | None:
 def digest(result: Result) -> str:
     """The first 16 digits of the SHA-256 of when each request began and ended, in trace order.
 
-    Of `json.dumps([[first_token_ns, finish_ns, num_preemptions], ...])`.
+    The hashed text is `json.dumps([[first_token_ns, finish_ns, num_preemptions], ...])`.
     """
     names = ("first_token_ns", "finish_ns", "num_preemptions")
     columns = (result.requests[name].tolist() for name in names)
@@ -183,7 +183,7 @@ def ping_ns() -> float:
 
 @contextmanager
 def _environments() -> Iterator[list[simpy.Environment]]:
-    """Collects the environments made meanwhile, at no cost to what runs in them."""
+    """Collect the environments that are made within the context, at no cost to the run."""
     import simpy
 
     made: list[simpy.Environment] = []
@@ -201,7 +201,7 @@ def _environments() -> Iterator[list[simpy.Environment]]:
 
 
 def _scheduled(env: simpy.Environment) -> int:
-    """SimPy numbers its events; there is no public place to read it."""
+    """Number of scheduled events, from SimPy's private numbering; there is no public one."""
     number: int = next(env._eid)
     return number
 

@@ -1,4 +1,4 @@
-"""Repeats measurements, each in a process of its own: they share neither memory nor warmth."""
+"""Repeats measurements, each in a fresh process, without shared memory or warm caches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of one machine under one engine and cost model."""
+    """Measurements on one machine with one engine and cost model."""
 
     kvsim_version: str
     python: str
     machine: str
     load_average: float | None
-    """Of the last minute, when it began."""
+    """Load average of the last minute at the start."""
     engine: str
     cost: str
     workloads: dict[str, list[Measurement]]
@@ -46,7 +46,7 @@ def run(
     found: dict[str, list[Measurement]] = {}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     for name in names:
-        found[name] = [apart(measure, name, engine, cost, trace) for _ in range(repeats)]
+        found[name] = [in_fresh_process(measure, name, engine, cost, trace) for _ in range(repeats)]
         done(name, found[name])
     return Bench(
         kvsim_version=__version__,
@@ -59,14 +59,14 @@ def run(
     )
 
 
-def apart(function: Callable[..., T], *args: Any) -> T:
-    """What the function answers in a fresh process; its exceptions are raised here."""
+def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
+    """The result of a function in a fresh process; its exceptions are raised here."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
 
 def least(measurements: list[Measurement], figure: Callable[[Measurement], float]) -> float:
-    """The least of a figure: what disturbs a run only ever adds to it."""
+    """The least of a figure, because disturbances only ever increase it."""
     return min(map(figure, measurements))
 
 
@@ -81,7 +81,7 @@ def to_json(bench: Bench) -> str:
 
 
 def load(path: str) -> Bench:
-    """What `kvsim bench --json` printed. Raises `ConfigError`."""
+    """The bench that `kvsim bench --json` printed. Raises `ConfigError`."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Bench)
     except OSError as error:
@@ -94,9 +94,9 @@ def load(path: str) -> Bench:
 
 
 def ratios(now: Bench, then: Bench) -> Mapping[str, tuple[float, float]]:
-    """CPU time and pings of each workload in both, the least of now over the least of then.
+    """CPU time and pings of each workload in both benches: the least of now over the least of then.
 
-    Raises `ConfigError` where engine or cost model differ.
+    Raises `ConfigError` if engine or cost model differ.
     """
     for key in ("engine", "cost"):
         if getattr(now, key) != getattr(then, key):

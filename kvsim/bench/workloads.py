@@ -1,10 +1,10 @@
-"""Workloads for speed, made from their generators, with the values that a run of them must give.
+"""Workloads for speed, made by generators, with the results that a run of them must give.
 
-Arrivals are Poisson, `numpy.random.default_rng(0)` draws first the gaps, then the prompts, then
-the outputs. Blocks hold 16 tokens; the engine is vLLM 0.6.3 with synchronous output processing,
-first come first served, at most 256 running, 8,192 tokens per prompt step, watermark 0.01. Times:
-6 ms a step + 40 us per prompt token + 20 us per decoding sequence + 43 ns per token of its context
-+ 30 us per swapped block.
+Arrivals are Poisson. `numpy.random.default_rng(0)` draws first the gaps, then the prompts, then the
+outputs. Blocks hold 16 tokens; the engine is vLLM 0.6.3 with synchronous output processing, first
+come first served, at most 256 running, 8,192 tokens per prompt step, watermark 0.01. Times: 6 ms a
+step + 40 us per prompt token + 20 us per decoding sequence + 43 ns per token of its context + 30 us
+per swapped block.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NS_PER_S = 1e9
 
 
 class Checks(NamedTuple):
-    """What the run must come to, under the engine and the times above."""
+    """The results that a run must have, under the engine and the times above."""
 
     steps: int
-    """That compute something."""
+    """Steps that compute something."""
     seq_steps: int
     """Decodes, over all steps."""
     preemptions: int
@@ -40,29 +40,30 @@ class Checks(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """A trace to be made, the settings that go with it, and what must come out."""
+    """A trace to make, its settings, and the results that a run must have."""
 
     about: str
     make: Callable[[str | None], Trace]
     """Makes the trace; the argument is the path of a trace file for those that need one."""
     settings: dict[str, Any]
     checks: Checks | None = None
-    """None: no plain run of it is known."""
+    """None if no plain run of it is known."""
     own: bool = True
-    """False: it needs the file of a public trace."""
+    """False if it needs the file of a public trace."""
     decoding: int = 0
-    """Requests that decode at once, where the cost of one more step of them is of interest."""
+    """Number of requests that decode at once, if the cost of one more of their steps is
+    measured."""
 
 
 class Lengths(NamedTuple):
-    """Numbers of tokens: all `median`, or lognormal, cut to `1 .. cap`."""
+    """Numbers of tokens: all equal to `median`, or lognormal, cut to `1 .. cap`."""
 
     median: int
     sigma: float = 0.0
     cap: int = 0
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` lengths; a constant one draws nothing."""
+        """`count` lengths; equal lengths draw no random numbers."""
         import numpy as np
 
         if not self.sigma:
@@ -104,15 +105,15 @@ DECODING = {
     256: Checks(6_000, 1_024_641, 0, 172_422_079_977, "ca5f6224c3623816"),
     1024: Checks(6_000, 4_109_017, 0, 577_823_165_506, "c1faa49c9f4347d3"),
 }
-"""Sequences in the workloads `decode-N`, and what those must come to."""
+"""Sequences in the workloads `decode-N` → the results that these must have."""
 
 
 PURE_TOKENS = 1_000, 101_000
-"""Outputs of two runs of `pure_decode`, whose steps differ by as many."""
+"""Output lengths of two runs of `pure_decode`; they differ by as many steps."""
 
 
 def pure_decode(running: int, tokens: int) -> tuple[Trace, dict[str, Any]]:
-    """`running` requests at once that produce so many tokens each and end together."""
+    """`running` requests at once that produce `tokens` tokens each and end together."""
     trace = _trace([0] * running, [100] * running, [tokens] * running)
     return trace, {**_DECODE, "num_gpu_blocks_override": 10_000_000, "max_model_len": 1 << 17}
 
@@ -135,7 +136,7 @@ def _trace(arrivals: list[int], prompts: list[int], outputs: list[int]) -> Trace
 
 
 def named(word: str) -> list[str]:
-    """The workloads that a word means: one by its name, or all of `WORD-...`, as in `decode`.
+    """The workloads with this name, or all of `WORD-...` for a word such as `decode`.
 
     Raises `ConfigError` with the nearest name.
     """
@@ -149,7 +150,7 @@ def named(word: str) -> list[str]:
 
 
 def usual(trace: str | None) -> list[str]:
-    """The workloads to run where none are named: the million takes long, some need a trace."""
+    """The workloads to run by default: not the long million, and no workload without its trace."""
     return [name for name, each in WORKLOADS.items() if name != "million" and (trace or each.own)]
 
 

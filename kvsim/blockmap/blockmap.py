@@ -1,7 +1,7 @@
-"""What a block map is: at some points in time, the state of the blocks of both pools.
+"""What a block map is: the state of the blocks of both pools, at some points in time.
 
-Blocks are put into groups of neighbouring ids; where a pool is small, a group is one block. A
-sample holds until the next one.
+Neighbouring block ids form groups; in a small pool, each block is a group. A sample holds until the
+next one.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ Ints = NDArray[np.int64]
 Counts = NDArray[np.int32]
 
 STATES = ("free", "cached", "owned", "shared", "kept")
-"""In no table, without content; in no table, content can be hit; in tables of one request; in
-tables of several; held by no table (a declared prefix, a reservation, a leak of the engine)."""
+"""States of a block. `free`: in no table, without content. `cached`: in no table, its content can
+be hit. `owned`: in tables of one request. `shared`: in tables of several requests. `kept`: held
+outside all tables (a declared prefix, a reservation, a leak of the engine)."""
 FREE, CACHED, OWNED, SHARED, KEPT = range(len(STATES))
 
 GPU, CPU = 0, 1
 
 
 class Groups(NamedTuple):
-    """Groups of blocks, an entry each: those of the GPU, then those of the CPU."""
+    """Groups of blocks, one entry each: first those of the GPU, then those of the CPU."""
 
     device: Ints
     """`GPU` or `CPU`."""
     first: Ints
-    """Its first block, counted from the first one of its pool that can be used."""
+    """The first block of the group, counted from the first usable block of its pool."""
     blocks: Ints
-    """How many there are."""
+    """Number of blocks."""
 
 
 class BlockMap(NamedTuple):
@@ -42,10 +43,10 @@ class BlockMap(NamedTuple):
     counts: Counts
     """Blocks of each state, of shape (samples, groups, `STATES`); they add up to the group's."""
     owner: Counts
-    """Index of the request that owns most of the owned blocks of a group, of shape
-    (samples, groups); the first one of several; -1: none are owned."""
+    """Index of the request that owns most of the owned blocks of a group, of shape (samples,
+    groups); of several, the first; -1 if no block is owned."""
     owner_blocks: Counts
-    """How many of them it owns."""
+    """Number of blocks of the group that this request owns."""
 
     def totals(self, device: int) -> Ints:
         """Blocks of each state on a device, of shape (samples, `STATES`)."""
@@ -54,7 +55,7 @@ class BlockMap(NamedTuple):
 
 
 def make_groups(gpu_blocks: int, cpu_blocks: int, gpu_rows: int, cpu_rows: int) -> Groups:
-    """Groups of equal size, but for the last one of a pool; at most so many rows per pool."""
+    """Groups of equal size, but for the last of each pool; at most `gpu_rows` and `cpu_rows`."""
     columns = []
     for device, size, rows in ((GPU, gpu_blocks, gpu_rows), (CPU, cpu_blocks, cpu_rows)):
         each = -(-size // rows) or 1

@@ -1,4 +1,4 @@
-"""Takes the state of a pool, block by block, and counts it up by groups."""
+"""Takes the state of a pool, block by block, and counts it by group."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ class Held(NamedTuple):
 
     block: Ints
     request: Ints
-    """Index of the request whose table it is."""
+    """Index of the request that has the table."""
 
 
 class TableReader:
-    """Reads block tables into arrays; what has not changed since the last time is not read again,
-    for most of a table never does."""
+    """Reads block tables into arrays.
+
+    It re-reads only what has changed since the last time, because most of a table never changes.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Sequence, tuple[list[int], Ints]] = {}
@@ -55,7 +57,7 @@ def _read(table: list[int], known: tuple[list[int], Ints] | None) -> tuple[list[
 
 
 def owners(pool: BlockPool, held: Held) -> Ints:
-    """For each block of a pool, by place: the index of the request that owns it, or ~state."""
+    """For each block of a pool, by position: the index of the request that owns it, or ~state."""
     all_cached = pool.cached == pool.free
     marks = np.full(pool.size, ~CACHED if all_cached else ~FREE, dtype=np.int64)
     if pool.cached and not all_cached:
@@ -65,7 +67,7 @@ def owners(pool: BlockPool, held: Held) -> Ints:
     here = (place >= 0) & (place < pool.size)
     place, request = place[here], held.request[here]
     marks[place] = request
-    # Of several who hold a block, the last one has been noted; the others find a stranger there.
+    # Of several requests that hold a block, the last was noted; the others now find another index.
     marks[place[marks[place] != request]] = ~SHARED
     if np.count_nonzero((marks >= 0) | (marks == ~SHARED)) < pool.used:
         used = np.fromiter(pool.references, np.int64, pool.used) - pool.first
@@ -74,11 +76,12 @@ def owners(pool: BlockPool, held: Held) -> Ints:
 
 
 def count_up(marks: Ints, group: Ints, groups: int) -> tuple[Counts, Counts, Counts]:
-    """Blocks of each state by group, who owns most of a group, and how much.
+    """Blocks of each state by group, which request owns most of a group, and how many blocks.
 
-    `marks`: as `owners` gives them; `group`: of each block, rising; shapes as in `BlockMap`.
+    `marks`: what `owners` returns; `group`: the group of each block, ascending. Shapes as in
+    `BlockMap`.
     """
-    # Neighbours are mostly alike, so counting runs is much quicker than counting blocks.
+    # Neighbours are mostly alike, so counting stretches is much quicker than counting blocks.
     begins = np.ones(len(marks), dtype=bool)
     begins[1:] = (marks[1:] != marks[:-1]) | (group[1:] != group[:-1])
     first = np.flatnonzero(begins)
@@ -94,14 +97,14 @@ def count_up(marks: Ints, group: Ints, groups: int) -> tuple[Counts, Counts, Cou
         starts = np.flatnonzero(np.diff(where, prepend=-1))
         largest = np.maximum.reduceat(number, starts)
         leads = np.flatnonzero(number == np.repeat(largest, np.diff(starts, append=len(where))))
-        # Of several with the most blocks, the first request is written last.
+        # Of several requests with the most blocks, the first is written last and stays.
         owner[where[leads[::-1]]] = who[leads[::-1]]
         most[where[starts]] = largest
     return counts.astype(np.int32), owner, most
 
 
 def _summed(group: Ints, request: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
-    """Distinct (group, request), and their lengths together."""
+    """Distinct pairs (group, request), each with the sum of its lengths."""
     width = int(request.max()) + 1
     keys, which = np.unique(group * width + request, return_inverse=True)
     return keys // width, keys % width, np.bincount(which, length).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Watches a run and keeps samples of its block map: evenly in time, however long the run gets.
+"""Watches a run and keeps samples of its block map, evenly in time for runs of any length.
 
 ```
  cells of time    │   │   │   │   │   │   │   │   one sample each, at the first step in it
@@ -24,7 +24,7 @@ from kvsim.errors import ConfigError
 SAMPLES = 1200
 """Most samples that are kept."""
 GPU_ROWS, CPU_ROWS = 600, 150
-"""Most groups of blocks of each pool."""
+"""Most groups of each pool."""
 FIRST_CELL_NS = 1 << 20
 """Time per sample at first: a millisecond."""
 
@@ -34,14 +34,14 @@ class Sample(NamedTuple):
 
     time_ns: int
     idle: bool
-    """Nobody runs, from here on."""
+    """No request runs from here on."""
     counts: Counts
     owner: Counts
     owner_blocks: Counts
 
 
 class BlockMapWatcher:
-    """A watcher of a replica (`kvsim.engine.loop.Watcher`); `block_map` answers what it saw."""
+    """A watcher of a replica (`kvsim.engine.loop.Watcher`); `block_map` returns what it saw."""
 
     def __init__(
         self, samples: int = SAMPLES, gpu_rows: int = GPU_ROWS, cpu_rows: int = CPU_ROWS
@@ -51,15 +51,16 @@ class BlockMapWatcher:
         self.begin()
 
     def begin(self) -> None:
-        """Start over: what was seen belongs to an attempt that was given up."""
+        """Start over: the samples so far belong to an attempt that was given up."""
         self._samples: list[Sample] = []
         self._cell_ns = FIRST_CELL_NS
         self._tables = TableReader()
         self._idle: Sample | None = None
-        """The state since nobody runs; it counts if that lasts into another cell."""
+        """The state when the engine became idle; it is kept if the engine stays idle into another
+        cell."""
         self._groups: Groups | None = None
         self._group_of: Ints = np.zeros(0, dtype=np.int64)
-        """The group of each block: of the GPU, then of the CPU."""
+        """The group of each block: first of the GPU, then of the CPU."""
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take a sample if this step is the first one of its cell."""
@@ -75,12 +76,12 @@ class BlockMapWatcher:
             self._keep(self._sample(batch, now_ns, idle=False))
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        """Take note when nobody is left."""
+        """Take a sample if no request is left."""
         if ended and not len(batch):
             self._idle = self._sample(batch, batch.now_ns, idle=True)
 
     def block_map(self) -> BlockMap:
-        """What was seen so far."""
+        """The samples so far, as a block map."""
         samples = self._samples + ([self._idle] if self._idle else [])
         groups = self._groups or make_groups(0, 0, *self._rows)
         shape = (len(samples), len(groups.first))
@@ -98,7 +99,7 @@ class BlockMapWatcher:
         gpu, cpu = batch.blocks.gpu, batch.blocks.cpu
         if isinstance(gpu, CountPool):
             raise ConfigError(
-                "--block-map: this block manager only counts its blocks, they have no names; use"
+                "--block-map: this block manager only counts its blocks and gives them no ids; use"
                 " --block-manager prefix-caching, or leave out --block-map"
             )
         groups = self._groups = make_groups(gpu.size, cpu.size, *self._rows)

@@ -1,4 +1,4 @@
-"""Makes profiles: reads kernel times that others measured into what a table cost model prices with.
+"""Makes profiles from kernel times that others measured, for the table cost model.
 
-Every importer answers a `kvsim.cost.profile.Profile`; `document.to_json` is its file.
+Every importer returns a `kvsim.cost.profile.Profile`; `document.to_json` writes its file.
 """

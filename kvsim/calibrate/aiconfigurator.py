@@ -43,7 +43,7 @@ from kvsim.hardware import Hardware, load_hardware
 from kvsim.model import Shard, load_model
 
 BLOCK_SIZE = 64
-"""Tokens per page of the measured attention kernels."""
+"""Tokens per block of the measured attention kernels."""
 
 TOKENS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512]
 TOKENS += [640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 6144, 8192]
@@ -55,7 +55,7 @@ BEFORE = [0, 256, 1024, 4096, 16384, 65536]
 
 
 class Parts(NamedTuple):
-    """What the kernels of one GPU are fitted with."""
+    """The inputs to the fits of one GPU's kernels."""
 
     folder: Path
     shard: Shard
@@ -73,9 +73,9 @@ def import_profile(
 ) -> Profile:
     """The profile of a model on the GPU whose tables `folder` holds.
 
-    `hardware_name` gives peaks and the host's time; `created` and `note`, what the tables do not
-    say: when and with what they were measured. Raises `ConfigError` that names file, line and
-    column, also where the tables have no row for the model's heads.
+    `hardware_name` gives peaks and the host's time. `created` and `note` say when and with what the
+    tables were measured, which the tables do not say. Raises `ConfigError` that names file, line
+    and column, also if the tables have no row for the model's heads.
     """
     model, hardware = load_model(model_name), load_hardware(hardware_name)
     dtype = model.dtype("auto")
@@ -121,7 +121,7 @@ def _dense(parts: Parts, gemm: Gemm) -> DenseCurve:
 
 
 def _all_reduce_us(parts: Parts, tokens: Floats) -> Floats:
-    """Two all-reduces of the hidden states, along the measured sizes."""
+    """Microseconds of two all-reduces of the hidden states, interpolated over measured sizes."""
     if parts.tp == 1:
         return np.zeros_like(tokens)
     path = parts.folder / "allreduce.csv"
@@ -145,7 +145,7 @@ def _head(parts: Parts, gemm: Gemm) -> HeadCurve:
 
 
 def _decode_grid(decode: Attention) -> DecodeGrid:
-    """Rows end where the tables end for as many sequences."""
+    """Decode attention; each row ends at the longest measured length for as many sequences."""
     rows = []
     for n in SEQS:
         contexts = np.array([c for c in CONTEXTS if c <= decode.longest(n)], float)
@@ -154,7 +154,7 @@ def _decode_grid(decode: Attention) -> DecodeGrid:
 
 
 def _prefill_grid(parts: Parts, prefill: Attention) -> PrefillGrid:
-    """Measured without context; the context adds its arithmetic or its traffic."""
+    """Prompt attention, measured without context; a context adds its arithmetic or traffic."""
     shard, q = parts.shard, np.array(CHUNKS, float)
     alone = prefill.surface.at(np.ones_like(q), q)
     flops = 4 * shard.heads * shard.model.head_dim * q * q / 2
@@ -173,7 +173,7 @@ def _prefill_grid(parts: Parts, prefill: Attention) -> PrefillGrid:
 def _errors(
     parts: Parts, decode: Attention, prefill: Attention, gemm: Gemm, hardware: Hardware
 ) -> dict[str, Any]:
-    """On rows that the fits have not seen, and what could not be judged."""
+    """Errors on rows outside the fits, and a list of what could not be judged."""
     shapes = list(products(parts.shard).values())
     layer = [gemm.nearest_measured(*shape) for shape in shapes]
     unseen = sum(fitted for fitted, _ in layer)

@@ -1,4 +1,4 @@
-"""What a profile holds, and how two profiles differ, in plain rows."""
+"""Describes the tables of a profile, and how two profiles differ, in plain rows."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Part(NamedTuple):
 
     name: str
     axes: dict[str, tuple[float, float, int]]
-    """Axis -> (first point, last point, number of points)."""
+    """Axis → (first point, last point, number of points)."""
     points: int
-    """Times in the table."""
+    """Number of times in the table."""
     us: tuple[float, float]
-    """Least and greatest time."""
+    """Least and greatest time in microseconds."""
 
 
 class Ratio(NamedTuple):
-    """How one table of a profile differs from that of another: times of the other over its own."""
+    """Times of a table in another profile over those in this one."""
 
     name: str
     points: int
-    """Grid points within both tables; with 0 of them the ratios are 1."""
+    """Grid points within both tables; without any, the ratios are 1."""
     median: float
     least: float
     greatest: float
@@ -66,7 +66,7 @@ def ratios(one: Profile, other: Profile) -> list[Ratio]:
 
 
 def settings_that_differ(one: Profile, other: Profile) -> list[tuple[str, str, str]]:
-    """(key, value, other value) of everything but the tables."""
+    """(key, value, other value) of everything except the tables."""
     left, right = _flat(one), _flat(other)
     keys = [*left, *(key for key in right if key not in left)]
     rows = [(key, left.get(key, "-"), right.get(key, "-")) for key in keys]
@@ -100,7 +100,7 @@ def _points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
 
 
 def _reader(table: Curve | Grid | MixedGrid) -> Callable[[Point], float | None]:
-    """Answers a table at a point; None outside it."""
+    """A function that looks a point up in a table; it returns None outside the table."""
     if isinstance(table, MixedGrid):
         return partial(_fused_at, Fused(table))
     return partial(_at, table)
@@ -122,7 +122,7 @@ def _at(table: Curve | Grid, point: Point) -> float | None:
 
 
 def _flat(profile: Profile) -> dict[str, str]:
-    """Everything but tables and rows, as `key.inner` -> text."""
+    """Everything except tables and rows, as `key.inner` → text."""
     plain: dict[str, Any] = msgspec.to_builtins(profile)
     tables = {name for name, _ in _tables(profile)}
     plain["fit"] = {key: value for key, value in plain["fit"].items() if key not in tables}

@@ -32,7 +32,7 @@ def _line(value: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Whole numbers without a fraction."""
+    """The value with whole numbers as integers."""
     if isinstance(value, list | tuple):
         return [_shortened(each) for each in value]
     if isinstance(value, dict):

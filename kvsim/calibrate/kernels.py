@@ -1,8 +1,8 @@
 """Surfaces of the kernels in AIConfigurator's tables: attention by heads, matrix products by shape.
 
-The scales of every surface were chosen on the tables of the H100 by their error on unseen rows
-(single rows, for matrix products whole shapes and whole octaves of tokens), so the errors on other
-GPUs owe nothing to them.
+The scales of every surface were chosen on the tables of the H100, by their error on rows outside
+the fit (single rows; for matrix products, whole shapes and whole octaves of tokens). So the errors
+on other GPUs are independent of that choice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GEMM = Scales(first=4, second=8, work=2, work_share=0.1, noise=0.01)
 DECODE_FLOOR_US, PREFILL_FLOOR_US = 10.0, 11.0
 MOST_SEQS, MOST_PREFILL_SEQS, MOST_TOKENS = 256, 8, 8192
 LEAST_CHUNK, LEAST_WIDTH = 16, 2048
-"""Rows beyond these are left out: no run comes near them, and they would bend the fit."""
+"""Rows beyond these limits are left out: no run comes near them, and they would distort the fit."""
 
 
 class Attention(NamedTuple):
@@ -34,11 +34,11 @@ class Attention(NamedTuple):
 
     surface: Surface
     ends: list[tuple[float, float]]
-    """(sequences, longest measured length) in order."""
+    """(sequences, longest measured length), in ascending order."""
 
     @classmethod
     def decode(cls, path: Path, shard: Shard, peaks: Peaks) -> Attention:
-        """By sequences and their length."""
+        """Decode attention, by sequences and their length."""
         points = [p for p in _attention_rows(path, shard, "ctx") if p[0] <= MOST_SEQS]
         kv_bytes = 4 * shard.kv_heads * shard.model.head_dim
         reading = kv_bytes / (0.85 * peaks.bandwidth) * 1e6
@@ -50,7 +50,7 @@ class Attention(NamedTuple):
 
     @classmethod
     def prefill(cls, path: Path, shard: Shard, peaks: Peaks) -> Attention:
-        """By sequences and their tokens, causal, without context."""
+        """Prompt attention, by sequences and their tokens, causal, without context."""
         points = [
             p
             for p in _attention_rows(path, shard, "q_tokens")
@@ -76,7 +76,7 @@ class Attention(NamedTuple):
 
 
 class Gemm:
-    """Matrix products of one GPU, by tokens and one side of the weight, the other side fixed."""
+    """Matrix products of one GPU, by tokens and one side of the weight; the other side is fixed."""
 
     def __init__(self, path: Path, peaks: Peaks) -> None:
         self._path, self._peaks = path, peaks
@@ -86,9 +86,9 @@ class Gemm:
         self._slices: dict[tuple[str, int], _Slice] = {}
 
     def us(self, tokens: Floats, n: int, k: int) -> Floats:
-        """Microseconds of `tokens[i]` rows times a weight of n x k.
+        """Microseconds of the product of `tokens[i]` rows and a weight of n x k.
 
-        Beyond the sizes measured, the roofline's growth from the nearest one.
+        Beyond the measured sizes, the time grows like the roofline from the nearest one.
         """
         piece, free = self._slice(n, k)
         near = min(max(free, float(piece.sides.min())), float(piece.sides.max()))
@@ -96,7 +96,7 @@ class Gemm:
         return np.asarray(piece.surface.at(tokens, np.full_like(tokens, near)) * growth, float)
 
     def error(self, shapes: Iterable[tuple[int, int]]) -> Error:
-        """Of all shapes in the slices that serve `shapes`, each left out of its fit."""
+        """Error over all shapes in the slices for `shapes`, each left out of its fit."""
         pieces = {id(piece): piece for piece, _ in (self._slice(n, k) for n, k in shapes)}
         unseen = np.concatenate([each.unseen for each in pieces.values()])
         return error(unseen, np.concatenate([each.measured for each in pieces.values()]))
@@ -109,7 +109,7 @@ class Gemm:
         return piece.unseen[own], piece.measured[own]
 
     def _slice(self, n: int, k: int) -> tuple[_Slice, float]:
-        """The slice that serves a shape, and the side of the shape that varies in it."""
+        """The slice for a shape, and the side of the shape that varies in it."""
         for column, name, fixed, free in ((2, "k", k, n), (1, "n", n, k)):
             key = (name, fixed)
             if key not in self._slices:
@@ -126,7 +126,7 @@ class Gemm:
 
 
 class _Slice:
-    """Rows (m, free side, us) of one fixed side, fitted."""
+    """Rows (m, free side, us) with one fixed side, fitted."""
 
     def __init__(self, rows: Floats, fixed: float, peaks: Peaks) -> None:
         tokens, self.sides, self.measured = rows.T
@@ -136,7 +136,7 @@ class _Slice:
         self.unseen = self.surface.unseen(self.sides)
 
     def roofline_us(self, m: Any, side: Any) -> Floats:
-        """The law of a matrix product (`kvsim.cost.layer`)."""
+        """Microseconds of a matrix product by the roofline (`kvsim.cost.layer`)."""
         return np.asarray(product_us(m, side, self._fixed, self._peaks))
 
 

@@ -43,7 +43,7 @@ PER_LAYER = {
     "act_fn": 1,
     "down_proj": 1,
 }
-"""Calls of each operator in a decoder layer of Llama's make."""
+"""How often each operator is called in a decoder layer of a Llama."""
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -155,7 +155,7 @@ def _look_up(table: Attention, point: tuple[float, ...], path: Path) -> float:
 
 
 def _dense(path: Path, layers: int) -> DenseCurve:
-    """Every operator of a step but attention and logits, by tokens."""
+    """Every operator of a step except attention and logits, by tokens."""
     calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
     return DenseCurve(*_summed(path, "tokens", calls))
 
@@ -165,7 +165,7 @@ def _head(path: Path) -> HeadCurve:
 
 
 def _summed(path: Path, axis: str, calls: dict[str, int]) -> tuple[list[float], list[float]]:
-    """Points of `axis`, and the time of all operators there, each as often as it is called."""
+    """Points of `axis`, and the time of all calls of all operators at each."""
     times: dict[str, dict[float, float]] = {name: {} for name in calls}
     for line, (name, point, us) in numbers(path, (axis, "time_us"), label="layer"):
         if name not in times:

@@ -1,4 +1,4 @@
-"""Reads tables of numbers and YAML documents, and says where they are not clean."""
+"""Reads tables of numbers and YAML documents, and reports where they are faulty."""
 
 from __future__ import annotations
 

@@ -23,28 +23,28 @@ Floats = NDArray[np.float64]
 
 
 class Law(NamedTuple):
-    """What is known of a kernel beforehand; both take the two counts as arrays."""
+    """Prior knowledge of a kernel; both functions take the two counts as arrays."""
 
     us: Callable[[Any, Any], Any]
-    """Its roofline in microseconds."""
+    """The roofline in microseconds."""
     work: Callable[[Any, Any], Any]
-    """A measure of its work, in any unit."""
+    """The amount of work, in any unit."""
 
 
 class Scales(NamedTuple):
-    """How fast times change: in doublings of each count and of the work."""
+    """How fast times change, in doublings of each count and of the work."""
 
     first: float
     second: float
     work: float
     work_share: float
-    """Weight of alike work beside alike counts."""
+    """Weight of similar work against similar counts."""
     noise: float
     """Variance of a measurement, relative to that of the surface."""
 
 
 class Error(NamedTuple):
-    """Distances of a fit from measured times that it has not seen, in percent of them."""
+    """Errors of a fit on measured times outside it, in percent of these times."""
 
     points: int
     median_percent: float
@@ -54,7 +54,7 @@ class Error(NamedTuple):
 
 
 class Surface:
-    """Fitted to times `us[i]` at `(x[i], y[i])`, all above 0."""
+    """A surface fitted to times `us[i]` at `(x[i], y[i])`, all above 0."""
 
     def __init__(self, x: ArrayLike, y: ArrayLike, us: ArrayLike, law: Law, scales: Scales) -> None:
         self._x, self._y = np.asarray(x, float), np.asarray(y, float)
@@ -67,15 +67,15 @@ class Surface:
         self._weights = self._inverse @ (residual - self._mean)
 
     def at(self, x: ArrayLike, y: ArrayLike) -> Floats:
-        """Microseconds at points `(x[i], y[i])`; far from what was measured, the roofline."""
+        """Microseconds at points `(x[i], y[i])`; far from all measured points, the roofline."""
         x, y = np.asarray(x, float), np.asarray(y, float)
         log = self._mean + self._closeness(x, y) @ self._weights
         return np.asarray(self._law.us(x, y) * np.exp(log), float)
 
     def unseen(self, groups: ArrayLike | None = None) -> Floats:
-        """Microseconds at each measured point by the fit without it and the rest of its group.
+        """Microseconds at each measured point, by the fit without this point and its group.
 
-        `groups[i]` names the group of point i; None: each point is one.
+        `groups[i]` names the group of point i; None: each point is a group.
         """
         if groups is None:
             return np.asarray(self._us * np.exp(-self._weights / np.diag(self._inverse)), float)
@@ -88,23 +88,23 @@ class Surface:
         return np.asarray(self._us * np.exp(-miss), float)
 
     def error(self, groups: ArrayLike | None = None) -> Error:
-        """How far `unseen` is from what was measured."""
+        """The error of `unseen`."""
         return error(self.unseen(groups), self._us)
 
     def _closeness(self, x: Floats, y: Floats) -> Floats:
-        """Of each point to each measured one."""
+        """The closeness of each point to each measured point."""
         scales, work = self._scales, self._law.work
-        apart = np.sqrt(
+        distance = np.sqrt(
             _steps(x, self._x, scales.first) ** 2 + _steps(y, self._y, scales.second) ** 2
         )
-        apart *= np.sqrt(5)
-        alike = (1 + apart + apart**2 / 3) * np.exp(-apart)
+        distance *= np.sqrt(5)
+        alike = (1 + distance + distance**2 / 3) * np.exp(-distance)
         unequal = _steps(work(x, y), work(self._x, self._y), scales.work)
         return np.asarray(alike + scales.work_share * np.exp(-(unequal**2) / 2), float)
 
 
 def error(fitted: Floats, measured: Floats) -> Error:
-    """Distances in percent of what was measured; bias: the median of fitted over measured, - 1."""
+    """Errors in percent of `measured`; bias: the median of fitted over measured, minus 1."""
     signed = (fitted / measured - 1) * 100
     far = np.abs(signed)
     figures = (np.median(far), np.percentile(far, 95), far.max(), np.median(signed))

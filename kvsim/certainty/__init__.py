@@ -1,4 +1,5 @@
-"""How sure a difference is: estimates with their error, intervals, and when to stop asking.
+"""How sure a difference is: estimates with their error, intervals, and when to stop sampling.
 
-Knows nothing of runs: it gets figures as arrays and answers which of them differ.
+The package takes figures as arrays and returns which of them differ. It does not import the
+simulator.
 """

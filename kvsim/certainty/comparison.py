@@ -1,4 +1,4 @@
-"""What came of comparing configurations on many seeds, or on one exact replay."""
+"""The result of comparing configurations on many seeds, or on one exact replay."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Values = tuple[float | None, ...]
 
 
 class Pair(NamedTuple):
-    """Two configurations, by number, and a figure in which they may differ."""
+    """Two configurations, by number, and a figure to compare them in."""
 
     key: str
-    """Of the summary; `a.b` is key `b` of table `a`."""
+    """Key of the figure in the summary; `a.b` is key `b` of table `a`."""
     first: int
     other: int
 
 
 HEADLINE_SHARE = 0.8
-"""Part of the chance of error that the headline figures may spend; all others share the rest."""
+"""Part of the chance of error that the headline figures may spend; the others share the rest."""
 
 
 class Comparison(NamedTuple):
-    """Figures of all configurations, and what can be said of their differences."""
+    """Figures of all configurations, and verdicts on their differences."""
 
     names: tuple[str, ...]
     method: Literal["seeds", "stretches"]
@@ -34,21 +34,21 @@ class Comparison(NamedTuple):
     """What differs from seed to seed, in words."""
     seeds: tuple[int, ...]
     planned: int
-    """Seeds at most; fewer were run where all was settled before."""
+    """The most seeds to run; fewer were run if every verdict was settled before."""
     level: float
-    """Chance that even one difference that is told is none."""
+    """Chance that even one reported difference does not exist."""
     margin: float
-    """Differences of this share of the first value or less do not matter."""
+    """Relative margin: differences up to this share of the first value do not matter."""
     values: Mapping[str, tuple[Values, ...]]
     """Key of a figure -> its values, by configuration, then by seed."""
     verdicts: dict[Pair, Verdict]
-    """Pairs without one: the figure is undefined, or the replay too short."""
+    """A pair has no verdict if its figure is undefined or the replay is too short."""
     unfinished: tuple[tuple[str, int, str], ...] = ()
-    """(configuration, seed, outcome) of every run that did not come to its end."""
+    """(configuration, seed, outcome) of every run that did not finish."""
 
     @property
     def settled(self) -> bool:
-        """Whether every verdict would stay what it is."""
+        """Whether more seeds would leave every verdict as it is."""
         return all(verdict.settled for verdict in self.verdicts.values())
 
 
@@ -60,10 +60,10 @@ def judge_pairs(
     level: float,
     margin: float,
 ) -> dict[Pair, Verdict]:
-    """A verdict for each pair; the chance that any of them tells too much is at most `level`.
+    """A verdict per pair; the chance that any of them reports a false difference is up to `level`.
 
-    Headline figures are judged apart from the rest, with `HEADLINE_SHARE` of the level, so that
-    the many others do not drown them.
+    Headline figures are judged apart from the rest, with `HEADLINE_SHARE` of the level. So the many
+    other figures do not drown them.
     """
     verdicts: dict[Pair, Verdict] = {}
     for share, head in ((HEADLINE_SHARE, True), (1 - HEADLINE_SHARE, False)):

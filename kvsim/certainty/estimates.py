@@ -4,10 +4,9 @@
 difference ± t(level, freedom) x error          Student's t, for every figure
 quantiles of bootstrap draws                    for percentiles and maxima as well
 ```
-
-Differences of percentiles are skewed, and with few seeds neither interval alone keeps its level
-(the bootstrap's is too short, Student's too symmetric). So such a figure gets both, and its
-interval is the range that they cover together: it is told apart only where both tell it apart.
+Differences of percentiles are skewed. With few seeds, the bootstrap's interval is too short for
+them and Student's is too symmetric. So such a figure gets both, and its interval is the range that
+they cover together. It excludes 0 only where both of them do.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 DRAWS = 9999
-"""Bootstrap draws; with them a chance of 1 in 5,000 can still be told."""
+"""Bootstrap draws: enough to resolve a chance of 1 in 5,000."""
 _ROUNDING = 12**-0.5
-"""Standard deviation of what rounding to whole numbers takes away."""
+"""Standard deviation of the error of rounding to whole numbers."""
 
 
 class Estimate(NamedTuple):
-    """A difference as far as it is known."""
+    """An estimated difference."""
 
     difference: float
     error: float
-    """Its standard error; 0: known exactly."""
+    """The standard error; 0 if the difference is known exactly."""
     freedom: int
     """Degrees of freedom of the error."""
     draws: Floats | None = None
@@ -38,7 +37,7 @@ class Estimate(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The chance of a difference at least so far from 0 where there is none."""
+        """The chance of a difference at least this large if the true difference is 0."""
         from scipy.stats import t
 
         if self.error == 0:
@@ -52,7 +51,7 @@ class Estimate(NamedTuple):
     def interval(self, level: float) -> tuple[float, float]:
         """The range that misses the true difference with a chance of `level` at most.
 
-        It excludes 0 where `p` is at most `level`, and only there.
+        It excludes 0 if and only if `p` is at most `level`.
         """
         from scipy.stats import t
 
@@ -67,10 +66,10 @@ class Estimate(NamedTuple):
 def paired(
     first: Floats, other: Floats, *, whole: bool, percentile: bool, seed: int = 0
 ) -> Estimate:
-    """The mean of `other - first`, whose entries belong together (the same seed).
+    """The mean of `other - first`, paired by entry (the same seed).
 
-    `whole`: the figure counts things, so that equal differences may be equal by rounding alone;
-    `percentile`: it is one, or a maximum, and is bootstrapped as well, from `seed`.
+    `whole`: the figure is a count, so that equal differences may be equal by rounding alone.
+    `percentile`: the figure is a percentile or a maximum, and is bootstrapped as well, from `seed`.
     """
     changes = other - first
     number = len(changes)
@@ -85,9 +84,9 @@ def paired(
 
 
 def single(first: Floats, other: Floats, *, whole: bool) -> Estimate:
-    """What `other - first` is for one more pair, where each pair is one way things may be.
+    """The difference `other - first` that one more pair would have; pairs vary among themselves.
 
-    Unlike that of a mean, the error of a single pair does not shrink with the number of pairs.
+    The error of a single pair does not shrink with the number of pairs, unlike that of a mean.
     """
     estimate = paired(first, other, whole=whole, percentile=False)
     number = len(first)

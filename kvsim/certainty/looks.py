@@ -1,10 +1,10 @@
-"""When to look at a growing sample, and how much error each look may spend.
+"""When to look at a growing sample, and how much of the chance of error each look may spend.
 
-Whoever looks again and again and stops at the first difference finds one where there is none. So
-the chance of error is divided among the looks beforehand: each look before the last may spend a
-small part, so that only what is plain ends a comparison early, and the last one gets nearly all
-(Haybittle 1971, Peto 1976). The parts are added up as if looks had nothing to do with each other,
-which errs on the safe side.
+Looking again and again, and stopping at the first difference, finds differences that do not exist.
+So the chance of error is divided among the looks beforehand. Each look before the last may spend a
+small part, so that only clear results end a comparison early. The last look gets nearly all
+(Haybittle 1971, Peto 1976). The parts are added up as if looks were independent, which errs on the
+safe side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Look(NamedTuple):
     """One time at which the sample is judged."""
 
     seeds: int
-    """So many have been run by then."""
+    """Seeds that have been run by then."""
     level: float
     """Chance of error that this look may spend."""
 

@@ -1,11 +1,11 @@
-"""Differences of one exact replay: what another stretch of similar traffic would have given.
+"""Differences of one exact replay: what other stretches of similar traffic would have given.
 
-A recorded trace replayed as it is has nothing random in it, and no seed changes it. Its requests,
-in order of arrival, are then taken as a sample of the traffic. Neighbours share queues and blocks,
-so single requests must not be drawn: whole stretches of them are, with replacement, the same ones
-in both runs (the circular block bootstrap of Politis and Romano, 1992). A stretch is so long that
-differences one stretch apart have nothing to do with each other. A replay with fewer than
-`FEWEST` stretches says nothing about other traffic, and gets no interval.
+The exact replay of a recorded trace has nothing random in it, and no seed changes it. Its requests,
+in order of arrival, are therefore taken as a sample of the traffic. Neighbouring requests share
+queues and blocks, so single requests must not be drawn. Whole stretches are drawn instead, with
+replacement, the same ones in both runs (the circular block bootstrap of Politis and Romano, 1992).
+A stretch is long enough that differences one stretch apart are independent. A replay with fewer
+than `FEWEST` stretches says nothing about other traffic, and gets no interval.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from numpy.typing import NDArray
 from kvsim.certainty.estimates import Estimate, Floats
 
 FEWEST = 10
-"""Stretches below which a replay is too short."""
+"""The fewest stretches from which intervals are made."""
 DRAWS = 999
 _AT_ONCE = 1 << 21
-"""Numbers drawn at the same time, for memory's sake."""
+"""Numbers drawn at once, to bound the memory."""
 
 Statistic = Callable[[Floats], Floats]
-"""Reduces the last axis."""
+"""A statistic: reduces the last axis."""
 
 
 class Figure(NamedTuple):
-    """A figure that is made of the values of requests."""
+    """A figure that is computed from a value per request."""
 
     first: Floats
-    """One per pair of requests, in order of arrival; likewise `other`."""
+    """Values of the first run, one per pair of requests, in order of arrival; `other` has those of
+    the other run."""
     other: Floats
     statistic: Statistic
 
 
 def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estimate]:
-    """The difference of each figure that the replay is long enough for.
+    """The difference of each figure for which the replay is long enough.
 
-    All have the same requests, and all are drawn together.
+    All figures have the same requests, and all are drawn together.
     """
     if not figures:
         return {}
@@ -60,10 +61,10 @@ def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estim
 
 
 def stretch(changes: Floats) -> int:
-    """Requests after which differences have nothing to do with each other any more.
+    """The number of requests after which differences are independent of each other.
 
-    Twice the distance at which the autocorrelation first falls within noise (2 / sqrt n), and at
-    least the cube root of their number.
+    It is twice the distance at which the autocorrelation first falls within noise (2 / sqrt n), and
+    at least the cube root of the number of requests.
     """
     number = len(changes)
     least: int = max(1, round(math.cbrt(number)))

@@ -1,9 +1,9 @@
 """Judges many differences at once, so that all verdicts hold together.
 
 Holm's procedure: the surest difference is judged at the level divided by the number of differences,
-the next at the level divided by one less, and so on; from the first that cannot be told on, none
-can. The chance that even one verdict of `told` is wrong is at most the level (S. Holm,
-Scandinavian Journal of Statistics, 1979).
+the next at the level divided by one less, and so on. After the first difference that fails its
+test, all others count as failed. The chance that even one verdict of `significant` is wrong is at
+most the level (S. Holm, Scandinavian Journal of Statistics, 1979).
 """
 
 from __future__ import annotations
@@ -13,51 +13,54 @@ from typing import Literal, NamedTuple
 
 from kvsim.certainty.estimates import Estimate
 
-Finding = Literal["same", "told", "equal", "untold"]
+Finding = Literal["same", "significant", "equal", "insignificant"]
 
 
 class Verdict(NamedTuple):
-    """One difference and what can be said of it."""
+    """One difference and its verdict."""
 
     finding: Finding
-    """`same`: not the least difference in any pair; `told`: there is one, its sign is known;
-    `equal`: if there is one, it is within the margin; `untold`: the sample does not say."""
+    """`same`: equal in every pair; `significant`: the sample shows a difference and its sign;
+    `equal`: any difference is within the margin; `insignificant`: the sample says neither."""
     difference: float
     low: float
-    """The interval at the level at which this difference was judged; likewise `high`."""
+    """Lower end of the interval, at the level at which this difference was judged; `high` is the
+    upper end."""
     high: float
     p: float
     level: float
 
     @property
     def settled(self) -> bool:
-        """Whether more of the same would not change what is said."""
-        return self.finding != "untold"
+        """Whether more seeds would leave the verdict as it is."""
+        return self.finding != "insignificant"
 
 
 def judge(estimates: Sequence[Estimate], margins: Sequence[float], level: float) -> list[Verdict]:
     """A verdict for each estimate; `margins` are differences too small to matter, one each."""
     p = [estimate.p for estimate in estimates]
     order = sorted(range(len(p)), key=p.__getitem__)
-    told: dict[int, float] = {}
+    levels: dict[int, float] = {}
     share = level
     for rank, i in enumerate(order):
         share = level / (len(p) - rank)
         if p[i] > share:
             break
-        told[i] = share
+        levels[i] = share
     return [
-        _verdict(estimate, margin, told.get(i), share)
+        _verdict(estimate, margin, levels.get(i), share)
         for i, (estimate, margin) in enumerate(zip(estimates, margins, strict=True))
     ]
 
 
-def _verdict(estimate: Estimate, margin: float, told: float | None, share: float) -> Verdict:
-    level = share if told is None else told
+def _verdict(
+    estimate: Estimate, margin: float, significant_at: float | None, share: float
+) -> Verdict:
+    level = share if significant_at is None else significant_at
     low, high = estimate.interval(level)
-    finding: Finding = "untold"
-    if told is not None:
-        finding = "told"
+    finding: Finding = "insignificant"
+    if significant_at is not None:
+        finding = "significant"
     elif low == high == 0:
         finding = "same"
     elif -margin <= low and high <= margin:

@@ -43,9 +43,9 @@ def _without_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; an error of the user is one line and code 2."""
+    """Run the command line and exit; a user's error is one line and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Schedulers of the user's own live where the command is given.
+    # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append("")
     try:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _repeat_lists(arguments: list[str]) -> list[str]:
-    """`--goodput a b`, as `vllm bench serve` takes it, becomes `--goodput a --goodput b`."""
+    """Turn `--goodput a b`, as `vllm bench serve` takes it, into `--goodput a --goodput b`."""
     out: list[str] = []
     listing = False
     for argument in arguments:

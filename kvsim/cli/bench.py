@@ -1,9 +1,9 @@
-"""`bench`: how fast is this simulator, on this machine?"""
+"""`bench`: measure how fast this simulator is on this machine."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ Names = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME",
-        help="As in W1, or `decode` for all of decode-N; may be repeated. Default: all but"
+        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: all but"
         " `million`, and W4 only with --trace.",
     ),
 ]
@@ -38,7 +38,9 @@ TraceFile = Annotated[
 ]
 Stored = Annotated[
     str | None,
-    typer.Option("--compare", metavar="FILE", help="Show the ratio to what --json printed."),
+    typer.Option(
+        "--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."
+    ),
 ]
 
 
@@ -60,11 +62,11 @@ def bench(
 ) -> None:
     """Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.
 
-    Each run has a process of its own; shown are the least and the median of the repeats. A ping is
-    the cost of one `yield env.timeout(...)` of SimPy in the same process; ns/seq: per running
-    sequence and step; sim/CPU: simulated seconds per CPU second; MB: peak memory, in all and before
-    `simulate()`; a pure decode step is one without arrivals and ends, measured as the difference of
-    two runs. Exit code 1 if a run does not come to what is known of its workload.
+    Each run has a process of its own; the tables show the least and the median of the repeats. A
+    ping is the cost of one `yield env.timeout(...)` of SimPy in the same process; ns/seq: per
+    running sequence and step; sim/CPU: simulated seconds per CPU second; MB: peak memory, in all
+    and before `simulate()`; a pure decode step is one without arrivals and ends, measured as the
+    difference of two runs. Exit code 1 if a run does not give the known results of its workload.
     """
     chosen = _chosen(names, cost, trace)
     if around:
@@ -80,12 +82,12 @@ def bench(
         _show(measured, then)
     wrong = _wrong(measured)
     if wrong:
-        print(f"kvsim: not what is known of: {', '.join(wrong)}", file=sys.stderr)
+        print(f"kvsim: wrong results: {', '.join(wrong)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
 def _wrong(bench: Bench) -> list[str]:
-    """Workloads of which a run did not come to what is known."""
+    """Workloads with a run that did not give the known results."""
     from kvsim.bench.measure import checks_of
 
     known = {name: checks_of(name, bench.engine, bench.cost) for name in bench.workloads}
@@ -97,7 +99,7 @@ def _wrong(bench: Bench) -> list[str]:
 
 
 def _chosen(names: list[str] | None, cost: str, trace: str | None) -> list[str]:
-    """The workloads to run, before anything is run."""
+    """The workloads to run, checked before any of them runs."""
     from kvsim.bench.measure import COSTS
     from kvsim.bench.workloads import WORKLOADS, named, usual
     from kvsim.config import nearest
@@ -175,7 +177,7 @@ def _times(bench: Bench) -> Table:
 
 
 def _decode_steps(bench: Bench) -> Table | None:
-    """What one more pure decode step costs, where that was measured."""
+    """The cost of one more pure decode step, where it was measured."""
     table = _table("workload", "us per pure decode step")
     for name, found in bench.workloads.items():
         known = [each.decode_step_us for each in found if each.decode_step_us is not None]
@@ -207,7 +209,10 @@ def _sizes(bench: Bench) -> Table:
 
 def _short_cuts(bench: Bench) -> Table | None:
     """How often the simulator's short cuts applied, where it says so."""
-    counts = {name: found[0].fast_path or {} for name, found in bench.workloads.items()}
+    counts = {
+        name: {key: _most_often(value) for key, value in (found[0].fast_path or {}).items()}
+        for name, found in bench.workloads.items()
+    }
     keys = list(dict.fromkeys(key for each in counts.values() for key in each))
     if not keys:
         return None
@@ -217,16 +222,23 @@ def _short_cuts(bench: Bench) -> Table | None:
     return table
 
 
+def _most_often(value: Any) -> Any:
+    """Of a table of counts, the word that counts most; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return max(value, key=lambda word: value[word], default="")
+
+
 def _shown(value: object) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> None:
     from kvsim.bench.around import around
-    from kvsim.bench.repeat import apart
+    from kvsim.bench.repeat import in_fresh_process
 
     table = _table("CPU s", *names)
-    columns = [apart(around, name, engine, cost, trace) for name in names]
+    columns = [in_fresh_process(around, name, engine, cost, trace) for name in names]
     for part in columns[0]:
         table.add_row(part, *(f"{parts[part]:.3f}" for parts in columns))
     make_console().print(table)

@@ -1,7 +1,7 @@
 """`calibrate`: time the project's own kernels on this machine and write a profile.
 
-The work is done by `kvsim_kernels.calibrate` in a process of its own, which knows torch and nothing
-of kvsim: what a process is started with, its allocator's settings above all, decides what is timed.
+`kvsim_kernels.calibrate` does the work in a process of its own, which has torch and nothing of
+kvsim. What a process is started with decides its times, above all the allocator's settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def calibrate(
     model: Annotated[
         str, typer.Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
     ] = "llama-3-8b",
-    device: Annotated[str, typer.Option(metavar="cuda|cpu", help="What is timed.")] = "cuda",
+    device: Annotated[str, typer.Option(metavar="cuda|cpu", help="The device to time.")] = "cuda",
     block_size: Annotated[
         list[int] | None,
         typer.Option(min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."),
@@ -34,7 +34,7 @@ def calibrate(
     ] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto or fp8.")] = "auto",
     kv_layout: Annotated[
-        str, typer.Option(metavar="layer|cross", help="How blocks lie in the pool.")
+        str, typer.Option(metavar="layer|cross", help="Layout of blocks in the pool.")
     ] = "cross",
     decode_kernel: Annotated[
         str, typer.Option(metavar="v1|v2", help="The kernel that whole steps use.")
@@ -44,12 +44,12 @@ def calibrate(
     max_model_len: Count = None,
     limit_s: Annotated[
         float | None,
-        typer.Option(min=1, metavar="S", help="Stop measuring then; the same command goes on."),
+        typer.Option(min=1, metavar="S", help="Stop measuring then; the same command continues."),
     ] = None,
 ) -> None:
     """Time the kernels here and write a profile with its own held-out error.
 
-    Rows are kept beside the profile, so the same command goes on where a killed one was. Exit code
+    Rows are kept beside the profile, so the same command continues after an interruption. Exit code
     1: the profile does not pass its own checks, or --limit-s came first.
     """
     from kvsim.library import find
@@ -75,7 +75,7 @@ def calibrate(
 
 
 def measure(arguments: list[str]) -> None:
-    """Run `kvsim_kernels.calibrate`; leaves with its exit code if that is not 0."""
+    """Run `kvsim_kernels.calibrate`; exits with its exit code if that is not 0."""
     beside = Path(__file__).resolve().parents[2] / "kernels"
     paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

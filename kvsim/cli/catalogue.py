@@ -64,7 +64,7 @@ RULES: dict[str, Mapping[str, Any]] = {
     "block_manager_args.full_hit": FULL_HITS,
     "scheduler_args.requeue": REQUEUE,
 }
-"""Rules in which engines differ; each has its own as default, which the parameters above show."""
+"""Rules in which engines differ; each engine has its own default, shown in the parameters above."""
 
 
 def catalogue() -> Iterator[Table]:
@@ -112,7 +112,7 @@ def _choices(flag: str, choices: Mapping[str, str]) -> Table:
 
 
 def _parameters(constructor: Callable[..., Any], table_key: str) -> str:
-    """Flags for what is a setting, `table.key` for the rest."""
+    """Flags for settings, `table.key` for other parameters."""
     words = []
     for name, parameter in inspect.signature(constructor).parameters.items():
         if name in SHARED:
@@ -127,7 +127,7 @@ def _parameters(constructor: Callable[..., Any], table_key: str) -> str:
 
 
 def _about(rule: Any) -> str:
-    """What a rule is: it says so itself, or its docstring does."""
+    """What a rule is, from its `about` or its docstring."""
     return rule.about if hasattr(rule, "about") else _first_line(rule)
 
 

@@ -45,7 +45,7 @@ def run(
     ] = None,
     block_map: Annotated[
         bool,
-        typer.Option("--block-map", help="Also show who held which block; takes longer."),
+        typer.Option("--block-map", help="Also show which request held which block; takes longer."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     assignments: Assignments = None,
@@ -95,11 +95,11 @@ def policies() -> None:
 
 
 def _map_watcher(out: str | None) -> BlockMapWatcher:
-    """Who takes down the block map, which needs a folder to be written to."""
+    """The watcher of the block map, which needs a folder for its file."""
     from kvsim.blockmap.watch import BlockMapWatcher
 
     if out is None:
-        raise ConfigError("--block-map: say with --out DIR where the map is to be written")
+        raise ConfigError("--block-map: give --out DIR, a folder for the map")
     return BlockMapWatcher()
 
 
@@ -110,7 +110,7 @@ def simulate_shown(
     step_log: str | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
-    """A run with a progress bar, if it is long enough for one."""
+    """The result of a run, with a progress bar if the run is long enough for one."""
     from kvsim.conform.step_log import StepLog
     from kvsim.run import simulate
     from kvsim.watchers import Watchers

@@ -39,11 +39,14 @@ Results = list[tuple[str, "Result"]]
 Seeds = Annotated[
     int | None,
     typer.Option(
-        min=2, metavar="N", help="Up to N seeds, the same for all; stops when nothing is open."
+        min=2,
+        metavar="N",
+        help="Up to N seeds, the same for all; stops when every verdict is settled.",
     ),
 ]
 Confidence = Annotated[
-    float, typer.Option(min=0.5, max=0.9999, help="Of all verdicts together, with --seeds.")
+    float,
+    typer.Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
 ]
 Margin = Annotated[
     float, typer.Option(min=0, help="Share of a value below which differences do not matter.")
@@ -51,7 +54,8 @@ Margin = Annotated[
 CostUncertainty = Annotated[
     bool,
     typer.Option(
-        "--cost-uncertainty", help="Draw kernel times anew for each seed, as wrong as the profile."
+        "--cost-uncertainty",
+        help="Draw kernel times for each seed, within the errors of the profile.",
     ),
 ]
 
@@ -125,7 +129,7 @@ def _compare_seeds(
     margin: float,
     jobs: int | None,
 ) -> tuple[Comparison, Results]:
-    """Replicates where something is random; otherwise one replay, drawn from afterwards."""
+    """Replicates if something is random; otherwise one replay, whose requests are resampled."""
     from kvsim.replicates import compare_seeds, redrawn, replicate
     from kvsim.report.replayed import compare_replay
 
@@ -219,7 +223,7 @@ def _whole(result: Result) -> Result:
 
 
 def _run_name(configs: list[str], place: int) -> str:
-    """A configuration's file name without suffix; a number behind it where two are alike."""
+    """A configuration's file name without suffix, with a number if two are equal."""
     names = [Path(config).name.removesuffix(".toml") for config in configs]
     same = names[:place].count(names[place])
     return names[place] if not same else f"{names[place]}-{same + 1}"

@@ -1,4 +1,4 @@
-"""`conform`: does kvsim decide what the real engine decided?"""
+"""`conform`: compare kvsim's decisions with those of the real engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard output: texts in colours, and tables."""
+"""Standard output: coloured text and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_console() -> Console:
 
 
 def make_table(*columns: str, title: str | None = None, texts: int = 1, **look: Any) -> Table:
-    """An empty table; the first `texts` columns are words, the others numbers, at the right.
+    """An empty table; the first `texts` columns hold text, the others right-aligned numbers.
 
     `look`: more arguments of Rich's `Table`.
     """

@@ -1,4 +1,4 @@
-"""`crossover`: where swapping the KV cache of a request beats computing it again."""
+"""`crossover`: where swapping a request's KV cache takes less time than recomputing it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from kvsim.cost.crossover import ModelCrossings
 
 TOKENS = [512, 2048, 8192, 32768]
-"""Lengths of the table."""
+"""Lengths in the table."""
 SHORTEST, STEPS_PER_DOUBLING = 16, 4
-"""Of the curves."""
+"""Lengths of the curves: the shortest, and the number per doubling."""
 
 
 Models = Annotated[
@@ -94,7 +94,7 @@ def crossover(
 
 
 def _given(**settings: Any) -> dict[str, Any]:
-    """Those that have a value."""
+    """The settings that have a value."""
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -112,7 +112,7 @@ def _crossings(
 
 
 def _curve(longest: int) -> list[int]:
-    """Lengths from `SHORTEST` on, evenly over the logarithm."""
+    """Lengths from `SHORTEST` on, evenly spaced over the logarithm."""
     found, i = [], 0
     while (length := round(SHORTEST * 2 ** (i / STEPS_PER_DOUBLING))) <= longest:
         found.append(length)

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called, so that the others cost nothing."""
+"""Commands that are imported when they are called, so that the others start quickly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "why": (
         "kvsim.cli.why:why",
-        "Tell one request's story: what it waited for, who was in its way, where its time went.",
+        "Tell one request's story: what it waited for, what delayed it, where its time went.",
     ),
     "timeline": (
         "kvsim.cli.timeline:timeline",
@@ -73,13 +73,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Make a profile from measured kernel times, look at it, compare two.",
     ),
 }
-"""Name → where it is, a function or a `typer.Typer`, and the first line of its help."""
+"""Name → its place (a function or a `typer.Typer`), and the first line of its help."""
 
 _WITH_TORCH = ("calibrate", "validate")
 
 
 class DeferredGroup(TyperGroup):
-    """A group that knows of each command of `COMMANDS` only the name and a line of help."""
+    """A group that knows only the name and the help line of each of its `COMMANDS`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -94,7 +94,7 @@ class DeferredGroup(TyperGroup):
 def load(name: str) -> Any:
     """Import a command of `COMMANDS`."""
     if name not in _WITH_TORCH:
-        # Nothing else multiplies matrices: the threads that numpy's BLAS starts would only spin.
+        # kvsim multiplies no matrices: the threads that numpy's BLAS starts would only spin.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""`diff`: why two runs differ."""
+"""`diff`: explain why two runs differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RunDir = Annotated[str, typer.Argument(help="A folder that `kvsim run --out` wro
 
 def diff(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="What `kvsim run --out` wrote.")],
-    other: Annotated[str, typer.Argument(metavar="RUN_B", help="What is set against it.")],
+    other: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Write diff.html and diff.json here.")
     ] = None,
@@ -48,7 +48,7 @@ def diff(
 
 
 def _read(first: str, other: str) -> tuple[Run, Run]:
-    """Both runs, named after their folders; by their whole paths where those are alike."""
+    """Both runs, named after their folders, or by their whole paths if the names are equal."""
     from kvsim.report.files import read_results
 
     names = [Path(folder).resolve().name for folder in (first, other)]

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share, and what their values stand for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TracePath = Annotated[
     typer.Option("--trace", metavar="FILE", help="Trace: native, Mooncake or Azure; .gz too."),
 ]
 TraceFormat = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Its format, if the content does not tell.")
+    str | None, typer.Option(metavar="NAME", help="Its format, if the content is ambiguous.")
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -35,7 +35,7 @@ Jobs = Annotated[
 
 
 def open_noted(path: str, trace_format: str | None) -> Trace:
-    """The trace at `path`; what its reader wants known goes to standard error."""
+    """The trace at `path`; the notes of its reader go to standard error."""
     from kvsim.workload import open_trace
 
     opened = open_trace(path, trace_format)

@@ -1,4 +1,4 @@
-"""Runs a module in a process of its own: what a process is started with decides what it times."""
+"""Runs a module in a process of its own, because start-up settings decide its times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import typer
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:
-    """Run `python -m module`; leaves with its exit code if that is not 0.
+    """Run `python -m module`; exits with its exit code if that is not 0.
 
-    It finds what this process finds, and `kvsim_kernels` also in a checkout.
+    The process finds the modules of this one, and `kvsim_kernels` also in a checkout.
     """
     beside = Path(__file__).resolve().parents[2] / "kernels"
     paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]

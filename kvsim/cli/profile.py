@@ -161,17 +161,17 @@ def _facts(rows: list[tuple[str, str]]) -> Table:
 
 
 def _tabled(key: str, value: Any) -> bool:
-    """Whether an entry of `error` is in the table of errors."""
+    """Whether an entry of `error` belongs in the table of errors."""
     return key == "others" or _judged(value)
 
 
 def _judged(value: Any) -> bool:
-    """Whether an entry of `error` holds distances from rows held out."""
+    """Whether an entry of `error` holds errors on held-out rows."""
     return isinstance(value, dict) and "points" in value
 
 
 def _errors(error: dict[str, Any]) -> Table:
-    """Distances in percent, each table as a whole and by region."""
+    """Errors in percent, for each table as a whole and by region."""
     table = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
     keys = ("median_percent", "p95_percent", "max_percent", "bias_percent")
     others = error.get("others", {}).items()

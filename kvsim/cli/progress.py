@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for runs long enough to want one."""
+"""A progress bar on standard error, for runs that are long enough for one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 QUIET_BELOW = 2_000
-"""Requests; shorter runs end before a bar could be read."""
+"""Fewest requests for a bar; shorter runs end before a bar could be read."""
 
 
 @contextmanager
 def progress_bar(
     total: int, label: str, quiet_below: int = QUIET_BELOW
 ) -> Iterator[Callable[[int], None] | None]:
-    """Yields what to call with the number of requests, or runs, that have just ended, or None."""
+    """Yields a function to call with the number of requests, or runs, that just ended; or None."""
     if total < quiet_below or not sys.stderr.isatty():
         yield None
         return
@@ -30,7 +30,7 @@ def progress_bar(
 
 @contextmanager
 def spinner(label: str) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with how many runs have just ended, where nobody knows the total."""
+    """Yields a function to call with the number of runs that just ended; the total is unknown."""
     if not sys.stderr.isatty():
         yield lambda number: None
         return

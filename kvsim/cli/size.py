@@ -1,4 +1,4 @@
-"""`size`: which pool, rate or limit keeps the objectives, and how near the cliff is."""
+"""`size`: find the pool, rate or limit that keeps the objectives, and how near the cliff is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ STYLES = {"plain": "", "warning": "yellow", "bad": "red"}
 
 
 Bounded = Annotated[
-    str, typer.Option("--slo", metavar="BOUNDS", help="As in p99_ttft<2s,p99_tpot<60ms.")
+    str,
+    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
 ]
 Find = Annotated[
     str,
@@ -49,17 +50,17 @@ Find = Annotated[
 ]
 Low = Annotated[float | None, typer.Option("--from", metavar="X", help="Try nothing below.")]
 High = Annotated[float | None, typer.Option("--to", metavar="X", help="Try nothing above.")]
-Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Seeds that every value meets.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Seeds, the same for every value.")]
 HitRate = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="Assume shared prefixes: this share of the prompt tokens hits a cache without"
-        " limit. For traces that say nothing of reuse.",
+        help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
+        " cache. For traces without content.",
     ),
 ]
 Prefixes = Annotated[
-    int, typer.Option(min=1, metavar="N", help="With --hit-rate: how many different ones.")
+    int, typer.Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
 ]
 Out = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="Keep every run, and write size.html.")
@@ -167,7 +168,7 @@ def _write(out: str, lab: Laboratory, found: Answer) -> None:
 
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
-    """Values around the answer, with what they give."""
+    """Values around the answer, with their figures."""
     from kvsim.size.answer import neighbourhood
     from kvsim.size.rows import HEAD, row
 

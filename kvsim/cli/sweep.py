@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("local", "ray")
 MOST_LISTED, MOST_FIGURES = 5, 3
-"""Configurations and figures on the terminal."""
+"""Most configurations and figures on the terminal."""
 
 Slo = Annotated[
     str | None,
@@ -46,7 +46,7 @@ BackendName = Annotated[
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Of the cluster; default: Ray is started here."),
+    typer.Option(metavar="ADDRESS", help="Address of the cluster; default: start Ray here."),
 ]
 Base = Annotated[
     str | None,
@@ -71,9 +71,9 @@ Laws = Annotated[
     typer.Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
 ]
 Samples = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="How many points are drawn; 32 unless told.")
+    int | None, typer.Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
 ]
-SampleSeed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of what is drawn.")]
+SampleSeed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the drawn points.")]
 Seeds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point on N seeds.")]
 Shard = Annotated[
     str | None, typer.Option(metavar="K/N", help="Run only this part; --merge joins them.")
@@ -105,7 +105,7 @@ def sweep(
 ) -> None:
     """Run every combination of settings once, and show which are best.
 
-    A sweep may be stopped at any moment; the same command goes on where it was.
+    A sweep may be stopped at any moment; the same command continues it.
     """
     from kvsim.sweep.grid import expand, parse_space
     from kvsim.sweep.slo import parse_slo
@@ -116,7 +116,7 @@ def sweep(
         _merge(out, folders, trace, grid, rows, random)
         return
     if folders:
-        raise ConfigError(f"{folders[0]}: what is this? Folders go with --merge")
+        raise ConfigError(f"{folders[0]}: folders are for --merge; add it or leave them out")
     tried = grid or (), rows or (), random or ()
     space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
     if slo is not None:
@@ -138,7 +138,7 @@ def sweep(
 
 
 def backend_of(name: str, address: str | None) -> Backend:
-    """The backend of a name. Raises `ConfigError`."""
+    """The backend with this name. Raises `ConfigError`."""
     from kvsim.sweep.backends import run_local, run_on_ray
 
     if name not in BACKENDS:
@@ -147,7 +147,7 @@ def backend_of(name: str, address: str | None) -> Backend:
     if name == "ray":
         return partial(run_on_ray, address)
     if address is not None:
-        raise ConfigError("--ray-address: goes with --backend ray")
+        raise ConfigError("--ray-address: needs --backend ray")
     return run_local
 
 
@@ -158,7 +158,7 @@ def _run(
     backend: Backend,
     jobs: int | None,
 ) -> None:
-    """Run what is not there yet, and say how much that was."""
+    """Run what is missing, and report how much that was."""
     from kvsim.sweep.store import Store
     from kvsim.sweep.sweep import run_missing
 
@@ -172,9 +172,11 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
     from kvsim.sweep.sweep import merge
 
     if not folders:
-        raise ConfigError("--merge: which folders? kvsim sweep --merge DIR... --out DIR")
+        raise ConfigError("--merge: no folders; give kvsim sweep --merge DIR... --out DIR")
     if any(others):
-        raise ConfigError("--merge: joins what was run; leave --trace and what is to be tried out")
+        raise ConfigError(
+            "--merge: joins finished runs; leave out --trace, --grid, --list and --random"
+        )
     _finish(out, merge(folders, out))
 
 
@@ -200,7 +202,7 @@ def _finish(out: str, plan: Plan) -> None:
 
 
 def _best(chosen: Chosen) -> Table:
-    """The first few of the best."""
+    """The first few of the best configurations."""
     from kvsim.report.numerals import show
     from kvsim.sweep.choose import value_words
 
@@ -214,4 +216,4 @@ def _best(chosen: Chosen) -> Table:
 
 
 def _nothing(number: int) -> None:
-    """Nobody is watching."""
+    """A progress function that shows nothing."""

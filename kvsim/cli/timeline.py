@@ -13,10 +13,10 @@ def timeline(
         str, typer.Option("--out", metavar="FILE", help="The trace: .json, or .json.gz.")
     ],
     begin_s: Annotated[
-        float | None, typer.Option("--from", metavar="S", help="From this simulated second on.")
+        float | None, typer.Option("--from", metavar="S", help="Begin at this simulated second.")
     ] = None,
     end_s: Annotated[
-        float | None, typer.Option("--to", metavar="S", help="Up to this simulated second.")
+        float | None, typer.Option("--to", metavar="S", help="End at this simulated second.")
     ] = None,
     request: Annotated[
         list[str] | None,

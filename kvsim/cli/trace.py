@@ -10,7 +10,8 @@ import typer
 app = typer.Typer(help="Look at a trace, convert it, or make one.", no_args_is_help=True)
 
 Format = Annotated[
-    str | None, typer.Option("--trace-format", metavar="NAME", help="If the content does not tell.")
+    str | None,
+    typer.Option("--trace-format", metavar="NAME", help="Its format, if the content is ambiguous."),
 ]
 
 
@@ -36,7 +37,7 @@ def convert(
     ] = None,
     trace_format: Format = None,
 ) -> None:
-    """Write a trace in another format; what cannot be carried over is said."""
+    """Write a trace in another format; reports what the format cannot hold."""
     from kvsim.workload import open_trace
     from kvsim.workload.convert import convert as write
 
@@ -62,7 +63,10 @@ def synth(
         str, typer.Option(metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer.")
     ] = "0:1",
     long_outputs: Annotated[
-        str, typer.Option(metavar="SHARE:FACTOR", help="random: likewise, chosen on its own.")
+        str,
+        typer.Option(
+            metavar="SHARE:FACTOR", help="random: the same for outputs, chosen independently."
+        ),
     ] = "0:1",
 ) -> None:
     """Make a trace from a seed, with lengths and arrivals like published ones.

@@ -49,11 +49,13 @@ Policies = Annotated[
 Results = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results.")]
 Prepare = Annotated[
     str | None,
-    typer.Option("--prepare", metavar="FILE", help="Only say what to measure elsewhere."),
+    typer.Option(
+        "--prepare", metavar="FILE", help="Only write the setup, to measure it elsewhere."
+    ),
 ]
 Source = Annotated[
     str | None,
-    typer.Option("--from", metavar="FILE", help="Go on from a recording, or draw a result."),
+    typer.Option("--from", metavar="FILE", help="Continue from a recording, or draw a result."),
 ]
 Page = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="The page; default: in --out.")
@@ -77,9 +79,9 @@ def validate(
 ) -> None:
     """Run the scheduler on a real engine and show how far the profile is off.
 
-    Random weights, a paged pool, real kernels; step by step and request by request, beside what two
-    real runs differ by. The pool is really allocated: give --num-gpu-blocks-override, few enough
-    that requests are preempted.
+    Random weights, a paged pool, real kernels. Errors are shown step by step and request by
+    request, beside the difference of two real runs. The pool is really allocated: give
+    --num-gpu-blocks-override, few enough that requests are preempted.
     """
     from kvsim.validate.recording import read_json, write_json
 
@@ -108,7 +110,7 @@ def validate(
 
 
 def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> None:
-    """From a recording to a result, or from a result to its page."""
+    """Continue from a recording to a result, or from a result to its page."""
     from kvsim.validate.compare import KEYS, SCHEMA
     from kvsim.validate.recording import SCHEMA as RECORDED
     from kvsim.validate.recording import read_json, require
@@ -126,7 +128,7 @@ def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> Non
 def _settings(
     trace: Trace, made: Table, config: str | None, flags: Table, assignments: list[str] | tuple[()]
 ) -> RunConfig:
-    """The user's settings; what they leave open is as the profile, and fits the trace."""
+    """The user's settings; missing ones are taken from the profile and fitted to the trace."""
     path = config_path(config)
     given = {**(read_toml(path) if path else {}), **flags}
     longest = max(row.input_length + row.output_length for row in trace.rows)
@@ -137,8 +139,8 @@ def _settings(
         defaults |= {"dtype": model["dtype"], "kv_cache_dtype": model["kv_dtype"]}
     if "num_gpu_blocks_override" not in given:
         raise ConfigError(
-            "validate: give --num-gpu-blocks-override: the pool is really allocated, and few blocks"
-            " are what makes a scheduler preempt"
+            "validate: give --num-gpu-blocks-override: the pool is really allocated, and a"
+            " scheduler preempts only if blocks are few"
         )
     defaults["num_cpu_blocks_override"] = given["num_gpu_blocks_override"]
     missing = {key: value for key, value in defaults.items() if key not in given}

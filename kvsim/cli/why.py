@@ -22,7 +22,7 @@ def why(
         str | None, typer.Option("--html", metavar="FILE", help="Write it as a page, too.")
     ] = None,
 ) -> None:
-    """Tell one request's story: what it waited for, who was in its way, where its time went."""
+    """Tell one request's story: what it waited for, what delayed it, where its time went."""
     from kvsim.report.files import read_results, read_transitions
     from kvsim.report.story import find_request, tell
     from kvsim.writing import write_text

@@ -9,12 +9,12 @@ from kvsim.conform.record import Record
 from kvsim.conform.virtual import idled, replay, stalled
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
+from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 

@@ -1,7 +1,7 @@
 """Prices a step: how many nanoseconds the modelled engine needs for a plan.
 
-A cost model is a small class behind a name of `COSTS`, or an outsider's `package.module:Class`.
-Swap copies between GPU and CPU are not priced here but on the link (`kvsim.link`).
+A cost model is a small class with a name in `COSTS`, or a user's own `package.module:Class`. Swap
+copies between GPU and CPU are priced on the link (`kvsim.link`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = [
 
 @runtime_checkable
 class Cost(Protocol):
-    """What a replica needs of a cost model; the plan is only read.
+    """The interface of a cost model. It only reads the plan.
 
-    It may offer the methods of `PricesDecodes` beside these.
+    A cost model may also have the methods of `PricesDecodes`.
     """
 
     @property
     def kind(self) -> str:
-        """How its figures came about: constant, roofline, estimated, measured or scaled."""
+        """The kind of figures: constant, roofline, estimated, measured or scaled."""
         ...
 
     @property
     def source(self) -> str:
-        """One line that names the figures; it labels every result."""
+        """One line that names the source of the figures; it labels every result."""
         ...
 
     def step_ns(self, plan: Plan) -> int:
@@ -69,12 +69,12 @@ COSTS: dict[str, type[Cost]] = {
 
 
 def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
-    """The cost model of `[cost]`: `model` names it, the rest are its arguments.
+    """The cost model of `[cost]`: `model` names it, the other keys are its arguments.
 
-    Where nothing is said, or `table` without a profile, a shipped profile of the hardware prices
-    the run, scaled if need be; without one the roofline does. `profile` alone means `table`, other
-    arguments alone mean `roofline`. The subtable `link` belongs to the link and is skipped. A
-    constructor may name `model`, `hardware` and `config` to be given them. Raises `ConfigError`.
+    Without a `model`, or for `table` without a profile, a shipped profile of the hardware prices
+    the run, scaled if need be; if there is none, the roofline does. `profile` alone means `table`,
+    other arguments alone mean `roofline`. The subtable `link` belongs to the link and is skipped. A
+    constructor receives `model`, `hardware` and `config` if it names them. Raises `ConfigError`.
     """
     args = {key: value for key, value in config.cost.items() if key not in ("model", "link")}
     name = config.cost.get("model")
@@ -95,9 +95,9 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
 
 
 def declares_sums(cost: Cost) -> bool:
-    """Whether the methods of `PricesDecodes` price what `step_ns` does.
+    """Whether the methods of `PricesDecodes` price like `step_ns`.
 
-    A class says so by defining them itself. What it only inherits may belong to another `step_ns`.
+    A class declares that by defining them itself. Inherited ones may belong to another `step_ns`.
     """
     kind = type(cost)
     if "step_ns" in getattr(cost, "__dict__", ()):

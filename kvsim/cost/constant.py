@@ -1,4 +1,4 @@
-"""Linear step time with fixed coefficients: transparent, exact, and true of no machine."""
+"""Linear step time with fixed coefficients: transparent and exact, but unlike any real machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ConstantCost:
         return cut(times, within_ns)
 
     def explain(self, work: Work) -> dict[str, Any]:
-        """The terms of steps (`kvsim.cost.explain`); tokens of either kind count as dense."""
+        """The terms of steps (`kvsim.cost.explain`); prompt and decode tokens count as dense."""
         dense = (
             work.prefill_tokens * self._prefill_token_ns + work.decode_seqs * self._decode_seq_ns
         )

@@ -1,8 +1,8 @@
-"""Where swapping the KV cache of a request out and in again beats computing it again.
+"""Where swapping a request's KV cache out and in takes less time than recomputing it.
 
-Both are priced as `preemption_mode = auto` prices them (`kvsim.cost.prices`): a prompt step of its
-own against copies over an idle link. The bandwidth at which they cost the same says how far a link
-is from changing the answer.
+Both are priced as for `preemption_mode = auto` (`kvsim.cost.prices`): a prompt step of its own
+against copies over an idle link. The bandwidth at which both cost the same shows how much a link
+would have to change for the other choice.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Crossing(NamedTuple):
     tokens: int
     recompute_ns: int
     swap_ns: dict[str, int]
-    """By layout; out and in again."""
+    """Time of swapping out and in, by layout."""
     break_even_gb_s: dict[str, float | None]
-    """By layout: the link bandwidth at which both cost the same. None: no bandwidth suffices, the
-    copies alone take longer."""
+    """By layout: the link bandwidth at which both cost the same. None: the copies take longer at
+    any bandwidth."""
 
 
 class ModelCrossings(NamedTuple):
@@ -40,12 +40,12 @@ class ModelCrossings(NamedTuple):
     name: str
     kind: str
     source: str
-    """How the times of recompute came about, as a cost model says it; likewise `kind`."""
+    """Source of the times of recomputing, as the cost model states it; `kind` is its kind."""
     token_bytes: int
-    """KV of one token on one GPU; likewise `block_bytes`."""
+    """Bytes of the KV of one token on one GPU; `block_bytes` are those of one block."""
     block_bytes: int
     link: dict[str, dict[str, Any]]
-    """By layout: the link, as it describes itself."""
+    """The link's own description, by layout."""
     crossings: list[Crossing]
 
 
@@ -54,15 +54,15 @@ def crossings(
 ) -> ModelCrossings:
     """Both prices for requests of these lengths, by copy layout.
 
-    `config.cost` chooses the cost model of recompute and the link, as in a run; the layout of its
-    link is overruled. Raises `ConfigError`.
+    `config.cost` chooses the cost model of recomputing and the link, as in a run; `layouts` replace
+    the layout of its link. Raises `ConfigError`.
     """
     cost = make_cost(config, model, hardware)
     size = block_bytes(model, config)
     prices, links = {}, {}
     for layout in layouts:
-        told = {**config.cost.get("link", {}), "layout": layout}
-        link = make_link(model, hardware, replace(config, cost={"link": told}), size)
+        settings = {**config.cost.get("link", {}), "layout": layout}
+        link = make_link(model, hardware, replace(config, cost={"link": settings}), size)
         prices[layout], links[layout] = MeansPrices(cost, link), link.describe()
     block_tokens = size // token_bytes(model, config)
     return ModelCrossings(
@@ -89,7 +89,11 @@ def _crossing(
 
 
 def _break_even(recompute_ns: int, blocks: int, link: dict[str, Any]) -> float | None:
-    """Every piece takes the overhead at least, so a link of any bandwidth takes that long."""
+    """Bandwidth in GB/s at which the swap takes as long as the recompute.
+
+    None: each piece takes at least the overhead of a copy, and all pieces together take longer than
+    the recompute at any bandwidth.
+    """
     least_ns = 2 * blocks * link["pieces_per_block"] * link["copy_overhead_us"] * 1e3
     if least_ns >= recompute_ns:
         return None

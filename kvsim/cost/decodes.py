@@ -1,8 +1,8 @@
-"""Prices of steps from sums: of pure decode steps without a plan, of others with a bare one.
+"""Prices of steps from sums, without the list of their sequences.
 
-A pure decode step lets every sequence of the batch produce one token and does nothing else: no
-prompt chunk, no copy, a row of logits for each sequence. Between two events of a replica such steps
-follow each other by the hundred, so a cost model may offer them by the run.
+A pure decode step lets every sequence of the batch produce one token. It has no prompt chunk, no
+copy, and one row of logits for each sequence. Hundreds of such steps may follow each other between
+two events of a replica, so a cost model may price a whole series at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class PricesDecodes(Protocol):
-    """A cost model that may offer sums; one that does not is shown every step in full.
+    """A cost model that also prices steps from sums; any other is shown every step in full.
 
-    One that does looks at the sums of a plan and at its `chunks`: in the plans that `step_ns` is
-    shown, `entries`, `prefills` and `decodes` may be empty. Answers are those of `step_ns` for the
-    equivalent plans, to the bit, and count as such in `describe()`. `sequences` is at least 1;
-    `context_tokens` is the sum of their lengths, the token of the step included, as
-    `Plan.context_tokens`.
+    Such a model reads only the sums of a plan and its `chunks`. So the plans that `step_ns`
+    receives may have empty `entries`, `prefills` and `decodes`. The methods return exactly what
+    `step_ns` returns for the equivalent plans, and count as such steps in `describe()`. `sequences`
+    is at least 1. `context_tokens` is the sum of the sequences' lengths, including the token of the
+    step, like `Plan.context_tokens`.
     """
 
     def step_ns(self, plan: Plan) -> int:
@@ -35,17 +35,17 @@ class PricesDecodes(Protocol):
     def decode_run_ns(
         self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
     ) -> list[int]:
-        """Nanoseconds of up to `steps` pure decode steps in a row, of the same sequences.
+        """Nanoseconds of up to `steps` consecutive pure decode steps of the same sequences.
 
-        `context_tokens` is the sum of lengths in the first step; it grows by `sequences` from step
-        to step. With `within_ns`, the list ends with the first step at whose end so much time has
-        passed since the first began.
+        `context_tokens` is the sum of lengths in the first step; it grows by `sequences` with every
+        step. With `within_ns`, the list ends with the first step that ends at least this long after
+        the start of the first step.
         """
         ...
 
 
 def cut(times: list[int], within_ns: int | None) -> list[int]:
-    """`times` up to the first at whose end `within_ns` have passed; all of them for None."""
+    """`times` up to the first step at whose end `within_ns` have passed; all of them for None."""
     if within_ns is None:
         return times
     passed = 0

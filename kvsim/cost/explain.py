@@ -1,7 +1,7 @@
-"""What the parts of steps take, from the counts of their rows: for after a run, many at once.
+"""Splits step times into terms after the run, from the counts of many steps at once.
 
-A row knows how many tokens of prompts a step computed, but not in which chunks. So attention of
-prompts is not among the answers: it is what is left of the step.
+A step's row holds the number of prompt tokens, but not how they were divided into chunks. So
+attention of prompts cannot be computed; it is what remains of the step's time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 class Work(NamedTuple):
-    """Counts of many steps, an entry each, as in their rows; see `kvsim.engine.plan.Plan`."""
+    """Counts of many steps, one entry each, as in their rows; see `kvsim.engine.plan.Plan`."""
 
     prefill_tokens: Ints
     prefill_seqs: Ints
@@ -31,18 +31,19 @@ class Work(NamedTuple):
         return self.prefill_tokens + self.decode_seqs
 
     def without_prompts(self) -> Work:
-        """The same steps if they only decoded."""
+        """These steps without their prompts."""
         none = np.zeros_like(self.decode_seqs)
         return Work(none, none, self.decode_seqs, self.context_tokens, self.decode_seqs, none)
 
 
 @runtime_checkable
 class Explains(Protocol):
-    """What a cost model may offer beside `Cost`."""
+    """The method of a cost model that explains its prices; it is optional."""
 
     def explain(self, work: Work) -> dict[str, Any]:
         """Nanoseconds, as floats, of `host`, `dense`, `attention_decode`, `head` and `copies`.
 
-        Absent: 0. They are the terms of `step_ns`, before it is rounded or raised to a floor.
+        Missing keys count as 0. They are the terms of `step_ns` before it is rounded or raised to a
+        floor.
         """
         ...

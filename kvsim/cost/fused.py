@@ -1,4 +1,4 @@
-"""Attention of one launch that serves prompt chunks and decodes together."""
+"""Attention in one launch that serves prompt chunks and decodes together."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from kvsim.cost.profile import MixedGrid
 
 MOST_KEPT = 512
-"""Numbers of decodes whose slices are kept."""
+"""Most numbers of decodes whose slices are kept."""
 
 
 class Fused:
-    """Looks a `MixedGrid` up; `outside` says whether the last look-up left it.
+    """Looks up a `MixedGrid`; `outside` says whether the last look-up left it.
 
-    Linear in each of the four raw counts. Below the first point of an axis its first value holds;
-    past the last the last slope continues.
+    The value is linear in each of the four raw counts. Below the first point of an axis its first
+    value holds; above the last one the last slope continues.
     """
 
     def __init__(self, grid: MixedGrid) -> None:
         self._grid = grid
         self._smallest = [(grid.q[0], grid.ctx[0])]
         self._slices: dict[int, list[list[list[float]]]] = {}
-        """By decodes: times by chunk, its context and mean length."""
+        """By number of decodes: times by chunk, its context and mean length."""
         self._chunk_cells: dict[float, tuple[int, float]] = {}
-        """By tokens of a chunk within the table."""
+        """By tokens of a chunk, within the table."""
         self.outside = False
 
     def us(self, chunks: Sequence[tuple[float, float]], n: int, mean: float) -> float:
         """Microseconds of `chunks`, (tokens, tokens of context), and `n` decodes of `mean` length.
 
-        Measured with one chunk; a further one adds what it takes beyond the smallest chunk, so
-        that the launch and the decodes count once.
+        The grid was measured with one chunk. Each further chunk adds its time beyond the smallest
+        chunk, so that the launch and the decodes count once.
         """
         self.outside = False
         us = self._sum(chunks, n, mean)
@@ -83,7 +83,7 @@ class Fused:
         ]
 
     def _cell(self, xs: Sequence[float], x: float) -> tuple[int, float]:
-        """The upper end of the cell of `x`, and how far in it `x` lies: 0 to 1, more past it."""
+        """The upper end of the cell of `x`, and the position of `x` in it: 0 to 1, or beyond."""
         i = bisect_left(xs, x, 1, len(xs) - 1)
         low, high = xs[i - 1], xs[i]
         if x < low:

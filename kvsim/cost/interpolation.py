@@ -1,7 +1,7 @@
-"""Lines between measured points, on raw axes, in one and two dimensions.
+"""Linear interpolation between measured points, on raw axes, in one and two dimensions.
 
-Below the first point the first value holds; past the last the last slope continues, but never
-downwards. Both are noted.
+Below the first point the first value holds. Above the last one the last slope continues, but never
+downwards. Both cases are noted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Interpolation:
-    """Looks values up; `outside` is set, and never reset, by a look-up that leaves its table."""
+    """Looks values up; a look-up outside its table sets `outside`, and no look-up resets it."""
 
     def __init__(self) -> None:
         self.outside = False

@@ -1,6 +1,6 @@
-"""What the kernels of a step take, by the tables of a profile's fit.
+"""Times of the kernels of a step, from the tables of a profile's fit.
 
-Tables of two counts become lines of one as soon as the other is known; the lines are kept.
+When one of two counts is known, a table becomes a line over the other count; these lines are kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from kvsim.engine.plan import Plan
 
 MOST_KEPT = 4096
-"""Chunk sizes whose lines are kept."""
+"""Most chunk sizes whose lines are kept."""
 
 NEVER = (float("inf"), float("-inf"))
-"""Range of a line that was not measured anywhere."""
+"""Range of a line without any measured point."""
 
 
 class Kernels:
@@ -33,14 +33,15 @@ class Kernels:
         self._head = Line(fit.head.x, fit.head.us)
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
         self._prefills: dict[int, Line] = {}
-        """By tokens of a chunk: one layer's attention by context."""
+        """By tokens of a chunk: attention of one layer, over its context."""
         self._decodes: dict[int, Line] = {}
-        """By sequences: one layer's attention by summed context; likewise `_decode_steps`."""
+        """By number of sequences: attention of one layer, over the summed context; `_decode_steps`
+        are whole steps."""
         self._decode_steps: dict[int, Line] = {}
         self._a0, self._a1, self._a2 = fit.step
         self._copied_block_us = fit.copied_block_us
         self.outside = False
-        """Whether the step that was priced last left a table."""
+        """Whether the last priced step left a table."""
 
     def step_us(self, plan: Plan) -> float:
         """Microseconds of a step before any floor; sets `outside`."""
@@ -131,9 +132,10 @@ class Kernels:
         return line
 
     def _chunk(self, new: int) -> Line:
-        """A chunk beyond the longest measured is priced in pieces, each behind those before it.
+        """Attention of a chunk of `new` tokens, over its context.
 
-        Its time grows with the square of its tokens, so the last slope would not do.
+        A chunk longer than any measured one is priced in pieces, each after those before it. Its
+        time grows with the square of its tokens, so the last slope would be too low.
         """
         grid = self._fit.prefill
         padded = -(-new // grid.tile) * grid.tile

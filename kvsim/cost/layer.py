@@ -1,7 +1,7 @@
 """Roofline of the matrix products and small kernels of a decoder layer, on one GPU.
 
-The law of a matrix product was fitted to 14,308 measured ones of an H200: 5.8 % off in the median
-and 17.7 % at p95 on shapes that the fit had not seen (kernel tables of
+The formula of a matrix product was fitted to 14,308 measured ones of an H200: its error on shapes
+outside the fit is 5.8 % in the median and 17.7 % at p95 (kernel tables of
 github.com/ai-dynamo/aiconfigurator at 095f58a). Counts may be numbers or arrays.
 """
 
@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 from kvsim.model import Shard
 
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, SHARPNESS, FLOOR_US = 0.81, 0.84, 3.1, 4.0
-"""Of a matrix product; `SHARPNESS`: how sharply arithmetic gives way to traffic."""
+"""Parameters of a matrix product; `SHARPNESS`: how sharply the limit changes from traffic to
+arithmetic."""
 SMALL_KERNELS, SMALL_KERNEL_US = 4, 2.5
-"""Two norms, rotary embedding and activation of a layer; least time of each (an estimate)."""
+"""Small kernels of a layer: two norms, rotary embedding, activation; least time of each (an
+estimate)."""
 SAMPLER_US = 30.0
-"""An estimate."""
+"""Time of the sampler (an estimate)."""
 
 
 class Peaks(NamedTuple):
-    """What the hardware can do at most."""
+    """The peaks of the hardware."""
 
     flop_s: float
     bandwidth: float
@@ -39,7 +41,7 @@ def products(shard: Shard) -> dict[str, tuple[int, int]]:
 
 
 def product_us(m: Any, n: Any, k: Any, peaks: Peaks, element_bytes: int = 2) -> Any:
-    """Microseconds of m rows times a weight of n x k."""
+    """Microseconds of the product of m rows and a weight of n x k."""
     flops, moved = 2 * m * n * k, element_bytes * (m * n + m * k + n * k)
     compute = flops / (COMPUTE_EFFICIENCY * peaks.flop_s)
     traffic = moved / (BANDWIDTH_EFFICIENCY * peaks.bandwidth)
@@ -54,13 +56,13 @@ def small_kernels_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int
 
 
 def layer_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int = 2) -> Any:
-    """A layer without attention and all-reduces."""
+    """Microseconds of a layer, without attention and all-reduces."""
     shapes = products(shard).values()
     dense = sum(product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes)
     return dense + small_kernels_us(shard, tokens, peaks, element_bytes)
 
 
 def head_us(shard: Shard, samples: Any, peaks: Peaks, element_bytes: int = 2) -> Any:
-    """Output projection and sampler."""
+    """Microseconds of the output projection and the sampler."""
     hidden, words = shard.model.hidden_size, shard.vocab_size
     return product_us(samples, words, hidden, peaks, element_bytes) + SAMPLER_US

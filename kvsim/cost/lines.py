@@ -1,7 +1,7 @@
-"""Straight lines between points of one count, made once and read often.
+"""Straight lines between points over one count, for many look-ups.
 
-The rules are those of `kvsim.cost.interpolation`: before the first point the first value holds;
-past the last the last slope continues, but never downwards.
+The rules are those of `kvsim.cost.interpolation`: below the first point the first value holds;
+above the last one the last slope continues, but never downwards.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class Line:
-    """The line through `(xs[i], ys[i])`; `first` to `last` is where it was measured.
+    """The line through `(xs[i], ys[i])`; it was measured from `first` to `last`.
 
-    Whoever reads a line outside that range counts it: the line does not. By default the range is
-    that of the points.
+    By default that range is the range of the points. The caller notes look-ups outside of it.
     """
 
     __slots__ = ("_cells", "_starts", "first", "last")
@@ -45,7 +44,7 @@ class Line:
         return y + slope * (x - start)
 
     def many(self, xs: NDArray[Any]) -> NDArray[np.float64]:
-        """The values at many places."""
+        """The values at many positions."""
         import numpy as np
 
         starts, ys, slopes = np.array(self._cells).T
@@ -54,7 +53,7 @@ class Line:
         return values
 
     def rounded(self, xs: range) -> list[int]:
-        """`round(at(x))` of each of rising `xs`, to the bit, but one look-up for each cell."""
+        """`round(at(x))` for each of ascending `xs`, bit for bit, with one look-up per cell."""
         starts, cells = self._starts, self._cells
         values: list[int] = []
         done, count = 0, len(xs)

@@ -1,4 +1,4 @@
-"""What recomputing and swapping cost, for a rule that chooses between them."""
+"""Prices of recomputing and of swapping, for a rule that chooses between them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kvsim.model import Model
 
 
 class MeansPrices:
-    """Prices by the cost model and the link of a run; fits `kvsim.rules.means.Prices`.
+    """Prices by the cost model and the link of a run; implements `kvsim.rules.means.Prices`.
 
-    `cost` should be a cost model of its own: what is asked here is no step of the run, and must not
-    be counted as one.
+    `cost` should be a separate instance of the cost model, because prices asked here must not count
+    as steps of the run.
     """
 
     def __init__(self, cost: Cost, link: LinkTimes) -> None:
@@ -24,8 +24,8 @@ class MeansPrices:
     def recompute_ns(self, tokens: int) -> int:
         """Nanoseconds of a step that computes `tokens` tokens as one prompt, and nothing else.
 
-        Such a step is what the engines run that separate prompts from decodes; where chunks ride
-        along with decodes, it is an upper bound.
+        Engines that separate prompts from decodes run such a step. Where chunks share steps with
+        decodes, it is an upper bound.
         """
         if tokens == 0:
             return 0
@@ -35,13 +35,13 @@ class MeansPrices:
         return self._cost.step_ns(plan)
 
     def swap_ns(self, blocks: int, queued_blocks: int) -> int:
-        """Nanoseconds of copying blocks out and in again, behind `queued_blocks` on the link."""
+        """Nanoseconds of copying blocks out and in, after `queued_blocks` on the link."""
         link = self._link
         return link.transfer_ns(queued_blocks) + 2 * link.transfer_ns(blocks)
 
 
 def make_prices(config: RunConfig, model: Model, hardware: Hardware) -> MeansPrices | None:
-    """Prices of a run whose `preemption_mode` is `auto`; None for the others, which need none."""
+    """Prices for a run with `preemption_mode` `auto`; None for other modes, which need none."""
     if config.preemption_mode != "auto":
         return None
     link = make_link(model, hardware, config, block_bytes(model, config))

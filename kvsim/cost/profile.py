@@ -5,10 +5,9 @@
  "device": {...}, "software": {...}, "model": {...}, "engine": {...},
  "ceilings": {...}, "rows": [...],         what was measured
  "fit": {...},                             what a table cost model reads
- "others": {"32": {...}},                  the same at further block sizes
- "error": {...}}                           how good it is on rows held out
+ "others": {"32": {...}},                  fits for further block sizes
+ "error": {...}}                           errors on held-out rows
 ```
-
 Times are microseconds. `fit` holds curves and grids over *raw* counts; between grid points they are
 interpolated linearly (`kvsim.cost.table`).
 """
@@ -32,16 +31,16 @@ BlockSize = Annotated[str, Meta(pattern="^[1-9][0-9]*$")]
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Times `us[i]` at points `x[i]`; in the file `x` carries the name of its unit."""
+    """Times `us[i]` at points `x[i]`; in the file, `x` has the name of its unit."""
 
     x: list[float]
     us: list[Us]
 
 
 class DenseCurve(Curve, frozen=True, forbid_unknown_fields=True):
-    """Everything but attention and logits, all layers together, by tokens in the step.
+    """All kernels except attention and logits, all layers together, by tokens in the step.
 
-    Padding to captured sizes is folded in: a point per size, or per token count.
+    Padding to captured sizes is included: the curve has a point per size, or per token count.
     """
 
     x: list[float] = field(name="tokens")
@@ -72,7 +71,7 @@ class PrefillGrid(Grid, frozen=True, forbid_unknown_fields=True):
 
     x: list[float] = field(name="q")
     tile: Positive = 1
-    """Queries per tile of the kernel: a chunk costs what the next multiple costs."""
+    """Queries per tile of the kernel; a chunk is priced as the next multiple of it."""
 
 
 class MixedGrid(Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,29 +89,30 @@ class MixedGrid(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
-    """What prices a step."""
+    """The tables from which a step is priced."""
 
     dense: DenseCurve
     head: HeadCurve
     prefill: PrefillGrid
     decode_v1: DecodeGrid | UnsetType = UNSET
-    """The kernel that reads a sequence in one pass."""
+    """Decode attention by the kernel that reads a sequence in one pass."""
     decode_v2: DecodeGrid | UnsetType = UNSET
-    """The kernel that splits sequences into partitions."""
+    """Decode attention by the kernel that splits sequences into partitions."""
     mixed: MixedGrid | UnsetType = UNSET
-    """An engine that serves chunks and decodes in one launch; without it, they take one each."""
+    """Attention of an engine that serves chunks and decodes in one launch; without it, they take
+    one launch each."""
     step: tuple[float, float, float] = (0.0, 1.0, 0.0)
     """(a0, a1, a2): step = a0 + a1 x kernels + a2 x sequences."""
     launch_floor_us: Us = 0.0
-    """Least time of a step that is launched kernel by kernel."""
+    """Least time of a step whose kernels are launched one by one."""
     copied_block_us: Us = 0.0
-    """One block copied on the GPU."""
+    """Time to copy one block on the GPU."""
     swap: dict[str, Any] = {}
-    """Host link, by layout and direction; for the reader, steps do not use it."""
+    """Times of the host link, by layout and direction; for readers only, steps do not use it."""
 
 
 class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """Geometry the profile was measured with."""
+    """Geometry of the model that the profile was measured with."""
 
     name: str
     layers: Positive
@@ -145,11 +145,11 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProfiledEngine(Struct, frozen=True):
-    """Settings of the engine that was measured; further keys are kept by the file only."""
+    """Settings of the measured engine; the file may hold further keys."""
 
     block_size: Positive
     graph: bool = True
-    """Decode-only steps replay a captured graph."""
+    """Whether decode-only steps replay a captured graph."""
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,7 +162,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     model: ProfiledModel
     engine: ProfiledEngine
     fit: Fit
-    """At the engine's block size."""
+    """The fit at the engine's block size."""
     others: dict[BlockSize, Fit] = {}
     """Fits at further block sizes, by tokens per block."""
     software: dict[str, Any] = {}
@@ -171,14 +171,14 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     error: dict[str, Any] = {}
 
     def fit_at(self, block_size: int) -> Fit | None:
-        """What was measured at a block size; None: nothing."""
+        """The fit for a block size; None if there is none."""
         if block_size == self.engine.block_size:
             return self.fit
         return self.others.get(str(block_size))
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """The profile that a shipped name or the path of a JSON file stands for.
+    """The profile with a shipped name, or that of a JSON file at this path.
 
     Raises `ConfigError` that names the file and the key.
     """
@@ -194,7 +194,7 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def _problem(part: object) -> str:
-    """What is wrong with a part of `fit`; empty if nothing is."""
+    """The fault of a part of `fit`, in words; empty if there is none."""
     if isinstance(part, Curve):
         return _problem_of_curve(part)
     if isinstance(part, Grid):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RooflineCost:
-    """A roofline of one GPU of the tensor-parallel group; all of them do the same work.
+    """A roofline of one GPU of the tensor-parallel group; all GPUs do the same work.
 
     Efficiencies (shares of the peaks) and overheads default to the hardware's own.
     """
@@ -64,10 +64,10 @@ class RooflineCost:
         self._tensor_parallel_size = config.tensor_parallel_size
         self._set_coefficients(config)
         self._decode_others_ns: dict[int, float] = {}
-        """By sequences: what a pure decode step takes beside attention."""
+        """By number of sequences: time of a pure decode step without attention."""
 
     def _set_coefficients(self, config: RunConfig) -> None:
-        """All prices in nanoseconds, so that a step is a few products."""
+        """Compute all prices in nanoseconds, so that pricing a step takes a few products."""
         model, hardware, settings = self._model, self._hardware, self._settings
         tp, layers = self._tensor_parallel_size, model.num_hidden_layers
         shard, dtype = model.shard(tp), model.dtype(config.dtype)
@@ -80,7 +80,8 @@ class RooflineCost:
         self._weights_ns = shard.linear_parameters * element * byte_ns
         self._sample_ns = 2 * shard.head_parameters * flop_ns
         self._head_ns = shard.head_parameters * element * byte_ns
-        # Query x key and probability x value: a product and a sum each, per head and dimension.
+        # Query x key and probability x value: one multiplication and one addition each, per head
+        # and dimension.
         self._pair_ns = 4 * layers * shard.heads * model.head_dim * flop_ns
         self._kv_ns = token_bytes(model, config) * byte_ns
         self._decode_context_ns = max(self._pair_ns, self._kv_ns)
@@ -136,7 +137,7 @@ class RooflineCost:
         return cut([round(context * each + others) for context in contexts], within_ns)
 
     def _others_ns(self, tokens: int, samples: int) -> float:
-        """Everything but attention and copies."""
+        """Nanoseconds of a step without attention and copies."""
         ns = self._step_ns
         if tokens:
             ns += self._layers_ns + tokens * self._reduced_token_ns

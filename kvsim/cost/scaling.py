@@ -62,12 +62,12 @@ GEOMETRY = {
     "intermediate_size": "ffn",
     "vocab_size": "vocab",
 }
-"""What a model and a profile call the same thing; likewise `_SETTINGS`."""
+"""Name of a dimension in a model → its name in a profile; `_SETTINGS` does so for settings."""
 _SETTINGS = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "tensor_parallel_size": "tp"}
 
 
 def wanted(model: Model, config: RunConfig) -> ProfiledModel:
-    """What a profile would have to be made with to fit a run exactly."""
+    """The geometry and settings of a profile that would fit a run exactly."""
     dtype = model.dtype(config.dtype)
     return ProfiledModel.of(model, dtype, kv_dtype(model, config), config.tensor_parallel_size)
 
@@ -75,9 +75,9 @@ def wanted(model: Model, config: RunConfig) -> ProfiledModel:
 def differences(
     profile: Profile, model: Model, config: RunConfig
 ) -> dict[str, tuple[str | int, str | int]]:
-    """Setting -> (the profile's, the run's) where they differ, in the words of a run.
+    """Setting → (the profile's, the run's) where they differ, under the names of run settings.
 
-    Only a measured profile is made for one block size; its `others` have theirs.
+    Only a measured profile is tied to a block size; its `others` have further sizes.
     """
     made, run = profile.model, wanted(model, config)
     found = {
@@ -92,11 +92,11 @@ def differences(
 
 
 def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware) -> Profile:
-    """`profile` as it would be for `model` under `config`; its source is `scaled`.
+    """`profile` scaled to `model` under `config`; its source becomes `scaled`.
 
     `hardware` gives peaks and all-reduces; it should be the GPU that was measured. Raises
-    `ConfigError` for a degree of parallelism that the model does not allow and for dtypes that the
-    hardware has no peak of.
+    `ConfigError` for a degree of parallelism that the model does not allow, and for dtypes without
+    a peak in the hardware.
     """
     block_size = config.block_size or DEFAULT_BLOCK_SIZE
     run = wanted(model, config)
@@ -132,7 +132,7 @@ class _Side(NamedTuple):
     peaks: Peaks
     element_bytes: int
     row_bytes: int
-    """Of the key of one token and head."""
+    """Bytes of the key of one token and head."""
 
     @classmethod
     def of(cls, made: ProfiledModel, hardware: Hardware) -> _Side:
@@ -153,7 +153,7 @@ class _Side(NamedTuple):
         return cls(model.shard(made.tp), made.tp, peaks, DTYPE_BYTES[made.dtype], row_bytes)
 
     def layers_us(self, tokens: float) -> float:
-        """All layers without attention and all-reduces, by the roofline."""
+        """Microseconds of all layers without attention and all-reduces, by the roofline."""
         one: float = layer.layer_us(self.shard, tokens, self.peaks, self.element_bytes)
         return self.shard.model.num_hidden_layers * one
 
@@ -163,17 +163,18 @@ class _Side(NamedTuple):
 
 
 class _Change:
-    """From one geometry to another."""
+    """The change from one geometry to another."""
 
     def __init__(self, old: _Side, new: _Side, hardware: Hardware) -> None:
         self._old, self._new, self._hardware = old, new, hardware
         self.layers = new.shard.model.num_hidden_layers / old.shard.model.num_hidden_layers
         self.work = new.shard.kv_heads / old.shard.kv_heads
-        """Work items per sequence, new over old; likewise `bytes` per work item and token."""
+        """Work items per sequence, new over old; `bytes` is the ratio of bytes per work item and
+        token."""
         self.bytes = new.row_bytes / old.row_bytes
         flops = new.shard.heads * new.shard.model.head_dim
         self._side = (flops / (old.shard.heads * old.shard.model.head_dim)) ** 0.5
-        """A chunk of q tokens does what one of q times this did."""
+        """A new chunk of q tokens has as many operations as an old one of q times this."""
 
     def dense(self, curve: DenseCurve) -> DenseCurve:
         us = []

@@ -1,4 +1,4 @@
-"""Which shipped profile prices a run that names no cost model."""
+"""Chooses the shipped profile for a run that names no cost model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TRUST = ("measured", "public-table", "scaled", "roofline")
 
 
 def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | None:
-    """The name of the shipped profile of the hardware that fits a run best; None: there is none.
+    """The name of the shipped profile of the hardware that fits a run best; None if there is none.
 
-    One that needs no scaling is before one that does, then a measured one before others.
+    Profiles that need no scaling come first, then measured ones.
     """
     ranked = []
     for name in names("profiles"):

@@ -38,11 +38,11 @@ _KINDS = {
 
 
 class TableCost:
-    """Prices with a profile; one of another model, dtype or tensor parallelism is scaled.
+    """Prices from a profile; a profile of another model, dtype or tensor parallelism is scaled.
 
-    So is a measured one of another block size. `kvsim.cost.scaling` says how, `kind` and `source`
-    say that it was. `decode_kernel` chooses between the decode kernels of the profile. Raises
-    `ValueError` for one that it does not have.
+    A measured profile of another block size is scaled as well. `kvsim.cost.scaling` says how;
+    `kind` and `source` report it. `decode_kernel` chooses between the decode kernels of the
+    profile. Raises `ValueError` for a kernel that the profile does not have.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TableCost:
         self._decode_floor_ns = 0 if self._profile.engine.graph else self._floor_ns
         self.priced_steps = 0
         self.extrapolated_steps = 0
-        """Steps for which at least one table was left; likewise `extrapolated_ns`."""
+        """Steps that left at least one table; `extrapolated_ns` is their time."""
         self.priced_ns = 0
         self.extrapolated_ns = 0
 
@@ -79,7 +79,7 @@ class TableCost:
 
     @property
     def source(self) -> str:
-        """Profile, device and model; of a scaled profile, what it was scaled from."""
+        """Profile, device and model; for a scaled profile, also what it was scaled from."""
         measured = self._measured
         device = measured.device.get("name", "unnamed device")
         made = f"{device} x {measured.model.name}"

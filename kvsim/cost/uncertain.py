@@ -1,15 +1,15 @@
-"""Step time from measured tables, as wrong as the profile says that it may be.
+"""Step time from measured tables, with an error drawn from the profile's own errors.
 
-A profile records how far rows that were held out lie from its fit. Here each of its tables is
-multiplied by a factor that is drawn from those errors, once for a run: every seed is one machine
-that the profile might as well have described.
+A profile records how far held-out rows are from its fit. Here each table is multiplied by a factor
+that is drawn from those errors, once for a run. So every seed is one machine that the profile might
+describe.
 
     true time = time of the profile / (1 + error),   error ~ normal(bias, p95 / 1.96)
 
-One factor for a whole table is the most that an error can do: errors that differ from point to
-point partly cancel. A seed decides the factors, whatever the policy, so policies that are compared
-on the same seeds meet the same machine. Tables whose error is not recorded stay as they are, and
-`describe` says so.
+One factor for a whole table is the largest effect that an error can have: errors that differ from
+point to point partly cancel. The seed alone decides the factors, so policies that are compared on
+the same seeds meet the same machine. Tables without a recorded error are unchanged, and `describe`
+says so.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ ERRORS = {
     "decode_v2": ("decode_v2", "decode"),
     "mixed": ("mixed", "decode"),
 }
-"""Table of a fit -> the regions of a profile's `error` that judge it, the closest first."""
+"""Table of a fit → the regions of a profile's `error` that apply to it, the closest first."""
 
 _NORMAL_P95 = 1.959964
-"""95 % of a normal distribution lie within so many deviations."""
+"""95 % of a normal distribution lie within this many deviations."""
 _LEAST, _MOST = 0.2, 5.0
 """Bounds of a factor: an error of -100 % would make time negative."""
 
 
 class UncertainCost(TableCost):
-    """Prices like the table cost model, with every table scaled by what the seed draws for it.
+    """A table cost model whose tables are scaled by factors drawn from the seed.
 
     Raises `ValueError` for a profile that records no error at all.
     """
@@ -75,11 +75,11 @@ class UncertainCost(TableCost):
 
     @property
     def source(self) -> str:
-        """That of the profile, and that its error was drawn."""
+        """The source of the profile, with a note that its error was drawn."""
         return f"{super().source}, within its held-out errors"
 
     def describe(self) -> dict[str, Any]:
-        """Beside what the profile says: the factor of each table, and which tables have none."""
+        """The description of the profile, the factor of each table, and the tables without one."""
         tables = [key for key in ERRORS if _is_table(getattr(self._profile.fit, key))]
         return {
             **super().describe(),
@@ -89,9 +89,9 @@ class UncertainCost(TableCost):
 
 
 def uncertain(config: RunConfig) -> RunConfig:
-    """The same settings with kernel times drawn within the errors of the profile they price with.
+    """The configuration with kernel times drawn within the errors of its profile.
 
-    Raises `ConfigError` where no profile does.
+    Raises `ConfigError` if it has no profile.
     """
     name, profile = config.cost.get("model"), config.cost.get("profile")
     if name is None and len(config.cost) == ("link" in config.cost):
@@ -108,7 +108,7 @@ def uncertain(config: RunConfig) -> RunConfig:
 def draw_factors(profile: Profile, seed: int) -> dict[str, float]:
     """The factor of every table whose error the profile records.
 
-    Each table has a random stream of its own, so that a further one changes no other.
+    Each table has its own random stream, so that a further table changes no other.
     """
     factors = {}
     for key, regions in ERRORS.items():

@@ -86,8 +86,8 @@ class Together(Protocol):
         """Book their tokens of a step; see `Batch.settle_together`."""
         ...
 
-    def members(self) -> list[Request]:
-        """Those that take part in the step being composed, in running order."""
+    def run(self, scheduler: Scheduler) -> None:
+        """Put those that have slots into the plan; see `Batch.run_together`."""
         ...
 
     def part_with(self, request: Request) -> None:
@@ -199,17 +199,16 @@ class Batch:
         not; `others` are then the rest. 0: each is to be looked at by itself, and `others` are all.
 
         `give_way` is called with each victim, always the tail of the running queue, after it left
-        it; None: where blocks run short, the answer is 0. `spare`: whether a request whose last
+        it. None: where blocks run short, 0 is returned. `spare`: whether a request whose last
         block has room is taken to need a free block, too.
         """
         return 0 if self._together is None else self._together.decode(scheduler, give_way, spare)
 
-    def run_together(self, number: int) -> None:
-        """Let the requests that `decode_together` counted take part in the step, next in the
+    def run_together(self, scheduler: Scheduler) -> None:
+        """Let the requests that `decode_together` served take part in the step, next in the
         batch."""
-        if number:
-            assert self._together is not None
-            self.plan.run_together(number, self._together.members)
+        if self._together is not None:
+            self._together.run(scheduler)
 
     def settle_together(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
         """Book the tokens of the requests that decoded together in a step; those who have their
@@ -417,6 +416,11 @@ class Batch:
 
     def token(self, sequence: Sequence) -> bool:
         """One more token of a sequence exists; returns whether it is the last one."""
+        self.add_token(sequence)
+        return self._endings.left(sequence) <= 0
+
+    def add_token(self, sequence: Sequence) -> None:
+        """One more token of a sequence exists."""
         now_ns = self.now_ns
         sequence.length += 1
         self.tokens += 1
@@ -429,7 +433,6 @@ class Batch:
         elif request.first_token_ns < 0:
             request.first_token_ns = now_ns
         sequence.last_token_ns = now_ns
-        return self._endings.left(sequence) <= 0
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
         """Let further samples of a request hold what its first sequence holds."""

@@ -103,7 +103,7 @@ class Counted(Tables):
         if table[0] >= self.cpu.first:
             self.free_swapped(sequence)
         else:
-            # Its table may be behind: it may have left those that decode together just now.
+            # Its table may be shorter: it may have left a cohort just now.
             blocks = -(-filled // self.block_size)
             self.empty_slots -= blocks * self.block_size - filled
             self.give_back(sequence, blocks)

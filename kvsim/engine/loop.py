@@ -6,7 +6,7 @@
    host    scheduler  host                                          host   scheduler
 ```
 
-There are three hosts: simulated time (`kvsim.engine.replica`), the unit clock of recorded logs
+There are three hosts: simulated time (`kvsim.replica.host`), the unit clock of recorded logs
 (`kvsim.conform.virtual`), and a real device (`kvsim.validate.loop`).
 
 An engine that schedules asynchronously has two steps in flight: it composes a step while the one
@@ -25,6 +25,7 @@ from kvsim.engine.plan import RECOMPUTE, Flight, Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
+from kvsim.schema import completed_row, step_row
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes is for whoever drives the loop."""
@@ -93,7 +94,7 @@ class Host:
         return True
 
     def runs(self, plan: Plan, in_flight: int) -> bool:
-        """Whether a step is run, behind those in flight. One without work is not."""
+        """Whether a step takes time, after those in flight. One without work does not."""
         return plan.computes or not (plan.empty or in_flight)
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
@@ -104,26 +105,17 @@ class Host:
 class Progress:
     """Counts steps, and sees that a run gets somewhere."""
 
-    def __init__(self, batch: Batch, patience_steps: int) -> None:
-        """`patience_steps`: steps in a row without a new token and without an end that count as a
-        livelock."""
+    def __init__(self, patience_steps: int) -> None:
         self.steps = 0
-        self._batch = batch
-        self._patience = patience_steps
-        self._tokens = 0
-        self._advanced = 0
-        """Number of the last step that produced a token or ended a request."""
+        self.idle_steps = 0
+        """Of these, the last ones in a row that produced no token and ended no request."""
+        self.patience_steps = patience_steps
+        """Idle steps in a row that count as a livelock."""
 
-    def step(self, ended: bool, number: int = 1) -> None:
-        """So many steps are over; all but the first produced tokens."""
-        self.steps += number
-        if ended or self._batch.tokens != self._tokens:
-            self._tokens, self._advanced = self._batch.tokens, self.steps
-
-    @property
-    def stuck(self) -> bool:
-        """Whether there is none."""
-        return self.steps - self._advanced >= self._patience
+    def step(self, idle: bool) -> None:
+        """One more step is over."""
+        self.steps += 1
+        self.idle_steps = self.idle_steps + 1 if idle else 0
 
 
 class Repetition(Protocol):
@@ -151,23 +143,24 @@ class Loop:
         scheduler: Scheduler,
         batch: Batch,
         *,
-        record: Callable[..., None] | None = None,
+        record: Callable[[bytes], None] | None = None,
         refused: Mapping[str, str] = MappingProxyType({}),
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
         over: Callable[[Request], None] | None = None,
         repetition: Repetition | None = None,
     ) -> None:
-        """`record` is called with the columns of each step; `refused`: request id → why it is
+        """`record` is called with the row of each step; `refused`: request id → why it is
         turned away at arrival; `progress` is called with the number of requests that have just
         ended, `over` with each request that has ended and is in no step any more."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
         self._record, self._refused, self._watcher = record, refused, watcher
         self._told, self._over, self._repetition = progress, over, repetition
-        self._progress = Progress(batch, host.patience_steps)
+        self._progress = Progress(host.patience_steps)
+        self._tokens = 0
         self._flying: deque[Flight] = deque()
         self._graves: deque[tuple[int, list[Request]]] = deque()
-        """Requests that `over` was not called with, behind the number of steps when they ended."""
+        """Requests that `over` was not called with, with the number of steps when they ended."""
         self._next_audit = 1
         if watcher is not None:
             watcher.begin()
@@ -177,7 +170,7 @@ class Loop:
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
         most = self._scheduler.in_flight
         while not host.is_over(batch, len(flying)):
-            arrived = self.take_in()
+            arrived = self.take_in(host.arrived())
             if self._repeated():
                 yield from host.wait(batch.now_ns)
                 self._landed()
@@ -195,8 +188,9 @@ class Loop:
                     yield from self._dispatch(plan, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    now_ns = host.now_ns
-                    self._step_over(plan, len(ended), start_ns=now_ns, end_ns=now_ns)
+                    self._step_over(
+                        plan, self._row(plan), host.now_ns, host.now_ns, 0, 0, len(ended)
+                    )
                 elif not flying:
                     # Nothing can change before somebody arrives.
                     if (yield from host.sleep()):
@@ -211,10 +205,10 @@ class Loop:
                 watcher.settled(batch, ended)
 
     def _dispatch(self, plan: Plan, step_ns: int) -> Waiting:
-        """Start a step behind those in flight, once its swap copies are made, which block it (vLLM
+        """Start a step after those in flight. Its swap copies are made first, and block it (vLLM
         0.6.3 `worker/worker.py`, `execute_worker`)."""
         flying, start_ns, moved = self._flying, self._host.now_ns, (0, 0)
-        before = {} if self._record is None else composed_columns(self._batch, plan)
+        row = self._row(plan)
         if plan.swaps_out or plan.swaps_in:
             moved = yield from self._host.copy(plan)
         ready_ns = self._host.now_ns
@@ -222,30 +216,33 @@ class Loop:
             assert not moved[0], "copies block a step, so none may be in flight"
             start_ns = ready_ns = flying[-1].end_ns
         self._batch.busy_until_ns = end_ns = ready_ns + step_ns
-        flying.append(Flight(plan, start_ns, end_ns, moved, before))
+        flying.append(Flight(plan, start_ns, end_ns, moved, row))
 
     def _land(self, flight: Flight, already: int) -> list[Request]:
         """The time of the oldest step has passed: settle it; returns who ended."""
         self._scheduler.settle(self._batch, flight.plan, flight.end_ns)
         ended = self._drain()
-        self._step_over(
-            flight.plan,
-            already + len(ended),
-            flight.before,
-            start_ns=flight.start_ns,
-            end_ns=flight.end_ns,
-            transfer_ns=flight.moved[0],
-            link_wait_ns=flight.moved[1],
-        )
+        plan, start_ns, end_ns, (copy_ns, wait_ns), row = flight
+        self._step_over(plan, row, start_ns, end_ns, copy_ns, wait_ns, already + len(ended))
         return ended
 
+    def _row(self, plan: Plan) -> bytes:
+        return b"" if self._record is None else composed_row(self._batch, plan)
+
     def _step_over(
-        self, plan: Plan, ended: int, before: dict[str, int] | None = None, **times: int
+        self,
+        plan: Plan,
+        row: bytes,
+        start_ns: int,
+        end_ns: int,
+        copy_ns: int,
+        wait_ns: int,
+        ended: int,
     ) -> None:
         if self._record is not None:
-            columns = composed_columns(self._batch, plan) if before is None else before
-            self._record(**times, **columns, finished=ended)
-        self._progress.step(ended > 0)
+            self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
+        self._progress.step(not ended and self._batch.tokens == self._tokens)
+        self._tokens = self._batch.tokens
         self._check(plan)
 
     # -- steps that are repeated -----------------------------------------------------------------
@@ -262,14 +259,15 @@ class Loop:
     def _landed(self) -> None:
         """The time of repeated steps has passed."""
         assert self._repetition is not None
+        self._tokens = self._batch.tokens
         self._tell(self._repetition.ended)
         self._check(self._batch.plan)
 
     # -- requests come and go --------------------------------------------------------------------
 
-    def take_in(self) -> int:
-        """Who has arrived joins the engine; returns how many."""
-        arrived, refused, batch = self._host.arrived(), self._refused, self._batch
+    def take_in(self, arrived: list[Request]) -> int:
+        """Those who have arrived join the engine; returns how many."""
+        refused, batch = self._refused, self._batch
         for request in arrived:
             if refused and request.id in refused:
                 batch.refuse(request, refused[request.id])
@@ -302,11 +300,11 @@ class Loop:
     def _check(self, plan: Plan) -> None:
         """Check the books after 1, 2, 4, 8... steps; stop a run that goes nowhere."""
         progress = self._progress
-        if progress.stuck:
+        if progress.idle_steps >= progress.patience_steps:
             raise EngineStopped(
                 kind="livelock",
                 request_id=plan.preempted[0][0].id if plan.preempted else "",
-                explanation=f"{self._host.patience_steps:,} steps in a row produced no token",
+                explanation=f"{progress.patience_steps:,} steps in a row produced no token",
                 remedy="give the engine more blocks (--num-gpu-blocks-override)",
                 rule="no progress",
             )
@@ -315,32 +313,32 @@ class Loop:
             self._next_audit = 2 * progress.steps
 
 
-def composed_columns(batch: Batch, plan: Plan) -> dict[str, int]:
-    """The columns of a step's row that are known when it is composed."""
+def composed_row(batch: Batch, plan: Plan) -> bytes:
+    """The row of a step, as far as it is known when the step is composed."""
     recomputes = sum([means == RECOMPUTE for _, means in plan.preempted])
     used, cached, free, cpu, empty, stranded = batch.blocks.census()
-    return {
-        "prefill_seqs": len(plan.prefills),
-        "prefill_tokens": sum([tokens for tokens, _ in plan.chunks]),
-        "cached_tokens": sum([prefill.cached for prefill in plan.prefills]),
-        "decode_seqs": plan.decode_seqs,
-        "context_tokens": plan.context_tokens,
-        "batched_tokens": plan.batched_tokens,
-        "preempted_recompute": recomputes,
-        "preempted_swap": len(plan.preempted) - recomputes,
-        "swapped_in": len(plan.swapped_in),
-        "swap_out_blocks": len(plan.swaps_out),
-        "swap_in_blocks": len(plan.swaps_in),
-        "copied_blocks": len(plan.copies),
-        "ignored": len(plan.ignored),
-        "waiting": len(batch.waiting),
-        "running": batch.num_running,
-        "swapped": len(batch.swapped),
-        "used_blocks": used,
-        "cached_blocks": cached,
-        "free_blocks": free,
-        "cpu_used_blocks": cpu,
-        "empty_slots": empty,
-        "stranded_blocks": stranded,
-        "blocked": plan.blocked,
-    }
+    return step_row(
+        prefill_seqs=len(plan.prefills),
+        prefill_tokens=sum([tokens for tokens, _ in plan.chunks]),
+        cached_tokens=sum([prefill.cached for prefill in plan.prefills]),
+        decode_seqs=plan.decode_seqs,
+        context_tokens=plan.context_tokens,
+        batched_tokens=plan.batched_tokens,
+        preempted_recompute=recomputes,
+        preempted_swap=len(plan.preempted) - recomputes,
+        swapped_in=len(plan.swapped_in),
+        swap_out_blocks=len(plan.swaps_out),
+        swap_in_blocks=len(plan.swaps_in),
+        copied_blocks=len(plan.copies),
+        ignored=len(plan.ignored),
+        waiting=len(batch.waiting),
+        running=batch.num_running,
+        swapped=len(batch.swapped),
+        used_blocks=used,
+        cached_blocks=cached,
+        free_blocks=free,
+        cpu_used_blocks=cpu,
+        empty_slots=empty,
+        stranded_blocks=stranded,
+        blocked=plan.blocked,
+    )

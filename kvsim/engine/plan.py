@@ -58,8 +58,9 @@ class Plan:
 
     def __init__(self) -> None:
         self.singles: list[tuple[Request, int, bool]] = []
-        """`entries` of the requests that were looked at one by one; likewise `single_decodes`."""
+        """`entries` of the requests that were looked at one by one."""
         self.single_decodes: list[Request] = []
+        """`decodes` among them."""
         self.prefills: list[Prefill] = []
         self.together = 0
         """Further requests, which produce one token each: the members of a cohort."""
@@ -77,8 +78,9 @@ class Plan:
         self.copies: list[tuple[int, int]] = []
         """Copy-on-write: (source, target) GPU blocks."""
         self.swaps_out: list[tuple[int, int]] = []
-        """(GPU block, CPU block) pairs copied before the step computes; likewise `swaps_in`."""
+        """(GPU block, CPU block) pairs copied before the step computes."""
         self.swaps_in: list[tuple[int, int]] = []
+        """(CPU block, GPU block) pairs, copied next."""
         self.batched_tokens = 0
         """Tokens charged to `max_num_batched_tokens`."""
         self.blocked = 0
@@ -141,5 +143,5 @@ class Flight(NamedTuple):
     end_ns: int
     moved: tuple[int, int]
     """Time on the link, and waiting for it."""
-    before: dict[str, int]
-    """The columns of its row that were known when it was composed."""
+    row: bytes
+    """Its row, but for times and who finished (`kvsim.schema.completed_row`)."""

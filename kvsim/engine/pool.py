@@ -44,7 +44,7 @@ class BlockPool:
 
     @property
     def idle(self) -> int:
-        """The same, counted where they wait."""
+        """Blocks that can be taken, counted in the order in which they wait."""
         return len(self._blank)
 
     @property
@@ -53,7 +53,7 @@ class BlockPool:
         return 0
 
     def cached_blocks(self) -> Iterable[int]:
-        """The same blocks by name, in no particular order."""
+        """Free blocks whose content can still be hit, by id, in no particular order."""
         return ()
 
     @property
@@ -266,7 +266,7 @@ class PrefixPool(KeyedPool):
         return blocks
 
     def fill(self, block: int, key: int) -> int:
-        """A block in use became full; answers the block that carries the content from now on."""
+        """A block in use became full; returns the block that carries the content from now on."""
         known = self.block_of.get(key)
         if known is None:
             self._label(block, key)

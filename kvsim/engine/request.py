@@ -24,16 +24,19 @@ WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 
 
 class Stream(Protocol):
-    """Identity of the blocks of one token stream (prompt, then output).
-
-    It may also have `contents(first, last, block_size)`: like `keys`, but equal values mean the
-    same tokens in a block, whatever is before it.
-    """
+    """Identity of the blocks of one token stream (prompt, then output)."""
 
     def keys(self, first: int, last: int, block_size: int) -> Seq[int]:
         """Keys of the full blocks `first .. last - 1` of `block_size` tokens.
 
         Equal keys mean: the same tokens in this block *and* in everything before it.
+        """
+        ...
+
+    def contents(self, first: int, last: int, block_size: int) -> Seq[int]:
+        """Contents of the same blocks: equal ones mean the same tokens, whatever is before them.
+
+        Their keys, where tokens are known by their prefix only.
         """
         ...
 
@@ -188,7 +191,7 @@ class Request:
         """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = -1
-        """When the client wanted to send it; -1: not yet; likewise below."""
+        """When the client wanted to send it; -1: not yet, as for all times below."""
         self.client_queue_ns = 0
         """Wait for one of the client's `max_concurrency` slots, before `arrival_ns`."""
         self.arrival_ns = -1
@@ -204,7 +207,7 @@ class Request:
         self.cached_tokens = 0
         """Prompt tokens whose computation a prefix hit saved at the first admission."""
         self.recached_tokens = 0
-        """The same at later admissions, after a recompute preemption."""
+        """Tokens whose computation prefix hits saved at later admissions, after preemptions."""
         self.lost_tokens = 0
         """Most tokens whose KV a recompute preemption threw away."""
         self.recomputed_tokens = 0

@@ -83,6 +83,10 @@ class Scheduler:
         """Give a request that only decodes slots for its next token; there are blocks for it."""
         batch.grow(request)
 
+    def run_one(self, batch: Batch, request: Request) -> None:
+        """Put a request that only decodes, and has its slots, into the plan."""
+        batch.run_decode(request)
+
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
         """These requests, in running order, have their last token: end them.
 

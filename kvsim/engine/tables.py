@@ -44,7 +44,7 @@ class Tables:
     full_hit = FULL_HITS["last-block"]
     """How it shares prefixes, if it does."""
     lockstep = ""
-    """How it serves requests that decode together (`kvsim.batch.lockstep`): `COUNTED`, by
+    """How it serves requests that decode together (`kvsim.fast.cohort`): `COUNTED`, by
     number; `NAMED`, by visiting those whose tables change; empty: not at all."""
     swaps = True
     """Whether its tables can move to the CPU pool."""
@@ -114,7 +114,7 @@ class Tables:
         return []
 
     def hit_tokens(self, sequence: Sequence, hits: list[int]) -> int:
-        """Tokens whose computation `hits`, as `match` answered, would save."""
+        """Tokens whose computation `hits`, the blocks that `match` returned, would save."""
         return min(len(hits) * self.block_size, sequence.length - self.full_hit.least)
 
     def own_blocks(self, sequence: Sequence) -> int:
@@ -125,11 +125,6 @@ class Tables:
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         """Free blocks that `hold` (no table yet) or `extend` would use up, for `upto` tokens."""
         return max(-(-upto // self.block_size) - len(hits) - len(sequence.table), 0)
-
-    @property
-    def plain_growth(self) -> bool:
-        """Whether its rule of growth is one of `GROWTH`."""
-        return self._growth in GROWTH.values()
 
     @property
     def stranded(self) -> int:
@@ -157,7 +152,7 @@ class Tables:
         self._filled(sequence)
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
-        """Give a sequence without a table `hits`, as `match` answered, and slots up to `upto`.
+        """Give a sequence without a table `hits`, which `match` returned, and slots up to `upto`.
 
         Hits may reach further than `upto`.
         """
@@ -186,7 +181,7 @@ class Tables:
         return True
 
     def append(self, sequence: Sequence) -> Pairs:
-        """Slots for the known tokens that have none; answers the copies on write."""
+        """Slots for the known tokens that have none; returns the copies on write."""
         size, table = self.block_size, sequence.table
         length, filled = sequence.length, sequence.filled
         if length > len(table) * size:
@@ -221,7 +216,7 @@ class Tables:
         sequence.filled = 0
 
     def fork(self, parent: Sequence, child: Sequence) -> Pairs:
-        """Let `child` hold what `parent` holds; answers the blocks copied at once."""
+        """Let `child` hold what `parent` holds; returns the blocks copied at once."""
         child.table = list(parent.table)
         child.filled = parent.filled
         child.published = parent.published
@@ -231,15 +226,15 @@ class Tables:
         return []
 
     def swap_out(self, sequences: Iterable[Sequence]) -> Pairs:
-        """Move tables to the CPU pool; answers the copies."""
+        """Move tables to the CPU pool; returns the copies."""
         return self._swap(sequences, self.gpu, self.cpu, -1)
 
     def swap_in(self, sequences: Iterable[Sequence]) -> Pairs:
-        """Move tables back to the GPU pool; answers the copies."""
+        """Move tables back to the GPU pool; returns the copies."""
         return self._swap(sequences, self.cpu, self.gpu, 1)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
-        """Note that a sequence is in the batch; answers its leading tokens with known KV."""
+        """Note that a sequence is in the batch; returns how many of its leading tokens have KV."""
         sequence.access_ns = now_ns
         return 0
 
@@ -250,16 +245,18 @@ class Tables:
         """The step is composed."""
 
     def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
-        """Take so many `blocks`, `lent` of which are taken already, for sequences that decode
-        together; so many `tokens` of them are in these blocks or others."""
+        """Sequences that decode together open `blocks` new blocks and fill `tokens` slots.
+
+        `lent`: how many of the blocks `lend_together` has taken for them already.
+        """
         raise NotImplementedError
 
     def lend_together(self, blocks: int) -> None:
-        """Take so many blocks beforehand."""
+        """Take `blocks` blocks for sequences that decode together, before `open_together`."""
         raise NotImplementedError
 
     def recount(self, sequence: Sequence) -> None:
-        """A sequence that `open_together` served has `filled` slots now."""
+        """Give a sequence that `open_together` served a table for the slots that it has filled."""
 
     # -- what a manager may do otherwise --------------------------------------------------------
 

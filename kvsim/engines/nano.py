@@ -107,7 +107,7 @@ class Nano(Scheduler):
         return tokens == missing
 
     def _decodes(self, batch: Batch) -> None:
-        """One token for the first `max_num_seqs` running requests, those behind giving way."""
+        """One token for the first `max_num_seqs` running requests, the later ones giving way."""
         running, plan = batch.running, batch.plan
         place = 0
         while place < len(running) and place < self.max_num_seqs:
@@ -125,8 +125,8 @@ class Nano(Scheduler):
         blocks, running = batch.blocks, batch.running
         request = running[place]
         while blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
-            behind = tuple(islice(running, place + 1, None)) or (request,)
-            victim = self.victim(behind, blocks)
+            candidates = tuple(islice(running, place + 1, None)) or (request,)
+            victim = self.victim(candidates, blocks)
             running.remove(victim)
             batch.preempt(victim)
             self.requeue(batch.waiting, victim)

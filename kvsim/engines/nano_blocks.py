@@ -295,7 +295,7 @@ class NanoTables2025(NanoTables):
         """Contents, or keys where the stream knows no more: then no hit is stale."""
         stream = sequence.identities(last * self.block_size)
         assert stream is not None, "block identities are needed"
-        return list(getattr(stream, "contents", stream.keys)(first, last, self.block_size))
+        return list(stream.contents(first, last, self.block_size))
 
 
 _ROOT = -1

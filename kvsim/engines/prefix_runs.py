@@ -98,7 +98,7 @@ class RunPool(CountPool):
         return hits, missing
 
     def release(self, units: list[tuple[int, int]]) -> int:
-        """One table less holds them; answers how many blocks that are."""
+        """One table less holds them; returns how many blocks they are."""
         resident, holders, idle = self.resident, self.holders, self._idle
         number = 0
         for unit, blocks in reversed(units):

@@ -155,8 +155,8 @@ class Vllm033(Scheduler):
         running = batch.running
         request = running[place]
         while count(request, RUNNING) > batch.blocks.gpu.free:
-            behind = tuple(islice(running, place + 1, None)) or (request,)
-            victim = self.victim(behind, batch.blocks)
+            candidates = tuple(islice(running, place + 1, None)) or (request,)
+            victim = self.victim(candidates, batch.blocks)
             self._preempt(batch, victim)
             running.remove(victim)
             if victim is request:

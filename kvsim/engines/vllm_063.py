@@ -75,7 +75,6 @@ class Vllm063(Scheduler):
         self.longest_sequence = max_model_len + 1
         self._tokens = 0
         self._seqs = 0
-        self._together = 0
         self._check()
         self._start()
 
@@ -101,7 +100,7 @@ class Vllm063(Scheduler):
     def compose(self, batch: Batch, now_ns: int) -> Plan:
         """Decide what the next step does."""
         plan = batch.begin(now_ns)
-        self._tokens = self._seqs = self._together = 0
+        self._tokens = self._seqs = 0
         if self.chunked:
             self._compose_chunked(batch)
         else:
@@ -197,7 +196,7 @@ class Vllm063(Scheduler):
     def _running(
         self, batch: Batch, victims: list[Request], swapped_out: list[Request]
     ) -> list[tuple[Request, int]]:
-        """Let running requests grow, those behind giving way where blocks run out."""
+        """Let running requests grow; later ones give way where blocks run out."""
         scheduled: list[tuple[Request, int]] = []
         running = batch.others
         self._begin_running(batch)
@@ -249,11 +248,11 @@ class Vllm063(Scheduler):
             (swapped_out if means == "swap" else victims).append(victim)
 
     def _lead(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
-        """The same, all at once, for the leading requests that only decode."""
+        """Let the leading requests that only decode grow, all at once."""
         give_way: GiveWay | None = None
         if self.victim is tail:
             give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
-        self._together = number = batch.decode_together(self, give_way, batch.blocks.spare_block)
+        number = batch.decode_together(self, give_way, batch.blocks.spare_block)
         self._tokens += number
         if self.chunked:
             self._seqs += number
@@ -272,7 +271,7 @@ class Vllm063(Scheduler):
                 batch.run_decode(request, tokens)
         for request, tokens in prefills:
             _prefill(batch, request, tokens, tokens)
-        batch.run_together(self._together)
+        batch.run_together(self)
         for request, tokens in decodes:
             if request.sequences[0].prompt_stage:
                 _prefill(batch, request, tokens, tokens)
@@ -449,8 +448,8 @@ class Vllm063Async(Vllm063):
         if not len(batch):
             self._process_pending(batch)
 
-    def take_tests_for_done(self) -> None:
-        """Forget whose end is still to be tested: all of them go on."""
+    def skip_stop_test(self) -> None:
+        """Skip the stop test of the last step: none of its requests has ended."""
         self._pending.clear()
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:

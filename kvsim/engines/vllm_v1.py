@@ -68,7 +68,7 @@ class VllmV1(Scheduler):
         self.reserve_full_isl = scheduler_reserve_full_isl
         """Whether an admission must find blocks for the whole known sequence, not its chunk."""
         self.long_prefill_token_threshold = long_prefill_token_threshold
-        self._budget = self._together = 0
+        self._budget = 0
 
     def arrive(self, batch: Batch, request: Request) -> None:
         """Take a request in, or turn it away if its prompt leaves no room for a token."""
@@ -102,11 +102,9 @@ class VllmV1(Scheduler):
         extend, size = blocks.extend, blocks.block_size
         shares = blocks.needs_keys and not blocks.publish_at.computed
         budget = self.max_num_batched_tokens
-        self._together = 0
         if self.victim is tail:
             # Another victim could be one that the step has scheduled already.
-            self._together = batch.decode_together(self, partial(self._preempt, batch))
-            budget -= self._together
+            budget -= batch.decode_together(self, partial(self._preempt, batch))
         for request in tuple(batch.others):
             if budget == 0:
                 break
@@ -179,16 +177,15 @@ class VllmV1(Scheduler):
         admitted: list[tuple[Request, int, int]],
     ) -> None:
         """Put the batch into the plan: running requests in order, then those admitted."""
-        batch.run_together(self._together)
+        batch.run_together(self)
         for request, tokens in running.items():
             sequence = request.sequences[0]
-            computed = sequence.computed
-            known = sequence.length + sequence.placeholders
-            if computed == known - 1:
-                batch.run_token(request, known)
+            if sequence.computed == sequence.length + sequence.placeholders - 1:
+                self.run_one(batch, request)
             else:
+                computed = sequence.computed + tokens
                 batch.run_prefill(request, tokens)
-            sequence.computed = computed + tokens
+                sequence.computed = computed
         for request, saved, tokens in admitted:
             batch.run_prefill(request, saved + tokens, charged=tokens)
             request.sequences[0].computed = saved + tokens
@@ -247,6 +244,13 @@ class VllmV1(Scheduler):
         sequence = request.sequences[0]
         known = sequence.length + sequence.placeholders
         return sequence.computed == known - 1 and known != request.input_length
+
+    def run_one(self, batch: Batch, request: Request) -> None:
+        """Put a request that only decodes, and has its slots, into the plan."""
+        sequence = request.sequences[0]
+        known = sequence.length + sequence.placeholders
+        batch.run_token(request, known)
+        sequence.computed = known
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
         """End requests that decode together with others."""

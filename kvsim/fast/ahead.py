@@ -13,9 +13,9 @@ from __future__ import annotations
 from sys import maxsize
 
 from kvsim.engine.plan import Flight, Plan
-from kvsim.fast.course import MOST_STEPS, Course, with_blocks
+from kvsim.fast.course import MOST_STEPS, Course
 from kvsim.fast.prompts import asked_tokens
-from kvsim.schema import step_row
+from kvsim.schema import completed_row, step_row
 
 
 class Ahead:
@@ -34,7 +34,7 @@ class Ahead:
         """
         course, batch, cohort = self._course, self._course.batch, self._course.cohort
         scheduler, steps, number, context = course.scheduler, 0, 0, 0
-        plan, start_ns, end_ns, _, before = flight
+        plan, start_ns, end_ns, _, row = flight
         batch.now_ns, course.ended = now_ns, []
         cohort.recruit(scheduler)
         while (blocked := self._goes_on()) >= 0:
@@ -45,10 +45,10 @@ class Ahead:
                 scheduler.settle(batch, plan, end_ns)
             elif ended := cohort.book(number):
                 scheduler.last_tokens(batch, ended)
-            row = step_row(start_ns=start_ns, end_ns=end_ns, finished=len(batch.ended), **before)
+            row = completed_row(row, start_ns, end_ns, finished=len(batch.ended))
             course.recorder.packed(row)
             steps += 1
-            number, before, start_ns = decodes, composed, end_ns
+            number, row, start_ns = decodes, composed, end_ns
             end_ns += course.cost.decode_ns(decodes, context)
             if batch.ended:
                 course.ended += batch.ended
@@ -65,22 +65,28 @@ class Ahead:
         plan.decode_seqs = plan.batched_tokens = plan.samples = number
         plan.context_tokens = context
         cohort.flying.append(plan)
-        return steps, Flight(plan, start_ns, end_ns, (0, 0), before)
+        return steps, Flight(plan, start_ns, end_ns, (0, 0), row)
 
-    def _compose(self, decodes: int, context_tokens: int, blocked: int) -> dict[str, int]:
-        """Compose a step of so many members; returns the columns of its row."""
+    def _compose(self, decodes: int, context_tokens: int, blocked: int) -> bytes:
+        """Compose a step of so many members; returns its row, but for times and who finishes."""
         batch, cohort = self._course.batch, self._course.cohort
         cohort.grow(self._course.scheduler, decodes)
         cohort.compose(decodes)
         if blocked:
             batch.waiting[0].blocked_steps += 1
-        return with_blocks(
-            batch.blocks.census(),
+        used, cached, free, cpu, empty, stranded = batch.blocks.census()
+        return step_row(
             decode_seqs=decodes,
             context_tokens=context_tokens,
             batched_tokens=decodes,
             waiting=len(batch.waiting),
             running=len(cohort.requests),
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=free,
+            cpu_used_blocks=cpu,
+            empty_slots=empty,
+            stranded_blocks=stranded,
             blocked=blocked,
         )
 

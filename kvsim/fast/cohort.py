@@ -108,6 +108,10 @@ class Cohort:
         self._places = 0
         self.given = 0
         """Blocks of the step being composed that were given out before somebody made room."""
+        self.grown = 0
+        """Members that have slots for the step being composed, and are not in its plan yet."""
+        self._parted: list[Request] = []
+        """Members that left meanwhile."""
         self.together_steps = 0
         """Steps that the cohort took part in."""
         self.dissolutions = 0
@@ -125,6 +129,7 @@ class Cohort:
 
     def decode(self, scheduler: Scheduler, give_way: GiveWay | None, spare: bool) -> int:
         """Slots for one more token of each member (`Batch.decode_together`)."""
+        assert not (self.grown or self._parted), "run_together was forgotten"
         if self.ahead:
             self.seat()
         self.recruit(scheduler)
@@ -134,12 +139,22 @@ class Cohort:
         if not number:
             return 0
         self.grow(scheduler, number)
-        plan = self.batch.plan
-        plan.decode_seqs += number
-        plan.context_tokens += self.context_tokens
-        self.compose(number)
-        self.flying.append(plan)
+        self.grown = number
         return number
+
+    def run(self, scheduler: Scheduler) -> None:
+        """Put the members that have grown into the plan (`Batch.run_together`)."""
+        batch, number = self.batch, self.grown
+        for request in self._parted:
+            scheduler.run_one(batch, request)
+        self._parted, self.grown = [], 0
+        if number:
+            plan = batch.plan
+            plan.run_together(number, self.members)
+            plan.decode_seqs += number
+            plan.context_tokens += self.context_tokens
+            self.compose(number)
+            self.flying.append(plan)
 
     def settle(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
         """The tokens of a step exist (`Batch.settle_together`)."""
@@ -341,32 +356,41 @@ class Cohort:
 
     def part_with(self, request: Request) -> None:
         """Bring a member up to date, its block table included, and let it leave."""
+        grown = self.grown and request not in self.sitting
         self.leave(request)
-        self.blocks.recount(request.sequences[0])
+        sequence = request.sequences[0]
+        if grown:
+            sequence.filled += 1
+            self._parted.append(request)
+            self.grown -= 1
+        self.blocks.recount(sequence)
 
     def leave(self, request: Request) -> None:
         """Bring a member up to date, but for its block table, and let it leave: it is about to give
         its blocks back."""
         member = self.requests.pop(request)
-        joined, composed = member.joined, self.composed
-        if request in self.sitting:
+        joined, composed, settled = member.joined, self.composed, self.settled
+        sequence = request.sequences[0]
+        sequence.__class__, sequence.member = Sequence, None
+        if self.sitting and request in self.sitting:
             del self.sitting[request]
             composed = member.last
         else:
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + composed - joined
-        steps = composed - joined
-        settled = max(0, min(self.settled, composed) - joined)
-        if request in self.lingering:
+        if self.lingering and request in self.lingering:
             self.lingering.remove(request)
-        sequence = self.wake(request)
-        sequence.length += settled
-        sequence.computed += steps if self.counts_composed else settled
+        steps = composed - joined
         sequence.filled = member.filled + steps
         if steps:
             sequence.access_ns = self.composed_ns
-        if settled:
+        settled = (settled if settled < composed else composed) - joined
+        if settled > 0:
+            sequence.length += settled
             sequence.last_token_ns = self.token_ns
+        else:
+            settled = 0
+        sequence.computed += steps if self.counts_composed else settled
         if steps > settled:
             if self.ahead:
                 sequence.placeholders += steps - settled
@@ -383,7 +407,8 @@ class Cohort:
             joined, steps = member.joined, self.composed - member.joined
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
-            sequence = self.wake(request)
+            sequence = request.sequences[0]
+            sequence.__class__, sequence.member = Sequence, None
             sequence.length += member.last - joined
             sequence.computed += member.last - joined
             sequence.filled = member.filled + steps
@@ -391,14 +416,6 @@ class Cohort:
             self.batch.complete(request)
         self.lingering = []
         return parting
-
-    @staticmethod
-    def wake(request: Request) -> Sequence:
-        """From now on, the fields of the request's sequence are what is written into them."""
-        sequence = request.sequences[0]
-        sequence.__class__ = Sequence
-        sequence.member = None
-        return sequence
 
 
 def _slot(name: str) -> Any:
@@ -430,6 +447,11 @@ class MemberSequence(Sequence):
         return composed - member.joined, max(0, settled)
 
     @property
+    def _has_grown(self) -> bool:
+        cohort = self.member.cohort
+        return cohort.grown > 0 and self.request not in cohort.sitting
+
+    @property
     def _coming(self) -> int:
         composed, settled = self._steps
         return composed - settled if self.member.cohort.ahead else 0
@@ -459,7 +481,7 @@ class MemberSequence(Sequence):
     access_ns = property(
         lambda self: self.member.cohort.composed_ns if self._steps[0] else _ACCESS_NS.__get__(self)
     )
-    filled = property(lambda self: self.member.filled + self._steps[0])
+    filled = property(lambda self: self.member.filled + self._steps[0] + self._has_grown)
 
     @property
     def table(self) -> list[int]:  # type: ignore[override]

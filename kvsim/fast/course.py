@@ -12,13 +12,9 @@ from kvsim.engine.scheduler import Scheduler
 from kvsim.fast.cohort import Cohort
 from kvsim.fast.known import Terms
 from kvsim.records.recorder import Recorder
-from kvsim.schema import step_row
 
 MOST_STEPS = 10_000
 """Steps in a row, so that somebody who watches the clock sees it move."""
-
-Census = tuple[int, int, int, int, int, int]
-"""Where the blocks are (`Tables.census`)."""
 
 
 class Course:
@@ -89,11 +85,10 @@ class Course:
             self.ignored += 1
         return self.ignored > before
 
-    def record(self, start_ns: int, end_ns: int, census: Census, **counts: int) -> None:
-        """Record a step; how many were given up is known here."""
-        counts["ignored"], self.ignored = self.ignored, 0
-        columns = with_blocks(census, **counts)
-        self.recorder.packed(step_row(start_ns=start_ns, end_ns=end_ns, **columns))
+    def take_ignored(self) -> int:
+        """How many were given up in the step that is recorded now."""
+        ignored, self.ignored = self.ignored, 0
+        return ignored
 
     def decodes_fit(self) -> bool:
         """Whether there are blocks for a decode step of the cohort."""
@@ -106,15 +101,3 @@ class Course:
         return left > 0 or (
             not left and (not self.terms.spare or next(reversed(members)) in opening)
         )
-
-
-def with_blocks(census: Census, **columns: int) -> dict[str, int]:
-    """Columns of the row of a step, those of where the blocks are included."""
-    used, cached, free, cpu, empty, stranded = census
-    columns["used_blocks"] = used
-    columns["cached_blocks"] = cached
-    columns["free_blocks"] = free
-    columns["cpu_used_blocks"] = cpu
-    columns["empty_slots"] = empty
-    columns["stranded_blocks"] = stranded
-    return columns

@@ -19,7 +19,7 @@ from math import inf
 from operator import sub
 
 from kvsim.engine.request import Request
-from kvsim.fast.course import Course, with_blocks
+from kvsim.fast.course import Course
 from kvsim.fast.known import Terms
 from kvsim.schema import step_row
 
@@ -58,17 +58,23 @@ class Decodes:
         if not steps:
             return 0
         ended = cohort.due(first + steps) if steps == due else []
-        columns = with_blocks(
-            census,
+        used, cached, free, cpu, empty, stranded = census
+        row = step_row(
+            start_ns=start_ns,
             decode_seqs=number,
             context_tokens=cohort.context_tokens,
             batched_tokens=number,
             waiting=len(batch.waiting),
             running=number,
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=free,
+            cpu_used_blocks=cpu,
+            empty_slots=empty,
+            stranded_blocks=stranded,
             blocked=blocked,
             finished=0 if cohort.lingers else len(ended),
         )
-        row = step_row(start_ns=start_ns, end_ns=0, **columns)
         course.recorder.decodes(row, ends_ns, opened)
         self._taken(ends_ns, opened)
         if blocked:
@@ -103,7 +109,7 @@ class Decodes:
         return ends_ns, opened
 
     def _long(self, floor_blocks: int, cut_ns: float, steps: int) -> tuple[list[int], list[int]]:
-        """The same all at once; none where there are few steps, or blocks may lack."""
+        """As `_short`, all steps at once; empty where there are few, or blocks may run short."""
         cohort, course = self._cohort, self._course
         number, size, start_ns = len(cohort.requests), cohort.size, self._batch.now_ns
         last_ns, within = cohort.token_ns - cohort.composed_ns, None
@@ -169,24 +175,32 @@ class Decodes:
         cohort.grow(course.scheduler, number)
         cohort.compose(number)
         running = number - course.farewell() if cohort.lingering else number
-        waiting, census = len(batch.waiting), batch.blocks.census()
+        waiting = len(batch.waiting)
+        used, cached, free, cpu, empty, stranded = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.decode_ns(number, context)
         ended = cohort.book(running)
         if ended:
             course.end(ended)
-        course.record(
-            start_ns,
-            end_ns,
-            census,
+        row = step_row(
+            start_ns=start_ns,
+            end_ns=end_ns,
             decode_seqs=number,
             context_tokens=context,
             batched_tokens=number,
             preempted_recompute=len(plan.preempted),
+            ignored=course.take_ignored(),
             waiting=waiting,
             running=running,
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=free,
+            cpu_used_blocks=cpu,
+            empty_slots=empty,
+            stranded_blocks=stranded,
             blocked=blocked,
             finished=len(batch.ended),
         )
+        course.recorder.packed(row)
         return 1
 
     def _give_way(self, terms: Terms, victim: Request) -> None:

@@ -30,12 +30,19 @@ from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.rules.means import by_width, recompute
 from kvsim.rules.victims import tail
 
-AT_BOUNDARIES = frozenset({"__init__", "arrive", "compose"})
-"""Methods of a scheduler that are called between steps, when everything can be looked at. A class
-may override them and have a cohort all the same."""
+_PROMPTS = {"_prompts", "_saved", "_hindrance", "_never", "turns_away", "refusal"}
 
-SCHEDULERS: tuple[type[Scheduler], ...] = (Vllm063Async, Vllm063, VllmV1Async, VllmV1, Scheduler)
-"""Classes whose other methods a cohort stands for."""
+FREE: dict[type[Scheduler], frozenset[str]] = {
+    Vllm063Async: frozenset(_PROMPTS),
+    Vllm063: frozenset(_PROMPTS),
+    VllmV1Async: frozenset({"_admitted", "refusal"}),
+    VllmV1: frozenset({"_admitted", "refusal"}),
+    Scheduler: frozenset(),
+}
+"""Scheduler → methods that say nothing about requests that decode together, beside those that any
+class may override (`ANYWHERE`) and have a cohort all the same. It stands for all others."""
+
+ANYWHERE = frozenset({"__init__", "arrive", "compose"})
 
 MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
 """Block managers with names whose tables a cohort may leave alone until a block is opened or
@@ -78,8 +85,11 @@ class Terms(NamedTuple):
 
 def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
     """Why requests cannot decode together; empty: they can."""
-    known = next((each for each in SCHEDULERS if isinstance(scheduler, each)), None)
-    if known is None or _overridden(scheduler, known) - AT_BOUNDARIES:
+    known = next(each for each in FREE if isinstance(scheduler, each))
+    free = FREE[known] | ANYWHERE
+    if isinstance(scheduler, Vllm063) and scheduler.chunked:
+        free = ANYWHERE  # Prompts come in while the running requests are off their queue.
+    if _overridden(scheduler, known) - free:
         return "the scheduler is a class of its own"
     if blocks.lockstep == COUNTED and type(blocks) in COUNTED_CLASSES:
         return ""
@@ -87,8 +97,6 @@ def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
         return "the block manager serves requests one by one"
     if not any(type(blocks) is each for each in MANAGERS):
         return "the block manager is a class of its own"
-    if not blocks.plain_growth:
-        return "the growth rule is a function of its own"
     return ""
 
 
@@ -123,7 +131,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         if batch.swapped or batch.aside:
             return False
         if isinstance(scheduler, Vllm063Async):
-            scheduler.take_tests_for_done()
+            scheduler.skip_stop_test()
         return True
 
     return Terms(

@@ -15,6 +15,7 @@ from kvsim.engine.batch import Endings
 from kvsim.engine.request import RUNNING, Request
 from kvsim.fast.course import Course
 from kvsim.fast.known import Terms
+from kvsim.schema import step_row
 
 Chunk = tuple[Request, int]
 """A request, and the tokens of it that a step takes on."""
@@ -47,32 +48,45 @@ class Prompts:
         running = len(cohort.requests) + len(batch.others)
         continued = self._continued() if batch.others else []
         admitted = self._admit(running) if batch.waiting else []
+        # In batch order.
         first, then = (admitted, continued) if terms.prompts_first else (continued, admitted)
-        sampling = self._run(first) + self._run(then)
-        computed = sum([tokens for tokens, _ in plan.chunks])
+        computed = self._run(first) if first else 0
+        if then:
+            computed += self._run(then)
         if cohort.lingering:
             running -= course.farewell()
-        waiting, batched, census = len(batch.waiting), plan.batched_tokens, blocks.census()
+        waiting, batched = len(batch.waiting), plan.batched_tokens
+        used, cached, free, cpu, empty, stranded = blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
         ended = cohort.book(len(cohort.requests)) if number else []
-        through = self._sampled(continued + admitted, sampling)
+        through = self._sampled(continued + admitted)
+        if terms.prompts_first and continued and len(through) > 1:
+            # Those admitted are before them in the batch, and behind them in the running queue.
+            through.sort(key=lambda request: request is continued[0][0])
         if through or ended:
             course.end(through + ended if terms.prompts_first else ended + through)
-        course.record(
-            start_ns,
-            end_ns,
-            census,
+        row = step_row(
+            start_ns=start_ns,
+            end_ns=end_ns,
             prefill_seqs=len(plan.chunks),
             prefill_tokens=computed,
             cached_tokens=batched - number - computed,
             decode_seqs=number,
             context_tokens=plan.context_tokens,
             batched_tokens=batched,
+            ignored=course.take_ignored(),
             waiting=waiting,
             running=running + len(admitted),
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=free,
+            cpu_used_blocks=cpu,
+            empty_slots=empty,
+            stranded_blocks=stranded,
             blocked=plan.blocked,
             finished=len(batch.ended),
         )
+        course.recorder.packed(row)
         return 1
 
     def are_simple(self, left: int) -> bool:
@@ -110,10 +124,24 @@ class Prompts:
         batch, course = self._batch, self._course
         if blocked:
             batch.waiting[0].blocked_steps += 1
-        start_ns, waiting, census = batch.now_ns, len(batch.waiting), batch.blocks.census()
+        start_ns, waiting = batch.now_ns, len(batch.waiting)
+        used, cached, free, cpu, empty, stranded = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(course.begin())
-        finished = len(batch.ended)
-        course.record(start_ns, end_ns, census, waiting=waiting, blocked=blocked, finished=finished)
+        row = step_row(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            ignored=course.take_ignored(),
+            waiting=waiting,
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=free,
+            cpu_used_blocks=cpu,
+            empty_slots=empty,
+            stranded_blocks=stranded,
+            blocked=blocked,
+            finished=len(batch.ended),
+        )
+        course.recorder.packed(row)
         return 1
 
     def _continued(self) -> list[Chunk]:
@@ -170,10 +198,10 @@ class Prompts:
         plan.batched_tokens = tokens
         return admitted
 
-    def _run(self, chunks: list[Chunk]) -> list[Request]:
-        """Put chunks into the plan; returns who has a token sampled, in this order."""
+    def _run(self, chunks: list[Chunk]) -> int:
+        """Put chunks into the plan; returns how many of their tokens are computed."""
         batch, plan, keyed = self._batch, self._course.plan, self._batch.blocks.needs_keys
-        sampling = []
+        computed = 0
         for request, tokens in chunks:
             sequence = request.sequences[0]
             before = sequence.computed
@@ -181,36 +209,37 @@ class Prompts:
             if keyed or request.num_preemptions:
                 cached, samples = batch.take_on(request, sequence, tokens)
             plan.chunks.append((tokens - cached, before + cached))
-            if samples:
-                sampling.append(request)
-        plan.samples += len(sampling)
-        return sampling
+            plan.samples += samples
+            computed += tokens - cached
+        return computed
 
-    def _sampled(self, chunks: list[Chunk], sampling: list[Request]) -> list[Request]:
-        """The chunks of a step, in running order, are computed: who is through its prompt joins
-        the cohort.
+    def _sampled(self, chunks: list[Chunk]) -> list[Request]:
+        """The chunks of a step, in running order, are computed: who is through its prompt has a
+        token, and joins the cohort.
 
-        Returns who of `sampling` has its last token with the first, in that order.
+        Returns who has its last token with the first.
         """
         batch, cohort, left = self._batch, self._cohort, self._endings.left
-        others, ended, through = batch.others, set[Request](), set(sampling)
+        others, together = batch.others, batch.now_ns == cohort.token_ns
+        ended = []
         for request, tokens in chunks:
             sequence = request.sequences[0]
             sequence.computed += tokens
             if others and others[0] is request:
                 others.popleft()
-            if request in through:
+            samples = sequence.computed == sequence.length
+            if samples:
                 sequence.prompt_stage = False
-                batch.token(sequence)
+                batch.add_token(sequence)
                 more = left(sequence)
                 if more > 0 and not (others and cohort.lingers):
-                    cohort.join(request, sequence, more, batch.now_ns != cohort.token_ns)
+                    cohort.join(request, sequence, more, not together)
                     continue
                 if more <= 0:
-                    ended.add(request)
-            if request not in through or cohort.lingers:
+                    ended.append(request)
+            if not samples or cohort.lingers:
                 others.append(request)
-        return [request for request in sampling if request in ended]
+        return ended
 
 
 def asked_tokens(terms: Terms, length: int, tokens: int) -> int:

@@ -59,7 +59,8 @@ class Repeat:
         if flying:
             steps, flying[0] = self._ahead.take(flying[0], now_ns, min(next_ns, horizon_ns))
             self._why_not = self._ahead.why_not
-            progress.step(False, steps)
+            if steps:
+                progress.steps, progress.idle_steps = progress.steps + steps, 0
         else:
             steps = self._stretch(now_ns, next_ns, horizon_ns, progress)
         if steps:
@@ -78,16 +79,19 @@ class Repeat:
         batch.now_ns, course.ended = now_ns, []
         if not self._may_begin():
             return 0
-        steps = 0
+        steps, idle, tokens = 0, progress.idle_steps, batch.tokens
         while taken := self._steps(min(next_ns, horizon_ns)):
             steps += taken
-            progress.step(bool(batch.ended), taken)
+            if batch.tokens != tokens or batch.ended:
+                tokens, idle = batch.tokens, 0
+            else:
+                idle += taken
             if batch.ended:
                 course.ended += batch.ended
                 batch.ended = []
                 if course.listens:
                     break
-            if batch.now_ns >= horizon_ns or steps >= MOST_STEPS or progress.stuck:
+            if batch.now_ns >= horizon_ns or steps >= MOST_STEPS or idle >= progress.patience_steps:
                 break
             if cohort.lingering and not self._may_part():
                 break
@@ -102,6 +106,7 @@ class Repeat:
             course.untold = []
         if steps:
             batch.busy_until_ns = max(batch.busy_until_ns, batch.now_ns)
+            progress.steps, progress.idle_steps = progress.steps + steps, idle
         return steps
 
     def _may_begin(self) -> bool:

@@ -1,7 +1,7 @@
 """Keeps the books of a run: where the time of its steps and requests went, and its prompt tokens.
 
-Everything is worked out after the run, from its rows and from the log of transitions, and checked:
-parts that do not add up are an error of the simulator.
+Everything is worked out after the run, from its rows and its log of transitions. The parts are
+checked: if they do not add up, the simulator has an error (`AssertionError`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def account_times(
     transitions: Mapping[str, Ints],
     in_flight: int,
 ) -> tuple[Mapping[str, Ints], dict[str, Ints]]:
-    """The columns of `steps` with `KERNELS`, and `TIME_PARTS` of the requests.
+    """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
-    `steps`: the columns of a recorder, which are widened where they are packed; `transitions`: of
-    `kvsim.records.transitions`; `in_flight`: steps that are composed before the oldest is settled.
+    `steps`: the columns of a recorder; packed columns are widened in place. `transitions`: the
+    columns of `kvsim.records.transitions`. `in_flight`: how many steps the engine composes before
+    the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
     run_end_ns = max(
@@ -55,8 +56,8 @@ def account_times(
     else:
         split = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *book.pieces()])
         steps = {**steps, **{name: split[:, place] for place, name in enumerate(KERNELS)}}
-    laid = time.Laid(starts, until, why)
-    parts = time.split_requests(spells, copies, laid, book.sums(), len(ended))
+    step_times = time.StepTimes(starts, until, why)
+    parts = time.split_requests(spells, copies, step_times, book.sums(), len(ended))
     check_sums("a request", parts, TIME_PARTS, ended - requests["arrival_ns"])
     return steps, parts
 
@@ -69,7 +70,7 @@ def account_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of the requests of a run with prefix caching.
 
-    `withheld`: tokens at the end of a prompt that are not looked up (`blocks.sharing.FullHit`).
+    `withheld`: tokens at the end of a prompt that are never looked up (`blocks.sharing.FullHit`).
     """
     parts = split_prompts(requests, transitions, Rules(block_size, withheld))
     admitted = [r.input_length if r.first_scheduled_ns >= 0 else 0 for r in requests]
@@ -80,7 +81,7 @@ def account_prompts(
 def check_sums(
     whose: str, columns: Mapping[str, Any], names: Sequence[str], wholes: NDArray[np.int64]
 ) -> None:
-    """Assert that the columns `names` hold nothing negative and add up to `wholes`."""
+    """Assert that the columns `names` are nowhere negative and add up to `wholes`."""
     total = np.zeros(len(wholes), dtype=np.int64)
     for name in names:
         assert int(np.min(columns[name], initial=0)) >= 0, f"{name} of {whose} is negative"
@@ -90,7 +91,7 @@ def check_sums(
 
 
 class _Book:
-    """Goes through the steps once, piece by piece."""
+    """Goes through the steps once, piece by piece, and keeps the sums that are asked for."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class _Book:
             yield self._piece(first, last)
 
     def sums(self) -> time.Sums:
-        """Once all pieces are done."""
+        """The sums that were kept; complete once all pieces have been read."""
         return time.Sums(self._asked, self._before)
 
     def _piece(self, first: int, last: int) -> Ints:
@@ -124,7 +125,7 @@ class _Book:
         assert (split.sum(axis=1) == computing).all(), "the kernels of a step do not add up"
         host = split[:, KERNELS.index("host_ns")]
         alone = kernels.alone_ns(self._cost, work, computing, host)
-        # A step without decodes is in the way with its host part, too.
+        # In a step without decodes, the host time counts as interference as well.
         others = np.where(work.decode_seqs > 0, computing - host - alone, computing)
         columns = {name: rows.part(name, first, last) for name in _NAMES}
         table = time.table(
@@ -139,7 +140,7 @@ class _Book:
         return split
 
     def _keep(self, table: Ints, first: int) -> None:
-        """Note the sums before those of these steps, and behind the last, that are asked for."""
+        """Keep the sums before each of these steps and after the last, where asked for."""
         sums = np.concatenate((self._total[None], self._total + np.cumsum(table, axis=0)))
         low, high = np.searchsorted(self._asked, (first, first + len(sums)))
         self._before[low:high] = sums[self._asked[low:high] - first]

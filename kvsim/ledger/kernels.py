@@ -1,9 +1,9 @@
 """Splits the time of every step by kernel, after the run, from its row.
 
-The cost model says what each term of a step takes (`kvsim.cost.explain`). Terms are cut to whole
-nanoseconds, one after the other as far as the step's time lasts; what is left is attention of
-prompts in a step with prompt tokens, else the host's: it waits where a launch floor held the step
-up. So the parts always add up to the step.
+The cost model explains what each term of a step takes (`kvsim.cost.explain`). The terms are cut to
+whole nanoseconds and filled in one after the other, as far as the step's time lasts. What is left
+is prompt attention in a step with prompt tokens. In all other steps it is host time: the host waits
+where a kernel launch floor held the step up. So the parts always add up to the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
 
 
 class Rows:
-    """Columns of steps, cut into pieces: a long run is never in memory as a whole."""
+    """Columns of steps, read in pieces, so that a long run is never in memory as a whole."""
 
     def __init__(self, steps: Mapping[str, Any]) -> None:
         self._steps = steps
@@ -56,8 +56,8 @@ def samples_of(
 ) -> Ints:
     """Rows of logits that each step computed: one per decoding sequence and completed prompt.
 
-    vLLM V1 decodes the last token of a prompt if a chunk leaves one alone; such a step may get one
-    too many, if it has chunks of others.
+    vLLM V1 runs the last token of a prompt as a decode where a chunk leaves it alone. Such a step
+    may be counted one row too many if it has chunks of other requests.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
     samples: Ints = steps["decode_seqs"].copy()
@@ -65,8 +65,10 @@ def samples_of(
     rows = np.searchsorted(ends, first[first >= 0], side="left")
     resumed = transitions["kind"] == RESUMED
     again = np.searchsorted(starts, transitions["time_ns"][resumed], side="right") - 1
-    who = transitions["request"][resumed]
-    known = (again >= 0) & (first[who] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
+    request = transitions["request"][resumed]
+    known = (
+        (again >= 0) & (first[request] != ends[again]) if len(again) else np.zeros(0, dtype=bool)
+    )
     for places in (rows, again[known]):
         np.add.at(samples, places[places < len(samples)], 1)
     most: Ints = np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
@@ -86,7 +88,7 @@ def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
 
 
 def computing_ns(rows: Rows, first: int, last: int) -> Ints:
-    """Time of steps without swap copies and the wait for the link."""
+    """The time of steps without swap copies and without the wait for the link."""
     start, end, transfer, link_wait = (
         rows.part(name, first, last)
         for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns")
@@ -113,9 +115,9 @@ def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
 
 
 def alone_ns(cost: object, work: Work, computing: Ints, host: Ints) -> Ints:
-    """Of steps without host: what decodes would take if there were no prompts in them.
+    """What the decodes of each step would take without its prompts, host time excluded.
 
-    Without an explanation by the cost model: by their share of the tokens.
+    A cost model without an explanation gives the decodes their share of the tokens.
     """
     kernels = computing - host
     mixed = (work.decode_seqs > 0) & ((work.prefill_tokens > 0) | (work.prefill_seqs > 0))

@@ -14,9 +14,9 @@ TIME_PARTS = REQUESTS.names(Source.TIME)
 PROMPT_PARTS = ("num_cached_tokens", *REQUESTS.names(Source.PROMPT))
 
 KERNEL_LABELS = STEPS.labels(Source.KERNEL) | STEPS.labels(Source.STEP)
-"""Also of the two columns that make the sum the whole step."""
+"""Labels of the columns that add up to a whole step: its kernels and its other two times."""
 TIME_LABELS = REQUESTS.labels(Source.TIME)
-"""For people; those of times to wait begin with `waiting`."""
+"""Labels for people; those of waiting times begin with `waiting`."""
 PROMPT_LABELS = REQUESTS.labels(Source.REQUEST) | REQUESTS.labels(Source.PROMPT)
 
 WAITING_FOR = dict(zip(BLOCKED, TIME_PARTS, strict=False))

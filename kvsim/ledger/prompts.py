@@ -1,9 +1,9 @@
 """Splits the prompt of every request by where its cache hits went, after the run.
 
-What had been computed when a request was admitted is told by the order of admissions and releases.
-Streams are compared as pieces of tokens, not as blocks: a known piece is an entry that says how far
-it is known, so that a prompt costs as many look-ups as it has pieces, and a prefix that ends within
-a block is seen. What the parts mean: `kvsim.ledger.parts`.
+The order of admissions and releases says what had been computed when a request was admitted.
+Streams are compared as pieces of tokens rather than as blocks. Each known piece has an entry that
+says how far it is known. So a prompt costs as many look-ups as it has pieces, and a prefix that
+ends within a block is seen. The meaning of the parts: `kvsim.ledger.parts`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsim.workload.pieces import Piece
 Ints = NDArray[np.int64]
 
 _RELEASE, _ADMISSION = range(2)
-"""At one instant blocks are released before requests are admitted."""
+"""Order of events at one instant: blocks are released before requests are admitted."""
 
 
 class Rules(NamedTuple):
@@ -35,14 +35,14 @@ class Rules(NamedTuple):
 
 
 class Known:
-    """Tokens that were computed, in their place behind the tokens before them."""
+    """The tokens that have been computed so far, each known together with all tokens before it."""
 
     def __init__(self) -> None:
         self._upto: dict[tuple[int, int], int] = {}
         """(salt, key of a piece) → the place behind the last token known of it."""
 
     def add(self, salt: int, pieces: Iterable[Piece]) -> None:
-        """These tokens, from the first one of a stream on, are known."""
+        """Note that these leading tokens of a stream are known."""
         upto = self._upto
         for key, _, last in pieces:
             if upto.get((salt, key), 0) < last:
@@ -90,12 +90,13 @@ def classify(
 ) -> tuple[int, ...]:
     """`PROMPT_PARTS` of a prompt of `length` tokens, the first `hit` of which were found.
 
-    Leading tokens that were computed before: `past`; that a request admitted before computed or
-    was to compute: `coming`; that were computed under any salt: `elsewhere`.
+    `past`: leading tokens that were computed before. `coming`: leading tokens that an earlier
+    admitted request had computed or was about to compute. `elsewhere`: leading tokens that were
+    computed under any cache salt.
     """
     size = rules.block_size
     looked_up = (length - rules.withheld) // size * size
-    # A block that was found, and computed in part all the same.
+    # The part of a block that was found and still had to be computed.
     begin = min(-(-hit // size) * size, length)
     known = max(begin, min(past, length), min(coming, length))
     whole = max(begin, known // size * size)
@@ -111,7 +112,7 @@ def classify(
 
 
 def cut_off(parts: tuple[int, ...], reached: int) -> tuple[int, ...]:
-    """The same where only the first `reached` tokens were; the rest is the last part."""
+    """Cut the parts off after the first `reached` tokens; the last part takes the rest."""
     kept = []
     for tokens in parts[:-1]:
         kept.append(min(tokens, reached))
@@ -147,9 +148,9 @@ def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]
 
 
 def _reached(request: Request, losses: Mapping[int, tuple[int, int]]) -> int:
-    """Tokens of its prompt that were computed or found before it lost its blocks or the run ended.
+    """Prompt tokens computed or found before the request lost its blocks or the run ended.
 
-    If it just was not completed, nobody knows how far it was, but for its hits.
+    The progress of an incomplete prompt is unknown; then only its hits are counted.
     """
     first = request.first_token_ns
     if request.index in losses:
@@ -160,7 +161,7 @@ def _reached(request: Request, losses: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _computed(request: Request) -> int:
-    """Tokens of its first sample whose KV existed in the end: all but the newest."""
+    """Tokens of the first sample whose KV existed in the end: all but the newest."""
     return max(0, request.input_length + request.output_tokens // request.n - 1)
 
 

@@ -1,4 +1,4 @@
-"""Lays the life of every request out as spells of one standing each."""
+"""Divides the life of every request into spells, each with one standing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kvsim.records import transitions as kinds
 Ints = NDArray[np.int64]
 
 WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED = range(6)
-"""Standing of a request: never run yet; before its first token; after it; being computed again;
-without blocks; with its blocks on the CPU."""
+"""The standing of a request: it has never run; it has no token yet; it decodes; it recomputes lost
+KV; it is preempted and has no blocks; it is swapped, its blocks are on the CPU."""
 
 
 class Spells(NamedTuple):
-    """Spells of all requests that were sent, each request's in order and without a gap."""
+    """Spells of all requests that were sent; those of one request leave no gap between them."""
 
     request: Ints
     standing: Ints
@@ -27,7 +27,7 @@ class Spells(NamedTuple):
 
 
 def first_steps_ns(requests: Mapping[str, Any], transitions: Mapping[str, Ints]) -> Ints:
-    """When the first step of each request began; -1: never."""
+    """When the first step of each request began; -1 if it never ran."""
     first: Ints = np.array(requests["first_scheduled_ns"], dtype=np.int64)
     later = transitions["kind"] == kinds.SCHEDULED
     first[transitions["request"][later]] = transitions["time_ns"][later]
@@ -35,7 +35,7 @@ def first_steps_ns(requests: Mapping[str, Any], transitions: Mapping[str, Ints])
 
 
 def ends_ns(requests: Mapping[str, Any], run_end_ns: int) -> Ints:
-    """When each request ended, or the run if it did not; its arrival if it was never sent."""
+    """When each request ended; else the end of the run, or its arrival if it was never sent."""
     finish, arrival = requests["finish_ns"], requests["arrival_ns"]
     ends: Ints = np.where(finish >= 0, finish, np.maximum(run_end_ns, arrival))
     return np.where(arrival < 0, arrival, ends)
@@ -48,17 +48,24 @@ def lay_out(
     step_ends_ns: Ints,
     run_end_ns: int,
 ) -> Spells:
-    """The spells of a run whose steps started and ended then; empty ones are left out."""
+    """The spells of all requests of a run, without empty ones.
+
+    `starts_ns`, `step_ends_ns`: when each step started and ended.
+    """
     arrival = requests["arrival_ns"]
     first_step, first_token = first_steps_ns(requests, transitions), requests["first_token_ns"]
     times = _times(transitions, starts_ns, step_ends_ns)
     log = np.flatnonzero(_matters(transitions))
-    told = transitions["request"][log], times[log], _standings(transitions, times, first_token)[log]
-    changes = [_Changes(*told, log)]
+    changed = (
+        transitions["request"][log],
+        times[log],
+        _standings(transitions, times, first_token)[log],
+    )
+    changes = [_Changes(*changed, log)]
     everybody = np.arange(len(arrival))
     for standing, when in ((WAITING, arrival), (PREFILL, first_step), (DECODE, first_token)):
         ever = when >= 0
-        # At one instant these come first, then transitions in the order in which they were noted.
+        # At one instant these come first, then the transitions in the order of the log.
         same = (np.full(int(ever.sum()), each) for each in (standing, standing - 3))
         changes.append(_Changes(everybody[ever], when[ever], *same))
     together = _Changes(*(np.concatenate(columns) for columns in zip(*changes, strict=True)))
@@ -72,15 +79,15 @@ class _Changes(NamedTuple):
     time_ns: Ints
     standing: Ints
     order: Ints
-    """Among those at the same instant."""
+    """Order among changes at the same instant."""
 
 
 def _matters(transitions: Mapping[str, Ints]) -> NDArray[np.bool_]:
-    """Which transitions change a standing by themselves."""
+    """Which transitions change a standing."""
     kind = transitions["kind"]
     order = np.lexsort((np.arange(len(kind)), transitions["request"]))
-    who, sorted_kind = transitions["request"][order], kind[order]
-    resumed = (who[1:] == who[:-1]) & (sorted_kind[1:] == kinds.RESUMED)
+    request, sorted_kind = transitions["request"][order], kind[order]
+    resumed = (request[1:] == request[:-1]) & (sorted_kind[1:] == kinds.RESUMED)
     followed = np.zeros(len(kind), dtype=bool)
     followed[order] = np.append(resumed, False)[: len(kind)]
     matters: NDArray[np.bool_] = (kind != kinds.SCHEDULED) & ~((kind == kinds.RECOVERED) & followed)
@@ -91,18 +98,18 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def _times(transitions: Mapping[str, Ints], starts_ns: Ints, step_ends_ns: Ints) -> Ints:
-    """When each transition changes the standing: where a step begins, or where it ends."""
+    """When each transition changes the standing: at the beginning or at the end of a step."""
     times: Ints = transitions["time_ns"].copy()
     resumed = np.flatnonzero(np.isin(transitions["kind"], (kinds.RECOVERED, kinds.RESUMED)))
     rows = np.searchsorted(starts_ns, times[resumed], side="right") - 1
-    # A step that the end of the run cut off has no row: nothing resumed.
+    # A step that the end of the run cut off has no row, so nothing resumed in it.
     done = (rows >= 0) & (starts_ns[rows] == times[resumed]) if len(starts_ns) else rows > 0
     times[resumed] = np.where(done, step_ends_ns[rows] if len(starts_ns) else 0, _NEVER)
     return times
 
 
 def _standings(transitions: Mapping[str, Ints], times: Ints, first_token: Ints) -> Ints:
-    """What each transition turns the standing into."""
+    """The standing that begins with each transition."""
     started = first_token[transitions["request"]]
     running = np.where((started >= 0) & (times >= started), DECODE, PREFILL)
     constant = {
@@ -120,11 +127,11 @@ def _standings(transitions: Mapping[str, Ints], times: Ints, first_token: Ints) 
 
 
 def _spells(changes: _Changes, ends: Ints) -> Spells:
-    """Each change lasts until the next one of the same request, the last until its end."""
+    """A spell lasts from one change of a request to its next, or to the request's end."""
     sorting = np.lexsort((changes.order, changes.time_ns, changes.request))
-    who, when, what, _ = (column[sorting] for column in changes)
-    same = np.append(who[1:] == who[:-1], False)
+    request, when, what, _ = (column[sorting] for column in changes)
+    same = np.append(request[1:] == request[:-1], False)
     following = np.where(same, np.append(when[1:], _NEVER), _NEVER)
-    begin, end = np.minimum(when, ends[who]), np.minimum(following, ends[who])
+    begin, end = np.minimum(when, ends[request]), np.minimum(following, ends[request])
     some = end > begin
-    return Spells(who[some], what[some], begin[some], end[some])
+    return Spells(request[some], what[some], begin[some], end[some])

@@ -1,1 +1,1 @@
-"""What a run remembers: steps, transitions, token gaps, and requests that are over; packed."""
+"""What a run remembers step by step: rows, transitions, gaps between tokens; packed."""

@@ -1,4 +1,4 @@
-"""Columns of integers in little memory: narrow in pieces, and in a file from some length on.
+"""Columns of integers in little memory: narrow pieces, in a file beyond a certain length.
 
 ```
 rows ──add──► piece: each column apart, in the narrowest integers that hold it
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 class PackedColumns(Mapping[str, Ints]):
     """Named columns of equal length, added as blocks of rows; each access unpacks a column.
 
-    So keep hold of a column that is needed twice. At most about `most` rows are held in memory.
+    Keep a reference to a column that is needed twice. At most about `most` rows are in memory.
     """
 
     def __init__(self, names: tuple[str, ...], most: int = 1 << 20) -> None:
@@ -53,7 +53,7 @@ class PackedColumns(Mapping[str, Ints]):
         self.rows += len(block)
 
     def widen(self, names: tuple[str, ...], blocks: Iterable[Ints]) -> None:
-        """Add columns to the rows that are there: arrays of shape (rows, names), in order."""
+        """Add columns to the existing rows: arrays of shape (rows, names), in order."""
         new: dict[str, list[_Piece]] = {name: [] for name in names}
         rows = 0
         for block in blocks:
@@ -74,7 +74,7 @@ class PackedColumns(Mapping[str, Ints]):
         return np.concatenate(parts)
 
     def _pack(self, columns: list[list[_Piece]], block: Ints, before: int) -> None:
-        """Append a block behind `before` rows, each of its columns to one of `columns`."""
+        """Append a block after `before` rows, each of its columns to one of `columns`."""
         values = np.ascontiguousarray(block.T)
         lows, highs = values.min(axis=1).tolist(), values.max(axis=1).tolist()
         spill = before + len(block) > self._most
@@ -96,10 +96,10 @@ class PackedColumns(Mapping[str, Ints]):
         return narrow.astype(np.int64) + piece.low
 
     def _spill(self, narrow: NDArray[Any]) -> int:
-        """Append to the file; answers the place in it."""
+        """Append to the file; returns the offset of the data in it."""
         try:
             if self._file is None:
-                # It lives as long as the columns do.
+                # The file lives as long as the columns do.
                 self._file = tempfile.TemporaryFile(prefix="kvsim-")  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
             place = self._file.seek(0, 2)
@@ -118,8 +118,8 @@ class _Piece(NamedTuple):
 
     rows: int
     low: int
-    """The smallest value; the others are kept as what they are above it."""
+    """The smallest value; `narrow` holds the distances from it."""
     narrow: NDArray[Any] | None
-    """None: all are `low`. Empty where the values are in the file."""
+    """None if all values are `low`; empty if the values are in the file."""
     place: int
-    """In the file; -1: in memory."""
+    """Offset in the file; -1 in memory."""

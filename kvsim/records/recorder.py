@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvsim.schema import BLOCKED, STEP_COLUMNS, pack, step_row
+from kvsim.schema import BLOCKED, STEP_COLUMNS, pack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,8 @@ class Recorder:
         self._block_size = block_size
         self._columns = PackedColumns(STEP_COLUMNS)
         self._number = 0
+        self._full = PIECE_STEPS
+        """Number of steps at which the next piece is packed."""
         self._rows = bytearray()
         """What is not packed yet, as `unfold` takes it."""
         self._steps: list[int] = []
@@ -41,11 +43,11 @@ class Recorder:
 
     def packed(self, row: bytes) -> None:
         """Append one step, given as `kvsim.schema.step_row` returns it."""
-        self._append(row, 0, 1)
-
-    def record(self, **columns: int) -> None:
-        """Append one step, given by its columns."""
-        self.packed(step_row(**columns))
+        self._rows += row
+        self._steps.append(0)
+        self._number += 1
+        if self._number >= self._full:
+            self._seal()
 
     def decodes(self, row: bytes, ends_ns: list[int], opened: list[int]) -> None:
         """Append consecutive decode steps of the same sequences, given by one row.
@@ -57,7 +59,11 @@ class Recorder:
         """
         self._ends_ns += ends_ns
         self._opened += opened
-        self._append(row, len(ends_ns), len(ends_ns))
+        self._rows += row
+        self._steps.append(len(ends_ns))
+        self._number += len(ends_ns)
+        if self._number >= self._full:
+            self._seal()
 
     def __len__(self) -> int:
         return self._number
@@ -69,13 +75,6 @@ class Recorder:
         columns = self._columns
         return columns if columns.rows > PIECE_STEPS else dict(columns)
 
-    def _append(self, row: bytes, decodes: int, steps: int) -> None:
-        self._rows += row
-        self._steps.append(decodes)
-        self._number += steps
-        if self._number - self._columns.rows >= PIECE_STEPS:
-            self._seal()
-
     def _seal(self) -> None:
         import numpy as np
 
@@ -83,6 +82,7 @@ class Recorder:
         columns = unfold(rows, self._steps, self._ends_ns, self._opened, self._block_size)
         self._columns.add(columns.T)
         self._rows, self._steps, self._ends_ns, self._opened = bytearray(), [], [], []
+        self._full = self._number + PIECE_STEPS
 
 
 def unfold(

@@ -1,4 +1,4 @@
-"""How often each of many numbers occurred, in little memory.
+"""Counts how often each of many numbers occurred, in little memory.
 
 ```
 add ──► two lists ──► arrays, as they came ──► sorted, each number once
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 16
 _ROUGH = 1 << 20
-"""Entries that may wait to be sorted, beside as many as are sorted."""
+"""Entries that may wait to be sorted; as many as are sorted may wait in any case."""
 
 
 class Tally(Mapping[int, int]):
-    """Number → how often it occurred. As a mapping it is for few numbers, `arrays` for many."""
+    """Number → how often it occurred. Use it as a mapping for few numbers, `arrays` for many."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._times: list[int] = []
         self._pieces: list[tuple[Ints, Ints]] = []
-        """The first one is sorted."""
+        """Pairs (numbers, times); the first piece is sorted."""
         self._table: dict[int, int] | None = None
 
     def add(self, number: int, times: int = 1) -> None:
-        """It occurred so often."""
+        """Count a number `times` times."""
         self._numbers.append(number)
         self._times.append(times)
         if len(self._times) >= _PIECE:
             self._pack()
 
     def add_each(self, numbers: Iterable[int], times: int) -> None:
-        """Each of them occurred so often."""
+        """Count each of these numbers `times` times."""
         self._numbers += numbers
         self._times += [times] * (len(self._numbers) - len(self._times))
         if len(self._times) >= _PIECE:

@@ -1,7 +1,7 @@
-"""When the standing of a request changed beyond the ordinary: preempted, swapped, admitted again.
+"""The log of changes in a request's standing: preempted, swapped, admitted again.
 
-A request that is never preempted needs no entry, except where its first step begins later than it
-was composed. So the log grows with preemptions, not with steps.
+A request that is never preempted needs an entry only if its first step begins later than it was
+composed. So the log grows with preemptions and hardly with steps.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ pack = Struct(f"{len(TRANSITION_COLUMNS)}q").pack
 
 
 class Transitions:
-    """The log of one run, in order of composing."""
+    """The log of one run, in the order in which steps were composed."""
 
     def __init__(self) -> None:
         self.rows = bytearray()
-        """The entries, each as `pack` gives it from the values of `TRANSITION_COLUMNS`."""
+        """The entries, each packed by `pack` from the values of `TRANSITION_COLUMNS`."""
 
     def columns(self) -> dict[str, np.ndarray]:
         """Each column as an int64 array."""

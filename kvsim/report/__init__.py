@@ -1,1 +1,1 @@
-"""What a run amounted to: figures, files, pages, differences between runs."""
+"""The results of a run for people: figures, files, pages, and differences between runs."""

@@ -2,13 +2,13 @@
 
 Every request's time is split into integer nanoseconds (`kvsim.ledger.parts`), so sums over requests
 are exact, and so are these:
+* **mean**: the mean of each part over the requests that both runs completed;
+* **p99**: numpy interpolates a percentile between two requests, so it is their weighted mean. A
+  run's p99 is split like those two requests, with the same weights. The other run may have two
+  other requests at these ranks.
 
-* **mean**: of the requests that both runs completed, the sum of each part over their number;
-* **p99**: as numpy interpolates it, a percentile is a weighted mean of two requests. A run's p99
-  is therefore split as those two requests of that run were, with the same weights. They need not be
-  the same requests in the other run: it is their places in the order that count.
-
-A TTFT ends inside the ledger, so what follows a request's wait for its first step is one part.
+The ledger does not split time at the first token. So the part of a TTFT from the first step on is
+a single part.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LABELS = {
     "prefill_ns": "prefill, to the first token",
     "decode_ns": "decode, preemptions included",
 }
-"""Part -> words; the last three stand for the ledger in runs that were written without one."""
+"""Part → label; the last three replace the ledger in runs that were written without one."""
 
 _WAITING = tuple(part for part in TIME_PARTS if part.startswith("waiting_"))
 _SCALE = 100
 
 
 class Place(NamedTuple):
-    """A request of whom a percentile is made."""
+    """A request that a percentile is interpolated from."""
 
     id: str
     weight: Fraction
@@ -55,13 +55,13 @@ class Waterfall(NamedTuple):
     statistic: str
     """`mean` or `p99`."""
     parts: dict[str, tuple[Fraction, Fraction]]
-    """Part -> nanoseconds in the first and in the other run."""
+    """Part → nanoseconds in the first and in the other run."""
     places: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
-    """Of a percentile: whose values it is made of, in each run."""
+    """The requests that a percentile is interpolated from, in each run; empty for a mean."""
 
     @property
     def totals(self) -> tuple[Fraction, Fraction]:
-        """The figure itself in both runs, in nanoseconds: the sum of its parts."""
+        """The figure in both runs, in nanoseconds: the sum of its parts."""
         first = sum((a for a, _ in self.parts.values()), Fraction())
         return first, sum((b for _, b in self.parts.values()), Fraction())
 
@@ -77,7 +77,7 @@ class Waterfall(NamedTuple):
 
 
 def waterfalls(pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]) -> list[Waterfall]:
-    """Mean and p99 of TTFT and E2EL, of the requests that both runs completed (at least one)."""
+    """Mean and p99 of TTFT and E2EL, over the requests that both runs completed (at least one)."""
     found = []
     ledger = has_ledger(first) and has_ledger(other)
     for metric in ("ttft", "e2el"):
@@ -134,7 +134,7 @@ def _mean(values: Ints) -> Fraction:
 
 
 def _places(parts: Parts) -> list[tuple[int, Fraction]]:
-    """The requests of which the p99 is made, and their weights; of equals the earlier first."""
+    """The requests that the p99 is interpolated from, and their weights; equals in trace order."""
     values = sum(parts.values())
     assert not isinstance(values, int)
     order = np.argsort(values, kind="stable")

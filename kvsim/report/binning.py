@@ -17,9 +17,9 @@ class Bins(NamedTuple):
 
     edges_ns: Ints
     exact: bool
-    """Each bin is one state of the time line, so that mean, low and high are the same."""
+    """Whether each bin is one state of the time line, so that mean, low and high are equal."""
     mean: dict[str, Floats]
-    """Time-weighted."""
+    """Time-weighted means."""
     low: dict[str, Ints]
     high: dict[str, Ints]
 
@@ -29,9 +29,9 @@ def bin_states(
 ) -> Bins:
     """Cut states that hold from `start_ns[i]` to `start_ns[i + 1]`, the last to `end_ns`.
 
-    `columns`: names and values, which need not all be there at the same time.
-    `start_ns` is sorted and begins at 0; a state without duration counts for nothing. There are at
-    most `limit` bins: one per state if that suffices, else of equal width (but for the last).
+    `columns`: names and values; an iterator may make each column when it is needed. `start_ns` is
+    sorted and begins at 0; states without duration do not count. There are at most `limit` bins:
+    one per state if that suffices, else bins of equal width (but for the last).
     """
     instants = _distinct(np.append(start_ns, end_ns))
     exact = len(instants) - 1 <= limit
@@ -42,7 +42,7 @@ def bin_states(
         nothing = {name: np.zeros(0, dtype=np.int64) for name in names}
         return Bins(edges, exact, empty, nothing, nothing)
 
-    # Two sorted runs, which a stable sort merges.
+    # Two sorted sequences, which a stable sort merges.
     cuts = _distinct(np.sort(np.concatenate((instants, edges)), kind="stable"))
     state = np.searchsorted(start_ns, cuts[:-1], side="right") - 1
     weight = np.diff(cuts).astype(float)
@@ -64,7 +64,7 @@ def even_edges(end_ns: int, limit: int) -> Ints:
 
 
 def _distinct(ordered: Ints) -> Ints:
-    """The distinct values of a sorted array; faster than `np.unique`, which does not know."""
+    """The distinct values of a sorted array; faster than `np.unique`, which sorts again."""
     distinct: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return distinct
 

@@ -90,7 +90,7 @@
         free: "free",
         cached: "cached, in no table",
         shared: "shared by several requests",
-        kept: "held, but by no table",
+        kept: "held outside all block tables",
       }[data.states[cell]];
     }
     const [id, session] = data.owners[cell - states];

@@ -1,7 +1,8 @@
-"""Draws who held which block, over simulated time: a picture that the page's script paints.
+"""Draws which request held which block, over simulated time; the page's script paints the picture.
 
-The page carries one number per picture cell, packed: a state, or the place of an owner in a list.
-So the colours follow the reader's scheme, and the cell under the pointer can be named.
+The page carries one packed number per cell of the picture: a state, or the position of an owner in
+a list. So the colours follow the reader's colour scheme, and the page can name the owner of the
+cell under the pointer.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from kvsim.report.view import View
 COLUMNS = 1500
 """Picture cells from left to right."""
 MOST_BYTES = 700_000
-"""Most bytes of packed cells; a picture that needs more is made coarser in time."""
+"""Most bytes of packed cells; a larger picture is made coarser in time."""
 
 _SHOWN = (FREE, CACHED, SHARED, KEPT)
-"""States with a colour of their own, by their number in the picture; then come the owners."""
+"""States with a colour of their own, by their number in the picture; owners have the numbers after
+these."""
 _KEY = {
     OWNED: (
         "In use: a colour for each request, for each session where there are any",
@@ -39,15 +41,15 @@ _KEY = {
     SHARED: ("Shared by several requests", "var(--peak)"),
     CACHED: ("Cached: in no table, can be hit", "var(--cached)"),
     FREE: ("Free", "var(--free)"),
-    KEPT: ("Held, but by no table", "var(--other)"),
+    KEPT: ("Held outside all block tables", "var(--other)"),
 }
 _HUES, _TONES = 315, 3
-"""Colours of owners: none is a blue, which stands for cached and shared blocks."""
+"""Colours of owners; none is a blue, because blues stand for cached and shared blocks."""
 _FIRST_HUE = 235
 
 
 class Picture(NamedTuple):
-    """Numbers of cells, and the requests that they name."""
+    """The numbers of the cells, and the requests that they name."""
 
     cells: NDArray[np.int64]
     """Shape (groups, columns): index into `_SHOWN`, or `len(_SHOWN)` + place in `owners`."""
@@ -56,7 +58,7 @@ class Picture(NamedTuple):
 
 
 def block_map_panel(block_map: BlockMap | None, run: View) -> tuple[list[Figure], Html]:
-    """The figure of a block map and the section that it is in; nothing where there is no map."""
+    """The figure of a block map and its section; both are empty without a map."""
     if block_map is None or not len(block_map.time_ns) or not run.end_ns:
         return [], Html()
     figure = _figure(block_map, run.axis)
@@ -69,7 +71,7 @@ def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
     sample = np.searchsorted(block_map.time_ns, middles, side="right") - 1
     first = sample < 0
     counts = np.array(block_map.counts)
-    # Of equal numbers, the one in use is shown: what is rare must not vanish.
+    # Of equally frequent numbers, the one in use is shown, so that rare owners stay visible.
     order = np.array([OWNED, SHARED, KEPT, CACHED, FREE])
     state = order[np.argmax(counts[:, :, order], axis=2)]
     owners = np.unique(block_map.owner[state == OWNED])
@@ -103,7 +105,7 @@ def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     look = merge(look, {"hovermode": False, "margin": {"t": 30}})
     return Figure(
         "block-owners",
-        "Who holds which block",
+        "Which request holds which block",
         note,
         data,
         look,
@@ -186,7 +188,7 @@ def _owner(requests: Mapping[str, Any], index: int) -> list[Any]:
 
 
 def _blocks(block_map: BlockMap, device: int) -> int:
-    """Blocks that are drawn: of the CPU's, as many as were ever in use."""
+    """Number of blocks to draw; of the CPU pool, only as many as were ever in use."""
     here = block_map.groups.device == device
     blocks = block_map.groups.blocks[here]
     if device == CPU:
@@ -201,5 +203,5 @@ def _swaps(block_map: BlockMap) -> bool:
 
 
 def _nothing(y: str) -> Trace:
-    """A trace that only makes an axis."""
+    """An empty trace, which only makes its axis appear."""
     return {"type": "scatter", "x": [0], "y": [None], "yaxis": y, "hoverinfo": "skip"}

@@ -1,4 +1,4 @@
-"""Finds who carries a difference between two runs: the requests, and the blocks."""
+"""Finds the requests and the blocks in which two runs differ most."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BLOCKS = {
     "swapped_out_blocks": "swapped out",
     "swapped_in_blocks": "swapped in",
 }
-"""Column of requests -> what happened to these tokens or blocks."""
+"""Column of requests → what happened to these tokens or blocks."""
 
 
 class Carrier(NamedTuple):
-    """One request and what became of it."""
+    """One request and its change."""
 
     id: str
     e2el_ns: tuple[int, int]
@@ -40,14 +40,14 @@ class Share(NamedTuple):
     """How a difference is spread over requests."""
 
     half: int
-    """So many requests, those that changed most, carry half of all change."""
+    """Number of requests, from the most changed down, that carry half of all change."""
     changed: int
-    """Requests that changed at all."""
+    """Number of requests that changed at all."""
     total: int
 
 
 class Blocks(NamedTuple):
-    """Blocks of one fate, in both runs, and the request in which they changed most."""
+    """Blocks with one fate, in both runs, and the request in which their number changed most."""
 
     column: str
     blocks: tuple[float, float]
@@ -96,7 +96,7 @@ def carriers(
 def blocks(
     pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any], block_size: int
 ) -> list[Blocks]:
-    """Blocks by fate, where that changed; tokens are given in blocks of the first run's size."""
+    """Blocks by fate, where their number changed; tokens count as blocks of the first run."""
     found = []
     for column in BLOCKS:
         if column not in first or column not in other:

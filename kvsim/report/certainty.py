@@ -1,4 +1,4 @@
-"""Says how sure the differences between runs are, and refuses to rank what cannot be told apart."""
+"""Says how sure the differences between runs are, and ranks only runs that differ significantly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvsim.certainty.comparison import Comparison, Pair, Values
 from kvsim.certainty.stretches import FEWEST
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report.compare import (
+    INSIGNIFICANT,
     NO_DIFFERENCE,
-    UNTOLD,
     Row,
     empty_table,
     fits,
@@ -56,24 +56,24 @@ def certain_table(comparison: Comparison) -> list[Row]:
 
 
 def method_words(comparison: Comparison) -> list[str]:
-    """How the intervals came about, and what they are good for."""
+    """How the intervals were computed, and what they mean."""
     sure = percent(1 - comparison.level)
     together = f"All intervals and verdicts hold together with {sure} confidence (Holm)."
     if comparison.method == "stretches":
         return [
-            "Nothing in these runs is random: the trace is replayed as it is, so that any other"
+            "Nothing in these runs is random: the trace is replayed as it is, so every"
             " seed gives the same figures. Their differences are exact for this trace.",
             "Intervals say what other stretches of the same traffic would give: requests are drawn"
             " again in long stretches, the same ones in every run. Figures of the run as a whole,"
-            f" and those that hang together for more than 1/{FEWEST} of the trace, have none.",
+            f" and those correlated over more than 1/{FEWEST} of the trace, have none.",
             together,
         ]
     drawn = " and ".join(comparison.redrawn)
     number = plural(len(comparison.seeds), "seed")
-    words = [f"{number}, the same for every run. From seed to seed differ: {drawn}."]
+    words = [f"{number}, the same for every run. Seeds differ in {drawn}."]
     if len(comparison.seeds) < comparison.planned:
         words.append(
-            f"Stopped before the planned {comparison.planned}: no further seed was needed to tell"
+            f"Stopped before the planned {comparison.planned}: no further seed was needed to settle"
             " the headline figures."
         )
     for name, seed, outcome in comparison.unfinished:
@@ -88,7 +88,7 @@ def method_words(comparison: Comparison) -> list[str]:
 
 
 def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
-    """`B is better than A by 1.90 s (−2.41 s … −1.44 s)`, or that nothing can be told."""
+    """`B is better than A by 1.90 s (−2.41 s … −1.44 s)`, or that no difference is significant."""
     metric = _METRIC[pair.key]
     first, other = comparison.names[pair.first], comparison.names[pair.other]
     ends = " … ".join(signed(end, metric.unit) for end in (verdict.low, verdict.high))
@@ -96,16 +96,16 @@ def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
         return NO_DIFFERENCE
     if verdict.finding == "equal":
         return f"{NO_DIFFERENCE} of more than {percent(comparison.margin)} ({ends})"
-    if verdict.finding == "untold":
-        return f"{UNTOLD} ({ends})"
+    if verdict.finding == "insignificant":
+        return f"{INSIGNIFICANT} ({ends})"
     size = signed(abs(verdict.difference), metric.unit).removeprefix("+")
     return f"{other} is {_comparative(metric, verdict)} than {first} by {size} ({ends})"
 
 
 def ranking_words(comparison: Comparison, key: str) -> str:
-    """`C, B ≈ A`: best first; `≈` between those that cannot be told apart.
+    """`C, B ≈ A`: best first; `≈` between runs without a significant difference.
 
-    Nothing for a figure that is no headline, has no better direction, or is undefined somewhere.
+    Empty for a figure that is no headline, has no better direction, or is undefined in a run.
     """
     means = [_mean(values) for values in comparison.values[key]]
     if key not in HEADLINES or not _METRIC[key].better or None in means:
@@ -115,8 +115,8 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     text = comparison.names[order[0]]
     for before, after in pairwise(order):
         verdict = comparison.verdicts.get(Pair(key, min(before, after), max(before, after)))
-        apart = verdict is not None and verdict.finding == "told"
-        text += f"{', ' if apart else ' ≈ '}{comparison.names[after]}"
+        significant = verdict is not None and verdict.finding == "significant"
+        text += f"{', ' if significant else ' ≈ '}{comparison.names[after]}"
     return text
 
 
@@ -164,7 +164,7 @@ def render_certainty(
     runs: Sequence[tuple[str, Mapping[str, Any]]],
     console: Console,
 ) -> None:
-    """Print figures with their spread, and what can be said of the differences."""
+    """Print figures with their spread, and the verdicts on their differences."""
     from rich.text import Text
 
     render_subjects(runs, console, len(comparison.seeds))
@@ -181,7 +181,7 @@ def render_certainty(
                 words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
                 console.print(Text(f"  {row.metric.label}: {words}", style=_style(row, other - 1)))
     if len(others) > 1:
-        console.print(Text("Best first (≈: cannot be told apart)", style="bold"))
+        console.print(Text("Best first (≈: no significant difference)", style="bold"))
         for row in rows:
             ranking = ranking_words(comparison, row.metric.key)
             if ranking:
@@ -189,7 +189,7 @@ def render_certainty(
 
 
 def _render_values(names: Sequence[str], rows: Sequence[Row], console: Console) -> None:
-    """Every figure of every run; if that is too wide, the headline figures, some runs at a time."""
+    """Print all figures of all runs; if that is too wide, headline figures, some runs at a time."""
     whole = _values(names, rows, range(1, len(names)))
     if len(names) == 2 or fits(whole, console):
         console.print(whole)

@@ -25,7 +25,7 @@ def certainty_section(
     rows: Sequence[Row],
     drawn: Html,
 ) -> Html:
-    """Method, intervals as drawn, a verdict for each headline figure, and what may be ranked."""
+    """Method, intervals as drawn, a verdict for each headline figure, and rankings."""
     parts: list[Html] = [element("p", sentence) for sentence in method_words(comparison)]
     parts.append(drawn)
     for other in range(1, len(comparison.names)):
@@ -61,14 +61,14 @@ def interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figure
         hovermode="closest",
         margin={"l": 190},
     )
-    note = "A filled mark: the difference is told. An open one: it may as well be none."
+    note = "A filled mark: a significant difference. An open one: no significant difference."
     height = _FRAME_PX + _ROW_PX * len(shown)
     title = "Differences and their intervals"
     return [Figure("intervals", title, note, data, look, [], height=height)]
 
 
 def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
-    """One mark with its reach for each row in which run `i + 1` has an interval."""
+    """One mark with its interval for each row in which run `i + 1` has one."""
     x, less, more, y, symbols = [], [], [], [], []
     for place, row in enumerate(rows):
         verdict, first = row.verdicts[i], row.values[0]
@@ -78,7 +78,7 @@ def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
         less.append(100 * (verdict.difference - verdict.low) / first)
         more.append(100 * (verdict.high - verdict.difference) / first)
         y.append(place + 0.6 * ((i + 0.5) / others - 0.5))
-        symbols.append("circle" if verdict.finding == "told" else "circle-open")
+        symbols.append("circle" if verdict.finding == "significant" else "circle-open")
     colour = f"var(--{run_colour(i + 1)})"
     reach = {"type": "data", "symmetric": False, "thickness": 1.6, "width": 4, "color": colour}
     return {
@@ -111,5 +111,5 @@ def _verdicts(comparison: Comparison, rows: Sequence[Row], other: int) -> Html:
 def _ranking(comparison: Comparison, rows: Sequence[Row]) -> Html:
     orders = [(row.metric.label, ranking_words(comparison, row.metric.key)) for row in rows]
     lines = [order for order in orders if order[1]]
-    title = "Best first; ≈ between those that cannot be told apart"
+    title = "Best first; ≈ between runs without a significant difference"
     return panel(title, table(["", "Order"], lines, text_columns=2))

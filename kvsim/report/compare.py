@@ -1,4 +1,4 @@
-"""Tells in which figures runs differ, by how much, and for better or worse."""
+"""Says in which figures runs differ, by how much, and for better or worse."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Judgement = Literal["same", "better", "worse", "different", "untold"]
+Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"
-UNTOLD = "no difference can be told"
+INSIGNIFICANT = "no significant difference"
 _LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
-"""The longest word of a label; more than any table takes."""
+"""The longest word of a label, and more columns than any table has."""
 
 
 class Row(NamedTuple):
@@ -32,33 +32,33 @@ class Row(NamedTuple):
     values: tuple[float | None, ...]
     """One per run."""
     differences: tuple[float | None, ...]
-    """One per run after the first; None where either is undefined."""
+    """Difference of each run to the first; None where either value is undefined."""
     relative: tuple[float | None, ...]
-    """The same over the first run's value; None where that is 0, and for shares."""
+    """Differences as shares of the first run's value; None where that is 0, and for shares."""
     deviations: tuple[float | None, ...] = ()
-    """Standard deviations over seeds, one per run; empty: there is one value of each."""
+    """Standard deviations over seeds, one per run; empty if each run has a single value."""
     verdicts: tuple[Verdict | None, ...] = ()
-    """How sure the differences are, one each; empty: nobody asked."""
+    """How sure the differences are, one each; empty if that was not tested."""
 
     def judge(self, i: int) -> Judgement:
-        """What the run after the first number `i` made of this figure."""
+        """How run number `i` after the first compares with the first in this figure."""
         first, other, better = self.values[0], self.values[i + 1], self.metric.better
         verdict = self.verdicts[i] if self.verdicts else None
         if first == other if verdict is None else verdict.finding == "same":
             return "same"
         if first is None or other is None:
             return "different"
-        if self.verdicts and (verdict is None or verdict.finding != "told"):
-            return "untold"
+        if self.verdicts and (verdict is None or verdict.finding != "significant"):
+            return "insignificant"
         if not better:
             return "different"
         return "better" if (other < first) == (better == "lower") else "worse"
 
 
 def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
-    """Every figure that some run has and that is not 0 in all, in the order of `METRICS`.
+    """Every figure that some run has and that is not 0 in all runs, in the order of `METRICS`.
 
-    Each run is (name, summary); the first is what the others are compared with.
+    Each run is (name, summary); the others are compared with the first.
     """
     rows = []
     for metric in METRICS:
@@ -72,7 +72,7 @@ def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
 
 
 def difference_words(row: Row, i: int) -> str:
-    """`+1.20 s`, `+3.1 points`, `no difference`, or nothing where it is undefined."""
+    """`+1.20 s`, `+3.1 points`, `no difference`; empty if it is undefined."""
     difference = row.differences[i]
     if row.values[0] is None and row.values[i + 1] is None:
         return ""
@@ -82,13 +82,13 @@ def difference_words(row: Row, i: int) -> str:
 
 
 def relative_words(row: Row, i: int) -> str:
-    """`+12.3 %`, or nothing where there is no difference or it is undefined."""
+    """`+12.3 %`; empty if there is no difference or it is undefined."""
     relative = row.relative[i]
     return "" if not relative else signed_percent(relative)
 
 
 def change_words(row: Row, i: int) -> str:
-    """The shortest that tells the difference: `+12.3 %`, or `+3.1 points` where that is none."""
+    """The difference in its shortest form: `+12.3 %`, or `+3.1 points` where that is undefined."""
     return relative_words(row, i) or difference_words(row, i)
 
 
@@ -100,7 +100,7 @@ def value_words(row: Row, i: int) -> str:
 
 
 def interval_words(row: Row, i: int) -> str:
-    """`−2.41 s … −1.44 s`; nothing where there is no interval, or no difference."""
+    """`−2.41 s … −1.44 s`; empty if there is no interval or no difference."""
     verdict = row.verdicts[i] if row.verdicts else None
     if verdict is None or verdict.finding == "same":
         return ""
@@ -110,7 +110,7 @@ def interval_words(row: Row, i: int) -> str:
 def config_differences(
     runs: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Settings and origins that are not the same in all runs: (dotted key, text per run)."""
+    """Settings and origins that differ between runs: (dotted key, text per run)."""
     tables = [_settings(summary["meta"]) for _, summary in runs]
     keys = dict.fromkeys(key for settings in tables for key in settings)
     listed = []
@@ -122,7 +122,7 @@ def config_differences(
 
 
 def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> list[str]:
-    """What a reader must know before comparing these runs, made of so many seeds each."""
+    """What a reader must know before comparing these runs, which have `seeds` seeds each."""
     metas = [summary["meta"] for _, summary in runs]
     found = []
     for name, summary in runs:
@@ -145,7 +145,7 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
 
 
 def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console) -> None:
-    """Print figures and differences side by side; of many runs, the headline figures alone."""
+    """Print figures and differences side by side; of many runs, only the headline figures."""
     from rich.text import Text
 
     render_subjects(runs, console)
@@ -163,7 +163,7 @@ def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Co
 def print_abreast(build: Callable[[range], Table], runs: int, console: Console) -> None:
     """Print tables of headline figures, each with as many runs side by side as the width holds.
 
-    `build` makes the table of the first run and of those whose numbers it is given.
+    `build` makes a table of the first run and of the runs with the given numbers.
     """
     from rich.text import Text
 
@@ -178,7 +178,7 @@ def print_abreast(build: Callable[[range], Table], runs: int, console: Console) 
 
 
 def fits(table: Table, console: Console) -> bool:
-    """Whether no cell has to be broken, and no label to less than a word of its own."""
+    """Whether every cell fits in one line, and every label breaks only between words."""
     labels, endless = table.columns[0], console.options.update(width=_ENDLESS_COLUMNS)
     labels.max_width = _LABEL_COLUMNS
     needed = console.measure(table, options=endless).maximum
@@ -199,7 +199,7 @@ def empty_table() -> Table:
 def render_subjects(
     runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console, seeds: int = 1
 ) -> None:
-    """Print what is compared, what to bear in mind, and in which settings the runs differ."""
+    """Print what is compared, what to bear in mind, and which settings differ."""
     from rich.text import Text
 
     sources = [wording.time_source(summary["meta"]) for _, summary in runs]
@@ -222,11 +222,17 @@ def _setting_words(names: Sequence[str], texts: Sequence[str]) -> str:
     return f"{texts[0]}, but {', '.join(unlike)}"
 
 
-_STYLES = {"same": "dim", "better": "green", "worse": "red", "different": "", "untold": "dim"}
+_STYLES = {
+    "same": "dim",
+    "better": "green",
+    "worse": "red",
+    "different": "",
+    "insignificant": "dim",
+}
 
 
 def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Every figure, with a column of differences behind each run but the first."""
+    """Every figure, with a column of differences after each run but the first."""
     from rich.text import Text
 
     table = empty_table()
@@ -242,7 +248,7 @@ def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
 
 
 def _headline_table(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
-    """Values of the first run and of those numbered `others`, with changes below them."""
+    """Values of the first run and of the runs `others`, with changes below them."""
     from rich.text import Text
 
     table = empty_table()

@@ -40,7 +40,7 @@ def run_colour(i: int) -> str:
 
 
 def level_figures(views: Sequence[tuple[str, View]]) -> list[Figure]:
-    """What each run held over time, as lines over one another."""
+    """What each run held over time, as lines in one chart."""
     end_ns = max(view.end_ns for _, view in views)
     if not end_ns:
         return []
@@ -62,9 +62,9 @@ def level_figures(views: Sequence[tuple[str, View]]) -> list[Figure]:
 
 
 def difference_figures(paired: Sequence[tuple[int, str, Pairs]]) -> list[Figure]:
-    """The differences of all pairs in order, by latency.
+    """The differences of all pairs in ascending order, by latency.
 
-    Takes the number, the name and the pairs of each run that has any with the first run.
+    `paired`: number, name and pairs of each run that shares requests with the first.
     """
     return [_difference_figure(kind, paired) for kind in COMPARED] if paired else []
 

@@ -38,7 +38,8 @@ from kvsim.report.view import look_at
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
 
 _ABREAST = 3
-"""Runs whose differences have columns of their own; those of more stand below the values."""
+"""Up to this number of runs, differences have columns of their own; with more, they stand below the
+values."""
 
 
 def build_comparison(
@@ -47,8 +48,8 @@ def build_comparison(
 ) -> str:
     """One page on two runs or more, each (name, summary, requests, steps).
 
-    All are compared with the first. With a `comparison`, figures are its means and verdicts, and
-    the runs are those of its first seed. Equal inputs give equal bytes.
+    All runs are compared with the first. With a `comparison`, figures are its means and verdicts,
+    and the runs are those of its first seed. Equal inputs give equal bytes.
     """
     summaries = [(name, summary) for name, summary, *_ in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
@@ -137,7 +138,7 @@ def _run_line(i: int, name: str, summary: Mapping[str, Any]) -> Html:
 
 
 def _headlines(runs: Summaries, rows: Sequence[Row]) -> Html:
-    """Cards of the main differences, per run."""
+    """Cards of the main differences, for each run."""
     shown = [row for row in rows if row.metric.key in HEADLINES]
     parts: list[Html] = []
     for i, (name, _) in enumerate(runs[1:]):
@@ -151,8 +152,8 @@ def _headlines(runs: Summaries, rows: Sequence[Row]) -> Html:
 def _card(row: Row, i: int) -> Html:
     unit = row.metric.unit
     words = change_words(row, i) or "–"
-    if row.judge(i) == "untold":
-        words = "not told"
+    if row.judge(i) == "insignificant":
+        words = "not significant"
     before, after = show(row.values[0], unit), show(row.values[i + 1], unit)
     return element(
         "div",
@@ -165,7 +166,7 @@ def _card(row: Row, i: int) -> Html:
 
 
 def _settings(runs: Summaries) -> Html:
-    """Only what is not the same."""
+    """The settings that differ."""
     differing = config_differences(runs)
     if not differing:
         return panel(None, element("p", f"{NO_DIFFERENCE.capitalize()} in any setting."))
@@ -206,7 +207,7 @@ def _figures_row(row: Row, sure: bool) -> Html:
 
 
 def _group_row(group: str, head: Sequence[object], stacked: bool) -> Html:
-    """The name of a group of figures; in a long table with the names of the runs again."""
+    """The name of a group of figures; in a long table, the names of the runs are repeated there."""
     if not stacked:
         return element("tr", element("td", group, colspan=len(head)), class_="group")
     names = (element("td", name, class_="number") for name in head[1:])
@@ -214,7 +215,7 @@ def _group_row(group: str, head: Sequence[object], stacked: bool) -> Html:
 
 
 def _stacked_row(row: Row) -> Html:
-    """Change and interval below each value, so that many runs stand side by side."""
+    """Change and interval below each value, so that many runs fit side by side."""
     cells = [element("td", row.metric.label), _number(value_words(row, 0))]
     for i in range(len(row.differences)):
         below = (text for text in (change_words(row, i), interval_words(row, i)) if text)
@@ -258,7 +259,7 @@ def _pairs_lead(first: str, name: str, pairs: Pairs) -> Html:
 
 
 def _pairs_table(pairs: Pairs) -> Html:
-    """How the differences of the pairs are distributed."""
+    """The distribution of the differences of the pairs."""
     rows = []
     for kind in COMPARED:
         changes = pairs.differences_ns(kind)
@@ -290,7 +291,7 @@ def _key(runs: Summaries, skip: int = 0) -> Html:
 
 
 def _key_of(names: Sequence[str], skip: int) -> Html:
-    """Which colour is which run."""
+    """A legend: the colour of each run."""
     entries = [(f"var(--{run_colour(i)})", name) for i, name in enumerate(names)]
     return key_of(entries[skip:])
 

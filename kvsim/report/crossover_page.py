@@ -17,7 +17,7 @@ from kvsim.report.wording import time_source
 DASHES = {"layer": "solid", "cross": "dash"}
 TOKENS = "tokens of the request"
 COLOURS = 5
-"""Colours of models: those of compared runs but the first, which is grey."""
+"""Colours of models: those of compared runs, without the first, which is grey."""
 
 
 def head(model: ModelCrossings) -> list[str]:
@@ -27,7 +27,7 @@ def head(model: ModelCrossings) -> list[str]:
 
 
 def rows(model: ModelCrossings) -> list[list[str]]:
-    """One row per length: what recompute takes, and what swapping takes by layout."""
+    """One row per length: the time of recomputing, and the times of swapping by layout."""
     return [_row(crossing) for crossing in model.crossings]
 
 
@@ -40,15 +40,17 @@ def caption(model: ModelCrossings) -> str:
 
 
 def priced(model: ModelCrossings) -> str:
-    """Where the times of recompute come from, with their label."""
+    """Where the times of recomputing come from, with their label."""
     return time_source({"cost": {"kind": model.kind, "source": model.source}})
 
 
-UNITS = "Microseconds per token, swapping out and in; equal: at a link of so many GB/s."
+UNITS = (
+    "Microseconds per token, swapping out and in; equal: link speed at which both cost the same."
+)
 
 
 def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Sequence[int]) -> str:
-    """The page; its table has the requests of `lengths` tokens, its curves all there are."""
+    """The page; its table lists requests of `lengths` tokens, its curves show all lengths."""
     times = [_times(i, model) for i, model in enumerate(models)]
     even = _even(models)
     listed = [
@@ -105,7 +107,7 @@ def _header(title: str, models: Sequence[ModelCrossings]) -> Html:
 
 
 def _verdict(model: ModelCrossings, layout: str) -> str:
-    """For which of the lengths swapping is cheaper."""
+    """The lengths at which swapping is cheaper."""
     cheaper = [each.tokens for each in model.crossings if each.swap_ns[layout] < each.recompute_ns]
     if len(cheaper) == len(model.crossings):
         fate = "swapping is cheaper at every length"

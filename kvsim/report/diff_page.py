@@ -41,7 +41,7 @@ def falls_section(explanation: Explanation, figures: list[Figure]) -> Html:
         return panel(None, element("p", "No part of any latency differs."))
     lead = (
         "Of the requests that both runs completed. Parts are whole nanoseconds of every request's"
-        " time and add up exactly; a p99 is split as the requests at its place are."
+        " time and add up exactly; a p99 is split like the requests that it is interpolated from."
     )
     if not explanation.ledger:
         lead += " These runs were written without a time ledger, so there are three parts only."

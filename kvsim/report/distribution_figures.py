@@ -29,9 +29,9 @@ NOTES = {
 def distribution_figures(
     runs: Sequence[tuple[str, str, Mapping[str, Floats]]], *, marks: bool
 ) -> list[Figure]:
-    """One figure per latency: the share of requests that took at most so long.
+    """One figure per latency: the share of requests whose latency is at most the value on the axis.
 
-    Each run is (name, colour, durations in ns as `phases.durations_ns` gives them). With `marks`,
+    Each run is (name, colour, durations in ns as returned by `phases.durations_ns`). With `marks`,
     p50, p90 and p99 are marked and written out, which is meant for a single run. Latencies that no
     run has are left out.
     """
@@ -78,7 +78,7 @@ def _scale(values: Floats) -> dict[str, Any]:
 
 
 def curve(values: Floats, colour: str, name: str) -> Trace:
-    """The empirical distribution, thinned out to `POINTS` ranks (all of them if there are few)."""
+    """The empirical distribution, thinned out to `POINTS` ranks if there are more."""
     ordered = np.sort(values)
     ranks = np.unique(np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).round())
     picked = ranks.astype(int)

@@ -1,8 +1,8 @@
-"""Finds where two runs part: the first step in which their schedulers decided differently, and why.
+"""Finds where two runs diverge: the first step that their schedulers decided differently, and why.
 
-Until that step both have seen the same and done the same, so what they had then (free blocks, the
-head of the queue, who lost its blocks) is the cause of everything that follows. Times may differ
-before: another device needs other times for the same decisions.
+Until that step both runs saw the same and decided the same. So their state at that step (free
+blocks, the head of the queue, the preempted requests) is the cause of everything that follows.
+Times may differ before, because another device takes other times for the same decisions.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DECISIONS = (
     "ignored",
     "finished",
 )
-"""Columns of a step that say what a scheduler did, the most telling first."""
+"""Columns of a step that hold decisions of the scheduler, the most telling first."""
 
 STATES = ("waiting", "running", "swapped", "used_blocks", "cached_blocks", "free_blocks")
-"""Columns of a step that say what it had, after composing."""
+"""Columns of a step that hold the state after composing it."""
 
 Row = dict[str, int]
 
@@ -46,26 +46,26 @@ class Divergence(NamedTuple):
     """The first step that differs."""
 
     step: int
-    """From 0, in both runs."""
+    """Number of the step, from 0, the same in both runs."""
     rows: tuple[Row, Row]
-    """Its columns in both runs; empty where that run had ended."""
+    """Its columns in both runs; empty for a run that had ended."""
     before: tuple[Row, Row]
-    """Columns of the step before it; empty where it is the first."""
+    """Columns of the step before it; empty if it is the first."""
     columns: tuple[str, ...]
-    """Columns of `DECISIONS` that differ; empty where one run goes on and the other does not."""
+    """Columns of `DECISIONS` that differ; empty if only one run goes on."""
     slower_from: int | None
-    """An earlier step that took another time or began at another time, if there is one."""
+    """The first earlier step with another duration or another start, if there is one."""
 
 
 def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Divergence | None:
-    """Where two runs part; None where every step of both is the same decision."""
+    """The first step that differs; None if all steps of both runs hold the same decisions."""
     lengths = len(first["start_ns"]), len(other["start_ns"])
     common = min(lengths)
-    apart = _apart(first, other, DECISIONS, common)
-    step = int(apart.argmax()) if apart.any() else common
+    different = _differing(first, other, DECISIONS, common)
+    step = int(different.argmax()) if different.any() else common
     if step == common and lengths[0] == lengths[1]:
         return None
-    timed = _apart(first, other, ("start_ns", "end_ns"), step)
+    timed = _differing(first, other, ("start_ns", "end_ns"), step)
     rows = _row(first, step), _row(other, step)
     return Divergence(
         step,
@@ -77,29 +77,29 @@ def first_divergence(first: Mapping[str, Any], other: Mapping[str, Any]) -> Dive
 
 
 class Concerned(NamedTuple):
-    """The request whose schedule was the first to differ."""
+    """The first request that was scheduled at different times."""
 
     id: str
     instants_ns: tuple[int, int]
-    """When it was first scheduled in both runs."""
+    """When it was first scheduled, in each run."""
 
 
 def first_concerned(
     pairs: Pairs, first: Mapping[str, Any], other: Mapping[str, Any]
 ) -> Concerned | None:
-    """Of the requests that both completed, the first to be scheduled at another time, if any."""
+    """The first request completed by both runs that was scheduled at different times, if any."""
     before = np.asarray(first["first_scheduled_ns"])[pairs.first_rows]
     after = np.asarray(other["first_scheduled_ns"])[pairs.other_rows]
-    (apart,) = np.nonzero(before != after)
-    if not len(apart):
+    (different,) = np.nonzero(before != after)
+    if not len(different):
         return None
-    i = int(apart[np.minimum(before, after)[apart].argmin()])
+    i = int(different[np.minimum(before, after)[different].argmin()])
     id = str(first["id"][pairs.first_rows[i]])
     return Concerned(id, (int(before[i]), int(after[i])))
 
 
 def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str]:
-    """Who that is, in a sentence."""
+    """The request and its times, in a sentence."""
     if found is None:
         return []
     instants = [
@@ -115,7 +115,7 @@ def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str
 def divergence_words(
     found: Divergence | None, names: tuple[str, str], pools: tuple[Any, Any]
 ) -> list[str]:
-    """Where and why, in sentences; `pools` are the numbers of GPU blocks."""
+    """Where the runs diverge and why, in sentences; `pools`: numbers of GPU blocks."""
     if found is None:
         return ["Both runs made the same decisions from the first step to the last."]
     first, other = names
@@ -124,7 +124,7 @@ def divergence_words(
         return [f"All {plural(found.step, 'step')} were the same; then {longer} went on alone."]
     instants = [seconds(row["start_ns"] / 1e9) for row in found.rows]
     when = instants[0] if instants[0] == instants[1] else f"{instants[0]} and {instants[1]}"
-    did = [_deed(row, found.columns) for row in found.rows]
+    did = [_decided(row, found.columns) for row in found.rows]
     sentences = [
         f"{_until(found.step)}At step {count(found.step)}"
         f" (after {when}) {first} {did[0]}; {other} {did[1]}.",
@@ -137,13 +137,13 @@ def divergence_words(
     return sentences
 
 
-def _apart(
+def _differing(
     first: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, ...], length: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    apart = np.zeros(length, dtype=bool)
+    different = np.zeros(length, dtype=bool)
     for name in names:
-        apart |= np.asarray(first[name])[:length] != np.asarray(other[name])[:length]
-    return apart
+        different |= np.asarray(first[name])[:length] != np.asarray(other[name])[:length]
+    return different
 
 
 def _row(steps: Mapping[str, Any], step: int) -> Row:
@@ -153,22 +153,24 @@ def _row(steps: Mapping[str, Any], step: int) -> Row:
 
 
 def _until(step: int) -> str:
-    return f"The first {plural(step, 'step')} decided the same. " if step else ""
+    return f"The first {plural(step, 'step')} made the same decisions. " if step else ""
 
 
-def _deed(row: Row, columns: tuple[str, ...]) -> str:
-    """What a step did, as far as the other one did not do the same."""
+def _decided(row: Row, columns: tuple[str, ...]) -> str:
+    """What a step did, as far as it differs from the other run's step."""
     words = []
     preempted = row["preempted_recompute"] + row["preempted_swap"]
     if {"preempted_recompute", "preempted_swap"} & set(columns):
-        means = "swap" if row["preempted_swap"] else "recompute"
-        victims = f"{plural(preempted, 'request')} by {means}" if preempted else "none"
+        mode = "swap" if row["preempted_swap"] else "recompute"
+        victims = f"{plural(preempted, 'request')} by {mode}" if preempted else "none"
         words.append(f"preempted {victims}")
     if "swapped_in" in columns:
         words.append(f"swapped {plural(row['swapped_in'], 'request')} in")
     if "blocked" in columns:
         reason = BLOCKED_BY.get(BLOCKED[row["blocked"]])
-        words.append(f"refused the head of the queue ({reason})" if reason else "refused nobody")
+        words.append(
+            f"refused the head of the queue ({reason})" if reason else "refused no request"
+        )
     if "cached_tokens" in columns:
         words.append(f"found {plural(row['cached_tokens'], 'prompt token')} in the cache")
     if {"prefill_seqs", "prefill_tokens"} & set(columns):

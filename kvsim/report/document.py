@@ -1,4 +1,4 @@
-"""Puts a page together: one file that needs nothing else and asks no network for anything."""
+"""Puts a page together: one file that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def masthead(
     subject: str | None = None,
     remarks: Iterable[tuple[str, str]] = (),
 ) -> Html:
-    """The head of a page: which command made it, its title, what it is about, the verdict.
+    """The head of a page: the command that made it, its title, its subject, the verdict.
 
-    `about`: what stands below the subject. `remarks`: the lines of the verdict, each with its tone,
+    `about`: elements below the subject. `remarks`: the lines of the verdict, each with its tone,
     `plain`, `warning` or `bad`.
     """
     verdict = [element("li", text, class_=tone) for text, tone in remarks]
@@ -66,7 +66,7 @@ def masthead(
 
 
 def figure_place(figure: Figure) -> Html:
-    """Heading, note, legend and the empty place that the script draws into."""
+    """Heading, note, legend and an empty element that the script draws into."""
     entries = [
         element(
             "button",

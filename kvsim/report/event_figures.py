@@ -1,4 +1,4 @@
-"""Draws what happened in steps, summed over short times; all figures share one time axis."""
+"""Draws the events of steps, summed over short times; all figures share one time axis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvsim.report.numerals import seconds
 from kvsim.report.view import View
 
 EVENT_BINS = 200
-"""Fewer than bins of states, because a bar needs some pixels."""
+"""Number of bars: fewer than bins of states, because a bar needs some pixels."""
 
 
 def event_figures(run: View) -> list[Figure]:

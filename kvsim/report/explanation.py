@@ -1,4 +1,4 @@
-"""Explains why one run differs from another: in words, in parts, by request."""
+"""Explains why one run differs from another: in words, by parts, by request."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ Run = tuple[str, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]
 """Name, summary, requests, steps."""
 
 _MANY_PREEMPTIONS, _MANY_HITS = 0.1, 0.05
-"""Shares, of preemptions and of prompt tokens, from which on a change of them counts as many."""
+"""Relative changes from which preemptions, or prompt tokens found in the cache, count as the
+reason."""
 _NAMED = 3
-"""Parts that a sentence names; the others are its rest."""
+"""Parts that a sentence names; it sums the others up as the rest."""
 
 
 class Explanation(NamedTuple):
-    """Everything that tells the other run from the first."""
+    """How the other run differs from the first, and why."""
 
     names: tuple[str, str]
     pairs: Pairs | None
-    """None: the runs had different requests."""
+    """None if the runs had different requests."""
     headline: list[str]
     settings: list[tuple[str, tuple[str, ...]]]
     divergence: Divergence | None
     divergence_words: list[str]
     waterfalls: list[Waterfall]
-    """Empty where no request was completed by both; likewise all that follows."""
+    """Empty if no request was completed by both runs, as are all fields below."""
     share: Share | None = None
     carriers: tuple[Carrier, ...] = ()
     blocks: tuple[Blocks, ...] = ()
     ledger: bool = False
-    """Whether parts are those of the ledger, or the phases of runs that were written without."""
+    """Whether the parts are those of the ledger; else they are the phases of runs without one."""
 
     @property
     def same(self) -> bool:
-        """Whether no request took other time and no decision was another."""
+        """Whether every request took the same time and every decision was the same."""
         changed = any(waterfall.changes() for waterfall in self.waterfalls)
         return self.pairs is not None and self.divergence is None and not changed
 
 
 def explain(first: Run, other: Run) -> Explanation:
-    """Set the second run against the first."""
+    """Compare the second run with the first."""
     names = first[0], other[0]
     summaries = [(first[0], first[1]), (other[0], other[1])]
     pools = (first[1]["meta"].get("num_gpu_blocks"), other[1]["meta"].get("num_gpu_blocks"))
@@ -63,7 +64,7 @@ def explain(first: Run, other: Run) -> Explanation:
     settings = config_differences(summaries)
     if pairs is None or not pairs.number:
         what = "had different requests" if pairs is None else "completed no request both"
-        text = f"{names[1]} and {names[0]} {what}, so that there is nothing to set side by side."
+        text = f"{names[1]} and {names[0]} {what}, so there is nothing to compare."
         return Explanation(names, pairs, [text], settings, None, [], [])
     found = first_divergence(first[3], other[3])
     falls = waterfalls(pairs, first[2], other[2])
@@ -93,10 +94,10 @@ def headline_words(
     other: Mapping[str, Any],
     falls: list[Waterfall],
 ) -> list[str]:
-    """`B avoided 412 preemptions: −38 % recomputed tokens, −1.9 s p99 TTFT.`, and what of.
+    """`B avoided 412 preemptions: −38 % recomputed tokens, −1.9 s p99 TTFT.`
 
-    Preemptions or hits are named as the reason only where there are many fewer or more of them and
-    latencies moved accordingly; otherwise the part of time that changed most is.
+    Preemptions or cache hits are named as the reason only if their number changed much and
+    latencies moved with them. Otherwise the part of time that changed most is named.
     """
     tails = [fall for fall in falls if fall.statistic == "p99"]
     if not any(fall.changes() for fall in falls):
@@ -192,7 +193,7 @@ def _fall_record(fall: Waterfall) -> dict[str, Any]:
 
 
 def _preemption_words(name: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """`B avoided 412 preemptions (−38 % recomputed tokens)`; where swap is new, both ways."""
+    """`B avoided 412 preemptions (−38 % recomputed tokens)`; both modes if their mix changed."""
     number = other["num_preemptions"] - first["num_preemptions"]
     degree = "" if number < 0 else "more "
     what = plural(abs(number), f"{degree}preemption")

@@ -20,7 +20,7 @@ _ROW_PX, _FRAME_PX, _LETTER_PX = 26, 78, 6.2
 
 
 def why(explanation: Explanation, figures: Sequence[Figure]) -> Html:
-    """In short: the words, the waterfalls, and the first divergent decision."""
+    """The short explanation: sentences, waterfalls, and the first divergent decision."""
     words = (element("li", text, class_="plain") for text in explanation.headline)
     parts: list[Html] = [element("ul", *words, class_="verdict")]
     if figures:
@@ -41,7 +41,7 @@ def waterfall_figures(explanation: Explanation, prefix: str = "fall") -> list[Fi
 
 
 def parts_table(explanation: Explanation) -> Html:
-    """Every part of every figure in both runs; the last line of each is their sum."""
+    """Every part of every figure in both runs; the last line of each figure is the sum."""
     panels = []
     for fall in explanation.waterfalls:
         rows = [[LABELS[part], *_three(a, b)] for part, (a, b) in fall.parts.items() if a or b]
@@ -52,7 +52,7 @@ def parts_table(explanation: Explanation) -> Html:
 
 
 def divergence_panel(explanation: Explanation) -> Html:
-    """The first divergent decision in words, and both runs' step side by side."""
+    """The first divergent decision in words, and the step in both runs side by side."""
     parts = [element("p", sentence) for sentence in explanation.divergence_words]
     found = explanation.divergence
     if found is not None and all(found.rows):
@@ -70,10 +70,10 @@ def carriers_panel(explanation: Explanation) -> Html:
     """The requests whose E2EL changed most, and how the change is spread."""
     share = explanation.share
     if share is None or not share.changed:
-        return panel(None, element("p", "No request took another time."))
+        return panel(None, element("p", "Every request took the same time."))
     lead = (
-        f"{count(share.changed)} of {plural(share.total, 'request')} took another time. Half of"
-        f" all change is in {plural(share.half, 'request')}"
+        f"{count(share.changed)} of {plural(share.total, 'request')} took a different time. Half of"
+        f" the total change is in {plural(share.half, 'request')}"
         f" ({percent(share.half / share.total)}); the {LISTED} that changed most:"
     )
     rows = [
@@ -92,7 +92,7 @@ def carriers_panel(explanation: Explanation) -> Html:
 
 
 def blocks_panel(explanation: Explanation) -> Html:
-    """Blocks by fate, where that changed."""
+    """Blocks by fate, where their number changed."""
     if not explanation.blocks:
         return panel(None, element("p", "Every block had the same fate in both runs."))
     rows = [
@@ -148,13 +148,13 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
 
 
 def _made_of(names: tuple[str, str], fall: Waterfall) -> str:
-    """Whose times a percentile is; nothing of a mean."""
+    """The requests that a percentile is interpolated from; empty for a mean."""
     if not any(fall.places):
         return ""
     texts = [
         f"in {name} {_places(places)}" for name, places in zip(names, fall.places, strict=True)
     ]
-    return f"Made of the requests at its place: {'; '.join(texts)}."
+    return f"Interpolated from these requests: {'; '.join(texts)}."
 
 
 def _places(places: Sequence[Place]) -> str:
@@ -167,7 +167,7 @@ def _three(first: Fraction, other: Fraction) -> list[str]:
 
 
 def _cell(name: str, value: int) -> str:
-    return BLOCKED_BY.get(BLOCKED[value], "nobody") if name == "blocked" else count(value)
+    return BLOCKED_BY.get(BLOCKED[value], "no refusal") if name == "blocked" else count(value)
 
 
 def _differs(found: Divergence, name: str) -> bool:

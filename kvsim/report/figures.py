@@ -1,6 +1,6 @@
-"""What every figure is made of: plotly traces and layouts as plain data.
+"""The elements of every figure: plotly traces and layouts as plain data.
 
-Colours are names of custom properties of the style sheet, such as `var(--used)`; the page's script
+Colours are names of custom properties of the style sheet, such as `var(--used)`. The page's script
 replaces them, so that light and dark follow the reader's system.
 """
 
@@ -38,18 +38,18 @@ class Figure(NamedTuple):
     layout: dict[str, Any]
     legend: list[Entry]
     time: bool = False
-    """Its x axis is the run's time: it zooms together with the others."""
+    """Whether its x axis is the run's time; then it zooms together with the others."""
     height: int = 240
 
 
 class TimeAxis(NamedTuple):
-    """Unit in which a page writes simulated time."""
+    """The unit in which a page writes simulated time."""
 
     unit: str
     ns: float
     """Nanoseconds per unit."""
     end: float
-    """Of the run, in this unit."""
+    """The end of the run, in this unit."""
 
     def of(self, instants_ns: NDArray[np.int64]) -> Points:
         """Instants in this unit."""
@@ -57,7 +57,7 @@ class TimeAxis(NamedTuple):
 
 
 def time_axis(end_ns: int) -> TimeAxis:
-    """A unit in which the whole run is a number of a few digits."""
+    """A unit in which the end of the run is a number of few digits."""
     for unit, ns in (("h", 3600e9), ("min", 60e9), ("s", 1e9)):
         if end_ns >= 5 * ns:
             return TimeAxis(unit, ns, end_ns / ns)
@@ -88,14 +88,14 @@ def step_line(x: Points, y: Points, colour: str, name: str) -> Trace:
 
 
 def area(trace: Trace, stack: str = "one") -> Trace:
-    """The same line as a filled area on top of the previous ones of its stack."""
+    """A line as a filled area on top of the previous areas of its stack."""
     colour = trace["line"]["color"]
     line = {**trace["line"], "width": 0}
     return {**trace, "line": line, "stackgroup": stack, "fillcolor": colour}
 
 
 def band(x: Points, low: Points, high: Points, colour: str) -> list[Trace]:
-    """The range between two lines, without lines."""
+    """The area between two lines, without the lines."""
     base = {"hoverinfo": "skip", "showlegend": False}
     edges: list[Trace] = [step_line(x, y, colour, "") | base for y in (low, high)]
     for edge in edges:
@@ -118,7 +118,7 @@ def bars(x: Points, y: Points, width: float, colour: str, name: str) -> Trace:
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], **further: Any) -> dict[str, Any]:
-    """The common look; `x` and `y` add to the axes."""
+    """The common layout; `x` and `y` add to the axes."""
     axis = {
         "gridcolor": "var(--grid)",
         "linecolor": "var(--rule)",
@@ -170,7 +170,7 @@ def titled(text: str, **further: Any) -> dict[str, Any]:
 
 
 def merge(*parts: dict[str, Any]) -> dict[str, Any]:
-    """Settings one over the other, table by table."""
+    """Nested tables of settings merged; later ones win."""
     merged: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():

@@ -1,4 +1,4 @@
-"""Writes results to a folder and reads them back: all of a run, or nothing of it.
+"""Writes results to a folder, all files or none, and reads them back.
 
 ```
 DIR/summary.json       figures and provenance
@@ -23,7 +23,7 @@ from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
 from kvsim.report import tables
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
-from kvsim.writing import passing_folder
+from kvsim.writing import temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ SUMMARY, PAGE = "summary.json", "report.html"
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
 Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""Summary, requests and steps, shaped as `summarise` takes and gives them."""
+"""Summary, requests and steps, in the shapes that `summarise` returns and takes."""
 
 
 def write_results(
@@ -48,11 +48,11 @@ def write_results(
 ) -> list[Path]:
     """Write a run's files into `out_dir`, which is made if need be; returns their paths.
 
-    Everything is written beside the target first and then moved into place, the summary last.
-    Files of these names are replaced, others left alone. Raises `OutputError` naming the folder.
+    All files are written beside the target first and then moved into place, the summary last. Files
+    of these names are replaced, others stay. Raises `OutputError` naming the folder.
     """
     out = Path(out_dir)
-    with passing_folder(out, out) as partial:
+    with temporary_folder(out, out) as partial:
         _fill(partial, summary, requests, steps, csv=csv, page=page)
         if transitions is not None:
             log = tables.transitions_table(transitions)
@@ -65,7 +65,7 @@ def write_results(
 
 
 def read_results(directory: str | Path) -> Results:
-    """Read back what `write_results` wrote. Raises `OutputError` naming the file and the remedy."""
+    """Read what `write_results` wrote. Raises `OutputError` naming the file and the remedy."""
     folder = Path(directory)
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder; {_REMEDY}")
@@ -81,14 +81,15 @@ def read_results(directory: str | Path) -> Results:
 
 
 def read_transitions(directory: str | Path) -> dict[str, Any]:
-    """Read back the transitions of a run. Raises `OutputError` naming the file and the remedy."""
+    """Read the transitions of a run. Raises `OutputError` naming the file and the remedy."""
     return _read_columns(Path(directory), TRANSITIONS)
 
 
 def read_block_map(directory: str | Path, meta: Mapping[str, Any]) -> BlockMap | None:
-    """The block map of a run, None if it was not watched. Raises `OutputError` naming the file.
+    """The block map of a run; None if the run has none. Raises `OutputError` naming the file.
 
-    A map that another run left in the folder is not taken for its own: `meta` has `block_map`.
+    `meta` says whether the run has a block map, so a map that another run left in the folder is
+    ignored.
     """
     if not meta.get("block_map"):
         return None
@@ -118,7 +119,7 @@ def _fill(
 
 
 def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
-    """Write `path`.parquet and, if asked, `path`.csv, piece by piece: a long run need not fit."""
+    """Write `path`.parquet and, if asked, `path`.csv, piece by piece to bound the memory."""
     import pyarrow.parquet as pq
 
     piece = next(pieces)
@@ -136,8 +137,10 @@ def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Columns of steps change little from row to row: half as large as under the defaults, and
-    sooner written and read."""
+    """Encodings for columns that change little from row to row.
+
+    Files are half as large as with the defaults, and faster to write and to read.
+    """
     from pyarrow.types import is_floating, is_integer
 
     encodings = {field.name: "DELTA_BINARY_PACKED" for field in schema if is_integer(field.type)}

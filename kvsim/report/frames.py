@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def requests_frame(requests: Mapping[str, Any]) -> pd.DataFrame:
-    """One row per request, with the columns of `requests.parquet`; missing where it never was."""
+    """One row per request, with the columns of `requests.parquet`; missing: it never happened."""
     frame: pd.DataFrame = tables.requests_table(requests).to_pandas()
     return frame
 

@@ -30,7 +30,7 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
 
 
 def join(children: Iterable[object]) -> Html:
-    """Children one after another."""
+    """Children, one after another."""
     parts = (child for child in children if child is not None)
     return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in parts))
 
@@ -64,7 +64,7 @@ def panel(title: str | None, *children: object) -> Html:
 
 
 def strip(parts: Iterable[tuple[str, float, str]]) -> Html:
-    """A bar of parts side by side: (colour, share of the width, words); empty ones left out."""
+    """A bar of parts side by side: (colour, share of the width, label), without empty parts."""
     return element(
         "div",
         *(
@@ -77,7 +77,7 @@ def strip(parts: Iterable[tuple[str, float, str]]) -> Html:
 
 
 def key_of(entries: Iterable[tuple[str, str]]) -> Html:
-    """What colours mean: (colour, words)."""
+    """A legend: (colour, label)."""
     return element(
         "div",
         *(

@@ -1,4 +1,4 @@
-"""Writes the ledger of a run as a few lines: only what matters most."""
+"""Writes the ledger of a run as a few lines, with the largest parts only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvsim.report.ledger_summary import bare
 from kvsim.report.numerals import percent
 
 SHOWN = 5
-"""Parts of a line."""
+"""Most parts of a line."""
 
 
 def ledger_lines(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""Shows the ledger of a run: where the time of requests and steps went, and prompt tokens."""
+"""Shows the ledger of a run: where the time of requests and steps and the prompt tokens went."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROMPT = {bare(name): label for name, label in PROMPT_LABELS.items()}
 
 
 def ledger_section(summary: Mapping[str, Any]) -> Html:
-    """Everything the summary says about where time and tokens went; empty without a ledger."""
+    """All panels of the ledger; empty for a run without one."""
     parts: list[object] = []
     if "time_ledger_mean_ms" not in summary:
         return Html("")
@@ -57,7 +57,7 @@ def step_panel(summary: Mapping[str, Any]) -> Html:
 
 
 def prompt_panel(summary: Mapping[str, Any]) -> Html:
-    """The tokens of all prompts that were admitted, by what became of their cache hits."""
+    """The tokens of all admitted prompts, by the outcome of their cache look-up."""
     found, lost = summary["prefix_cache_preempted_hit_tokens"], summary["recomputed_tokens"]
     again = (
         f"First admissions only. After preemptions, {count(found)} tokens were found again and"
@@ -68,7 +68,7 @@ def prompt_panel(summary: Mapping[str, Any]) -> Html:
 
 
 def time_strip(parts: Mapping[str, float], longest: float) -> Html:
-    """A bar whose parts are as long as those of a request, in milliseconds."""
+    """A bar whose parts have the lengths of a request's parts, in milliseconds."""
     return strip(
         (
             f"var(--part-{name})",
@@ -81,7 +81,7 @@ def time_strip(parts: Mapping[str, float], longest: float) -> Html:
 
 
 def part_key(names: Iterable[str]) -> Html:
-    """What the colours of a `time_strip` mean."""
+    """The legend of a `time_strip`."""
     return key_of((f"var(--part-{name})", _TIME[name]) for name in names)
 
 
@@ -105,7 +105,7 @@ def _request_table(summary: Mapping[str, Any]) -> Html:
 def _shares(
     values: Mapping[str, float], labels: Mapping[str, str], family: str, write: Any
 ) -> Html:
-    """A bar of the parts of a whole, and what they are."""
+    """A bar of the parts of a whole, and their legend."""
     whole = sum(values.values())
     parts = [
         (f"var(--{family}-{name})", values[name] / whole, label)

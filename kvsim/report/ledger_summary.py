@@ -1,6 +1,6 @@
-"""Condenses the ledger of a run: where time and prompt tokens went, in all and for one request.
+"""Condenses the ledger of a run: where time and prompt tokens went, in total and for one request.
 
-What the parts mean: `kvsim.ledger.parts`. Keys are absent where a run has no such ledger.
+The meaning of the parts: `kvsim.ledger.parts`. Keys are absent if a run has no such ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dic
     * `time_ledger_total_s`, `time_ledger_mean_ms`, `time_ledger_p50_ms`, `time_ledger_p99_ms`: by
       part; percentiles of different parts do not add up;
     * `time_ledger_requests`: for `p50` and `p99`, the completed request whose E2EL is the least
-      that so many per cent do not exceed; its parts add up;
+      that 50 % or 99 % of the requests do not exceed; its parts add up;
     * `step_time_s`: by kernel, all steps;
     * `prompt_ledger_tokens`: by part, requests that were ever admitted.
     """
@@ -47,9 +47,9 @@ def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dic
 
 
 def request_at(requests: Mapping[str, Any], percent: float) -> int | None:
-    """Index of the completed request at this percentile of E2EL; None where there is none.
+    """Index of the completed request at this percentile of E2EL; None if there is none.
 
-    Of several that took equally long, the first in trace order.
+    Of several requests with the same E2EL, the first in trace order.
     """
     done = np.flatnonzero(completed(requests))
     if not len(done):

@@ -1,4 +1,4 @@
-"""Lines over counts, both axes logarithmic."""
+"""Line charts over counts, with two logarithmic axes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from kvsim.report.figures import Points, Trace, layout, titled
 
 FEW_DECADES = 3
-"""With more, a label for each decade; else for 1, 2 and 5 of each."""
+"""Up to this number of decades, an axis has labels for 1, 2 and 5 of each; beyond, one per
+decade."""
 
 
 def line(x: Sequence[float], y: Points, colour: str, name: str, dash: str = "solid") -> Trace:
-    """Straight pieces between points; `colour` is a name of the style sheet."""
+    """Straight lines between points; `colour` is a name of the style sheet."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -25,7 +26,7 @@ def line(x: Sequence[float], y: Points, colour: str, name: str, dash: str = "sol
 
 
 def log_layout(x_title: str, y_title: str, data: Sequence[Trace], **further: Any) -> dict[str, Any]:
-    """The layout for lines whose x are mostly powers of two; what is not above 0 is not drawn."""
+    """The layout for lines whose x are mostly powers of two; values up to 0 are not drawn."""
     xs = [x for trace in data for x in trace["x"] if x > 0]
     ys = [y for trace in data for y in trace["y"] if y is not None and y > 0]
     return layout(

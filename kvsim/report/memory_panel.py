@@ -1,4 +1,4 @@
-"""Shows how the memory of a GPU was shared out, and how many blocks that made."""
+"""Shows how the memory of a GPU was divided, and how many blocks that gave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = (
 
 
 def memory_panel(meta: Mapping[str, Any]) -> Html:
-    """The budget of one GPU term by term, and the blocks that came of it."""
+    """The budget of one GPU term by term, and the resulting blocks."""
     budget = flat(meta.get("memory") or {})
     blocks = panel("Blocks", facts(_blocks(budget, meta)))
     if not budget.get("memory_bytes"):
@@ -36,7 +36,7 @@ def memory_panel(meta: Mapping[str, Any]) -> Html:
 
 
 def _blocks(budget: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of blocks and how they came about; other terms as they are."""
+    """Numbers of blocks and how they were computed; the other terms unchanged."""
     named = {key for key, *_ in PARTS} | {"memory_bytes"}
     total = meta.get("num_gpu_blocks")
     slots = (total or 0) * (meta.get("block_size") or 0)

@@ -1,4 +1,4 @@
-"""Lists the figures of a summary that are worth showing: name, unit, which direction is better."""
+"""Lists the figures of a summary that are shown, each with its unit and its better direction."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Metric(NamedTuple):
     unit: str
     """A key of `numerals.UNITS`."""
     better: Better
-    """Empty: neither direction is better as such."""
+    """Empty if neither direction is better."""
     group: str
 
     @property
     def whole(self) -> bool:
-        """Whether it counts things."""
+        """Whether the figure is a count."""
         return self.unit in ("requests", "tokens", "blocks", "steps", "preemptions")
 
     @property
@@ -35,7 +35,7 @@ class Metric(NamedTuple):
 
 
 def value(summary: Mapping[str, Any], key: str) -> float | None:
-    """The figure named by `key`; None where it is undefined or absent."""
+    """The figure with this key; None if it is undefined or absent."""
     found: Any = summary
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -49,7 +49,7 @@ LATENCIES = {
     "e2el": "E2EL",
     "queue": "Queue",
 }
-"""Kinds of latency that have full statistics, with their names for people."""
+"""Labels of the latencies that have full statistics."""
 
 BLOCKED_BY = {
     "slots": "max_num_seqs reached",
@@ -59,7 +59,7 @@ BLOCKED_BY = {
     "swapped": "swapped requests go first",
     "preempted": "a preemption in this step",
 }
-"""Why the head of the waiting queue was refused, for people."""
+"""Why the head of the waiting queue was refused: labels for people."""
 
 _SHOWN = ("mean", "p50", "p90", "p99")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 MISSING = "–"
 SPACE = "\u00a0"
-"""Between a number and its unit, so that no line breaks there."""
+"""The space between a number and its unit, where no line breaks."""
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -18,7 +18,7 @@ def count(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three figures or more, without an exponent: `0.0123`, `1.71`, `215`, `12,031`; ints whole."""
+    """A number with three figures or more and no exponent: `0.0123`, `1.71`, `215`, `12,031`."""
     if isinstance(value, int) or abs(value) >= 100 or value == 0:
         return count(value)
     if abs(value) >= 1:
@@ -48,7 +48,7 @@ def milliseconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share of 1, at least 0, as `12.3 %`."""
+    """A share from 0 to 1 as `12.3 %`."""
     if value < 0.0005:
         return f"<0.1{SPACE}%" if value else f"0{SPACE}%"
     return f"{value * 100:.1f}{SPACE}%" if value < 1 else f"{value * 100:.0f}{SPACE}%"

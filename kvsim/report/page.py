@@ -42,8 +42,8 @@ def build_page(
 ) -> str:
     """The report of a run, for `report.html`.
 
-    Takes what `summarise` gives and takes. The file needs no other file and no network; equal
-    inputs give equal bytes.
+    Takes the result and the arguments of `summarise`. The file needs no other file and no network;
+    equal inputs give equal bytes.
     """
     run = look_at(summary, requests, steps)
     timed = _time_figures(run)
@@ -86,8 +86,8 @@ def _time_figures(run: View) -> list[Figure]:
 
 
 def _latency(run: View, figures: list[Figure]) -> Html:
-    lead = "Of completed requests, from the arrival at the engine. The curves show which share of"
-    lead += " them took at most so long."
+    lead = "Of completed requests, from the arrival at the engine. Each curve shows the share"
+    lead += " of requests whose latency is at most the value on the axis."
     trio = element("div", *(figure_place(figure) for figure in figures), class_="trio")
     return join((element("p", lead), trio, panels.latency_table(run.summary)))
 

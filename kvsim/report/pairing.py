@@ -1,4 +1,4 @@
-"""Sets two runs of the same requests against each other, request by request."""
+"""Pairs the requests of two runs of the same trace."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class Pairs(NamedTuple):
 
     number: int
     only_first: int
-    """Completed by the first run alone."""
+    """Number of requests that the first run alone completed."""
     only_other: int
     same_arrivals: bool
-    """Both engines got every pair at the same time."""
+    """Whether both engines received every pair at the same time."""
     first_ns: dict[str, Floats]
-    """Durations of the pairs in the first run, keyed as in `phases.durations_ns`."""
+    """Durations of the pairs in the first run, with the keys of `phases.durations_ns`."""
     other_ns: dict[str, Floats]
     first_rows: Ints
-    """Places of the pairs in the columns of the first run; likewise `other_rows`."""
+    """Positions of the pairs in the columns of the first run; `other_rows` are those in the other
+    run."""
     other_rows: Ints
 
     def differences_ns(self, kind: str) -> Floats:
@@ -36,7 +37,7 @@ class Pairs(NamedTuple):
 
 
 def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
-    """Pairs by position in the trace; None where the runs had different requests there."""
+    """Pairs by position in the trace; None if the runs had different requests there."""
     _, mine, theirs = np.intersect1d(
         _ints(first["index"]), _ints(other["index"]), assume_unique=True, return_indices=True
     )

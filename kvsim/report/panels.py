@@ -1,4 +1,4 @@
-"""Writes the parts of a page that are not figures: cards, tables, where time went."""
+"""Writes the parts of a page that are not charts: cards, tables, where time went."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HIT_RATES = (
 
 
 def tags(summary: Mapping[str, Any]) -> Html:
-    """Labels not to be overlooked: how the run ended, and where its times come from."""
+    """Labels for how the run ended and where its step times come from."""
     ended = "good" if wording.finished(summary) else "bad"
     timed = "good" if wording.measured(summary["meta"]) else "warning"
     return element(
@@ -219,7 +219,7 @@ def _life(durations: Mapping[str, Floats], i: int) -> float:
 
 
 def _strip(durations: Mapping[str, Floats], i: int, longest: float) -> Html:
-    """A bar whose parts are as long as the phases of request `i`."""
+    """A bar whose parts have the lengths of the phases of request `i`."""
     return strip(
         (
             f"var(--phase-{name})",
@@ -231,5 +231,5 @@ def _strip(durations: Mapping[str, Floats], i: int, longest: float) -> Html:
 
 
 def _phase_key(words: Mapping[str, str]) -> Html:
-    """What the colours of a strip mean, in the words given per phase."""
+    """The legend of a strip, with the words for each phase."""
     return key_of((f"var(--phase-{name})", text) for name, text in words.items())

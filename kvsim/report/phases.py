@@ -1,4 +1,4 @@
-"""Splits the life of each request into the durations that latency figures are made of.
+"""Splits the life of each request into the durations from which latency figures are computed.
 
 ```
 released        arrival      first scheduled      first token        finish
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 PHASES = ("client_queue", "queue", "prefill", "decode")
-"""Consecutive parts of a request's life: the first before it reaches the engine, the others add up
-to its E2EL."""
+"""Consecutive parts of a request's life. The first is before it reaches the engine; the others add
+up to its E2EL."""
 
 
 def durations_ns(requests: Mapping[str, Any]) -> dict[str, Floats]:
     """Durations of every request in nanoseconds, NaN where undefined.
 
-    Keys: `client_queue`, `queue`, `prefill`, `ttft`, `decode`, `tpot`, `e2el`. TPOT is
-    `decode / (tokens - 1)` and undefined for outputs of one token, as in `vllm bench serve`
-    (vllm/benchmarks/serve.py, `calculate_metrics`); tokens are those generated, with several
-    samples their mean. Decode includes the time a preempted request waited to resume.
+    Keys: `client_queue`, `queue`, `prefill`, `ttft`, `decode`, `tpot`, `e2el`. TPOT is `decode /
+    (tokens - 1)` and undefined for outputs of one token, as in `vllm bench serve`
+    (vllm/benchmarks/serve.py, `calculate_metrics`). Tokens are the generated ones; with several
+    samples, their mean. Decode includes the time that a preempted request waited to resume.
     """
     arrival, scheduled, token, finish = (
         _instants(requests[name])
@@ -63,6 +63,6 @@ def defined(values: Floats) -> Floats:
 
 
 def _instants(column: Any) -> Floats:
-    """Instants as floats (exact below 2**53 ns, 104 days), NaN for those that never came."""
+    """Instants as floats (exact below 2**53 ns, 104 days); NaN where the event never happened."""
     values = np.asarray(column, dtype=np.float64)
     return np.where(values < 0, np.nan, values)

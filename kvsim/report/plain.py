@@ -1,4 +1,4 @@
-"""Turns values into what JSON can hold without loss of meaning."""
+"""Turns values into plain values that JSON can hold without loss of meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the tables of a profile: what a step's parts take, by the counts that decide it."""
+"""Draws the tables of a profile: the times of a step's parts, by the counts that decide them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TITLES = {
     "decode_v2": ("Decode attention in partitions, one layer", "mean length"),
     "mixed": ("Attention of a chunk and decodes in one launch, one layer", "tokens of the chunk"),
 }
-"""Table of the fit -> title, what its x axis counts."""
+"""Table of the fit → its title, and the count on its x axis."""
 ERRORS = ("points", "median_percent", "p95_percent", "max_percent", "bias_percent")
 
 
@@ -79,7 +79,7 @@ def _slices(name: str, grid: Grid) -> list[tuple[str, Sequence[float], Sequence[
 def _column(
     x: Sequence[float], us: Sequence[Sequence[float]], j: int
 ) -> tuple[list[float], list[float]]:
-    """Place `j` of the rows that reach so far."""
+    """Column `j` of the grid, over the rows that are long enough to have it."""
     reached = [(at, row[j]) for at, row in zip(x, us, strict=True) if len(row) > j]
     return [at for at, _ in reached], [value for _, value in reached]
 
@@ -122,16 +122,16 @@ def _figure(
 
 
 def _errors(error: Mapping[str, Any]) -> Html:
-    """Distances of the fit from rows that it has not seen, and what else the profile says."""
+    """Errors of the fit on rows that it was not fitted to, and the profile's other statements."""
     judged = {key: value for key, value in error.items() if _judged(value)}
-    told = {key: value for key, value in error.items() if key not in judged}
+    others = {key: value for key, value in error.items() if key not in judged}
     rows = []
     for name, figures in judged.items():
         regions = {f"{name}, {key}": value for key, value in figures.items() if _judged(value)}
         for label, found in {name: figures, **regions}.items():
             rows.append([label, *(_cell(found.get(key)) for key in ERRORS)])
     head = ("table", "points", "median %", "p95 %", "max %", "bias %")
-    return join((table(head, rows) if rows else None, facts(flat(told))))
+    return join((table(head, rows) if rows else None, facts(flat(others))))
 
 
 def _judged(value: Any) -> bool:

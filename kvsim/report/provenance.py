@@ -25,6 +25,7 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
         "Scheduler": meta.get("scheduler"),
         "Block manager": meta.get("block_manager"),
         "Step times": time_source(meta),
+        "Oracles": ", ".join(meta.get("oracles") or ()) or None,
     }
     notes = [str(note) for note in trace.get("notes") or ()]
     listed = element("ul", *(element("li", note) for note in notes)) if notes else None
@@ -46,9 +47,9 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
 
 
 def to_toml(table: Mapping[str, Any], name: str = "") -> str:
-    """The text of a configuration file; keys without a value, which mean the default, are left out.
+    """The text of a configuration file; keys without a value stand for defaults and are left out.
 
-    The text `inf`, as which a summary keeps an infinite number, becomes the number again.
+    An infinite number, which a summary keeps as the text `inf`, becomes a number again.
     """
     lines = [f"[{name}]"] if name else []
     inner = []
@@ -80,7 +81,7 @@ def _literal(value: Any) -> str:
 
 
 def facts(named: Mapping[str, Any]) -> Html:
-    """Names and values; the unit is taken from the end of the name, None is left out."""
+    """Names and values; the unit is the end of the name, and None is left out."""
     pairs = (
         (element("dt", key), element("dd", _written(key, value)))
         for key, value in named.items()
@@ -90,7 +91,7 @@ def facts(named: Mapping[str, Any]) -> Html:
 
 
 def _written(key: str, value: Any) -> str:
-    """A value as its key's unit suggests."""
+    """A value in the unit that its key names."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):

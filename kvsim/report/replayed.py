@@ -1,4 +1,4 @@
-"""What one exact replay of a recorded trace says of the traffic that it is a sample of."""
+"""Estimates from one exact replay how two runs differ on the traffic that the trace samples."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _SUMS = {
     "swapped_in_blocks": "swapped_in_blocks",
     "prefix_cache_hit_tokens": "num_cached_tokens",
 }
-"""Key of a summary -> column of requests whose sum it is."""
+"""Key of a summary → column of requests that it sums up."""
 
 
 def compare_replay(runs: Runs, *, level: float, margin: float) -> Comparison:
-    """Verdicts on the figures that are made of requests; the others belong to this replay alone.
+    """Verdicts on the figures that are computed from requests; all other figures have none.
 
-    Each run is (name, summary, requests); requests that both of two runs completed are paired.
+    Each run is (name, summary, requests). Requests that both runs of a pair completed are paired.
     """
     names = tuple(name for name, *_ in runs)
     values = {

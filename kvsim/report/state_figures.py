@@ -34,7 +34,7 @@ def state_figures(run: View) -> list[Figure]:
 
 
 def _pool_layout(axis: TimeAxis, total: int, watermark: int) -> dict[str, Any]:
-    """A y axis up to the size of the pool, with the line that an admission may not cross."""
+    """A y axis up to the size of the pool, with a line for the watermark."""
     look = over_time(axis, titled("GPU blocks", range=[0, total * 1.02]))
     if not watermark:
         return look
@@ -94,7 +94,7 @@ def _cpu_blocks(run: View) -> Figure | None:
 
 
 def _add_peak(run: View, column: str, data: list[Trace], legend: list[Entry]) -> None:
-    """Where bins hide peaks of the mean, add them as a thin line."""
+    """Add a thin line of peaks if the bins hide peaks of the mean."""
     if run.fine.bins.exact:
         return
     line = step_line(run.fine.x, held(run.fine.bins.high[column]), "peak", "Most within a bin")
@@ -150,7 +150,7 @@ def _blocked(run: View) -> Figure | None:
     return Figure(
         "blocked",
         "Why the head of the queue waited",
-        "Share of the time that it was refused. Altogether: " + ", ".join(parts) + ".",
+        "Share of the time that it was refused. In total: " + ", ".join(parts) + ".",
         data,
         over_time(run.axis, titled("time (%)", range=[0, 101])),
         [Entry(BLOCKED_BY[c], f"var(--cause-{c})", (i,)) for i, c in enumerate(causes)],
@@ -191,7 +191,7 @@ def _fragmentation(run: View) -> Figure | None:
     pool = np.full(len(slots), float(meta.get("num_gpu_blocks") or 0))
     lines = (
         ("empty_slots", slots, "internal", "Internal: empty slots of used blocks"),
-        ("stranded_blocks", pool, "external", "External: free blocks that serve no admission"),
+        ("stranded_blocks", pool, "external", "External: free blocks that no admission can use"),
     )
     data: list[Trace] = []
     legend = []
@@ -206,7 +206,7 @@ def _fragmentation(run: View) -> Figure | None:
     return Figure(
         "fragmentation",
         "Fragmentation",
-        "Memory that is taken or free, yet of no use.",
+        "Memory that is allocated or free, but cannot be used.",
         data,
         over_time(run.axis, titled("share (%)")),
         legend,

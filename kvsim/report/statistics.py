@@ -20,8 +20,8 @@ STATISTICS = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
 def describe(values: Floats) -> dict[str, float | None]:
     """`STATISTICS` of plain values: numpy's linear percentiles, population deviation.
 
-    All None where there are no values. Sums are exactly rounded, so that they do not depend on
-    the order in which a processor adds.
+    All are None if there are no values. Sums are exactly rounded, so they do not depend on the
+    order in which a processor adds.
     """
     if not len(values):
         return dict.fromkeys(STATISTICS)
@@ -32,7 +32,7 @@ def describe(values: Floats) -> dict[str, float | None]:
 
 
 def describe_counts(counts: Mapping[int, int]) -> dict[str, float | None]:
-    """`STATISTICS` of values given as `{value: how many}`, equal to those of the long list."""
+    """`STATISTICS` of values given as `{value: how many}`, equal to those of the expanded list."""
     if isinstance(counts, Tally):
         given, weights = counts.arrays()
     else:
@@ -50,19 +50,19 @@ def describe_counts(counts: Mapping[int, int]) -> dict[str, float | None]:
 
 
 def weighted_mean(values: NDArray[np.int64], weights: NDArray[np.int64]) -> float | None:
-    """The mean over the whole weight; None where there is no weight."""
+    """The weighted mean; None if the weights add up to 0."""
     total = int(weights.sum())
     if not total:
         return None
     most = int(np.abs(values).max())
     if most * int(weights.max()) < 1 << 53 and most * total < 1 << 63:
-        # Every product is exact as a float, so that this is the same sum, faster.
+        # Every product is exact as a float, so this sum is equal to the exact one, and faster.
         return float(int(values @ weights)) / total
     return math.fsum(values.astype(float) * weights) / total
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """`part / whole`; None where either is missing or `whole` is 0."""
+    """`part / whole`; None if either is missing or `whole` is 0."""
     return part / whole if part is not None and whole else None
 
 

@@ -22,11 +22,11 @@ from kvsim.schema import BLOCKED
 Ints = NDArray[np.int64]
 
 NAMED = 4
-"""Other requests that a sentence lists."""
+"""Most other requests that a sentence names."""
 BEGINNING, END = 24, 10
-"""Losses and returns that are told of very many."""
+"""Of very many losses and returns, how many of the first and the last are listed."""
 SEPARATE = 4
-"""Changes of the reason to wait that are told one by one."""
+"""Changes of the reason to wait, up to which each is listed by itself."""
 
 _STANDINGS = {
     standings.WAITING: "waiting",
@@ -38,10 +38,10 @@ _STANDINGS = {
 }
 _PASSED = {
     _STANDINGS[standings.PREEMPTED]: "admitted again after {}",
-    _STANDINGS[standings.RECOMPUTE]: "had computed in {} what it had lost",
+    _STANDINGS[standings.RECOMPUTE]: "recomputed its lost KV in {}",
     _STANDINGS[standings.SWAPPED]: "its blocks began to come back after {}",
 }
-"""What is told when a time of this standing is over."""
+"""Text for the end of a time in this standing."""
 
 
 class Moment(NamedTuple):
@@ -52,7 +52,7 @@ class Moment(NamedTuple):
 
 
 class Spell(NamedTuple):
-    """A time of one standing."""
+    """A time in one standing."""
 
     standing: str
     begin_ns: int
@@ -60,7 +60,7 @@ class Spell(NamedTuple):
 
 
 class Story(NamedTuple):
-    """What is to be told of a request."""
+    """What happened to a request."""
 
     id: str
     about: str
@@ -68,13 +68,13 @@ class Story(NamedTuple):
     moments: list[Moment]
     spells: list[Spell]
     times_ns: dict[str, int]
-    """By `TIME_PARTS`, those that are not 0."""
+    """By `TIME_PARTS`, without those that are 0."""
     tokens: dict[str, int]
-    """By `PROMPT_PARTS`, those that are not 0; empty without prefix caching."""
+    """By `PROMPT_PARTS`, without those that are 0; empty without prefix caching."""
 
 
 def find_request(requests: Mapping[str, Any], id: str) -> int:
-    """The index of the request of this id. Raises `OutputError` with the nearest one."""
+    """The index of the request with this id. Raises `OutputError` with the nearest id."""
     ids = [str(each) for each in requests["id"]]
     if id in ids:
         return ids.index(id)
@@ -116,11 +116,11 @@ _READ = (
     "free_blocks",
     "cached_blocks",
 )
-"""Columns of steps that a story looks at."""
+"""Columns of steps that a story reads."""
 
 
 class _Run:
-    """A run, with what a story looks up again and again."""
+    """A run, with the columns that a story looks up repeatedly."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Run:
         return str(self.requests["id"][index])
 
     def step_at(self, time_ns: int) -> int:
-        """The last step that had begun; 0 before the first."""
+        """The last step that had begun by then; 0 before the first."""
         return max(int(np.searchsorted(self.starts, time_ns, side="right")) - 1, 0)
 
     def state(self, time_ns: int) -> dict[str, int]:
@@ -151,17 +151,19 @@ class _Run:
         return {name: int(column[row]) for name, column in self.steps.items()}
 
     def running(self, begin_ns: int, end_ns: int, but: int) -> list[int]:
-        """Others that had begun and not ended between these times, the first to end first."""
+        """Other requests that had begun and not ended in this time, the first to end first."""
         first = self.first_steps
         here = (first >= 0) & (first < end_ns) & (self.ends > begin_ns)
         here[but] = False
-        who = np.flatnonzero(here)
-        return [int(i) for i in who[np.argsort(self.ends[who], kind="stable")]]
+        others = np.flatnonzero(here)
+        return [int(i) for i in others[np.argsort(self.ends[others], kind="stable")]]
 
-    def names(self, who: list[int]) -> str:
-        """Some of them by name."""
-        listed = ", ".join(self.name(i) for i in who[:NAMED])
-        return f"{listed} and {count(len(who) - NAMED)} more" if len(who) > NAMED else listed
+    def names(self, requests: list[int]) -> str:
+        """The names of up to `NAMED` requests, and the number of the others."""
+        listed = ", ".join(self.name(i) for i in requests[:NAMED])
+        return (
+            f"{listed} and {count(len(requests) - NAMED)} more" if len(requests) > NAMED else listed
+        )
 
 
 def _about(run: _Run, index: int) -> str:
@@ -194,7 +196,7 @@ def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
 
 
 def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
-    """Losses of its blocks and what came after; of very many, the first and the last."""
+    """Losses of its blocks and what followed; of very many, the first and the last."""
     turns: list[tuple[int, Callable[[], str]]] = []
     for spell in spells:
         if spell.standing in _PASSED and spell.end_ns < run.ends[index]:
@@ -202,15 +204,15 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
-        if kind in _TOLD:
-            turns.append((time_ns, partial(_TOLD[kind], run, index, time_ns, value)))
+        if kind in _LOSSES:
+            turns.append((time_ns, partial(_LOSSES[kind], run, index, time_ns, value)))
     turns.sort(key=lambda turn: turn[0])
     left_out = len(turns) - BEGINNING - END
     if left_out <= 1:
         return [Moment(time_ns, words()) for time_ns, words in turns]
-    told = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
+    shown = [Moment(time_ns, words()) for time_ns, words in (*turns[:BEGINNING], *turns[-END:])]
     gap = Moment(turns[BEGINNING][0], f"… and {count(left_out)} more such moments")
-    return [*told[:BEGINNING], gap, *told[BEGINNING:]]
+    return [*shown[:BEGINNING], gap, *shown[BEGINNING:]]
 
 
 def _passed(spell: Spell) -> str:
@@ -223,7 +225,7 @@ def _arrival(run: _Run, index: int) -> list[Moment]:
     moments = []
     if held:
         released = int(requests["released_ns"][index])
-        text = f"wanted to be sent; its client held it back for {seconds(held / 1e9)}"
+        text = f"was due; its client held it back for {seconds(held / 1e9)}"
         moments.append(Moment(released, text))
     state = run.state(arrival)
     text = "arrived"
@@ -276,16 +278,16 @@ def _waited(ns: int, part: str) -> str:
 
 
 def _first_step(run: _Run, index: int) -> list[Moment]:
-    """How its first step came about."""
+    """What led to its first step."""
     requests, begun = run.requests, int(run.first_steps[index])
     if begun < 0 or begun > run.ends[index]:
         return []
     ended = np.flatnonzero(requests["finish_ns"] == requests["first_scheduled_ns"][index])
-    who = [int(i) for i in ended if i != index and requests["first_scheduled_ns"][i] >= 0]
+    before = [int(i) for i in ended if i != index and requests["first_scheduled_ns"][i] >= 0]
     text = "first step"
     waited = int(requests["first_scheduled_ns"][index] - requests["arrival_ns"][index])
-    if who and waited:
-        text = f"{run.names(who)} ended; first step"
+    if before and waited:
+        text = f"{run.names(before)} ended; first step"
     cached = int(requests["num_cached_tokens"][index])
     if PROMPT_PARTS[1] in requests:
         prompt = int(requests["input_length"][index])
@@ -307,7 +309,7 @@ def _swapped_out(run: _Run, index: int, time_ns: int, value: int) -> str:
 
 
 def _why(run: _Run, index: int, time_ns: int) -> str:
-    """Who else lost blocks in the step, and who went on."""
+    """Which other requests lost blocks in the step, and how many requests continued."""
     log, state = run.transitions, run.state(time_ns)
     lost = np.isin(log["kind"], (PREEMPTED, SWAPPED_OUT)) & (log["time_ns"] == time_ns)
     others = [int(i) for i in log["request"][lost] if i != index]
@@ -321,7 +323,7 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
     return text
 
 
-_TOLD = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out}
+_LOSSES = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out}
 
 
 def _end(run: _Run, index: int) -> Moment:

@@ -13,10 +13,10 @@ from kvsim.report.story import Story
 from kvsim.version import __version__
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The page needs nothing else and asks no network for anything."""
+"""The page needs no other file and no network."""
 
 MOST_SPELLS = 200
-"""Spells that are drawn one by one; of more, each standing is drawn once."""
+"""Most spells that are drawn one by one; with more, each standing is drawn once."""
 
 _COLOURS = {
     "waiting": "part-waiting_blocks",

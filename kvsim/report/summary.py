@@ -33,8 +33,8 @@ def summarise(
     """All figures of a run, with its provenance under `meta`.
 
     `steps` holds the columns of `recorder.STEP_COLUMNS`; `requests` one entry per request in trace
-    order; `itl_counts` how often each inter-token gap (ns) occurred. The result is what
-    `json.loads(json.dumps(...))` gives back.
+    order; `itl_counts` how often each inter-token gap (ns) occurred. The result is unchanged by
+    `json.loads(json.dumps(...))`.
     """
     end_ns = timeline.run_end_ns(steps, requests)
     durations = phases.durations_ns(requests)
@@ -82,7 +82,7 @@ def _throughput(
     end_ns: int,
     meta: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Rates over the time from the start of the client to the last event, completed only."""
+    """Rates of completed requests, over the time from the start of the client to the last event."""
     done = phases.completed(requests)
     duration = end_ns / NS_PER_S
     tokens_in = int(_ints(requests["input_length"])[done].sum())
@@ -103,7 +103,7 @@ def _throughput(
 
 
 def _good(durations: Mapping[str, phases.Floats], meta: Mapping[str, Any]) -> int | None:
-    """Completed requests that meet every objective; a TPOT that is undefined counts as 0."""
+    """Completed requests that meet every objective; an undefined TPOT counts as 0."""
     goodput = meta.get("goodput")
     if not goodput:
         return None
@@ -114,7 +114,7 @@ def _good(durations: Mapping[str, phases.Floats], meta: Mapping[str, Any]) -> in
 
 
 def _peak(starts: Ints, ends: Ints) -> int:
-    """Most requests at once; one that ends when another starts makes room for it."""
+    """Most requests at once; a request that ends when another starts does not overlap it."""
     instants = np.concatenate((starts, ends))
     changes = np.repeat((1, -1), len(starts))
     order = np.lexsort((changes, instants))
@@ -192,9 +192,9 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
 
     * `prefix_cache_hit_rate`: tokens, first admissions only: vLLM V1's `prefix_cache_hits` over
       `prefix_cache_queries` (vllm/v1/metrics/stats.py, `PrefixCacheStats`);
-    * `prefix_cache_hit_rate_with_preempted`: the same plus what re-admissions after a recompute
-      preemption hit, over what they hit or computed again: a victim that finds its own blocks
-      raises it;
+    * `prefix_cache_hit_rate_with_preempted`: adds the tokens that re-admissions after a recompute
+      preemption hit to both sides, and those that they computed again to the second: a preempted
+      request that finds its own blocks raises it;
     * `prefix_cache_block_hit_rate`: block look-ups, as the metric of vLLM 0.6.3 counts them
       (vllm/core/block/common.py, `CacheMetricData`);
     * `prefix_cache_request_hit_share`: requests with any hit at their first admission.

@@ -1,7 +1,7 @@
-"""Gives results their shape on disk: Arrow tables, and back. The columns: `kvsim.schema`.
+"""Converts results to Arrow tables and back. The columns: `kvsim.schema`.
 
-Times are kept twice: as integer nanoseconds, which are exact, and as seconds from the start of the
-run or, for `queue_s`, `ttft_s`, `tpot_s`, `e2el_s`, as durations. Null: it never happened.
+Times are kept twice: as exact integer nanoseconds, and as seconds. Seconds count from the start of
+the run; `queue_s`, `ttft_s`, `tpot_s` and `e2el_s` are durations. Null: the event never happened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 PIECE = 1 << 17
-"""Steps that are written together: a row group of Parquet."""
+"""Steps that are written at once: a row group of Parquet."""
 
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
@@ -33,7 +33,7 @@ def requests_table(requests: Mapping[str, Any]) -> pa.Table:
 
 
 def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = None) -> pa.Table:
-    """One row per step, of the steps `first .. last - 1`; None: to the end."""
+    """One row per step, for the steps `first .. last - 1`; None: to the end."""
 
     def column(name: str) -> Ints:
         if isinstance(steps, PackedColumns):
@@ -44,7 +44,7 @@ def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = Non
 
 
 def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """The same in pieces of at most `PIECE` rows; one without rows where there is no step."""
+    """Tables of at most `PIECE` steps each; a run without steps gives one empty table."""
     number = steps.rows if isinstance(steps, PackedColumns) else len(steps["start_ns"])
     for first in range(0, max(number, 1), PIECE):
         yield steps_table(steps, first, min(first + PIECE, number))
@@ -71,7 +71,7 @@ def block_map_table(block_map: BlockMap) -> pa.Table:
 
 
 def block_map_of(columns: Mapping[str, Ints]) -> BlockMap:
-    """What `block_map_table` was made from."""
+    """The block map that `block_map_table` converted."""
     time_ns = columns["time_ns"]
     groups = int(np.count_nonzero(time_ns == time_ns[0])) if len(time_ns) else 1
     first = slice(0, groups if len(time_ns) else 0)
@@ -86,7 +86,7 @@ def block_map_of(columns: Mapping[str, Ints]) -> BlockMap:
 
 
 def misfit(layout: pa.Schema, table: Table) -> str:
-    """The first column of a file that is not as `table` has it, in words; empty if all fit."""
+    """The first column of a file that differs from `table`, in words; empty if all fit."""
     for column in table.expected(layout.names):
         place = layout.get_field_index(column.name)
         found = "missing" if place < 0 else str(layout.field(place).type)
@@ -106,7 +106,7 @@ def columns_of(table: pa.Table) -> dict[str, Any]:
 def _table(
     table: Table, columns: Mapping[str, Any], column_of: Callable[[str], Any] | None = None
 ) -> pa.Table:
-    """The columns of `table` made of `columns`, or of parts of them as `column_of` gives them."""
+    """The columns of `table`, read from `columns`, or in part by `column_of`."""
     import pyarrow as pa
 
     written = table.expected(columns)
@@ -129,7 +129,7 @@ def _arrow_type(column: Column) -> pa.DataType:
     return getattr(pa, column.type)()
 
 
-# The arrays are made of their buffers, because `pyarrow.array` imports pandas.
+# The arrays are made from buffers, because `pyarrow.array` imports pandas.
 
 
 def _texts(column: Any) -> pa.Array:

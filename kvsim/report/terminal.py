@@ -62,7 +62,7 @@ def _figures(summary: Mapping[str, Any]) -> Table:
 
 
 def _lines(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Label and parts of each line; lines about what was not in play are left out."""
+    """Label and parts of each line; lines about unused features are left out."""
 
     def figure(key: str, unit: str, text: str) -> str:
         return text.format(show(summary[key], unit)) if summary[key] is not None else ""

@@ -1,9 +1,8 @@
 """Lays a run out in time: which state of the engine held from when to when.
 
-A step row gives the state as of composing; it holds until the next step is composed. While nothing
-runs (before the first step, between steps, after the last) no batch is under way, and once every
-running request has ended its blocks are no longer in use:
-
+A step row gives the state at composing, which holds until the next step is composed. While nothing
+runs (before the first step, between steps, after the last) no batch is under way. Once every
+running request has ended, its blocks are no longer in use:
 ```
 step 0          step 1   idle            step 2
 ├──────────────┼────────┼──────────────┼────────► time
@@ -27,7 +26,7 @@ HELD = STEPS.names(Source.STATE)
 """Columns that describe the engine until the next step is composed."""
 
 UNDER_WAY = ("prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs", "batched_tokens")
-"""Columns that describe the batch only while its step lasts."""
+"""Columns that describe the batch, and hold only while its step lasts."""
 
 
 def run_end_ns(steps: Columns, requests: Mapping[str, Any]) -> int:
@@ -39,19 +38,19 @@ def run_end_ns(steps: Columns, requests: Mapping[str, Any]) -> int:
 class States(Mapping[str, Ints]):
     """Rows of constant state that cover `0 .. end_ns` without a gap.
 
-    Has `start_ns` and, per row, the columns of `HELD` and `UNDER_WAY`, each made when it is asked
-    for: a long run has many rows. A row holds until the next one starts, the last until `end_ns`.
-    Rows may have no duration.
+    `States` has `start_ns` and, per row, the columns of `HELD` and `UNDER_WAY`. Each column is made
+    on access, because a long run has many rows. A row holds until the next one starts, the last
+    until `end_ns`. Rows may have no duration.
 
-    Blocks of requests that ended before an idle time count as cached where prefix caching is on,
-    though their last, partial blocks are in truth free.
+    With prefix caching, blocks of requests that ended before an idle time count as cached, although
+    their last, partial blocks are in fact free.
     """
 
     def __init__(self, steps: Columns, end_ns: int, meta: Mapping[str, Any]) -> None:
         self._steps = steps
         self._pool = int(meta.get("num_gpu_blocks") or 0)
         self._freed = "cached_blocks" if meta.get("prefix_caching") else "free_blocks"
-        """Where blocks of requests that ended go."""
+        """The column that counts the blocks of ended requests."""
         start, end = self._from_zero("start_ns"), self._from_zero("end_ns")
         idles = end < np.append(start[1:], end_ns)
         self._row = np.repeat(np.arange(len(start)), 1 + idles)
@@ -81,7 +80,7 @@ class States(Mapping[str, Ints]):
         return 1 + len(HELD) + len(UNDER_WAY)
 
     def _from_zero(self, name: str) -> Ints:
-        """A column of the steps behind the state before the first one."""
+        """A column of the steps, preceded by the state before the first one."""
         first = self._pool if name == "free_blocks" else 0
         return np.concatenate(([first], self._steps[name]))
 

@@ -12,7 +12,8 @@ from kvsim.report.figures import Points, TimeAxis, time_axis
 from kvsim.schema import BLOCKED
 
 FINE, COARSE = 1500, 240
-"""Bins for levels, which are drawn as lines, and for averages, which must not flicker."""
+"""Number of bins: for levels, which are drawn as lines, and for averages, which must not
+flicker."""
 
 LEVELS = (
     *("used_blocks", "cached_blocks", "free_blocks", "cpu_used_blocks"),
@@ -22,7 +23,7 @@ AVERAGES = (
     *("prefill_tokens", "decode_seqs", "used_blocks", "empty_slots", "stranded_blocks"),
     *("waiting", "running"),
 )
-"""Columns of `timeline.States` that are cut into fine and into coarse bins."""
+"""Columns of `timeline.States` for the fine and for the coarse bins."""
 
 
 class Cut(NamedTuple):
@@ -31,7 +32,7 @@ class Cut(NamedTuple):
     x: Points
     """Edges in the unit of the time axis."""
     bins: Bins
-    """`LEVELS`; or `AVERAGES`, and `blocked_CAUSE`: the share of time it applied."""
+    """Columns: `LEVELS`; or `AVERAGES` and `blocked_CAUSE`, the share of time with this cause."""
 
 
 class View(NamedTuple):
@@ -41,7 +42,7 @@ class View(NamedTuple):
     requests: Mapping[str, Any]
     steps: Mapping[str, Ints]
     durations: Mapping[str, phases.Floats]
-    """Of each request in ns, as `phases.durations_ns` gives them."""
+    """Durations of each request in ns, as returned by `phases.durations_ns`."""
     end_ns: int
     axis: TimeAxis
     fine: Cut

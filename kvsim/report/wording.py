@@ -1,4 +1,4 @@
-"""Says in sentences what a run amounted to."""
+"""Sums a run up in sentences."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def verdict(summary: Mapping[str, Any]) -> list[Remark]:
                 f" ({plural(summary['watermark_wait_steps'], 'step')})."
             )
         )
+    if summary["meta"].get("oracles"):
+        oracles = ", ".join(summary["meta"]["oracles"])
+        remarks.append(Remark(f"ORACLE: {oracles} sees the future; no engine can do that."))
     return remarks + _extrapolation(summary["meta"].get("cost") or {})
 
 
@@ -45,14 +48,14 @@ def time_source(meta: Mapping[str, Any]) -> str:
 
 
 def outcome_title(summary: Mapping[str, Any]) -> str:
-    """The end of the run in few words: `Finished`, `Deadlock`, `Engine stopped: KIND`."""
+    """The outcome in few words: `Finished`, `Deadlock`, `Engine stopped: KIND`."""
     kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")
     named = kind if kind in ("finished", "deadlock") else f"engine stopped: {kind}"
     return named[0].upper() + named[1:]
 
 
 def finished(summary: Mapping[str, Any]) -> bool:
-    """Whether the run came to its end, rather than the engine to its own."""
+    """Whether the run finished, instead of the engine stopping."""
     return bool(_outcome_of(summary).get("kind") == "finished")
 
 
@@ -122,7 +125,9 @@ def _engine_errors(summary: Mapping[str, Any]) -> list[Remark]:
     kinds = ", ".join(sorted({str(error["kind"]).replace("-", " ") for error in errors}))
     refused = plural(len(errors), "request")
     return [
-        Remark(f"{refused} refused at arrival, where the engine would have ended: {kinds}.", "bad")
+        Remark(
+            f"{refused} refused at arrival, because the engine would have stopped: {kinds}.", "bad"
+        )
     ]
 
 

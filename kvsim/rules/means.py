@@ -31,7 +31,7 @@ class Prices(Protocol):
         ...
 
     def swap_ns(self, blocks: int, queued_blocks: int) -> int:
-        """Nanoseconds to move blocks out and in again, behind copies that are queued already."""
+        """Nanoseconds to move blocks out and in again, after the copies that are queued already."""
         ...
 
 
@@ -54,7 +54,7 @@ class Cheapest:
     """Whichever takes less time now; a full CPU pool leaves recompute.
 
     Recompute is priced by the tokens whose KV would be lost, swap by the blocks to be copied, out
-    and in, behind the copies that this step has queued. A request of several samples is swapped:
+    and in, after the copies that this step has queued. A request of several samples is swapped:
     no engine recomputes more than one running sequence.
     """
 

@@ -31,7 +31,7 @@ def tail(waiting: deque[Request], victim: Request) -> None:
 
 
 def arrival(waiting: deque[Request], victim: Request) -> None:
-    """Where its arrival puts it: behind older victims that wait, before later arrivals."""
+    """Where its arrival puts it: after older victims that wait, before later arrivals."""
     insort(waiting, victim, key=_by_arrival)
 
 

@@ -1,6 +1,6 @@
 """Who gives way when a running request needs a block and none is free.
 
-A policy is asked with the *candidates*, in the order of the running queue, and answers one of
+A policy is asked with the *candidates*, in the order of the running queue, and returns one of
 them. Who is a candidate is the engine's rule, not the policy's:
 
 | engine | candidates |
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvsim.engine.future import Future
 from kvsim.engine.request import RUNNING, Request
 from kvsim.engine.tables import Tables
 from kvsim.errors import ConfigError
@@ -107,29 +108,31 @@ VICTIMS: dict[str, Callable[..., Any]] = {
 """Names of `--victim`: policies, and classes that make one from `seed` or `max_model_len`."""
 
 
-def make_victim(name: str | None, *, seed: int, max_model_len: int) -> Victim | None:
+def make_victim(
+    name: str | None, *, seed: int, max_model_len: int, future: Future | None = None
+) -> Victim | None:
     """The policy that `name` stands for; None: the engine's own.
 
     An outsider's `package.module:name` is a function of (candidates, blocks), or a class that
-    makes one and whose constructor may name `seed` and `max_model_len`. Raises `ConfigError`, also
-    later, where an outsider's policy answers what is no candidate.
+    makes one and whose constructor may name `seed`, `max_model_len` and `future`. Raises
+    `ConfigError`, also later, where an outsider's policy returns what is no candidate.
     """
     if name is None:
         return None
-    given = {"seed": seed, "max_model_len": max_model_len}
+    given = {"seed": seed, "max_model_len": max_model_len, "future": future or Future()}
     policy: Victim = rule("victim", VICTIMS, name, _guarded, **given)
     return policy
 
 
 def _guarded(label: str, policy: Victim) -> Victim:
-    """A policy from outside, whose answers are not trusted."""
+    """A policy from outside, whose choices are not trusted."""
     callable_with(label, policy, "candidates", "blocks")
 
     def choose(candidates: Sequence[Request], blocks: Tables) -> Request:
         victim = policy(candidates, blocks)
         if victim not in candidates:
             raise ConfigError(
-                f"{label} answered {victim!r}, which is no candidate; return an entry of its"
+                f"{label} returned {victim!r}, which is no candidate; return an entry of its"
                 " first argument"
             )
         return victim

@@ -82,8 +82,8 @@ pack = Struct(f"{len(STEP_COLUMNS)}q").pack
 
 def step_row(
     *,
-    start_ns: int,
-    end_ns: int,
+    start_ns: int = 0,
+    end_ns: int = 0,
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
     prefill_seqs: int = 0,
@@ -111,7 +111,7 @@ def step_row(
     blocked: int = 0,
     finished: int = 0,
 ) -> bytes:
-    """A step as bytes, for `Recorder.packed`; counts that are not given are 0."""
+    """A step as bytes, for `Recorder.packed`; what is not given is 0."""
     return pack(
         start_ns, end_ns, transfer_ns, link_wait_ns, prefill_seqs, prefill_tokens,
         cached_tokens, decode_seqs, context_tokens, batched_tokens, preempted_recompute,
@@ -119,3 +119,19 @@ def step_row(
         ignored, waiting, running, swapped, used_blocks, cached_blocks, free_blocks,
         cpu_used_blocks, empty_slots, stranded_blocks, blocked, finished,
     )  # fmt: skip
+
+
+def completed_row(
+    row: bytes,
+    start_ns: int,
+    end_ns: int,
+    transfer_ns: int = 0,
+    link_wait_ns: int = 0,
+    finished: int = 0,
+) -> bytes:
+    """A row that was made when its step was composed, with what is known when it is over."""
+    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns)
+    return times + row[_TIMES.size : -_FINISHED.size] + _FINISHED.pack(finished)
+
+
+_TIMES, _FINISHED = Struct("4q"), Struct("q")

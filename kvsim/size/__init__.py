@@ -1,1 +1,1 @@
-"""The inverse question: how much is needed to keep the objectives, and how near is the cliff."""
+"""Sizing: how much is needed to keep the objectives, and how near the cliff is."""

@@ -1,4 +1,4 @@
-"""Searches, looks for cliffs, and gathers what was found."""
+"""Searches for the answer, looks for cliffs near it, and collects the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsim.size.cliffs import Cliff, Tried, find_cliff
 from kvsim.size.search import Laboratory, boundary, find_best, find_boundary, sharpen
 
 LEVEL = 0.05
-"""Chance of error of what is said with certainty."""
+"""Chance of error of statements with a confidence."""
 
 _SHARES = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer that a table of its neighbourhood shows, if they were tried."""
@@ -24,17 +24,17 @@ class Answer(NamedTuple):
     """What a search found."""
 
     value: float | None
-    """None: nothing that was tried keeps the objectives, or ends at all."""
+    """None if no tried value keeps the objectives, or no run finishes."""
     meets: bool
     cliffs: tuple[Cliff, ...]
     as_good: tuple[float, ...]
-    """Where the best was searched for, values that cannot be told from it."""
+    """For a best value: tried values without a significant difference to it."""
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
 
 
 def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
-    """Search, and sharpen the jumps of the bounded figures; they may move the answer."""
+    """Search, and refine the jumps of the bounded figures, which may move the answer."""
     best = lab.knob.goal == "best"
     value = find_best(lab) if best else find_boundary(lab)
     metrics = lab.objectives.metrics
@@ -53,7 +53,7 @@ def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:
-    """The tried values near an answer; without one, or for a best one, all, thinned out."""
+    """The tried values near an answer; all, thinned out, without an answer or for a best one."""
     tried = lab.ascending
     if value is None or lab.knob.goal == "best":
         return tried[:: 1 + len(tried) // (2 * _MOST_ROWS)]
@@ -66,7 +66,7 @@ def neighbourhood(lab: Laboratory, value: float | None) -> Tried:
 
 
 def _as_good(lab: Laboratory, value: float) -> tuple[float, ...]:
-    """Finished values whose paired difference to the best is not told apart, ascending."""
+    """Finished values without a significant paired difference to the best, ascending."""
     best = _loads(lab, value)
     return tuple(
         other

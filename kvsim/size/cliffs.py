@@ -1,4 +1,4 @@
-"""Finds where a figure falls off a cliff: several times as much for a few per cent of the knob."""
+"""Finds cliffs: places where a few per cent of the knob change a figure several times over."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kvsim.sweep.choose import Configuration
 Tried = Sequence[tuple[float, Configuration]]
 
 _MOST_OF_IT = 0.9
-"""Share of a cliff's height that a narrower stretch must have to stand for it."""
+"""A narrower stretch replaces a cliff if it has at least this share of its height."""
 
 
 class Cliff(NamedTuple):
-    """Two near values of the knob with very different figures (means over the seeds)."""
+    """Two close values of the knob with very different figures (means over the seeds)."""
 
     metric: Metric
     safe: float
     """The value with the better figure."""
     beyond: float
     figure: float
-    """At `safe`."""
+    """The figure at `safe`."""
     figure_beyond: float
 
     @property
     def times(self) -> float:
-        """How many times as much, or as little, it becomes."""
+        """By how many times the figure grows, or shrinks."""
         ratio = self.figure_beyond / self.figure
         return max(ratio, 1 / ratio)
 
@@ -39,15 +39,15 @@ class Cliff(NamedTuple):
         return self.beyond / self.safe - 1
 
     def distance(self, value: float) -> float:
-        """From a value of the knob to the safe edge, as a share of the value; 0: on the edge."""
+        """From a value of the knob to the safe edge, as a share of the value; 0: at the edge."""
         return self.safe / value - 1
 
 
 def find_cliff(tried: Tried, metric: Metric) -> Cliff | None:
-    """The highest cliff of a figure among what was tried, ascending; None where there is none.
+    """The highest cliff of a figure among the tried values, ascending; None if there is none.
 
-    A cliff is `STEEP` times or more within a share `CLOSE` of the knob. Of stretches with about
-    the same height the narrowest is taken.
+    A cliff is a change by `STEEP` times or more within a share `CLOSE` of the knob. Of stretches
+    with about the same height, the narrowest is taken.
     """
     found = [
         (abs(log(b / a)), (high - low) / high, (low, a), (high, b))
@@ -71,9 +71,9 @@ def find_cliff(tried: Tried, metric: Metric) -> Cliff | None:
 
 
 def slope(tried: Tried, value: float, metric: Metric) -> float | None:
-    """Per cent that a figure changes for a per cent of the knob, around a value.
+    """Change of a figure in per cent, for one per cent of the knob, around a value.
 
-    Between the tried values that are nearest to `CLOSE` on either side; None where a figure is
+    It is measured between the tried values nearest to `CLOSE` on either side; None if a figure is
     missing or 0.
     """
     near = [each for each in tried if 0 < abs(each[0] - value) <= 1.2 * CLOSE * abs(value)]

@@ -1,4 +1,4 @@
-"""Draws the bounded figures by the knob: all that was tried, and what is near the answer."""
+"""Draws the bounded figures by the knob: all tried values, and those near the answer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvsim.size.search import Laboratory
 from kvsim.sweep.marks import LOGARITHMIC, Side, side
 
 _NEAR = 0.25
-"""Share of an answer that the close view reaches to either side."""
+"""Share of an answer that the close view shows on either side."""
 
 
 def curve_figures(lab: Laboratory, found: Answer) -> list[Figure]:
-    """For each bounded figure all that was tried, and closer what is near an answer."""
+    """For each bounded figure, a curve of all tried values, and a closer one near an answer."""
     figures = []
     for metric in lab.objectives.metrics:
         whole = [(v, each) for v, each in lab.ascending if metric.key in each.figures]

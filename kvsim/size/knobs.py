@@ -1,4 +1,4 @@
-"""What can be searched for: a setting, the values to try first, and what counts as the answer."""
+"""Knobs: the setting to search, the values to try first, and what counts as the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvsim.workload.trace import Trace
 Goal = Literal["least", "most", "best"]
 
 _PLENTY = 1 << 40
-"""Blocks with which no engine refuses to start."""
+"""A number of blocks with which every engine starts."""
 _RATE_DIGITS = 3
 _LADDER = 1.5
 """Ratio of neighbouring values at first."""
@@ -29,20 +29,20 @@ class Knob(NamedTuple):
 
     key: str
     goal: Goal
-    """The least or the highest value that keeps the objectives, or the best of all."""
+    """The least or the highest value that keeps the objectives, or the best value of all."""
     ladder: tuple[float, ...]
     """Values to try first, ascending."""
     snap: Callable[[float], float]
-    """The nearest value that is told apart from others."""
+    """Rounds to the nearest value that differs from others."""
     unit: str
     low: float
     high: float
-    """Nothing is tried beyond these."""
+    """Bounds of the search."""
     grows: bool = False
-    """The ladder goes on where its end is not far enough."""
+    """Whether the ladder may be extended beyond its end."""
 
     def between(self, low: float, high: float) -> float | None:
-        """A value between two others; None where there is none to be told apart."""
+        """A value between two others; None if there is none."""
         middle = self.snap(math.sqrt(low * high) if low > 0 else (low + high) / 2)
         if low < middle < high:
             return middle
@@ -50,22 +50,22 @@ class Knob(NamedTuple):
         return middle if low < middle < high else None
 
     def shifted(self, value: float, share: float) -> float:
-        """The value moved by a share of itself, inside the bounds."""
+        """The value changed by a share of itself, within the bounds."""
         return min(max(self.snap(value * (1 + share)), self.low), self.high)
 
 
 class Bounds(NamedTuple):
-    """Where to search; None: the knob's own ends."""
+    """Where to search; None stands for the knob's own ends."""
 
     low: float | None = None
     high: float | None = None
 
 
 def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    """The knob of a name of `KNOBS`, for a trace and the settings that stay as they are.
+    """The knob with a name of `KNOBS`, for a trace and the settings that stay fixed.
 
-    Raises `ConfigError` for an unknown name, a setting that would make the knob idle, and bounds
-    that leave nothing between them.
+    Raises `ConfigError` for an unknown name, for a setting that would make the knob ineffective,
+    and for bounds with no value between them.
     """
     if name not in KNOBS:
         raise ConfigError(
@@ -84,7 +84,7 @@ def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) 
 
 
 def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    """From the fewest with which the engine starts to as many as the base has."""
+    """From the fewest blocks with which the engine starts to as many as the base has."""
     parts = assemble(make_config({**base, "num_gpu_blocks_override": _PLENTY}))
     assert parts.config.max_model_len is not None and parts.config.block_size is not None
     fewest = -(-parts.config.max_model_len // parts.config.block_size)
@@ -112,7 +112,7 @@ def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 
 
 def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    """Around the rate that the base or the trace has, and further as needed."""
+    """Around the rate of the base or the trace, and further as needed."""
     centre = _rate_of(trace, base)
     low, high = _ends(bounds, centre / 1024, centre * 1024)
 

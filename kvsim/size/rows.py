@@ -37,7 +37,7 @@ def _distance(answer: float | None, value: float) -> str:
 
 
 def _figure(lab: Laboratory, metric: Metric, answer: float | None, value: float) -> str:
-    """A figure, and how many times that of the answer it is where it is far from it."""
+    """A figure; if it is far from that of the answer, also how many times that it is."""
     figure = lab.tried[value].figures.get(metric.key)
     text = show(figure, metric.unit)
     own = None if answer is None else lab.tried[answer].figures.get(metric.key)

@@ -24,7 +24,7 @@ from kvsim.sweep.sweep import Outcome, run_missing
 from kvsim.workload.trace import Trace
 
 NEIGHBOURS = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""What is tried around an answer, as shares of it."""
+"""Distances from an answer to try, as shares of it."""
 CLOSE, STEEP = 0.05, 2.0
 """A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
 
@@ -36,7 +36,7 @@ _FURTHER = 4.0
 
 @dataclass
 class Laboratory:
-    """Runs values of one knob on common random numbers and remembers them."""
+    """Runs values of one knob on common random numbers and remembers the results."""
 
     trace: Trace
     base: RunConfig
@@ -48,12 +48,12 @@ class Laboratory:
     jobs: int | None = None
     done: Callable[[int], None] = lambda number: None
     tried: dict[float, Configuration] = field(default_factory=dict)
-    """By value."""
+    """Tried configurations by value of the knob."""
 
     def look(self, values: Sequence[float]) -> None:
-        """Run these values, as far as they have not been, on every seed.
+        """Run these values on every seed, unless they have been run.
 
-        Raises `ConfigError` where the engine refuses all of the first ones.
+        Raises `ConfigError` if the engine refuses all values of the first call.
         """
         fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
         configs = {(v, seed): self._config(v, seed) for v in fresh for seed in self.seeds}
@@ -75,13 +75,13 @@ class Laboratory:
         self.tried |= {each.settings[self.knob.key]: each for each in found}
 
     def _check(self, found: Sequence[Configuration]) -> None:
-        """Where the engine refuses all that is tried first, it is not because of the knob."""
+        """Raise the engine's refusal if it refuses all first values: the knob is not the reason."""
         if not self.tried and all(each.outcome == REFUSED for each in found):
             raise ConfigError(found[-1].reason)
 
     @property
     def ascending(self) -> list[tuple[float, Configuration]]:
-        """What was tried, by value."""
+        """The tried configurations, by value."""
         return sorted(self.tried.items())
 
     def _config(self, value: float, seed: int) -> RunConfig:
@@ -90,11 +90,12 @@ class Laboratory:
 
 
 def find_boundary(lab: Laboratory) -> float | None:
-    """The least (or highest) value such that it and all tried beyond it keep the objectives.
+    """The least (or highest) value such that it and all tried values beyond it keep the objectives.
 
-    The ladder first, then bisection, then the neighbours, which may move the answer; None where
-    no value that was tried keeps them. Monotony is not assumed: a value on the wrong side that
-    keeps them by luck does not count, and one on the right side that does not moves the answer.
+    The search tries the ladder, then bisects, then tries the neighbours, which may move the answer.
+    The result is None if no tried value keeps the objectives. Monotony is not assumed: a value on
+    the wrong side that keeps them by luck does not count, and a value on the right side that breaks
+    them moves the answer.
     """
     lab.look(lab.knob.ladder)
     for _ in range(_MOST_ROUNDS):
@@ -129,9 +130,9 @@ def boundary(lab: Laboratory) -> tuple[float | None, float | None]:
 
 
 def find_best(lab: Laboratory) -> float | None:
-    """The value farthest from all limits on the mean of the seeds; None where no run finished.
+    """The value whose mean over the seeds is farthest from all limits; None if no run finished.
 
-    The ladder first, then the middles beside the best, a few times over.
+    The search tries the ladder, then the middles beside the best value, a few times over.
     """
     lab.look(lab.knob.ladder)
     for _ in range(_REFINEMENTS):
@@ -162,7 +163,7 @@ def sharpen(lab: Laboratory, metric: Metric) -> None:
 
 
 def mean_load(configuration: Configuration, objectives: Objectives) -> float:
-    """Of the tightest objective, on the mean of the seeds: 1 is its limit."""
+    """Load of the tightest objective, on the mean of the seeds; 1 is its limit."""
     return fmean(map(objectives.load, configuration.records))
 
 
@@ -176,7 +177,7 @@ def _best(lab: Laboratory) -> float | None:
 
 
 def _further(lab: Laboratory, worse: bool) -> float | None:
-    """The next value beyond the ladder: towards the safe end if nothing keeps the objectives."""
+    """The next value beyond the ladder: towards the safe end if no value keeps the objectives."""
     down = worse == (lab.knob.goal == "most")
     values = sorted(lab.tried)
     value = values[0] / _FURTHER if down else values[-1] * _FURTHER

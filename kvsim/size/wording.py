@@ -1,4 +1,4 @@
-"""Says what a search found, how sure that is, and what is near."""
+"""States the result of a search, how sure it is, and what is near it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvsim.size.knobs import Knob
 from kvsim.size.search import Laboratory, boundary
 
 _LONGER = 1.2
-"""Serving takes this much longer than sending where a queue may have been growing."""
+"""Ratio of serving to sending time from which a queue may have been growing."""
 _MOST_NAMED = 6
 
 
 def verdict(lab: Laboratory, found: Answer) -> list[Remark]:
-    """Everything worth saying, the answer first."""
+    """All remarks on a search, the answer first."""
     if found.value is None or not found.meets:
         remarks = [_nothing(lab)]
     elif lab.knob.goal == "best":
@@ -63,7 +63,7 @@ def _best(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     remarks = [Remark(f"{text} {figures}")]
     if found.as_good:
         stretches = _stretches(lab, (*found.as_good, value))
-        remarks.append(Remark(f"Not to be told apart on these seeds: {stretches}."))
+        remarks.append(Remark(f"No significant difference on these seeds: {stretches}."))
     return remarks
 
 
@@ -74,7 +74,7 @@ def _boundary(lab: Laboratory, value: float) -> list[Remark]:
     remarks = [Remark(f"{text} {written(knob, value)}. {_figures(lab, value)}")]
     if bad is None:
         way = "up" if most else "down"
-        text = f"All that was tried keeps them, {way} to {value:g}: the limit lies beyond."
+        text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."
         return [*remarks, Remark(text, "warning"), *_growing(lab, value)]
     met, seeds = lab.tried[bad].met, len(lab.seeds)
     held = f"they hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "they do not hold"
@@ -82,7 +82,7 @@ def _boundary(lab: Laboratory, value: float) -> list[Remark]:
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
-        text = f"By luck they hold at {values}, too, but not everywhere between."
+        text = f"By luck they hold at {values}, too, but not at all values between."
         remarks.append(Remark(text, "warning"))
     return remarks + _growing(lab, value)
 
@@ -98,7 +98,7 @@ def _figures(lab: Laboratory, value: float) -> str:
 
 
 def _stretches(lab: Laboratory, values: Sequence[float]) -> str:
-    """Values as few stretches of what was tried: `0.005 to 0.05, 0.1`."""
+    """Values as few ranges of tried values: `0.005 to 0.05, 0.1`."""
     stretches: list[list[float]] = [[]]
     for value in sorted(lab.tried):
         if value in values:
@@ -110,14 +110,14 @@ def _stretches(lab: Laboratory, values: Sequence[float]) -> str:
 
 
 def _growing(lab: Laboratory, value: float) -> list[Remark]:
-    """A queue that grows until the trace ends says nothing of a longer load."""
+    """A warning if the queue grows until the trace ends, because a longer load would be worse."""
     throughput = lab.tried[value].figures.get("request_throughput", value)
     if lab.knob.key != "request_rate" or value < _LONGER * throughput:
         return []
     text = (
-        f"Serving takes {value / throughput:.1f} times as long as sending. As far as that is a"
-        " growing queue and not the last outputs, a longer trace keeps the objectives at a lower"
-        " rate only."
+        f"Serving takes {value / throughput:.1f} times as long as sending. If the cause is a"
+        " growing queue and not the last outputs, a longer trace keeps the objectives only at a"
+        " lower rate."
     )
     return [Remark(text, "warning")]
 
@@ -141,19 +141,19 @@ def _cliff(lab: Laboratory, found: Answer, cliff: Cliff) -> Remark:
 
 
 def _certainty(lab: Laboratory, found: Answer) -> Remark:
-    """What the seeds say of others.
+    """How far the result holds for other seeds.
 
-    The answer is the worst of the thresholds of `n` seeds; of other seeds, a share of at least
-    `p` has a threshold no worse with confidence `1 - p**n`.
+    The answer is the worst of the thresholds of `n` seeds. With confidence `1 - p**n`, at least a
+    share `p` of other seeds has a threshold no worse.
     """
     seeds = len(lab.seeds)
     if not found.varies:
         return Remark(
-            "One run says it all for this trace as it is: nothing is drawn at random. Give"
-            " --request-rate to see other arrivals, too."
+            "One run is enough for this trace: nothing is drawn at random. Give --request-rate to"
+            " see other arrivals, too."
         )
     if seeds == 1:
-        return Remark("One seed: chance is not known; give --seeds.", "warning")
+        return Remark("One seed: the influence of chance is unknown; give --seeds.", "warning")
     text = f"Every value met the same {count(seeds)} seeds ({', '.join(found.varies)} differ)."
     if found.meets and lab.knob.goal != "best":
         at_least, sure = percent(LEVEL ** (1 / seeds)), percent(1 - LEVEL)

@@ -1,1 +1,1 @@
-"""Many runs: which settings to try, each once, and what came of them."""
+"""Many runs: which settings to try, each combination once, and their results."""

@@ -20,13 +20,13 @@ class Scale(NamedTuple):
 
     title: str
     shares: tuple[float | None, ...]
-    """Of each configuration, its place from 0 to 1; None where it has none."""
+    """The place of each configuration from 0 to 1; None if it has none."""
     texts: tuple[str, ...]
-    """Of each configuration, its value in words."""
+    """The value of each configuration, in words."""
     ticks: tuple[tuple[float, str], ...]
     logarithmic: bool = False
     limit: float | None = None
-    """Place of an objective's limit, if that is on the axis."""
+    """Place of an objective's limit, if it is on the axis."""
 
 
 def setting_scale(key: str, configurations: Sequence[Configuration]) -> Scale:
@@ -52,13 +52,13 @@ def figure_scale(
 
 
 def ordered(values: Sequence[Any]) -> list[Any]:
-    """Distinct values: numbers by size, anything else as it comes."""
+    """Distinct values: numbers by size, others in order of appearance."""
     distinct = list({value_words(value): value for value in values}.values())
     return sorted(distinct) if all(map(is_number, distinct)) else distinct
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value has a size."""
+    """Whether a value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

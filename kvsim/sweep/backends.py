@@ -1,7 +1,7 @@
 """Runs tasks side by side: in this process, in local processes, or on a Ray cluster.
 
-Whatever the backend, a result is in the store as soon as its run ends, and a key is claimed while
-it runs; so a sweep may be killed at any moment, and several may share a folder.
+With every backend, a result is in the store as soon as its run ends, and a key is claimed while it
+runs. So a sweep may be killed at any moment, and several sweeps may share a folder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvsim.workload.trace import Trace
 
 Done = Callable[[int], None]
 Backend = Callable[[Store, Trace, Sequence[Task], int | None, Done], None]
-"""Fills the store; the number is that of processes at once, None for as many as there are cores.
-`Done` is called with the number of runs that have just ended."""
+"""Fills the store. The number is the most processes at once, None for one per core. `Done` is
+called with the number of runs that have just ended."""
 
 _PATIENCE_S = 0.2
 _REACHED_WITHIN_S = 5
@@ -35,7 +35,7 @@ _AHEAD = 2
 def run_local(
     store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
 ) -> None:
-    """In processes of this machine, each of which keeps its own results."""
+    """Run in processes of this machine, each of which stores its own results."""
     from joblib import Parallel, cpu_count, delayed
 
     number = min(jobs or cpu_count(), len(tasks))
@@ -60,10 +60,10 @@ def run_on_ray(
     jobs: int | None,
     done: Done,
 ) -> None:
-    """On a Ray cluster whose nodes have kvsim installed; this process keeps the results.
+    """Run on a Ray cluster whose nodes have kvsim installed; this process stores the results.
 
-    `address`: of the cluster's head; None starts Ray on this machine, with `jobs` cores. Raises
-    `ConfigError` where Ray is not installed or not reachable.
+    `address`: the address of the cluster's head; None starts Ray on this machine, with `jobs`
+    cores. Raises `ConfigError` if Ray is not installed or not reachable.
     """
     ray = _started_ray(address, jobs)
     try:
@@ -112,7 +112,7 @@ def _started_ray(address: str | None, jobs: int | None) -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Ask for a connection, because Ray would go on asking for minutes."""
+    """Open a connection first, because Ray would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -120,7 +120,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), _REACHED_WITHIN_S).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"--ray-address {address}: nobody answers there ({error}); give HOST:PORT of the"
+            f"--ray-address {address}: no connection ({error}); give HOST:PORT of the"
             " cluster's head, or leave it out to start Ray here"
         ) from None
 
@@ -135,17 +135,17 @@ def _fetch_from(store: Store, task: Task, path: str) -> None:
 
 @lru_cache(maxsize=1)
 def _unpickled(path: str) -> Trace:
-    """The trace that the parent process left there; once per process."""
+    """The trace in a file of the parent process; read once per process."""
     trace: Trace = pickle.loads(Path(path).read_bytes())
     return trace
 
 
 _held: dict[str, Trace] = {}
-"""In a worker of Ray: traces that it has fetched, by digest."""
+"""Traces that this worker of Ray has fetched, by digest."""
 
 
 def _run_remotely(task: Task, shared: list[Any], sha256: str) -> Record:
-    """`shared` holds a reference to the trace, in a list so that not every task fetches it."""
+    """Run a task; `shared` lists a reference to the trace, which Ray does not fetch by itself."""
     import ray
 
     if sha256 not in _held:

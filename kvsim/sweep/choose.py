@@ -1,4 +1,4 @@
-"""Joins the seeds of each configuration and ranks what they come to."""
+"""Joins the seeds of each configuration and ranks the configurations."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvsim.sweep.sweep import Outcome, Plan
 from kvsim.sweep.table import reason
 
 BLOCKS = Metric("num_gpu_blocks", "GPU blocks", "blocks", "lower", "Memory")
-"""A figure of the engine that sweeps compare like those of a summary."""
+"""A figure of the engine that sweeps compare beside those of a summary."""
 
 LOADS = frozenset(("request_rate", "time_scale", "max_concurrency"))
-"""Settings that change what is asked of the engine."""
+"""Settings that change the load on the engine."""
 
 _NAMED = {metric.key: metric for metric in METRICS}
 TTFT, TPOT = _NAMED["p99_ttft_ms"], _NAMED["p99_tpot_ms"]
@@ -29,28 +29,30 @@ THROUGHPUT, PREEMPTIONS = _NAMED["output_throughput"], _NAMED["num_preemptions"]
 
 
 class Configuration(NamedTuple):
-    """The runs of one choice of settings, one per seed."""
+    """The runs of one combination of settings, one per seed."""
 
     number: int
     """From 1, in the order of the sweep."""
     settings: Settings
     records: Sequence[Record]
     figures: dict[str, float]
-    """Means over the seeds of what is defined in every one; nothing if a run did not finish."""
+    """Means over the seeds of the figures that every seed defines; empty if a run did not
+    finish."""
     met: int
     """Seeds on which all objectives are met."""
     load: float
-    """Of the tightest objective, on the worst seed: 1 is its limit; inf if a run did not finish."""
+    """Load of the tightest objective on the worst seed: 1 is its limit; inf if a run did not
+    finish."""
 
     @property
     def outcome(self) -> str:
-        """`finished`, or how the first run ended that did not."""
+        """`finished`, or the outcome of the first run that did not finish."""
         kinds = [str(record["outcome"]["kind"]) for record in self.records]
         return next((kind for kind in kinds if kind != "finished"), "finished")
 
     @property
     def reason(self) -> str:
-        """Why, in words; empty if all finished."""
+        """The reason of that outcome, in words; empty if all runs finished."""
         return next(filter(None, map(reason, self.records)), "")
 
     @property
@@ -60,27 +62,28 @@ class Configuration(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A sweep, looked at."""
+    """A sweep with its configurations ranked."""
 
     configurations: list[Configuration]
     objectives: Objectives | None
     metrics: tuple[Metric, ...]
-    """The figures to look at first: those with objectives, latency, throughput, blocks."""
+    """The figures to show first: those with objectives, latency, throughput, blocks."""
     by_blocks: bool
     """Whether the configurations have different numbers of GPU blocks."""
     best: list[Configuration]
-    """The best first; only such as finished and, if there are objectives, meet them."""
+    """Ranked configurations, best first; all finished and, if there are objectives, meet them."""
     rule: str
-    """What `best` means, in words."""
+    """The rule of the ranking, in words."""
     verdict: list[Remark]
 
 
 def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     """Rank the configurations of a sweep.
 
-    With objectives, those count that meet all of them on every seed: the highest throughput first
-    where the load is varied, else the fewest blocks where their number varies, else the farthest
-    from any limit. Without, the Pareto front of TTFT and throughput.
+    With objectives, only configurations that meet all of them on every seed are ranked. The highest
+    throughput is first if the load is varied; else the fewest blocks, if their number varies; else
+    the farthest from any limit. Without objectives, the ranking is the Pareto front of TTFT and
+    throughput.
     """
     objectives = None if plan.slo is None else parse_slo(plan.slo)
     configurations = joined(outcomes, objectives)
@@ -96,9 +99,9 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
 def pareto(
     configurations: Sequence[Configuration], one: Metric, other: Metric
 ) -> list[Configuration]:
-    """Those that no other one beats in one figure without losing in the other, in order of `one`.
+    """The Pareto front of two figures, in order of `one`; of equal configurations, the first stays.
 
-    Of equal ones the first stays.
+    No other configuration is better in one of the figures without being worse in the other.
     """
 
     def costs(configuration: Configuration) -> tuple[float, float]:
@@ -115,7 +118,7 @@ def pareto(
 
 
 def sources(groups: Iterable[Sequence[Record]]) -> list[tuple[str, bool]]:
-    """Where the step times of runs come from, each source once, and whether it is measured."""
+    """The sources of the runs' step times, each once, and whether each is measured."""
     costs = (r["time_source"] for group in groups for r in group if "time_source" in r)
     return list({time_source({"cost": c}): c["kind"] == "measured" for c in costs}.items())
 
@@ -126,7 +129,7 @@ def words(settings: Settings) -> str:
 
 
 def value_words(value: Any) -> str:
-    """A setting's value, as a configuration file has it but without quotes."""
+    """A setting's value as in a configuration file, but without quotes."""
     if value is None:
         return "default"
     if isinstance(value, float):
@@ -135,7 +138,7 @@ def value_words(value: Any) -> str:
 
 
 def joined(outcomes: Sequence[Outcome], objectives: Objectives | None) -> list[Configuration]:
-    """The configurations of these points, in order of their first; seeds join."""
+    """The configurations of these points, each with all its seeds, in order of first appearance."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(json.dumps(outcome.settings), []).append(outcome)
@@ -219,7 +222,7 @@ def _verdict(
             Remark(f"{plural(refused, 'configuration')} refused at start-up.", "warning")
         )
     if ended:
-        text = f"In {plural(ended, 'configuration')} the engine stopped before the end."
+        text = f"The engine stopped before the end in {plural(ended, 'configuration')}."
         remarks.append(Remark(text, "bad"))
     return remarks
 

@@ -25,7 +25,7 @@ _MOST_EFFECTS = 9
 
 
 def tradeoff_figures(chosen: Chosen) -> list[Figure]:
-    """Pairs of figures against each other, with the configurations that no other one beats."""
+    """Pairs of figures against each other, with the Pareto front."""
     pairs = [(TTFT, THROUGHPUT), (TPOT, TTFT)]
     if chosen.by_blocks:
         pairs.insert(0, (BLOCKS, TTFT))

@@ -1,4 +1,4 @@
-"""Expands what is to be tried into points: grids, lists of rows and random samples, by seeds."""
+"""Expands a space of settings into points: grids, lists of rows and random samples, by seeds."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from kvsim.sweep.values import (
 )
 
 Settings = dict[str, Any]
-"""Key of a setting -> its value at a point; inner keys of tables are dotted."""
+"""Key of a setting → its value at a point; keys in tables are dotted."""
 
 MOST_POINTS = 10 * MOST_VALUES
 SAMPLES = 32
-"""Random points, if nobody says."""
+"""Default number of random points."""
 
 
 class Point(NamedTuple):
     """One run of a sweep."""
 
     settings: Settings
-    """What the sweep sets here, the seed apart."""
+    """The settings that the sweep sets here, without the seed."""
     config: RunConfig
 
 
@@ -45,18 +45,18 @@ class Space:
     """Everything that a sweep tries: the product of its parts."""
 
     axes: tuple[Axis, ...] = ()
-    """Every value of each with every value of the others."""
+    """Axes of a grid: every value of each is combined with every value of the others."""
     rows: tuple[Settings, ...] = ()
-    """Settings that belong together."""
+    """Rows of settings that are tried together."""
     laws: tuple[Law, ...] = ()
     samples: int = SAMPLES
     sample_seed: int = 0
     seeds: int | None = None
-    """How many seeds, from the base's own upwards; None: that one alone."""
+    """Number of seeds, from that of the base upwards; None: that seed alone."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every setting that is varied, the seed apart, in order."""
+        """Every setting that is varied, without the seed, in order."""
         rows = tuple(self.rows[0]) if self.rows else ()
         return (*(axis.key for axis in self.axes), *rows, *(law.key for law in self.laws))
 
@@ -72,8 +72,8 @@ def parse_space(
 ) -> Space:
     """The space that the options of a command describe.
 
-    `grids`: as `parse_axis` takes them; `lists`: `KEY=VALUES` of equal length, taken together row
-    by row, or files of rows (CSV with a header, or one JSON object a line); `randoms`: as
+    `grids`: as for `parse_axis`. `lists`: either `KEY=VALUES` of equal length, taken together row
+    by row, or files of rows (CSV with a header, or one JSON object a line). `randoms`: as for
     `parse_law`. Raises `ConfigError`.
     """
     axes = tuple(parse_axis("--grid", text) for text in grids)
@@ -97,10 +97,10 @@ def parse_space(
 
 
 def expand(space: Space, base: Mapping[str, Any], where: str = "configuration") -> list[Point]:
-    """The points of a space over the settings `base`; the last part varies fastest, then seeds.
+    """The points of a space over the settings `base`; seeds vary fastest, then the last part.
 
-    Every value is checked by itself first. What only the engine would refuse is a point like any
-    other: its run says so. Raises `ConfigError`.
+    Every value is checked by itself first. A combination that only the engine would refuse becomes
+    a point, and its run reports the refusal. Raises `ConfigError`.
     """
     config = make_config(base, where)
     _check_size(space)

@@ -15,14 +15,14 @@ from kvsim.sweep.choose import Chosen, Configuration, value_words
 from kvsim.sweep.slo import Objective
 
 MOST_VALUES = 16
-"""Of a setting that can be a side of a map."""
+"""Most values of a setting that can be a side of a map."""
 MOST_MAPS = 6
 _FULL = math.log(4)
-"""Four times a limit, or a quarter of it, has the full colour."""
+"""Full colour is reached at four times a limit, or at a quarter of it."""
 
 
 def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html | None:
-    """Maps of the first figures for every pair of settings with few values; None if no pair has."""
+    """Maps of the first figures for every pair of settings with few values; None without a pair."""
     there = [c for c in chosen.configurations if c.figures]
     sides = [
         key for key in axes if 2 <= len(ordered([c.settings[key] for c in there])) <= MOST_VALUES
@@ -45,7 +45,7 @@ def _map(
     metric: Metric,
     objective: Objective | None,
 ) -> Html:
-    """The setting with more values goes down."""
+    """A map of one figure; the setting with more values goes down."""
     sides = {key: ordered([c.settings[key] for c in there]) for key in (one, other)}
     across, down = sorted(sides, key=lambda key: len(sides[key]))
     means = _means(there, down, across, metric)
@@ -76,7 +76,7 @@ def _map(
 def _means(
     there: Sequence[Configuration], down: str, across: str, metric: Metric
 ) -> dict[tuple[str, str], float]:
-    """The figure at each pair of values, where some configuration has it."""
+    """The mean of a figure at each pair of values that some configuration has."""
     cells: dict[tuple[str, str], list[float]] = {}
     for configuration in there:
         if metric.key in configuration.figures:
@@ -109,7 +109,7 @@ def _cell(
 def _shade(
     value: float, metric: Metric, objective: Objective | None, low: float, high: float
 ) -> tuple[str, float]:
-    """Green below a limit and red beyond, the farther the stronger; else blue by size."""
+    """Green within a limit and red beyond it, stronger with distance; else blue by size."""
     if objective is not None:
         load = objective.load({metric.key: value})
         far = min(abs(math.log(load)) / _FULL, 1.0) if 0 < load < math.inf else 1.0
@@ -123,8 +123,10 @@ def _shade(
 
 
 def key_to_maps(chosen: Chosen) -> Html:
-    """What the colours of the maps mean."""
+    """The legend of the maps."""
     if chosen.objectives is None:
-        return element("p", "The more, the darker.")
-    text = "Green is within the limit, red beyond it; full colour at a quarter or four times of it."
+        return element("p", "Darker cells have larger values.")
+    text = (
+        "Green is within the limit, red beyond it; full colour at a quarter of it or four times it."
+    )
     return element("p", text)

@@ -1,7 +1,7 @@
-"""The points and axes of which the figures of a sweep are made.
+"""The points and axes of a sweep's figures.
 
-Every figure ends with a trace `highlight`, into which the page's script puts the configuration
-under the pointer, in all figures at once; `customdata` says whose a point is.
+Every figure ends with a trace `highlight`. The page's script puts the configuration under the
+pointer into it, in all figures at once; `customdata` names the configuration of a point.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Side(NamedTuple):
     metric: Metric
     unit: str
     per_unit: float
-    """Of the metric's own unit."""
+    """Units of the axis per unit of the metric."""
     logarithmic: bool
     limit: float | None
 
     def of(self, configuration: Configuration) -> float:
-        """Where a configuration is on it."""
+        """The place of a configuration on the axis."""
         return configuration.figures[self.metric.key] / self.per_unit
 
     def look(self) -> dict[str, Any]:
-        """As settings of an axis."""
+        """The layout settings of the axis."""
         title = f"{self.metric.label} ({self.unit})" if self.unit else self.metric.label
         if self.unit == "tokens/s":
             title = f"{self.metric.label.split()[0]} tokens/s"
@@ -44,7 +44,7 @@ class Side(NamedTuple):
         return axis | ({"type": "log", "dtick": "D2"} if self.logarithmic else {})
 
     def limit_line(self, axis: str) -> list[dict[str, Any]]:
-        """The limit as a line across, on axis `x` or `y`; nothing where there is none."""
+        """The limit as a line across, on axis `x` or `y`; empty if there is none."""
         if self.limit is None:
             return []
         at = self.limit / self.per_unit
@@ -70,7 +70,7 @@ def side(metric: Metric, shown: Sequence[Configuration], limit: float | None) ->
 
 
 def limit_of(chosen: Chosen, metric: Metric) -> float | None:
-    """Where an objective bounds a figure."""
+    """The limit that an objective sets for a figure."""
     if chosen.objectives is None:
         return None
     return next((o.limit for o in chosen.objectives.each if o.metric.key == metric.key), None)
@@ -79,7 +79,7 @@ def limit_of(chosen: Chosen, metric: Metric) -> float | None:
 def groups(
     chosen: Chosen, shown: Sequence[Configuration]
 ) -> Iterable[tuple[str, str, list[Configuration]]]:
-    """(label, colour, members): those that miss an objective first, so that they lie below."""
+    """(label, colour, members): those that miss an objective first, below the others."""
     if chosen.objectives is None:
         yield "configuration", "used", list(shown)
         return
@@ -112,7 +112,7 @@ def markers(
 
 
 def line(x: Sequence[Any], y: Iterable[float], shape: str = "linear") -> Trace:
-    """A line that says nothing under the pointer."""
+    """A line without text under the pointer."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -124,7 +124,7 @@ def line(x: Sequence[Any], y: Iterable[float], shape: str = "linear") -> Trace:
 
 
 def highlight(mode: str) -> Trace:
-    """The empty place of the configuration under the pointer."""
+    """An empty trace for the configuration under the pointer."""
     ring = {"color": "var(--waiting)", "width": 3}
     return {
         "type": "scatter",

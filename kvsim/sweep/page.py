@@ -65,13 +65,13 @@ def _header(title: str, plan: Plan, chosen: Chosen) -> Html:
 
 
 def _engine(plan: Plan) -> str:
-    """What is common to all: engine, model and hardware, unless they are varied."""
+    """Engine, model and hardware, as far as they are not varied."""
     named = ("engine", "model", "hardware")
     return " · ".join(str(plan.base[key]) for key in named if key not in plan.axes)
 
 
 def tags(groups: Iterable[Sequence[Record]]) -> Html:
-    """Where step times come from, in colours that tell measured from estimated."""
+    """Where step times come from, in colours that distinguish measured from estimated."""
     spans = (
         element("span", text, class_=f"tag {'good' if measured else 'warning'}")
         for text, measured in sources(groups)
@@ -171,7 +171,7 @@ def _origin(plan: Plan, chosen: Chosen) -> Html:
 
 
 def origin_panels(origin: Mapping[str, Any], settings: Mapping[str, Any]) -> Html:
-    """Where runs come from, and beside it the settings that they share."""
+    """Where runs come from, and the settings that they share."""
     return element(
         "div",
         panel("Origin", facts(origin)),

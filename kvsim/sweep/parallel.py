@@ -11,7 +11,7 @@ from kvsim.sweep.choose import Chosen, Configuration
 from kvsim.sweep.marks import about, groups, highlight, limit_of
 
 _MANY = 60
-"""Lines from which they are fainter."""
+"""Number of lines from which they are drawn fainter."""
 _SHORT = 13
 """Letters that fit beside the next axis."""
 
@@ -54,7 +54,7 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
 
 
 def _in_two(title: str) -> str:
-    """A long name in two lines, parted near the middle."""
+    """A long name broken into two lines near the middle."""
     gaps = [i + 1 for i, letter in enumerate(title) if letter in "_ ."]
     if len(title) <= _SHORT or not gaps:
         return title
@@ -65,7 +65,7 @@ def _in_two(title: str) -> str:
 def _lines(
     members: Sequence[tuple[Configuration, int]], scales: Sequence[Scale], colour: str
 ) -> Trace:
-    """All lines of a group as one trace with gaps between them; ranks are those in the scales."""
+    """All lines of a group as one trace with gaps; members carry their rank in the scales."""
     x: list[int | None] = []
     y: list[float | None] = []
     owners: list[int] = []

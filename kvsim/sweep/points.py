@@ -1,4 +1,4 @@
-"""Runs one point, and condenses what came of it into a record of plain values."""
+"""Runs one point, and condenses its result into a record of plain values."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ ENGINE_FACTS = (
     "max_num_batched_tokens",
     "watermark_blocks",
 )
-"""What the engine makes of the settings, kept with every result."""
+"""Figures that the engine derives from the settings, kept with every result."""
 
 
 _NO_FIGURES = ("meta", "rejected_by_reason", "time_ledger_requests")
-"""Parts of a summary whose keys depend on what happened."""
+"""Parts of a summary whose keys depend on the run."""
 
 
 class Task(NamedTuple):
-    """A run to be done, and the key that its result is kept under."""
+    """A run to do, and the key of its result."""
 
     key: str
     config: RunConfig
 
 
 def run_point(task: Task, trace: Trace) -> Record:
-    """The record of a run: how it ended and its figures, without anything of this machine.
+    """The record of a run: its outcome and its figures, without anything specific to this machine.
 
     `outcome.kind` is `finished`, `refused`, `deadlock`, or the kind of an `EngineStopped`.
     """
@@ -59,5 +59,5 @@ def run_point(task: Task, trace: Trace) -> Record:
 
 
 def figures_of(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """The figures of a summary, those of inner tables with dotted keys."""
+    """The figures of a summary; those of inner tables have dotted keys."""
     return flat({key: value for key, value in summary.items() if key not in _NO_FIGURES})

@@ -17,7 +17,7 @@ ALIASES = {
     "goodput": "request_goodput",
     "preemptions": "num_preemptions",
 }
-"""Short names of figures -> their keys in a summary."""
+"""Short names of figures → their keys in a summary."""
 
 _WRITTEN = re.compile(r"\s*([\w.]+)\s*(<=|>=|<|>)\s*([^<>=]+?)\s*")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "min": 60e3}
@@ -29,13 +29,13 @@ class Objective(NamedTuple):
 
     metric: Metric
     below: bool
-    """The figure must stay below the limit, not above it."""
+    """Whether the limit is an upper bound."""
     limit: float
-    """In the unit of the metric."""
+    """The limit in the unit of the metric."""
     strict: bool
 
     def met(self, figures: Mapping[str, Any]) -> bool:
-        """Whether the figures of a run keep it."""
+        """Whether the figures of a run keep the bound."""
         value = self.value(figures)
         if value is None:
             return False
@@ -51,7 +51,7 @@ class Objective(NamedTuple):
         return value
 
     def load(self, figures: Mapping[str, Any]) -> float:
-        """How much of what it allows is used: 1 is the limit, more is too much."""
+        """How much of the limit is used: 1 is the limit, more is beyond it."""
         value = self.value(figures)
         if value is None:
             return math.inf
@@ -75,10 +75,10 @@ class Objectives(NamedTuple):
         return tuple(dict.fromkeys(objective.metric for objective in self.each))
 
     def met(self, record: Mapping[str, Any]) -> bool:
-        """Whether a run ended by itself, served every request and keeps every bound.
+        """Whether a run finished, served every request and keeps every bound.
 
-        Unserved requests are in no percentile; so they count against any bound, unless a bound on
-        `completed` or `rejected` says how many are too many.
+        Unserved requests are in no percentile. So they count as breaking any bound, unless a bound
+        on `completed` or `rejected` says how many are acceptable.
         """
         figures = record["figures"]
         return (
@@ -88,9 +88,9 @@ class Objectives(NamedTuple):
         )
 
     def load(self, record: Mapping[str, Any]) -> float:
-        """Of the bound that is nearest to its limit or farthest beyond; inf if not a matter of it.
+        """Load of the bound nearest to its limit or farthest beyond; inf after another failure.
 
-        At most 1 where all are met, up to the difference between `<` and `<=`.
+        At most 1 if all bounds are met, up to the difference between `<` and `<=`.
         """
         figures = record["figures"]
         if record["outcome"]["kind"] != "finished":
@@ -121,7 +121,7 @@ def parse_slo(text: str, option: str = "--slo") -> Objectives:
 
 
 def metric_of(where: str, name: str) -> Metric:
-    """The figure that a name means. Raises `ConfigError` with the nearest right one."""
+    """The metric with this name. Raises `ConfigError` with the nearest name."""
     named = known_metrics()
     key = ALIASES.get(name, name)
     if key in named:

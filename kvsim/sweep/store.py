@@ -1,11 +1,10 @@
-"""Keeps results under the hash of what decides them, so that nothing is run twice.
+"""Keeps results under the hash of their inputs, so that no run is repeated.
 
 ```
 DIR/points/KEY.json    one finished run, written whole or not at all
 DIR/points/locks       byte ranges claimed by the processes that are running a point
 ```
-
-A claim ends with the process that holds it, however it ends.
+A claim ends with its process, however the process ends.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _CLASSES = ("engine", "block_manager", "victim")
 
 
 def address(config: RunConfig, trace: Trace) -> str:
-    """The key of a run: a digest of its settings, seed, trace, version of kvsim and what it reads.
+    """The key of a run: a digest of its settings, seed, trace, version of kvsim and input files.
 
-    Files that settings name (model, hardware, profile) and the modules of policies of the user's
-    own count by content. Equal keys mean equal results.
+    Files that settings name (model, hardware, profile) and modules of the user's own policies count
+    by content. Equal keys mean equal results.
     """
     made_of = {
         "kvsim": __version__,
@@ -59,7 +58,7 @@ class Store:
         self._locks: int | None = None
 
     def load(self, key: str) -> Record | None:
-        """The result of a run, or None where there is none; a damaged file is none."""
+        """The result of a run; None if there is none or its file is damaged."""
         try:
             record = json.loads(self._path(key).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -67,12 +66,12 @@ class Store:
         return record if isinstance(record, dict) and record.get("key") == key else None
 
     def save(self, record: Record) -> None:
-        """Keep a result, whole or not at all. The caller has claimed its key."""
+        """Store a result, whole or not at all. The caller must hold the claim on its key."""
         text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         write_text(self._path(record["key"]), text)
 
     def fetch(self, key: str, run: Callable[[], Record]) -> Record:
-        """The result under `key`, run and kept if nobody has; waits for who is running it now."""
+        """The result under `key`; if it is missing, runs it or waits for a process that does."""
         self.claim(key)
         try:
             record = self.load(key)
@@ -84,7 +83,7 @@ class Store:
             self.release(key)
 
     def claim(self, key: str, *, wait: bool = True) -> bool:
-        """Keep other processes from running `key`; False where one is and `wait` is not."""
+        """Claim a key for this process. False if another process holds it and `wait` is False."""
         import fcntl
 
         how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -117,7 +116,7 @@ class Store:
         return self._folder / f"{key}.json"
 
     def _lock_file(self) -> int:
-        """One descriptor for all claims: closing any other would end them."""
+        """The one descriptor of the lock file: closing any other would end all claims."""
         if self._locks is None:
             try:
                 self._locks = os.open(self._folder / "locks", os.O_RDWR | os.O_CREAT, 0o666)
@@ -127,18 +126,18 @@ class Store:
 
 
 def _place(key: str) -> int:
-    """The byte that stands for a key; two keys that meet there only wait for each other."""
+    """The byte that stands for a key; keys that share a byte only wait for each other."""
     return int(key[:16], 16) >> (64 - _LOCK_BITS)
 
 
 def _given(config: RunConfig) -> dict[str, Any]:
-    """The settings that are not the defaults, which the version of kvsim stands for."""
+    """The settings that differ from the defaults; the version of kvsim stands for the defaults."""
     defaults = to_table(make_config({}))
     return {key: value for key, value in to_table(config).items() if value != defaults[key]}
 
 
 def _files(config: RunConfig) -> dict[str, str]:
-    """Digests of what the settings name outside themselves."""
+    """Digests of the files that the settings name."""
     named = {"models": config.model, "hardware": config.hardware}
     if "profile" in config.cost:
         named["profiles"] = str(config.cost["profile"])
@@ -162,7 +161,7 @@ def _source(kind: str, name: str) -> bytes:
 
 
 def _digest(read: Callable[[str, str], bytes], kind: str, name: str) -> str:
-    """Of what is read; empty where there is nothing, which the run itself refuses."""
+    """The digest of a file's content; empty if there is none, which the run itself refuses."""
     try:
         return hashlib.sha256(read(kind, name)).hexdigest()
     except (ConfigError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Runs a sweep in a folder: expand, run what is missing, and gather what there is.
+"""Runs a sweep in a folder: expands it, runs what is missing, and collects the results.
 
 ```
 DIR/sweep.json      what was to be run: trace, settings, points with their keys
@@ -32,7 +32,7 @@ _REMEDY = "give a folder that `kvsim sweep --out` wrote"
 
 
 class Planned(NamedTuple):
-    """A point of a sweep and where its result is."""
+    """A point of a sweep and the key of its result."""
 
     settings: Settings
     seed: int
@@ -40,7 +40,7 @@ class Planned(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A point of a sweep and what came of it."""
+    """A point of a sweep and its result."""
 
     settings: Settings
     seed: int
@@ -49,22 +49,22 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep is to run, without anything of the machine that runs it."""
+    """What a sweep runs, without anything specific to this machine."""
 
     trace: Mapping[str, Any]
     """File name, format, sha256 and number of requests."""
     base: Mapping[str, Any]
-    """Settings of every point, as far as they are given."""
+    """The given settings that all points share."""
     points: Sequence[Planned]
     slo: str | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The settings that are varied, the seed apart."""
+        """The settings that are varied, without the seed."""
         return tuple(self.points[0].settings)
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
+        """The plan as plain values."""
         described: dict[str, Any] = plain(
             {
                 "kvsim_version": __version__,
@@ -100,7 +100,7 @@ def run_missing(
     jobs: int | None = None,
     done: Done = lambda number: None,
 ) -> int:
-    """Run what the store does not have yet, each key once; returns how many that were."""
+    """Run every key that is not in the store, once; returns the number of runs."""
     store.make()
     tasks = [Task(key, config) for key, config in configs.items() if store.load(key) is None]
     done(len(configs) - len(tasks))
@@ -110,7 +110,7 @@ def run_missing(
 
 
 def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
-    """The results of all points, in order. Raises `OutputError` where some are missing."""
+    """The results of all points, in order. Raises `OutputError` if some are missing."""
     records = {point.key: store.load(point.key) for point in plan.points}
     missing = sum(record is None for record in records.values())
     if missing:
@@ -128,7 +128,7 @@ def write_plan(folder: str | Path, plan: Plan) -> None:
 
 
 def read_plan(folder: str | Path) -> Plan:
-    """Read it back. Raises `OutputError` naming the file and the remedy."""
+    """Read `sweep.json`. Raises `OutputError` naming the file and the remedy."""
     path = Path(folder) / MANIFEST
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def read_plan(folder: str | Path) -> Plan:
 
 
 def shard_of(number_of_points: int, text: str | None) -> range:
-    """The places in the part `K/N`: every N-th from the K-th on. Raises `ConfigError`."""
+    """The positions in the part `K/N`: every N-th from the K-th on. Raises `ConfigError`."""
     if text is None:
         return range(number_of_points)
     number, slash, of = text.partition("/")
@@ -156,9 +156,9 @@ def shard_of(number_of_points: int, text: str | None) -> range:
 
 
 def merge(folders: Sequence[str], into: str | Path) -> Plan:
-    """Copy the runs of the same sweep from several folders into one; returns their plan.
+    """Copy the runs of one sweep from several folders into one; returns their plan.
 
-    Raises `OutputError` where they are of different sweeps or a run is in none of them.
+    Raises `OutputError` if the folders hold different sweeps, or a run is in none of them.
     """
     plans = [read_plan(folder) for folder in folders]
     plan = plans[0]

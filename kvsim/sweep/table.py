@@ -1,11 +1,13 @@
-"""Writes a sweep as one Parquet: a row per point, columns in fixed order, equal bytes if equal.
+"""Writes a sweep as one Parquet file: a row per point, in a fixed order of columns.
+
+Equal sweeps give equal bytes.
 
 | columns | what |
 |---|---|
 | the varied settings, `seed`, `key` | what was run, and the file in `points/` |
 | `outcome`, `reason` | how it ended: `finished`, `refused`, or as an engine ends |
 | `meets_slo` | only with objectives |
-| `engine.num_gpu_blocks`, ... | what the engine made of the settings |
+| `engine.num_gpu_blocks`, ... | what the engine derived from the settings |
 | the figures of `summary.json` | inner tables with dotted names; missing where undefined |
 
 The file's metadata hold `sweep.json` without its points, under `kvsim`.
@@ -79,8 +81,8 @@ def reason(record: Record) -> str:
 def figure_kinds() -> Mapping[str, bool]:
     """Every figure of a summary, in order, and whether it is a whole number.
 
-    Taken from the summary of a run of one request, so that columns are the same in every table,
-    also where no point could be run.
+    The figures are those of a run of one request. So columns are the same in every table, even if
+    no point could be run.
     """
     row = Row(0, "0", 0, 0, 1, 1)
     trace = Trace(path="", format="native", sha256="", rows=[row])
@@ -89,7 +91,7 @@ def figure_kinds() -> Mapping[str, bool]:
 
 
 def _all_kinds(records: Sequence[Record]) -> dict[str, bool]:
-    """The same, and behind them what only some runs have, by the cost model's own parts."""
+    """All figures of these records, and whether each is whole; those of the cost model last."""
     kinds = dict(figure_kinds())
     for record in records:
         for key, value in record["figures"].items():
@@ -98,7 +100,7 @@ def _all_kinds(records: Sequence[Record]) -> dict[str, bool]:
 
 
 def _settings_column(values: Sequence[Any]) -> pa.Array:
-    """Whole numbers, numbers, truths, or else text."""
+    """Values as a column of integers, floats or booleans, else of text."""
     import pyarrow as pa
 
     if all(isinstance(value, bool) for value in values):

@@ -1,4 +1,4 @@
-"""Reads the values that a setting is to take: a list, a range, or a law to draw from."""
+"""Reads the values of a setting: a list, a range, or a law to draw from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kvsim.errors import ConfigError
 Draw = Callable[[Random], Any]
 
 MOST_VALUES = 10_000
-"""Of one setting, and points of one sweep times ten: more is a slip of the keyboard."""
+"""Most values of one setting; a sweep may have ten times as many points. More are a typing
+error."""
 
 _CALL = re.compile(r"(\w+)\((.*)\)")
 _DIGITS = 4
@@ -40,10 +41,10 @@ class Law(NamedTuple):
 
 
 def parse_axis(option: str, text: str) -> Axis:
-    """`KEY=1,2,3`, `KEY=lin(0,0.1,5)` or `KEY=log(1,64,7)`; ends are included.
+    """`KEY=1,2,3`, `KEY=lin(0,0.1,5)` or `KEY=log(1,64,7)`; ranges include both ends.
 
-    Values are TOML, or bare words taken as text; ranges of a whole-numbered setting are rounded,
-    and what coincides then is tried once. Raises `ConfigError` naming `option`.
+    Values are TOML, or bare words taken as text. Ranges of an integer setting are rounded, and
+    equal values are tried once. Raises `ConfigError` naming `option`.
     """
     where = f"{option} {text}"
     key, written = _assignment(where, text)
@@ -99,7 +100,7 @@ def value_of(text: str) -> Any:
 
 
 def check_key(where: str, key: str) -> None:
-    """Refuse what is no setting, with the nearest one. Raises `ConfigError`."""
+    """Refuse a key that is no setting, naming the nearest one. Raises `ConfigError`."""
     known = RunConfig.__struct_fields__
     name, dot, inner = key.partition(".")
     if name not in known:
@@ -144,7 +145,7 @@ def _assignment(where: str, text: str) -> tuple[str, str]:
 
 
 def _listed(where: str, written: str) -> list[Any]:
-    """Values between commas; commas inside brackets and quotes part nothing."""
+    """Values between commas; commas inside brackets and quotes do not separate."""
     try:
         return list(tomllib.loads(f"values = [{written}]")["values"])
     except tomllib.TOMLDecodeError:
@@ -181,7 +182,7 @@ def _range(where: str, name: str, arguments: Sequence[float]) -> list[float]:
 
 
 def _fitting(key: str, value: float) -> float | int:
-    """Rounded to whole numbers or to `_DIGITS`, as the setting takes it."""
+    """A value rounded to an integer or to `_DIGITS`, as the setting takes it."""
     return round(value) if whole(key) else float(f"{value:.{_DIGITS}g}")
 
 

@@ -26,10 +26,10 @@ COUNTERS = {
     "requests": {"running": "running", "waiting": "waiting", "swapped": "swapped"},
     "batched tokens": {"tokens": "batched_tokens"},
 }
-"""Name → series → column of `report.timeline.States`."""
+"""Name of a counter → series → column of `report.timeline.States`."""
 
-_TOLD = schema.STEPS.names(Source.STEP, Source.KERNEL)[2:]
-"""Columns of a step that its slice tells where they are not 0: all but its start and end."""
+_LISTED = schema.STEPS.names(Source.STEP, Source.KERNEL)[2:]
+"""Columns of a step that its slice lists where they are not 0: all but its start and end."""
 
 
 def engine_names() -> list[str]:
@@ -42,25 +42,25 @@ def engine_names() -> list[str]:
 
 
 def step_events(steps: Mapping[str, Ints], window: Window) -> Iterator[str]:
-    """A slice for each step, and those of its copies on the link.
+    """A slice for each step, and slices for its copies on the link.
 
-    Copies come first in a step, out before in; where it has both, the time is shared by blocks.
+    Copies come first in a step, out before in. A step with both divides the copying time by blocks.
     """
-    told = [name for name in _TOLD if name in steps]
+    listed = [name for name in _LISTED if name in steps]
     for first in range(0, len(steps["start_ns"]), PIECE_STEPS):
         rows = slice(first, first + PIECE_STEPS)
         columns = {
-            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *told)
+            name: steps[name][rows].tolist() for name in ("start_ns", "end_ns", "blocked", *listed)
         }
         for number in range(len(columns["start_ns"])):
             row = {name: column[number] for name, column in columns.items()}
-            yield from _step(first + number, row, told, window)
+            yield from _step(first + number, row, listed, window)
 
 
 def counter_events(
     steps: Mapping[str, Ints], meta: Mapping[str, Any], window: Window
 ) -> Iterator[str]:
-    """The counters, whenever one of their values changes, and where the window begins."""
+    """The counters: values at the start of the window, and again at every change."""
     states = States(steps, window.end_ns, meta)
     starts = states["start_ns"]
     first = max(int(np.searchsorted(starts, window.begin_ns, side="right")) - 1, 0)
@@ -70,7 +70,7 @@ def counter_events(
         values = np.stack([states[column][first:last] for column in series.values()], axis=1)
         if not values.any():
             continue
-        # Of states at the same instant, only the last one lasts.
+        # Of several states at one instant, only the last one lasts.
         lasting = np.flatnonzero(np.append(np.diff(times) > 0, True)[: len(times)])
         changed = (np.diff(values[lasting], axis=0, prepend=-1) != 0).any(axis=1)
         for row in lasting[changed]:
@@ -78,12 +78,12 @@ def counter_events(
             yield counter(ENGINE, name, int(times[row]), held)
 
 
-def _step(number: int, row: Mapping[str, int], told: list[str], window: Window) -> Iterator[str]:
+def _step(number: int, row: Mapping[str, int], listed: list[str], window: Window) -> Iterator[str]:
     start, end = row["start_ns"], row["end_ns"]
     shown = window.clip(start, end)
     if shown is None:
         return
-    args: dict[str, Any] = {"step": number, **{name: row[name] for name in told if row[name]}}
+    args: dict[str, Any] = {"step": number, **{name: row[name] for name in listed if row[name]}}
     if row["blocked"]:
         args["head_refused_for"] = BLOCKED[row["blocked"]]
     yield span(STEPS, _kind(row), *shown, args)
@@ -101,7 +101,7 @@ def _kind(row: Mapping[str, int]) -> str:
 
 
 def _copies(row: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
-    """Name, nanoseconds and blocks of what a step does on the link, in order."""
+    """Name, nanoseconds and blocks of each copy of a step over the link, in order."""
     out, back = row["swap_out_blocks"], row["swap_in_blocks"]
     outward = row["transfer_ns"] * out // max(out + back, 1)
     return (

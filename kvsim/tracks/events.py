@@ -11,8 +11,8 @@ from json import dumps
 from typing import Any, NamedTuple
 
 FIRST_TRACK = 11
-"""Numbers of tracks begin behind those of groups: of equal ones, Perfetto takes the track for a
-main thread and shows it first."""
+"""Track numbers begin above the numbers of the groups: Perfetto takes a track with the number of
+its group for a main thread and shows it first."""
 
 
 class Track(NamedTuple):
@@ -43,15 +43,15 @@ def span(
     track: Track, name: str, begin_ns: int, end_ns: int, args: Mapping[str, Any] | None = None
 ) -> str:
     """A slice; one inside another is drawn below it."""
-    told = f',"args":{_json(args)}' if args else ""
+    shown = f',"args":{_json(args)}' if args else ""
     return (
         f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":{_us(begin_ns)},'
-        f'"dur":{_us(end_ns - begin_ns)},"name":{_json(name)}{told}}}'
+        f'"dur":{_us(end_ns - begin_ns)},"name":{_json(name)}{shown}}}'
     )
 
 
 def counter(pid: int, name: str, time_ns: int, values: Mapping[str, int]) -> str:
-    """Values that hold from now on."""
+    """A counter's values, which hold from this time on."""
     return (
         f'{{"ph":"C","pid":{pid},"ts":{_us(time_ns)},"name":{_json(name)},"args":{_json(values)}}}'
     )
@@ -75,7 +75,7 @@ def _named(kind: str, track: Track, args: Mapping[str, Any]) -> str:
 
 
 def _us(ns: int) -> str:
-    """Microseconds, exactly."""
+    """Nanoseconds as exact microseconds."""
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 

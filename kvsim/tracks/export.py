@@ -35,9 +35,9 @@ def run_window(
     begin_s: float | None,
     end_s: float | None,
 ) -> Window:
-    """The window from `begin_s` to `end_s` (None: as far as the run goes).
+    """The window from `begin_s` to `end_s`; None stands for the start or the end of the run.
 
-    Raises `OutputError` where nothing of the run is in it.
+    Raises `OutputError` if no part of the run is in it.
     """
     whole = run_end_ns(steps, requests)
     begin = 0 if begin_s is None else _ns(begin_s)
@@ -52,7 +52,7 @@ def run_window(
 
 
 def _ns(time_s: float) -> int:
-    """Nanoseconds; -1 for what is no time."""
+    """Seconds as nanoseconds; -1 for NaN and infinities."""
     return round(time_s * _NS_PER_S) if math.isfinite(time_s) else -1
 
 
@@ -77,7 +77,7 @@ def events(
 
 
 def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str]) -> Path:
-    """Write events as a Chrome trace, gzipped where the name ends in `.gz`, whole or not at all.
+    """Write events as a Chrome trace, gzipped if the name ends in `.gz`, whole or not at all.
 
     Equal events give equal bytes. Raises `OutputError` naming the file.
     """
@@ -87,7 +87,7 @@ def write_tracks(path: str | Path, meta: Mapping[str, Any], listed: Iterator[str
 
 
 def _write(file: BinaryIO | gzip.GzipFile, meta: Mapping[str, Any], listed: Iterator[str]) -> None:
-    """One event a line; a group of them is encoded at once."""
+    """Write one event per line, encoding a group of them at once."""
     trace = (meta.get("trace") or {}).get("sha256", "")
     known = {"kvsim": meta.get("kvsim_version", ""), "engine": meta.get("engine", "")}
     head = json.dumps({**known, "trace_sha256": trace}, ensure_ascii=False)

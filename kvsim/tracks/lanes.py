@@ -7,10 +7,10 @@ from heapq import heappop, heappush
 
 
 def pack(intervals: Iterable[tuple[int, int]]) -> list[int]:
-    """The lane of each interval (begin, end), from 0 on; intervals come by rising begin.
+    """The lane of each interval (begin, end), numbered from 0; intervals come by rising begin.
 
-    Each takes the lowest lane that is free; one that ends where another begins is out of its way.
-    There are as many lanes as intervals overlap at most.
+    Each interval takes the lowest free lane. A lane is free again at the instant where its interval
+    ends. The number of lanes is the largest number of intervals that overlap.
     """
     free: list[int] = []
     taken: list[tuple[int, int]] = []

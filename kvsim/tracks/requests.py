@@ -1,12 +1,11 @@
-"""The requests' tracks: who is in the batch, and who waits outside of it.
+"""The requests' tracks: which requests are in the batch, and which wait outside of it.
 
 ```
  in the batch    lane 1   ├ request 7: prefill │ decode ┤          ├ request 7: recompute │ decode ┤
                                                         ╲ preempted ▲
  outside         lane 1                                  ├ request 7 ┤
 ```
-
-A request takes a lane for as long as it stays, so there are no more lanes than requests at once.
+A request keeps its lane as long as it stays, so there are no more lanes than requests at once.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ NAMES = {
     standings.SWAPPED: "swapped out",
 }
 _OUT = frozenset((standings.WAITING, standings.PREEMPTED, standings.SWAPPED))
-_TOLD = (
+_LISTED = (
     *("input_length", "output_tokens", "num_cached_tokens", "num_preemptions"),
     *("recomputed_tokens", "recached_tokens", "swapped_out_blocks", "priority"),
 )
-"""Columns of a request that its slices tell where they are not 0."""
+"""Columns of a request that its slices list where they are not 0."""
 
 
 class Stay(NamedTuple):
-    """A request in the batch, or outside of it, without a break."""
+    """An unbroken time of a request in the batch, or outside of it."""
 
     request: int
     pid: int
@@ -59,7 +58,7 @@ class Stay(NamedTuple):
 
 
 def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = None) -> list[Stay]:
-    """What the window shows of the stays of the requests `chosen` (None: of all), by begin."""
+    """The stays of the requests `chosen` (None: all) that the window shows, by begin."""
     stays: list[Stay] = []
     before = (-1, 0)
     for row in zip(*(column.tolist() for column in spells), strict=True):
@@ -76,8 +75,11 @@ def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = No
 
 
 def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[str]:
-    """Names of groups and lanes, a slice for each stay and each spell in it, and an arrow wherever
-    a request leaves the batch before its end or comes back."""
+    """The events of the requests' tracks.
+
+    These are names of groups and lanes, a slice for each stay and each spell in it, and an arrow
+    wherever a request leaves the batch before its end or comes back.
+    """
     tracks = _tracks(stays)
     for pid, name in GROUPS.items():
         lanes = sorted({track for track in tracks if track.pid == pid})
@@ -126,7 +128,7 @@ def _tracks(stays: list[Stay]) -> list[Track]:
 
 
 def _passage(before: Stay, after: Stay) -> str:
-    """Why a request changes over."""
+    """The name of the arrow between two stays: why the request moves."""
     if after.pid == OUTSIDE:
         return NAMES[after.spells[0][0]]
     return {
@@ -138,7 +140,7 @@ def _passage(before: Stay, after: Stay) -> str:
 
 def _args(requests: Mapping[str, Any], index: int) -> dict[str, Any]:
     args: dict[str, Any] = {
-        name: int(requests[name][index]) for name in _TOLD if requests[name][index]
+        name: int(requests[name][index]) for name in _LISTED if requests[name][index]
     }
     for name in ("session", "reason"):
         if requests[name][index]:

@@ -1,4 +1,4 @@
-"""The part of a run that is written."""
+"""The part of a run that is exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Window(NamedTuple):
     end_ns: int
 
     def clip(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """What of a time lies in the window; None: nothing.
+        """The part of a time that lies in the window; None if there is none.
 
         A time without duration belongs to the window that it begins in.
         """

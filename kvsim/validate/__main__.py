@@ -1,8 +1,8 @@
 """Measures a setup: `python -m kvsim.validate SETUP.json --profile PROFILE.json --out FILE`.
 
-For machines where torch is and the rest of kvsim's libraries are not; `kvsim validate` calls it,
-too. What has been measured is on disk after each policy. Exit codes: 0 done, 2 bad input, 130
-interrupted.
+It is meant for machines that have torch but not the rest of kvsim's libraries; `kvsim validate`
+calls it as well. Each policy is on disk as soon as it has been measured. Exit codes: 0 done, 2 bad
+input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _restart_with_settings() -> None:
-    """Start anew with the allocator's settings of a calibration, which are read at the start."""
+    """Restart with the allocator settings of a calibration, which take effect at start-up."""
     from kvsim_kernels.provenance import ALLOCATOR
 
     settings = {**ALLOCATOR, "OMP_NUM_THREADS": "1"}

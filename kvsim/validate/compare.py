@@ -1,12 +1,11 @@
-"""Compares a recording with what a profile says: step by step, and run by run.
+"""Compares a recording with the predictions of a profile: step by step, and run by run.
 
-Two questions, asked apart because a queue multiplies a small error of the first into a large one
-of the second:
-
+There are two separate questions, because a queue multiplies a small error of the first into a large
+one of the second:
 * *teacher-forced*: the real run's own steps, priced one by one;
 * *free-running*: a simulation of the same trace, on its own from the first step to the last.
 
-Beside each stands the noise: what two measurements of the same differ by.
+Beside each error stands the noise: by how much two measurements of the same thing differ.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ Floats = NDArray[np.float64]
 def compare(recording: Mapping[str, Any], profile: str) -> Table:
     """The result of a validation, in plain values, keys in a fixed order.
 
-    `profile`: a path or a shipped name. Raises `ConfigError` where recording, trace and profile do
-    not belong together.
+    `profile`: a path or a shipped name. Raises `ConfigError` if recording, trace and profile do not
+    belong together.
     """
     setup, made = recording["setup"], load_profile(profile)
     trace = open_trace(setup["trace"]["path"])
@@ -96,7 +95,8 @@ def with_profile(
     """Settings whose times come from a profile, for the kernel and the layout that were run.
 
     `swap`: by layout and direction, `d2h` and `h2d`, microseconds of a copy and of each of its
-    blocks. The simulated link does not know directions, so it takes their mean, unless it was set.
+    blocks. The simulated link has one price for both directions, so it takes their mean, unless the
+    price is set.
     """
     kernel = engine["decode_kernel"].removeprefix("decode_")
     cost: Table = {"model": "table", "profile": path, "decode_kernel": kernel}
@@ -111,7 +111,7 @@ def with_profile(
 
 
 def _refuse_other_model(recorded: Mapping[str, Any], made: Profile, path: str) -> None:
-    """A profile may be scaled to another model elsewhere; here it is judged on its own."""
+    """Refuse a profile of another model: scaling would hide its own error."""
     for key, value in recorded.items():
         found = getattr(made.model, key, value)
         if found != value:
@@ -147,7 +147,7 @@ def _policy(policy: Mapping[str, Any], trace: Trace, config: RunConfig) -> Table
 
 
 def _settings(config: RunConfig, result: Result) -> Table:
-    """What tells one policy from another, and the sizes of its pools."""
+    """The settings in which policies differ, and the sizes of the pools."""
     keys = ("engine", "block_manager", "prefix_caching", "block_size")
     sizes = ("num_gpu_blocks", "num_cpu_blocks", "max_num_batched_tokens")
     table = {key: result.meta[key] for key in (*keys, *sizes)}
@@ -156,7 +156,7 @@ def _settings(config: RunConfig, result: Result) -> Table:
 
 
 def _steps(policy: Mapping[str, Any], replay: Replay) -> Table:
-    """Teacher-forced errors: the model's, and what a second measurement of the same steps shows."""
+    """Teacher-forced errors: of the model, and of a second measurement of the same steps."""
     measured = _array(policy["real"]["step_ns"])
     again, predicted = _array(policy["replay"]["step_ns"]), _array(replay.predicted_ns)
     kinds = np.array(replay.kinds)
@@ -178,7 +178,7 @@ def _steps(policy: Mapping[str, Any], replay: Replay) -> Table:
 
 
 def _copies(policy: Mapping[str, Any], replay: Replay) -> Table | None:
-    """Swaps: measured, measured again, and priced; None where there were none."""
+    """Swaps: measured, measured again, and priced; None if there were none."""
     if not replay.swapped_blocks:
         return None
     measured = _array(policy["real"]["swap_ns"])
@@ -193,7 +193,7 @@ def _copies(policy: Mapping[str, Any], replay: Replay) -> Table | None:
 
 
 def _errors(values: Floats, measured: Floats) -> Table:
-    """Relative distances of single values, and of their sum."""
+    """Relative errors of single values and of their sum."""
     distance = np.abs(values / measured - 1)
     return {
         "median": float(np.median(distance)),

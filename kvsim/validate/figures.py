@@ -17,7 +17,7 @@ from kvsim.validate.replay import KINDS
 Floats = NDArray[np.float64]
 
 POINTS = 400
-"""Of each kind of step in a scatter."""
+"""Most points of each kind of step in a scatter plot."""
 
 KIND_COLOURS = ("decode", "prefill", "waiting")
 KIND_LABELS = ("decodes alone", "prompts alone", "both")
@@ -26,13 +26,13 @@ SIDE_LABELS = ("real", "real again", "simulated")
 
 
 def step_figures(policy: Mapping[str, Any]) -> list[Figure]:
-    """Predicted against measured, and how errors are distributed beside the noise."""
+    """Predicted against measured, and the distribution of errors beside the noise."""
     points = {key: np.array(values) for key, values in policy["points"].items()}
     return [_scatter(policy["name"], points), _errors(policy["name"], points)]
 
 
 def latency_figures(policy: Mapping[str, Any]) -> list[Figure]:
-    """The distribution of each latency, the three sides over one another."""
+    """The distribution of each latency for the three runs, in one chart each."""
     sides = [
         (label, colour, {kind: _ns(policy["latencies_ms"][kind][side]) for kind in LATENCIES})
         for side, label, colour in zip(SIDES, SIDE_LABELS, SIDE_COLOURS, strict=True)
@@ -67,7 +67,7 @@ def _scatter(name: str, points: Mapping[str, Floats]) -> Figure:
 
 
 def _errors(name: str, points: Mapping[str, Floats]) -> Figure:
-    """Cumulative curves of the distance of single steps."""
+    """Cumulative distribution of the errors of single steps."""
     measured = points["measured_us"]
     curves = (
         ("prediction", "run-1", points["predicted_us"]),
@@ -89,7 +89,7 @@ def _errors(name: str, points: Mapping[str, Floats]) -> Figure:
         ),
         titled("steps (%)", range=[0, 103], dtick=25),
     )
-    note = "The share of steps that are off by at most so much. Grey: the noise."
+    note = "The share of steps whose error is at most the value on the axis. Grey: the noise."
     return Figure(f"{name}-errors", "Errors of single steps", note, data, look, legend, height=320)
 
 
@@ -117,13 +117,13 @@ def _line(x: list[float], y: list[float]) -> Trace:
 
 
 def _thinned(which: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Evenly spread over the run where there are too many."""
+    """Positions spread evenly over the run, at most `POINTS`."""
     picked = np.linspace(0, len(which) - 1, min(POINTS, len(which))).round().astype(np.intp)
     return which[np.unique(picked)]
 
 
 def _range(*values: Floats) -> tuple[float, float]:
-    """What all positive values lie in, with a margin."""
+    """A range that holds all positive values, with a margin."""
     together = np.concatenate(values)
     together = together[together > 0]
     return float(together.min()) / 1.15, float(together.max()) * 1.15

@@ -1,7 +1,7 @@
 """A real device as the host of a loop: its clock is the sum of measured times.
 
-So the host's own work between steps delays nobody. Copies come first, then the step; both are run
-as soon as it is composed. For engines with one step in flight.
+So the host's own work between steps delays no request. Copies come first, then the step; both run
+as soon as the step is composed. For engines with one step in flight.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Pairs = list[tuple[int, int]]
 
 
 class Times(Protocol):
-    """Says how long a step takes, by pricing it or by running it."""
+    """A source of step times, by pricing steps or by running them."""
 
     def swap_out_ns(self, pairs: Pairs) -> int:
-        """Nanoseconds to copy (GPU, CPU) blocks; they come before the step, first of all."""
+        """Nanoseconds to copy (GPU, CPU) blocks, before everything else in the step."""
         ...
 
     def swap_in_ns(self, pairs: Pairs) -> int:
-        """Nanoseconds to copy (CPU, GPU) blocks; they come next."""
+        """Nanoseconds to copy (CPU, GPU) blocks, after the copies out and before the step."""
         ...
 
     def step_ns(self, plan: Plan) -> int:
@@ -43,10 +43,10 @@ def serve(
     clients: Clients,
     watcher: Watcher | None = None,
 ) -> int:
-    """Serve until nothing more can happen; returns when that is, in nanoseconds.
+    """Serve until nothing more can happen; returns that time in nanoseconds.
 
-    What happened to a request is written into it. Raises `EngineStopped` where the engine would,
-    and where requests are left that it can never schedule.
+    The history of a request is written into it. Raises `EngineStopped` where the engine would, and
+    if requests are left that it can never schedule.
     """
     device = Device(times, clients)
     for _ in Loop(device, scheduler, batch, watcher=watcher).run():
@@ -76,7 +76,7 @@ class Device(Host):
         self._inbox: list[Request] = []
         self._first = iter(clients.start())
         self._coming: list[tuple[int, int, Request, bool]] = []
-        """Heap of (time, order of asking, request, whether it is of `Clients.start`)."""
+        """Heap of (time, order of requesting, request, whether it is from `Clients.start`)."""
         self._asked = 0
         self._start()
 
@@ -86,12 +86,12 @@ class Device(Host):
         return self._now_ns
 
     def arrived(self) -> list[Request]:
-        """Takes out who has arrived until now."""
+        """Take out the requests that have arrived by now."""
         inbox, self._inbox = self._inbox, []
         return sorted(inbox, key=lambda each: (each.arrival_ns, each.index))
 
     def tell(self, ended: list[Request]) -> None:
-        """Completions let clients send more."""
+        """Report completions to the clients, which may let them send more."""
         for request in ended:
             sent, later = self._clients.ended(request, self._now_ns)
             self._inbox += sent
@@ -111,12 +111,12 @@ class Device(Host):
         return took_ns + self._times.step_ns(plan)
 
     def wait(self, until_ns: int) -> Waiting:
-        """Time passes: everybody is offered at the right moment."""
+        """Let time pass, and offer every request at its time."""
         yield
         self._offer_until(until_ns)
 
     def sleep(self) -> Waiting:
-        """Until somebody arrives."""
+        """Sleep until a request arrives."""
         while not self._inbox:
             if not self._coming:
                 return False
@@ -125,7 +125,7 @@ class Device(Host):
         return True
 
     def _start(self) -> None:
-        """Offer whose time has come of those that wait for nothing else; await the next."""
+        """Offer the initial requests whose time has come, and await the next one."""
         for time_ns, request in self._first:
             if time_ns > self._now_ns:
                 self._await(time_ns, request, True)

@@ -3,10 +3,10 @@
 | run | what it is for |
 |---|---|
 | real | the measurement |
-| repeat | the same once more, on its own: how far two real runs are apart |
-| replay | the plans of `real` once more: how far two measurements of one step are apart |
+| repeat | the real run again, independently: how far two real runs are apart |
+| replay | the plans of `real` again: how far two measurements of one step are apart |
 
-Needs torch, and of kvsim only what decides: no SimPy, msgspec, plotly or rich.
+Needs torch, and of kvsim only the scheduling: no SimPy, msgspec, plotly or rich.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ WARM_UP = {
     "sessions": "recorded",
     "max_concurrency": None,
 }
-"""A few requests at once, served before anything counts: every kernel is compiled for all cases."""
+"""A few requests at once, served before the measurement, so that every kernel is compiled for all
+cases."""
 
 Table = dict[str, Any]
 
 
 class Recorded:
-    """Times as they were taken; with `forced`, the answers are those of an earlier run instead."""
+    """Keeps the measured times; with `forced`, returns the times of an earlier run instead."""
 
     def __init__(self, times: Times, forced: Mapping[str, Any] | None = None) -> None:
         self._times = times
@@ -52,7 +53,7 @@ class Recorded:
         self._forced = forced
 
     def step_ns(self, plan: Plan) -> int:
-        """The step's own time."""
+        """The time of the step itself."""
         return self._noted(self._times.step_ns(plan), self.step_times_ns, "step_ns")
 
     def swap_out_ns(self, pairs: Pairs) -> int:
@@ -77,12 +78,12 @@ def measure(
     device: str,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Table]:
-    """Recordings of one policy, of two, ... of all: each may be the last that there is time for.
+    """Recordings of the first policy, of the first two, and so on; each is complete in itself.
 
-    `setup`: see `kvsim.validate.setup`; `profile`: names the geometry of the model, the layout of
-    its blocks and the graphs, as the file says it. `tell` is told what begins. Raises
-    `ConfigError` where torch or the device is missing, where the trace is not that of the setup,
-    and where the engine stops.
+    `setup`: see `kvsim.validate.setup`. `profile`: names the geometry of the model, the layout of
+    its blocks and the graphs. `tell` is called with a text when a run begins. Raises `ConfigError`
+    if torch or the device is missing, if the trace is not that of the setup, and if the engine
+    stops.
     """
     trace = open_trace(setup["trace"]["path"])
     if trace.sha256 != setup["trace"]["sha256"]:
@@ -124,9 +125,9 @@ def record(
 def serve_policy(
     policy: Mapping[str, Any], trace: Trace, times: Times
 ) -> tuple[int, list[Request]]:
-    """Serve a trace under one policy of a setup; answers the end in nanoseconds and the requests.
+    """Serve a trace under one policy of a setup; returns the end in nanoseconds and the requests.
 
-    Raises `ConfigError` where the engine stops.
+    Raises `ConfigError` if the engine stops.
     """
     config = cast("RunConfig", SimpleNamespace(**settings_of(policy)))
     rows = trace.rows[: config.num_prompts]
@@ -159,7 +160,7 @@ def _serve(
 
 
 class _Engine:
-    """The decoder that all policies run on, and what there is to say about it."""
+    """The decoder that all policies run on, and its provenance."""
 
     def __init__(self, profile: Mapping[str, Any], device: str, **room: int) -> None:
         from kvsim_kernels import executor, provenance, timing
@@ -170,7 +171,7 @@ class _Engine:
         self._provenance, self._cuda = provenance, device == "cuda"
 
     def executor(self, policy: Mapping[str, Any]) -> Times:
-        """A fresh run on the decoder: no text, no block table is left of the one before."""
+        """A fresh executor on the decoder, without texts or block tables of earlier runs."""
         first_host_block = build(policy["block_manager"]).cpu.first
         times: Times = self._make(self._decoder, self._clock, first_host_block)
         return times
@@ -187,7 +188,7 @@ class _Engine:
 def _engine(
     setup: Mapping[str, Any], profile: Mapping[str, Any], device: str, trace: Trace
 ) -> _Engine:
-    """Room for the largest of the policies."""
+    """An engine with room for the largest of the policies."""
     configs = [policy["config"] for policy in setup["policies"]]
     tables = [build(policy["block_manager"]) for policy in setup["policies"]]
     schedulers = [build_scheduler(each["scheduler"], each["config"]) for each in setup["policies"]]

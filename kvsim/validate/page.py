@@ -24,7 +24,7 @@ Result = Mapping[str, Any]
 
 
 def build_page(result: Result) -> str:
-    """The page of what `compare` answers. It needs no other file; equal results, equal bytes."""
+    """The page of a result of `compare`. It needs no other file; equal results give equal bytes."""
     steps = {policy["name"]: step_figures(policy) for policy in result["policies"]}
     spread = {policy["name"]: latency_figures(policy) for policy in result["policies"]}
     sections = {
@@ -48,7 +48,7 @@ def _header(result: Result) -> Html:
     tags = [element("span", f"times: {profile['path']}, {profile['source']}", class_="tag good")]
     if trusted is False:
         why = "; ".join(profile["error"].get("why", ()))
-        words = f"the profile is not trusted by its own held-out rows: {why}"
+        words = f"the profile is marked as not trusted: {why}"
         tags.append(element("span", words, class_="tag warning"))
     subject = f"{plural(result['trace']['requests'], 'request')} of {result['trace']['path']},"
     subject += f" {result['engine']['kv_layout']} blocks of {result['engine']['block_size']} tokens"
@@ -62,8 +62,8 @@ def _header(result: Result) -> Html:
 
 
 def _errors(result: Result) -> Html:
-    lead = "How far the profile is off, and in brackets how far a second real run is: an error"
-    lead += " below its noise cannot be told from none. The clock of the real engine is the sum of"
+    lead = "Errors of the profile, and in brackets those of a second real run, the noise: an error"
+    lead += " below its noise is not significant. The clock of the real engine is the sum of"
     lead += " its measured steps. Where requests queue, a small error of every step adds up."
     head, rows = wording.error_rows(result)
     return join((element("p", lead), panel(None, table(head, rows))))
@@ -121,7 +121,7 @@ def _requests(result: Result, figures: Mapping[str, list[Figure]]) -> Html:
 
 def _decisions(result: Result) -> Html:
     lead = "Real, real again, simulated. Scheduler and block manager are the same in all three, so"
-    lead += " they differ only where step times made them see another state."
+    lead += " they differ only where step times led to another state."
     head, rows = wording.count_rows(result)
     return join((element("p", lead), panel(None, table(head, rows))))
 

@@ -1,17 +1,14 @@
-"""Keeps what a real engine did: for every step how long it took, and what it all came to.
+"""Keeps the record of a real engine: the time of every step, and a digest of the schedule.
 
-A run is decided by its settings and its step times. So times are all that is kept; whoever needs
-more lets the simulator run again with these times, and gets the same schedule: `digest` proves it.
-
+Settings and step times decide a run, so only the times are kept. The simulator reproduces
+everything else: it runs again with these times and gets the same schedule, which `digest` proves.
 ```
 {"schema": "kvsim.recording/1", "kvsim_version", "device", "software", "model", "engine", "setup",
  "policies": [{"name", "real": Run, "repeat": Run, "replay": Run}]}
-
 Run: {"end_ns", "digest", "step_ns": [...], "swap_ns": [...]}
 ```
-
-`swap_ns` has an entry per copy from one pool to the other: of a step first out, then in. `repeat`
-is another run on its own; `replay` runs the very plans of `real` again.
+`swap_ns` has an entry per copy between the pools; in a step, out comes before in. `repeat` is an
+independent run; `replay` runs the same plans as `real`.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ KEYS = ("kvsim_version", "device", "software", "model", "engine", "setup", "poli
 RUNS = ("real", "repeat", "replay")
 
 MARKS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_preemptions")
-"""Figures of a request that tell one schedule from another."""
+"""Figures of a request that identify a schedule."""
 
 
 def digest(marks: Iterable[Iterable[int]]) -> str:
@@ -66,14 +63,14 @@ def read_json(path: str | Path, *schemas: str) -> dict[str, Any]:
 
 
 def require(table: Mapping[str, Any], keys: Iterable[str], path: str | Path) -> None:
-    """Raises `ConfigError` for a table that lacks one of its keys."""
+    """Raise `ConfigError` for a table that lacks one of these keys."""
     missing = [key for key in keys if key not in table]
     if missing:
         raise ConfigError(f"{path}: {missing[0]}: missing; the file is damaged, make it again")
 
 
 def _text(value: Any, indent: str = "") -> str:
-    """JSON with a key a line, and everything in lists of plain values on one line."""
+    """JSON with one key per line, and lists of plain values on one line."""
     inner = indent + " "
     if isinstance(value, Mapping) and value:
         entries = (f"{inner}{json.dumps(k)}: {_text(v, inner)}" for k, v in value.items())

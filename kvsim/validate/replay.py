@@ -1,4 +1,4 @@
-"""Replays a recording: the simulator with recorded times decides what the real run decided."""
+"""Replays a recording: with the recorded times, the simulator makes the real run's decisions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from kvsim.result import Result
 
 KINDS = ("decode", "prefill", "mixed")
-"""Of steps: decodes alone, prompts alone, both."""
+"""Kinds of steps: decodes alone, prompts alone, both."""
 
 Table = dict[str, Any]
 
 
 class Replay:
-    """A cost model and a link that answer as recorded, and note what others would have said."""
+    """A cost model and a link that return the recorded times, and note the prices of others."""
 
     kind = "measured"
     source = "measured: a recording, replayed"
@@ -53,7 +53,7 @@ class Replay:
 
     @property
     def extrapolated_steps(self) -> int:
-        """Steps that the profile's tables do not hold."""
+        """Number of steps outside the profile's tables."""
         return int(self._cost.describe()["extrapolated_steps"])
 
     def describe(self) -> Table:
@@ -66,7 +66,7 @@ class Replay:
 
 
 class Replayed(NamedTuple):
-    """A real run: what it came to, and the prices of its steps."""
+    """A real run: its result, and the prices of its steps."""
 
     result: Result
     replay: Replay
@@ -75,7 +75,7 @@ class Replayed(NamedTuple):
 def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConfig) -> Replayed:
     """Simulate with the times of the run `name` of a policy's recording.
 
-    Raises `ConfigError` where that does not lead to the schedule that was recorded.
+    Raises `ConfigError` if the schedule differs from the recorded one.
     """
     run, used = policy[name], []
 

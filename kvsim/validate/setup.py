@@ -1,4 +1,4 @@
-"""Says in plain values what is to be served, by which scheduler, over which blocks.
+"""Describes in plain values what to serve, with which scheduler, over which blocks.
 
 ```
 {"schema": "kvsim.validation-setup/1",
@@ -8,9 +8,8 @@
                "scheduler": {"class", "arguments"},    the same objects, ready to be built
                "block_manager": {"class", "arguments"}}]}
 ```
-
-Settings are checked and completed here, where all of kvsim is at hand; whoever builds the objects
-needs nothing but their classes.
+Settings are checked and completed here, where all of kvsim is available. Building the objects needs
+only their classes.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ POLICIES: dict[str, dict[str, Any]] = {
     "prefix-caching": {"enable_prefix_caching": True},
     "chunked-prefill": {"enable_chunked_prefill": True},
 }
-"""Name → what it adds to the settings."""
+"""Name → the settings that it adds."""
 
 THREE = ("recompute", "swap", "prefix-caching")
 
 ENGINES = ("vllm-0.6.3", "vllm-v1")
-"""Engines whose plans say all that is computed: others pad prompts to rectangles, or count a full
-hit as no work at all."""
+"""Engines whose plans list all that is computed. Other engines pad prompts to rectangles, or count
+a full hit as no work."""
 
 Table = dict[str, Any]
 
@@ -50,7 +49,7 @@ Table = dict[str, Any]
 def prepare(trace: Trace, config: RunConfig, policies: Sequence[str] = THREE) -> Table:
     """The setup of these policies over one configuration and one trace.
 
-    Raises `ConfigError` for an unknown policy, and for what no executor can run.
+    Raises `ConfigError` for an unknown policy, and for a plan that no executor can run.
     """
     for name in policies:
         if name not in POLICIES:
@@ -71,7 +70,7 @@ def prepare(trace: Trace, config: RunConfig, policies: Sequence[str] = THREE) ->
 
 
 def refuse_other_model(setup: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a profile of another model, dtype or block size than the setup's."""
+    """Raise `ConfigError` for a profile with another model, dtype or block size than the setup."""
     measured = {**profile["model"], "block_size": profile["engine"]["block_size"]}
     for key, wanted in setup["model"].items():
         if measured[key] != wanted:
@@ -82,7 +81,7 @@ def refuse_other_model(setup: Mapping[str, Any], profile: Mapping[str, Any]) -> 
 
 
 def settings_of(policy: Mapping[str, Any]) -> Table:
-    """The settings of a policy of a setup; what JSON has no number for is one again."""
+    """The settings of a policy of a setup; texts that stand for infinite numbers become numbers."""
     numbers = {"inf": float("inf"), "-inf": float("-inf")}
     return {
         key: numbers.get(value, value) if isinstance(value, str) else value
@@ -109,7 +108,7 @@ def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> Any
 
 
 def _geometry(config: RunConfig) -> Table:
-    """What a profile must have been measured with, in the profile's own words."""
+    """What a profile must have been measured with, under the profile's own keys."""
     from kvsim.engines import ENGINES as KNOWN
     from kvsim.memory import kv_dtype
     from kvsim.model import load_model
@@ -146,7 +145,7 @@ def _policy(name: str, config: RunConfig) -> Table:
 
 
 def _recipe(built: object, parts: Parts, own: Mapping[str, Any]) -> Table:
-    """How to build an object of the run again: what its constructor names, of all that is given."""
+    """The recipe of an object of the run: the arguments that its constructor names."""
     from kvsim.config import to_table
 
     kind = type(built)

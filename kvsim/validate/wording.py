@@ -1,4 +1,4 @@
-"""Says what a validation found, in words and in rows of a table."""
+"""States the result of a validation, in words and in rows of a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT_LABELS = {
 
 
 def share(value: float | None) -> str:
-    """An unsigned error: `2.1 %`; half a percent has two figures, too."""
+    """An unsigned error: `2.1 %`; small errors keep two figures."""
     if value is None:
         return MISSING
     digits = 2 if value < 0.00995 else 1 if value < 0.9995 else 0

@@ -24,9 +24,9 @@ def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     """When each row's client wants to send it, in nanoseconds from the start of the run.
 
     With `request_rate`: a random process in file order, exactly as `vllm bench serve` draws it
-    (vLLM `benchmarks/serve.py`, `get_request`). Otherwise the recorded arrivals, spread if
-    `spread_ties` says so, then scaled. Rows that wait for another one (`waits_for`) take no part;
-    their entries are 0. Raises `ConfigError` where the trace has no times and no rate is given.
+    (vLLM `benchmarks/serve.py`, `get_request`). Otherwise: the recorded arrivals, spread if
+    `spread_ties` is set, then scaled. Rows that wait for another row (`waits_for`) are left out;
+    their entries are 0. Raises `ConfigError` if the trace has no times and no rate is given.
     """
     free = [index for index, after in enumerate(waits_for(rows, config)) if after < 0]
     if config.request_rate is None:
@@ -42,7 +42,7 @@ def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
 def waits_for(rows: Sequence[Row], config: RunConfig) -> list[int]:
     """For each row the index of the row whose completion releases it, or -1.
 
-    Raises `ConfigError` where closed sessions are asked for and no row names a predecessor.
+    Raises `ConfigError` if closed sessions are asked for and no row names a predecessor.
     """
     if config.sessions == "recorded":
         return [-1] * len(rows)
@@ -55,7 +55,7 @@ def waits_for(rows: Sequence[Row], config: RunConfig) -> list[int]:
 
 
 def think_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
-    """For each row the nanoseconds between that completion and its release, scaled, then capped."""
+    """For each row the nanoseconds from that completion to its release, scaled, then capped."""
     cap_s = inf if config.max_think_time_s is None else config.max_think_time_s
     cap_ns = min(cap_s * _NS_PER_S, MAX_NS)
     return [round(min(row.delay_ns * config.think_time_scale, cap_ns)) for row in rows]
@@ -81,7 +81,7 @@ def arrival_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def random_stream(seed: int, use: str) -> np.random.Generator:
-    """The random numbers for one use: independent of every other use of the same seed."""
+    """The random numbers for one use, independent of all other uses of the same seed."""
     import numpy as np
 
     return np.random.default_rng([seed, zlib.crc32(use.encode())])

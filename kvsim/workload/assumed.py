@@ -1,4 +1,4 @@
-"""Gives requests without content shared prefixes, such that an assumed share of tokens hits."""
+"""Gives requests without content shared prefixes, so that an assumed share of tokens hits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HALVINGS = 24
 def assume_hit_rate(
     trace: Trace, hit_rate: float, block_size: int, *, prefixes: int = PREFIXES, seed: int = 0
 ) -> Trace:
-    """The same requests, of which `hit_rate` of the prompt tokens hit a cache without limit.
+    """A copy of the trace in which `hit_rate` of the prompt tokens hit an unlimited cache.
 
-    Each request begins with one of `prefixes` shared texts, the k-th chosen 1/k times as often as
-    the first, and the same share of every prompt is such text; that share is what makes the rate
-    come out, at blocks of `block_size` tokens and one request at a time. A real engine hits less:
-    it evicts, and requests that are admitted together save nothing on each other.
+    Each request begins with one of `prefixes` shared texts; the k-th is chosen 1/k times as often
+    as the first. The same share of every prompt is shared text. That share is chosen to give the
+    hit rate, at blocks of `block_size` tokens and one request at a time. A real engine hits less:
+    it evicts blocks, and requests that are admitted together do not hit each other.
 
-    Raises `ConfigError` where the trace says itself what is shared, and where no share is enough.
+    Raises `ConfigError` if the trace has content of its own, or if no share is enough.
     """
     if any(row.content is not None for row in trace.rows):
         raise ConfigError(
@@ -49,7 +49,7 @@ def assume_hit_rate(
 
 
 def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int) -> float:
-    """The least share of every prompt with which the hit rate is reached, by halving."""
+    """The least share of every prompt that reaches the hit rate, by bisection."""
     most = _rate(trace, _shared(trace.rows, chosen, 1.0), block_size)
     if most < hit_rate:
         raise ConfigError(
@@ -65,7 +65,7 @@ def _share(trace: Trace, chosen: Sequence[int], hit_rate: float, block_size: int
 
 
 def _shared(rows: Sequence[Row], chosen: Sequence[int], share: float) -> list[Row]:
-    """Rows that begin with `share` of their prompt in common with others of the same choice."""
+    """Rows whose prompts share their first part, of length `share`, within each choice."""
     return [
         dataclasses.replace(row, content=_content(number, round(row.input_length * share)))
         for row, number in zip(rows, chosen, strict=True)

@@ -1,7 +1,7 @@
 """Azure LLM inference traces: CSV of `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
 Times are dates with seven decimals, line ends CRLF (Azure/AzurePublicDataset, the files of 2023).
-There is no content, so nothing can hit.
+There is no content, so no prompt hits the prefix cache.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ def _cells(source: Source, line: str) -> list[str]:
     cells = line.split(",")
     if len(cells) != len(COLUMNS):
         what = f"{len(cells)} cells, expected {len(COLUMNS)}: {','.join(COLUMNS)}"
-        raise source.error(f"{what}; mend the line")
+        raise source.error(f"{what}; fix the line")
     return cells
 
 
 def _nanoseconds(source: Source, cell: str) -> int:
-    """Nanoseconds since 1970, exact: all decimals are kept."""
+    """Nanoseconds since 1970, exact to the last decimal."""
     match = _TIME.fullmatch(cell)
     if match is None:
         what = f"{shown(cell)} is not a time YYYY-MM-DD HH:MM:SS.fffffff"
-        raise source.error(f"{what}; mend it", COLUMNS[0])
+        raise source.error(f"{what}; fix it", COLUMNS[0])
     second, fraction, zone = match.groups()
     try:
         return _second(second, zone or "") * _NS_PER_S + int((fraction or "0").ljust(9, "0"))
     except (ValueError, OverflowError):
-        raise source.error(f"{shown(cell)} is not a date; mend it", COLUMNS[0]) from None
+        raise source.error(f"{shown(cell)} is not a date; fix it", COLUMNS[0]) from None
 
 
 @lru_cache(maxsize=1024)
@@ -102,4 +102,4 @@ def _tokens(source: Source, column: str, cell: str) -> int:
         return int(cell)
     if cell.isascii() and cell.isdecimal() and len(cell.lstrip("0")) > 7:
         raise source.error(f"{shown(cell)} is above {MAX_TOKENS}; give less", column)
-    raise source.error(f"{shown(cell)} is not an integer >= 1; mend it", column)
+    raise source.error(f"{shown(cell)} is not an integer >= 1; fix it", column)

@@ -9,7 +9,7 @@ from kvsim.workload.runs import merge
 from kvsim.workload.trace import HashContent, Row, Trace
 
 _ROOT = -1
-"""Predecessor of a prompt's first id; as it is 0 - 1, id 0 there counts as inside a run."""
+"""Predecessor of a prompt's first id. It is 0 - 1, so a first id 0 counts as inside a run."""
 
 _Spans = list[tuple[int, int, Row]]
 """First id, last id, and a row that has them."""
@@ -18,21 +18,21 @@ _Spans = list[tuple[int, int, Row]]
 @dataclass(slots=True)
 class _Scope:
     heads: dict[int, tuple[int, Row]] = field(default_factory=dict)
-    """Ids that follow something else than the number before, and what they follow."""
+    """Ids whose predecessor is not the number before them → that predecessor."""
     inside: _Spans = field(default_factory=list)
-    """Ids that follow the number before."""
+    """Ids whose predecessor is the number before them."""
     partial: dict[int, tuple[int, Row]] = field(default_factory=dict)
-    """Ids of partial last blocks, and the tokens in them."""
+    """Ids of partial last blocks → the tokens in them."""
     full: _Spans = field(default_factory=list)
     """Ids of full blocks."""
 
 
 def first_conflict(trace: Trace) -> tuple[Row, str] | None:
-    """A row whose ids contradict an earlier row's, and how; None: every id is chained.
+    """A row whose ids contradict an earlier row's, and how; None if all ids are chained.
 
     Within a scope each id has one predecessor (a prompt's start counts as one), output ids
-    included, and the id of a partial block always has the same number of tokens. Works on runs:
-    inside a run the predecessor is the number before.
+    included, and the id of a partial block always has the same number of tokens. The check works on
+    runs of consecutive ids: inside a run, the predecessor is the number before.
     """
     scopes: dict[str | None, _Scope] = defaultdict(_Scope)
     for row in trace.rows:

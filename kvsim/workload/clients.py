@@ -1,12 +1,11 @@
-"""Who sends next: each request on its own, after another one, or when a slot is free.
+"""Decides which request is sent next: at its time, after another request, or when a slot is free.
 
 ```
  release time reached ──offer──► slot free? ──yes──► sent ──► ended ──► its next turn, later
                                      └─no─► gate (first released, first sent) ◄─ a slot is free
 ```
-
-Pure data: the event loop asks and keeps the time. A client releases a request at `released_ns`
-and sends it at `arrival_ns`; the two differ only under `max_concurrency`.
+This is pure data: the event loop calls it and keeps the time. A client releases a request at
+`released_ns` and sends it at `arrival_ns`; the two differ only under `max_concurrency`.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from kvsim.config import RunConfig
 
 SKIPPED = "predecessor-rejected"
-"""Reason of a request whose predecessor never answered: its prompt never came to exist."""
+"""Reason of a request whose predecessor was never served, so that its prompt does not exist."""
 
 
 class Released(NamedTuple):
-    """What one completion sets free."""
+    """The requests that one completion releases."""
 
     sent: list[Request]
-    """Requests that leave the gate now: they are sent, their times are set."""
+    """Requests that leave the gate now; they are sent, and their times are set."""
     later: list[tuple[int, Request]]
-    """Next turns as (release time in ns, request), in that order: offer each at its time."""
+    """Next turns as (release time in ns, request), by time; offer each at its time."""
 
 
 NOTHING = Released([], [])
@@ -42,8 +41,8 @@ NOTHING = Released([], [])
 class Clients:
     """Every request of a run until it is sent: waiting for its time, its turn or a slot.
 
-    A request whose predecessor was rejected is never sent; it gets the reason `SKIPPED` and is
-    listed in `skipped`, and so are all that follow it.
+    A request whose predecessor was rejected is never sent. It gets the reason `SKIPPED` and is
+    listed in `skipped`, and so are all requests that follow it.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Clients:
         self._requests = requests
         self._release_ns = release_ns
         self._next: dict[int, list[int]] = {}
-        """Row -> rows that its completion releases."""
+        """Row → rows that its completion releases."""
         first: list[int] = []
         for index, after in enumerate(waits_for(rows, config)):
             if after < 0:
@@ -68,25 +67,25 @@ class Clients:
         self._think_ns = think_times(rows, config) if self._next else []
         first.sort(key=release_ns.__getitem__)
         self._first = array("q", first)
-        """Rows that wait for nothing but their time, in order."""
+        """Rows that wait only for their time, in order."""
         self._slots = len(requests) if config.max_concurrency is None else config.max_concurrency
         self._gate: list[tuple[int, int]] = []
         """Heap of (release time, index) of the requests that wait for a slot."""
         self.listen = bool(self._next) or config.max_concurrency is not None
-        """Whether what they send depends on who has ended; if not, they need not be told."""
+        """Whether the clients need to hear of ended requests, because sending depends on them."""
 
     def start(self) -> Iterator[tuple[int, Request]]:
-        """Requests that wait for nothing but their time, as (release time in ns, request).
+        """Requests that wait only for their time, as (release time in ns, request).
 
-        In order of (release time, place in the trace). Offer each at its time.
+        They are ordered by (release time, position in the trace). Offer each at its time.
         """
         times, requests = self._release_ns.__getitem__, self._requests.__getitem__
         return zip(map(times, self._first), map(requests, self._first), strict=True)
 
     def offer(self, request: Request, now_ns: int) -> bool:
-        """A client wants to send `request` now: True if it is sent, False if it waits at the gate.
+        """Try to send `request` now: True if it is sent, False if it waits at the gate.
 
-        A request that waits comes back from `ended`.
+        `ended` returns a waiting request when it is sent.
         """
         request.released_ns = now_ns
         if self._slots and not self._gate:
@@ -97,7 +96,7 @@ class Clients:
         return request in self._open_gate(now_ns)
 
     def ended(self, request: Request, now_ns: int) -> Released:
-        """`request` completed or was rejected (it has a reason): what that releases."""
+        """The requests that `request` releases, completed or rejected (it has a reason)."""
         self._slots += 1
         if not self._gate and request.index not in self._next:
             return NOTHING
@@ -111,7 +110,7 @@ class Clients:
         return Released(self._open_gate(now_ns), later)
 
     def _open_gate(self, now_ns: int) -> list[Request]:
-        """Send who has waited longest while there are slots."""
+        """Send the requests that have waited longest, while there are slots."""
         sent = []
         while self._slots and self._gate:
             released_ns, index = heapq.heappop(self._gate)
@@ -123,7 +122,7 @@ class Clients:
         return sent
 
     def _skip(self, index: int) -> None:
-        """Give up a row and all that follow it."""
+        """Give up a row and all rows that follow it."""
         waiting = [index]
         while waiting:
             index = waiting.pop()

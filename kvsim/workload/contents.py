@@ -27,12 +27,12 @@ _ADDITIONS = {
     "output_tokens": ("tokens",),
     "keep": ("parent",),
 }
-"""Key -> the forms that it adds to."""
+"""Key → the forms of content that it belongs to."""
 CONTENT_KEYS = frozenset(_FORMS) | _ADDITIONS.keys()
 
 
 class ContentReader:
-    """Reads what the rows of a native file say about their tokens, and checks it.
+    """Reads and checks what the rows of a native file say about their tokens.
 
     `index_of` gives the index of each earlier row's id; it grows with the trace.
     """
@@ -43,7 +43,7 @@ class ContentReader:
         self._index_of = index_of
 
     def read(self, table: dict[str, Any], input_length: int, output_length: int) -> Content | None:
-        """The content of the row `table`, or None: its tokens are its own. Raises `TraceError`."""
+        """The content of the row `table`; None if its tokens are unique. Raises `TraceError`."""
         if CONTENT_KEYS.isdisjoint(table):
             return None
         found = [key for key in _FORMS if key in table]
@@ -74,7 +74,7 @@ class ContentReader:
         if total(prompt) != full + partial:
             rule = "ceil" if self._trace.partial_hash else "floor"
             expected = f"{full + partial} = {rule}({input_length}/{size})"
-            what = f"{total(prompt)} ids, expected {expected}; mend the ids"
+            what = f"{total(prompt)} ids, expected {expected}; fix the ids"
             raise self._source.error(what, key)
         output = self._ids(table, "output_hash_ids", "output_hash_runs")
         key = "output_hash_ids" if "output_hash_ids" in table else "output_hash_runs"
@@ -100,14 +100,14 @@ class ContentReader:
         for run in runs:
             if not _is_run(run):
                 what = f"{shown(run)} is not [start, count] with count >= 1 and ids 0 .. 2**64 - 1"
-                raise self._source.error(f"{what}; mend it", runs_key)
+                raise self._source.error(f"{what}; fix it", runs_key)
         return merge(runs)
 
     def _tokens(self, table: dict[str, Any], input_length: int, output_length: int) -> TokenContent:
         def tokens(key: str, length_key: str, length: int) -> tuple[int, ...]:
             values = integers(self._source, table, key, _MAX_TOKEN_ID)
             if len(values) != length:
-                what = f"{len(values)} tokens, but {length_key} is {length}; mend one of them"
+                what = f"{len(values)} tokens, but {length_key} is {length}; fix one of them"
                 raise self._source.error(what, key)
             return tuple(values)
 
@@ -124,7 +124,7 @@ class ContentReader:
             )
         for segment in segments:
             if not _is_segment(segment):
-                what = f"{shown(segment)} is not [name, length] with length >= 1; mend it"
+                what = f"{shown(segment)} is not [name, length] with length >= 1; fix it"
                 raise self._source.error(what, "prefix")
             string(self._source, {"prefix": segment[0]}, "prefix")
         length = sum(length for _, length in segments)
@@ -171,7 +171,7 @@ def content_table(row: Row, trace: Trace) -> dict[str, Any]:
 
 
 def written_id(row: Row) -> str | int:
-    """A row's id as a file writes it: a number where it is one."""
+    """A row's id as a file writes it: as a number if possible."""
     name = row.id
     is_number = name.isascii() and name.isdecimal() and (name[0] != "0" or name == "0")
     return int(name) if is_number and len(name) < 19 else name

@@ -1,4 +1,4 @@
-"""Writes a trace in another format, and says what that changed."""
+"""Writes a trace in another format, and reports what that changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = ("native", "mooncake")
 
 
 def convert(trace: Trace, out_path: str, to: str, block_size: int | None = None) -> list[str]:
-    """Write `trace` to `out_path` as `native` or `mooncake`; answers notes for the user.
+    """Write `trace` to `out_path` as `native` or `mooncake`; returns notes for the user.
 
     `block_size` (tokens per id) is for `mooncake` alone. What the reader dropped or changed goes
     into the native header's `source.note`. Raises `ConfigError` or `OutputError`; a failed
@@ -33,7 +33,7 @@ def convert(trace: Trace, out_path: str, to: str, block_size: int | None = None)
 
 
 def _with_notes(trace: Trace) -> Trace:
-    """The trace with what its reader changed in `source.note`, for whoever reads the file."""
+    """The trace with its reader's changes in `source.note`, for readers of the new file."""
     known = [str(trace.source["note"])] if "note" in trace.source else []
     about_times = arrival_notes(trace.rows)
     changes = [note for note in trace.notes if note not in [*about_times, *known]]

@@ -28,11 +28,10 @@ _FINE_BLOCK = 16
 def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> list[str]:
     """Write `trace` as Mooncake rows of `block_size`-token ids, whole or not at all.
 
-    The block size defaults to that of the trace's hash ids, or to 512 if no row says anything
-    about its tokens. Ids are numbered from 0 in order of first use; unique blocks and partial
-    ends have ids of their own. Answers notes, one line each: what the format cannot carry, and
-    how to replay the file. Raises `ConfigError` where the trace has no times or the block size
-    must be chosen.
+    The block size defaults to that of the trace's hash ids, or to 512 if no row says anything about
+    its tokens. Ids are numbered from 0 in order of first use; unique blocks and partial ends have
+    ids of their own. Returns notes, one line each: what the format cannot hold, and how to replay
+    the file. Raises `ConfigError` if the trace has no times or the block size must be chosen.
     """
     size = _block_size(trace, block_size)
     if any(row.arrival_ns is None for row in trace.rows):
@@ -51,7 +50,7 @@ def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> li
 def bench_command(path: str, block_size: int, num_prompts: int) -> str:
     """The `vllm bench serve` command that replays a file of `write_mooncake`.
 
-    Its defaults would read the file as 16-token ids, times as seconds, and 1,000 rows.
+    By default it would read 16-token ids, times in seconds, and 1,000 rows.
     """
     return (
         "vllm bench serve --backend openai --dataset-name timed_trace"
@@ -81,7 +80,7 @@ def _lines(trace: Trace, identities: Sequence[Stream], size: int) -> Iterator[st
         full, tail = divmod(row.input_length, size)
         keys = list(stream.keys(0, full, size))
         if tail:
-            # The whole prompt as one block: its key says what the partial last block is.
+            # The whole prompt as one block: its key identifies the partial last block.
             keys += stream.keys(0, 1, row.input_length)
         ids = [numbers.setdefault(key, len(numbers)) for key in keys]
         if len(numbers) > MAX_ID:
@@ -96,7 +95,7 @@ def _lines(trace: Trace, identities: Sequence[Stream], size: int) -> Iterator[st
 
 
 def _losses(trace: Trace, identities: Sequence[Stream], size: int) -> list[str]:
-    """What Mooncake rows cannot say, as notes."""
+    """What Mooncake rows cannot hold, as notes."""
     rows = trace.rows
     lost = {
         "known content of outputs": sum(

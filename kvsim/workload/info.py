@@ -1,4 +1,4 @@
-"""What a trace asks for: the figures to look at before choosing memory and limits."""
+"""The figures of a trace to look at before choosing memory and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvsim.workload.trace import HashContent, Row, Trace
 
 _NS_PER_S = 1_000_000_000
 _ENGINE_BLOCK = 16
-"""Tokens of a block in vLLM unless told otherwise."""
+"""Default tokens per block in vLLM."""
 _LIMITS = (8192, 32768, 131072)
 """Model lengths for which the share of requests that are too long is given."""
 _WINDOWS_S = (1, 10, 60)
@@ -28,8 +28,8 @@ _CURVE_TOKENS = tuple(8192 * 4**k for k in range(7))
 def trace_info(trace: Trace, block_size: int | None = None) -> dict[str, Any]:
     """Figures of a trace as plain values; shares are of 1, times in seconds.
 
-    Blocks and hit curves are at `block_size` tokens a block: by default that of the trace's
-    hash ids, else 16. Entries that the trace cannot have are None.
+    Blocks and hit curves have `block_size` tokens per block; the default is that of the trace's
+    hash ids, else 16. Figures that the trace does not have are None.
     """
     rows = trace.rows
     return {
@@ -57,7 +57,7 @@ def trace_info(trace: Trace, block_size: int | None = None) -> dict[str, Any]:
 
 
 def render(info: dict[str, Any]) -> str:
-    """The same as text, one line per subject."""
+    """The figures as text, one line per subject."""
     return "\n".join(f"{label:<10} {text}".rstrip() for label, text in _lines(info))
 
 
@@ -85,7 +85,7 @@ def _arrivals(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _empty_share(times: np.ndarray, window_ns: int) -> float:
-    """Share of the windows of the span in which nothing arrives."""
+    """Share of the windows of the span in which no request arrives."""
     bins = times // window_ns
     return 1 - len(np.unique(bins)) / (int(bins[-1]) + 1)
 
@@ -102,7 +102,7 @@ def _lengths(lengths: Sequence[int]) -> dict[str, float]:
 
 
 def _prefix(trace: Trace, block_size: int) -> dict[str, Any] | None:
-    """What can be shared; None where the trace says nothing about content."""
+    """What can be shared; None if the trace says nothing about content."""
     rows = trace.rows
     if not any(row.content for row in rows):
         return None
@@ -133,7 +133,7 @@ def _prefix(trace: Trace, block_size: int) -> dict[str, Any] | None:
 
 
 def _capacities(footprint_tokens: int) -> list[int]:
-    """The largest sizes of `_CURVE_TOKENS` up to the first that holds everything."""
+    """The sizes of `_CURVE_TOKENS` up to the first one that holds everything."""
     smaller = sum(tokens < footprint_tokens for tokens in _CURVE_TOKENS)
     return list(_CURVE_TOKENS[: smaller + 1][-_CURVE_POINTS:])
 
@@ -258,7 +258,7 @@ def _session_lines(sessions: dict[str, Any] | None) -> Iterator[tuple[str, str]]
     if sessions["think_s"] is not None:
         cells = ", ".join(f"{key} {value:,.1f} s" for key, value in sessions["think_s"].items())
         parts.append(f"think time {cells}")
-    parts.append(f"{sessions['without_predecessor']:,} requests wait for no other")
+    parts.append(f"{sessions['without_predecessor']:,} requests follow no other request")
     yield "sessions", "; ".join(parts)
 
 

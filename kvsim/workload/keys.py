@@ -1,7 +1,7 @@
 """Identity of blocks: equal keys mean the same tokens in a block and in everything before it.
 
 The key of a block is decided by its last position p in the request's stream (prompt, then
-output). Whatever a row says about its tokens, except for real token ids, turns into spans of
+output). What a row says about its tokens, except for real token ids, becomes spans of
 positions with `key = p + offset`, so the keys of consecutive blocks are a `range`:
 
 | what holds position p | key |
@@ -40,14 +40,15 @@ from kvsim.workload.trace import (
 )
 
 _REGION = (1 << 24) + 0x9E3779
-"""Width of the region of one row or segment: more than the longest stream, and such that regions
-differ in their low bits too, which hash tables look at first."""
+"""Width of the region of one row or segment. It exceeds the longest stream, and regions differ in
+their low bits too, which hash tables look at first."""
 _SEGMENTS = 1 << 57
-"""Above the keys of all hash ids."""
+"""First key of segments, above the keys of all hash ids."""
 _DIGESTS = 1 << 64
-"""Above the keys of everything else."""
+"""First key of digests, above all other keys."""
 _SALT = 0x9E3779B97F4A7C15F39D
-"""More than all keys of one salt span; odd, so that the hash values of two salts rarely meet."""
+"""Distance of two salts, more than the span of all keys of one; odd, so that hash values of two
+salts rarely meet."""
 
 
 def streams(trace: Trace) -> list[Stream]:
@@ -61,9 +62,9 @@ def streams(trace: Trace) -> list[Stream]:
 class SpanStream:
     """A stream whose keys are spans of consecutive numbers.
 
-    Its first `keep` tokens are those of `base`; from there on, `spans` (stop position, offset)
-    name the tokens, and what no span covers is in the region of `row` alone. `rows` is the number
-    of streams in use: samples take regions above theirs.
+    Its first `keep` tokens are those of `base`. From there on, `spans` (stop position, offset)
+    identify the tokens; tokens outside all spans are in the region of `row` alone. `rows` is the
+    number of streams in use: samples take regions above theirs.
     """
 
     __slots__ = (
@@ -91,7 +92,7 @@ class SpanStream:
         unit: int = 1,
     ) -> None:
         self._unit = unit
-        """Tokens of a hash id; the keys of one id begin at a multiple of it."""
+        """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
         self._rows = rows
         self._input_length = input_length
@@ -100,18 +101,22 @@ class SpanStream:
         self._base = base
         self._keep = keep
         self.salt = salt
-        """What every key is moved by; 0: no salt."""
+        """Offset of every key; 0 without a salt."""
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens."""
         return _salted(self.content_keys(first, last, block_size), self.salt)
 
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        """Keys: tokens are known by their prefix only."""
+        return self.keys(first, last, block_size)
+
     def sample(self, index: int) -> SpanStream:
-        """The same prompt and an output of its own, for `index` > 0."""
+        """A sample `index` > 0: the same prompt with an output of its own."""
         return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
 
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
-        """The same without the salt."""
+        """Keys of the blocks `first .. last - 1` of `block_size` tokens, without the salt."""
         parts: list[list[int]] = []
         stream: SpanStream | TokenStream | None = self
         while isinstance(stream, SpanStream) and first < last:
@@ -150,7 +155,7 @@ class SpanStream:
                 found.append((node + salt, stop - block))
                 block = stop
                 if whole and stop * block_size + offset == (node + 1) * unit:
-                    # Blocks and ids begin together, and so they do up to the end of the piece.
+                    # Blocks and ids begin at the same tokens up to the end of the piece.
                     ids = (last - block) // whole
                     found += [(each + salt, whole) for each in range(node + 1, node + 1 + ids)]
                     block += ids * whole
@@ -172,11 +177,11 @@ class SpanStream:
 class TokenStream:
     """A stream of real token ids.
 
-    The digest of a block is xxh64 over the digest of the block before (8 bytes, little-endian,
-    left out for the first block) and its token ids as int64 (nano-vllm,
-    `engine/block_manager.py`, `compute_hash`); the key is 2**64 more. `output` are the generated
-    tokens, as far as known, or a function from their index (0 for the first) to the token. Blocks
-    with an unknown token are in the region of `row` alone, of `rows` streams in use.
+    The digest of a block is xxh64 over the digest of the block before (8 bytes, little-endian, left
+    out for the first block) and its token ids as int64 (nano-vllm, `engine/block_manager.py`,
+    `compute_hash`); the key is 2**64 more. `output` holds the generated tokens, as far as known, or
+    is a function from their index (0 for the first) to the token. Blocks with an unknown token are
+    in the region of `row` alone, of `rows` streams in use.
     """
 
     __slots__ = ("_input_length", "_keys", "_next_token", "_row", "_rows", "_tokens", "salt")
@@ -198,7 +203,7 @@ class TokenStream:
             self._tokens.extend(output)
         self._input_length = len(prompt)
         self._keys: dict[int, list[int]] = {}
-        """Block size -> keys of the leading blocks."""
+        """Block size → keys of the leading blocks."""
         self._row = row
         self._rows = rows
         self.salt = salt
@@ -208,11 +213,11 @@ class TokenStream:
         return _salted(self.content_keys(first, last, block_size), self.salt)
 
     def sample(self, index: int) -> SpanStream:
-        """The same prompt and an unknown output of its own, for `index` > 0."""
+        """A sample `index` > 0: the same prompt with an unknown output of its own."""
         return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
 
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
-        """The same without the salt."""
+        """Keys of the blocks `first .. last - 1` of `block_size` tokens, without the salt."""
         known = min(last, self._known(last * block_size) // block_size)
         keys = self._keys.setdefault(block_size, [])
         for block in range(len(keys), known):
@@ -223,11 +228,11 @@ class TokenStream:
         return [*keys[first:known], *self._own(max(first, known), last, block_size)]
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
-        """The first `number` blocks, each by itself: there are no hash ids."""
+        """The first `number` blocks, each by itself, because there are no hash ids."""
         return [(key, 1) for key in self.keys(0, number, block_size)]
 
     def pieces(self, length: int) -> list[Piece]:
-        """The first `length` tokens, in order: those that are known one by one."""
+        """The first `length` tokens, in order, one piece per known token."""
         known = min(length, self._known(length))
         digests = self.content_keys(0, known, 1)
         found = [Piece(key, place, place + 1) for place, key in enumerate(digests)]
@@ -238,7 +243,7 @@ class TokenStream:
     def contents(self, first: int, last: int, block_size: int) -> list[int]:
         """Identities of the tokens of the blocks `first .. last - 1`, whatever precedes them.
 
-        nano-vllm of August 2025 believes a stale entry whose block holds the same tokens.
+        nano-vllm of August 2025 accepts a stale entry if its block holds the same tokens.
         """
         known = min(last, self._known(last * block_size) // block_size)
         digests = [
@@ -254,7 +259,7 @@ class TokenStream:
         return range(own + (first + 1) * block_size, own + last * block_size + 1, block_size)
 
     def _known(self, length: int) -> int:
-        """Tokens that are known, asking for as many as `length`."""
+        """Number of known tokens, after asking for up to `length`."""
         if self._next_token is not None:
             while len(self._tokens) < length:
                 self._tokens.append(self._next_token(len(self._tokens) - self._input_length))
@@ -262,7 +267,7 @@ class TokenStream:
 
 
 class _Builder:
-    """Gives numbers to what rows may share: salts, chains of hash ids, segments."""
+    """Numbers what rows may share: salts, chains of hash ids, segments."""
 
     def __init__(self, trace: Trace) -> None:
         self.streams: list[SpanStream | TokenStream] = []
@@ -270,15 +275,16 @@ class _Builder:
         self._block_size = trace.block_size or 1
         self.salts: dict[str | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
-        """Scope -> the node before its first ids, a negative number."""
+        """Scope → the node before its first ids, a negative number."""
         self._edges: dict[tuple[int, int], tuple[int, int]] = {}
-        """(node before, id) -> the first node of a run that begins with the id, and its length."""
+        """(node before, id) → the first node of a run of ids that begins with this one, and its
+        length."""
         self._nodes = 0
         self._segments: dict[tuple[object, str], int] = {}
-        """(what is before, name) -> number of the region."""
+        """(preceding segment or scope, name) → number of the region."""
 
     def add(self, row: Row) -> None:
-        """Append the stream of `row`, the next one."""
+        """Append the stream of the next row."""
         salt = -_SALT * self.salts.setdefault(row.salt, len(self.salts))
         index, rows, length = row.index, self._rows, row.input_length
         unit = self._block_size
@@ -301,7 +307,7 @@ class _Builder:
 
     def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
         size, position = self._block_size, 0
-        # Without output ids, a partial last block of the prompt ends before its id does.
+        # Without output ids, the keys of a partial last block end with the prompt.
         end = inf if content.output else row.input_length
         for node, count in self._nodes_of(row.scope, merge(content.prompt + content.output)):
             offset = node * size - position
@@ -309,7 +315,7 @@ class _Builder:
             yield int(min(position, end)), offset
 
     def _nodes_of(self, scope: str | None, runs: Runs) -> Iterator[tuple[int, int]]:
-        """The nodes of chained ids as runs; new nodes are numbered in order of appearance."""
+        """The nodes of chained ids as runs (first, count), numbered in order of appearance."""
         node = self._roots.setdefault(scope, -1 - len(self._roots))
         for start, count in runs:
             while count:

@@ -1,11 +1,12 @@
-"""Makes traces of lengths alone: the random data set of `vllm bench serve`.
+"""Makes traces with lengths only: the random data set of `vllm bench serve`.
 
 Prompt and output lengths are uniform around a centre, drawn from numpy's `default_rng(seed)`: all
 prompts first, then all outputs (vLLM `benchmarks/datasets.py`, `RandomDataset`,
 `get_sampling_params`, with a tokenizer that adds no special tokens). No two requests share content,
 and none has an arrival time: replay under `--request-rate`.
 
-Beyond the data set: a share of the requests can be a multiple of what was drawn, for mixed loads.
+In addition to that data set, a share of the requests can be a multiple of the drawn length, for
+mixed loads.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 REQUESTS = 1000
-"""How many, if nobody says (`--num-prompts` of `vllm bench serve`)."""
+"""Default number of requests (`--num-prompts` of `vllm bench serve`)."""
 _LONGEST = 2**31
 _NOTE = "lengths as the random data set of vllm bench serve draws them"
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long prompts or outputs are, in tokens."""
+    """Lengths of prompts or outputs, in tokens."""
 
     centre: int
     long_share: float = 0.0
@@ -47,8 +48,8 @@ def synthesise_lengths(
 ) -> Trace:
     """A trace of `requests` requests. Equal arguments give equal traces.
 
-    Lengths are uniform in centre · (1 ± `range_ratio`), rounded outwards. Which prompts are long
-    says nothing about which outputs are. Raises `ConfigError`.
+    Lengths are uniform in centre · (1 ± `range_ratio`), rounded outwards. Long prompts and long
+    outputs are chosen independently. Raises `ConfigError`.
     """
     import numpy as np
 
@@ -60,13 +61,13 @@ def synthesise_lengths(
     bounds = [_bounds(side, lengths, range_ratio) for side, lengths in sides.items()]
     random = np.random.default_rng(seed)
     drawn = [random.integers(low, high + 1, size=requests) for low, high in bounds]
-    prompts, answers = (
+    prompts, output_lengths = (
         _lengthened(random, lengths, each)
         for lengths, each in zip(drawn, (inputs, outputs), strict=True)
     )
     rows = [
-        Row(index, str(index), index + 2, None, prompt, answer)
-        for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        Row(index, str(index), index + 2, None, prompt, output)
+        for index, (prompt, output) in enumerate(zip(prompts, output_lengths, strict=True))
     ]
     return made_trace("random", rows, _command(inputs, outputs, seed, range_ratio, requests), _NOTE)
 
@@ -83,7 +84,7 @@ def parse_long(flag: str, text: str) -> tuple[float, float]:
 
 
 def _bounds(side: str, lengths: Lengths, range_ratio: float) -> tuple[int, int]:
-    """The shortest and the longest length that is drawn, before any is multiplied."""
+    """The shortest and the longest length that can be drawn, before any is multiplied."""
     if not 0 <= lengths.long_share <= 1:
         raise ConfigError(f"long {side}s: a share of {lengths.long_share:g} is not in 0 .. 1")
     if not 1 <= lengths.long_factor <= 1e6:

@@ -37,7 +37,7 @@ _ALIASES = {
     "output_tokens": "output_length",
     "delay_ms": "delay",
 }
-"""Names that some tools write -> Mooncake's."""
+"""Names that some tools write → Mooncake's."""
 _KEYS = frozenset(
     {"timestamp", "input_length", "output_length", "hash_ids"}
     | {"session_id", "delay", "block_size", "request_id", "priority"}
@@ -79,7 +79,7 @@ class _RowReader:
         self._unknown: set[str] = set()
 
     def add(self, table: dict[str, Any]) -> None:
-        """Check one row, the line last read, and keep it."""
+        """Check the row of the line last read, and keep it."""
         source, table = self._source, self._plain(table)
         input_length = self._whole(table, "input_length", 1)
         output_length = self._whole(table, "output_length", 0)
@@ -111,8 +111,8 @@ class _RowReader:
         texts = {
             "outputs": "output_length 0 read as 1",
             "unique": "no hash_ids, so nothing is shared",
-            "turns": "wait for the row before them in their session_id, each taken as a whole"
-            " prompt, not as what it adds to the session",
+            "turns": "wait for the row before them in their session_id, each with its whole"
+            " prompt, the session's history included",
             "delays": "follow the row before them without delay, as none is given",
         }
         rows = f"{len(self.rules.rows):,} rows"
@@ -141,7 +141,7 @@ class _RowReader:
         return plain
 
     def _whole(self, table: dict[str, Any], key: str, low: int) -> int:
-        """An integer, also where an exporter wrote `512.0`."""
+        """An integer, also if an exporter wrote `512.0`."""
         if key not in table:
             raise self._source.error(f"missing; give an integer >= {low}", key)
         value = table[key]
@@ -179,7 +179,7 @@ class _RowReader:
 
 
 def _settle_blocks(source: Source, trace: Trace, size: int) -> None:
-    """Decide rounding and kind of the ids of `size` tokens, or refuse them."""
+    """Find the rounding and the kind of ids of `size` tokens, or refuse them."""
     counts = [
         (row, total(row.content.prompt)) for row in trace.rows if type(row.content) is HashContent
     ]
@@ -202,7 +202,7 @@ def _settle_blocks(source: Source, trace: Trace, size: int) -> None:
 
 
 def _refuse_size(source: Source, size: int, counts: list[tuple[Row, int]]) -> NoReturn:
-    """Name the sizes that every row admits, or else the first row that does not fit `size`."""
+    """Refuse `size`, naming the sizes that fit every row, or the first row that does not fit."""
     low = max(Fraction(row.input_length, max(n, 1)) for row, n in counts)
     high = min((Fraction(row.input_length, n - 1) for row, n in counts if n > 1), default=inf)
     if low < high and all(n for _, n in counts):
@@ -213,7 +213,7 @@ def _refuse_size(source: Source, size: int, counts: list[tuple[Row, int]]) -> No
         raise _misfit(source, size, f"({float(low):g}, {float(high):g}]")
     row, n = next((row, n) for row, n in counts if n != -(-row.input_length // size))
     expected = f"{-(-row.input_length // size)} = ceil({row.input_length}/{size})"
-    raise source.error(f"{n} ids, expected {expected}; mend the ids", "hash_ids", row.line)
+    raise source.error(f"{n} ids, expected {expected}; fix the ids", "hash_ids", row.line)
 
 
 def _misfit(source: Source, size: int, admitted: str) -> TraceError:

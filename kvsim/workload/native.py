@@ -62,7 +62,7 @@ def read(source: Source) -> Trace:
     conflict = chain.first_conflict(trace) if trace.hash_kind == "prefix" else None
     if conflict is not None:
         row, what = conflict
-        what = f'{what}; mend the ids or declare hash_kind "content"'
+        what = f'{what}; fix the ids or declare hash_kind "content"'
         raise source.error(what, "hash_ids", row.line)
     trace.sha256 = source.sha256
     if reader.ignored:
@@ -76,7 +76,7 @@ def write(trace: Trace, path: str) -> None:
 
 
 def lines(trace: Trace) -> Iterator[str]:
-    """The lines of the native file of a trace: `read` makes the same rows of them."""
+    """The lines of the native file of a trace; `read` turns them into the same rows."""
     yield _text(_header_table(trace))
     numbered = all(row.id == str(row.index) for row in trace.rows)
     shared = _shared_model(trace)
@@ -124,7 +124,7 @@ def _choice(source: Source, table: dict[str, Any], key: str, choices: tuple[Any,
 
 
 def _ignored(source: Source, table: dict[str, Any], known: frozenset[str]) -> list[str]:
-    """Keys that are the user's own (`x_...`); any other unknown key is an error."""
+    """The user's own keys (`x_...`); any other unknown key is an error."""
     if known.issuperset(table):
         return []
     unknown = [key for key in table if key not in known]
@@ -148,7 +148,7 @@ class _RowReader:
         trace.rows = self._rules.rows
 
     def add(self, table: dict[str, Any]) -> None:
-        """Check the row `table`, the line last read, and append it."""
+        """Check the row `table` of the line last read, and append it."""
         source = self._source
         self.ignored.update(_ignored(source, table, _ROW_KEYS))
         input_length = integer(source, table, "input_length", 1)

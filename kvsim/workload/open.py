@@ -1,4 +1,4 @@
-"""Opens a trace file, whatever its format, told apart by its content."""
+"""Opens a trace file of any format, recognised by its content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READERS: dict[str, Callable[[Source], Trace]] = {
     "mooncake": mooncake.read,
     "azure": azure.read,
 }
-"""Format -> its reader."""
+"""Format → its reader."""
 
 _HEAD_LINES = 50
 _MOST_NAMES = 12
@@ -39,7 +39,7 @@ _FOREIGN: tuple[tuple[str, Set[str], str], ...] = (
     ("a Mooncake file of texts", {"messages"}, "give input_length and hash_ids instead"),
     ("a Dynamo agentic_mooncake trace", {"dynamo.agentic_mooncake"}, _CONVERT),
 )
-"""Known formats without a reader: name, the words that give them away, remedy."""
+"""Known formats without a reader: name, keys or columns that identify them, remedy."""
 
 
 def open_trace(path: str, format: str | None = None) -> Trace:
@@ -61,7 +61,7 @@ def open_trace(path: str, format: str | None = None) -> Trace:
 
 
 def _recognise(source: Source) -> str:
-    """The format of a file, by its first line; refuses by name what is known but not read."""
+    """The format of a file, by its first line; refuses known formats without a reader by name."""
     first = source.head(1)[0]
     is_json = first.lstrip()[:1] in ("{", "[")
     names = _keys(source, first) if is_json else {cell.strip('" ') for cell in first.split(",")}
@@ -80,7 +80,7 @@ def _recognise(source: Source) -> str:
 
 
 def _keys(source: Source, first: str) -> set[str]:
-    """Keys of the object that the file begins with, also where it spans lines or is damaged."""
+    """Keys of the object that the file begins with, even if it spans lines or is damaged."""
     try:
         table = json.loads(first)
     except (ValueError, RecursionError):

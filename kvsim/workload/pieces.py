@@ -1,4 +1,4 @@
-"""Tokens in a row of which a stream knows the identity as a whole."""
+"""Consecutive tokens whose identity a stream knows as a whole."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a stream, salts apart.
+    """Consecutive tokens of a stream, without regard to salts.
 
-    Pieces of two streams that have the same key begin with the same token, behind the same tokens;
-    they agree as far as the shorter one reaches.
+    Pieces of two streams with equal keys begin with the same token after the same tokens. They
+    agree up to the end of the shorter one.
     """
 
     key: int
-    """Of the first token, as of a block of one token."""
+    """Key of the first token, as of a block of one token."""
     first: int
-    """Its place in the stream."""
+    """Position of the first token in the stream."""
     last: int
-    """The place behind the last token."""
+    """Position after the last token."""
 
 
 def span_pieces(
     first: int, last: int, stops: Sequence[float], offsets: Sequence[int]
 ) -> list[Piece]:
-    """The tokens `first .. last - 1`, by the spans that hold them (`keys.SpanStream`)."""
+    """Pieces of the tokens `first .. last - 1`, by the spans that hold them (`SpanStream`)."""
     pieces: list[Piece] = []
     span = -1
     while first < last:

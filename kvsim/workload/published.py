@@ -28,7 +28,7 @@ def draw(quantiles: Quantiles, random: Random) -> int:
 
 
 def mean(quantiles: Quantiles) -> float:
-    """The mean of what `draw` draws, before rounding."""
+    """The mean of the values of `draw`, before rounding."""
     return sum((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
 
 

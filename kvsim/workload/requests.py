@@ -11,12 +11,12 @@ from kvsim.workload.trace import Row, Trace
 
 
 class Requests(Sequence[Request]):
-    """Fresh requests for rows of a trace, in their order; those let go are no longer held."""
+    """New requests for the rows of a trace, in order; `let_go` drops a request that is over."""
 
     def __init__(
         self, trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
     ) -> None:
-        """`keyed`: with block identities, `n`: samples of each."""
+        """`keyed`: make block identities; `n`: samples of each request."""
         self._rows = rows
         self._samples = n
         self._identities: Sequence[Stream] = streams(trace) if keyed else ()
@@ -49,17 +49,17 @@ class Requests(Sequence[Request]):
         return request
 
     def let_go(self, request: Request) -> None:
-        """It is over. Its sequences go, too, unless they still hold blocks."""
+        """Drop a request that is over; also its sequences, unless they still hold blocks."""
         self._held[request.index] = None
         sequences = request.sequences
         if len(sequences) > 1 and any(sequence.table for sequence in sequences):
             return
         if not sequences[0].table:
-            # A circle of references would keep them.
+            # A reference cycle would keep them in memory.
             sequences.clear()
 
     def let_all_go(self) -> None:
-        """Nobody looks at any of them again."""
+        """Drop all requests, which nothing looks up any more."""
         for request in self._held:
             if request is not None:
                 request.sequences.clear()
@@ -69,5 +69,5 @@ class Requests(Sequence[Request]):
 def make_requests(
     trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
 ) -> list[Request]:
-    """All of `Requests` at once."""
+    """All requests of `Requests` in a list."""
     return list(Requests(trace, rows, n=n, keyed=keyed))

@@ -1,8 +1,8 @@
 """How much of the prompts a cache could have served: for every capacity, and at best.
 
-A cache alone: one request at a time in file order, no time, nothing pinned by running requests,
-full blocks of prompts only. All blocks of a request are looked up, then inserted. What hits is
-the leading blocks that are present, but at least the last token of a prompt is computed again, as
+The cache is simulated alone: one request at a time in file order, no time, no blocks pinned by
+running requests, full blocks of prompts only. All blocks of a request are looked up, then inserted.
+The leading blocks that are present hit. At least the last token of a prompt is computed again, as
 in vLLM.
 """
 
@@ -23,23 +23,24 @@ from kvsim.workload.trace import Row
 class Reuse:
     """Which earlier request last used each block that a request looks up.
 
-    As equal keys mean equal prefixes, the known blocks of a request lead its prompt, and a block
-    nearer to the start was last used by the same request as the next one, or by a later one.
+    Equal keys mean equal prefixes, so the known blocks of a request are the first of its prompt.
+    The last user of a block is never earlier than that of the next block.
     """
 
     block_size: int
     blocks: list[int]
     """Full blocks of each prompt."""
     limits: list[int]
-    """How many of them may hit: not the one with the last token."""
+    """Number of these blocks that may hit; the block of the last token may not."""
     runs: list[list[tuple[int, int, int]]]
-    """For each request its known blocks as (request, first, last): last used by `request`."""
+    """For each request its known blocks as (request, first, last), where `request` used them
+    last."""
     distinct: int
-    """Different blocks in all."""
+    """Number of different blocks in the trace."""
 
 
 def find_reuse(rows: Sequence[Row], streams: Sequence[Stream], block_size: int) -> Reuse:
-    """One pass over the prompts' keys at `block_size` tokens a block."""
+    """The reuse in one pass over the prompts' keys, at `block_size` tokens per block."""
     last_user: dict[int, int] = {}
     blocks, limits, runs = [], [], []
     for row, stream in zip(rows, streams, strict=True):
@@ -52,7 +53,7 @@ def find_reuse(rows: Sequence[Row], streams: Sequence[Stream], block_size: int) 
 
 
 def _runs(keys: Sequence[int], last_user: dict[int, int]) -> list[tuple[int, int, int]]:
-    """Runs of leading known keys by their last user; users never get later along the prompt."""
+    """Leading known keys grouped by their last user; users never get later along the prompt."""
     runs, first = [], 0
     while first < len(keys) and (user := last_user.get(keys[first], -1)) >= 0:
         end = bisect_right(keys, -user, first, key=lambda key: -last_user.get(key, -1))
@@ -64,7 +65,7 @@ def _runs(keys: Sequence[int], last_user: dict[int, int]) -> list[tuple[int, int
 def ceiling_tokens(
     rows: Sequence[Row], streams: Sequence[Stream], block_size: int, *, outputs: bool = False
 ) -> int:
-    """Prompt tokens that hit in a cache without limit; with `outputs`, it keeps those too."""
+    """Prompt tokens that hit in an unlimited cache; with `outputs`, it keeps outputs, too."""
     seen: set[int] = set()
     hit_tokens = 0
     for row, stream in zip(rows, streams, strict=True):
@@ -92,7 +93,7 @@ def lru_hit_tokens(reuse: Reuse, capacities: Sequence[int]) -> list[int]:
 
 
 def _depths(reuse: Reuse) -> tuple[list[int], list[int]]:
-    """Intervals of depths (first, one past the last) at which blocks that may hit were found."""
+    """Intervals of depths (first, one past the last) of blocks that were found and may hit."""
     begins, ends = [], []
     live = _Fenwick(len(reuse.blocks))
     for request, runs in enumerate(reuse.runs):
@@ -109,7 +110,7 @@ def _depths(reuse: Reuse) -> tuple[list[int], list[int]]:
 
 
 class _Fenwick:
-    """Counts per request with sums over all later requests (Fenwick 1994)."""
+    """Counts per request, with sums over all later requests (Fenwick 1994)."""
 
     def __init__(self, size: int) -> None:
         self._sums = [0] * (size + 1)
@@ -134,9 +135,9 @@ class _Fenwick:
 def min_hit_tokens(reuse: Reuse, capacities: Sequence[int]) -> list[int]:
     """Prompt tokens that hit if the block whose next use is furthest is always dropped first.
 
-    The most that any policy could have (Belady, "A study of replacement algorithms for a
-    virtual-storage computer", 1966; Mattson's MIN). Blocks with the same next use all belong to
-    one prompt and the deepest is dropped first, so a count per next user is all the state.
+    No policy can have more hits (Belady, "A study of replacement algorithms for a virtual-storage
+    computer", 1966; Mattson's MIN). Blocks with the same next use all belong to one prompt, and the
+    deepest is dropped first. So the state is one count per next user.
     """
     next_uses: list[list[tuple[int, int]]] = [[] for _ in reuse.blocks]
     for request, runs in enumerate(reuse.runs):
@@ -149,7 +150,7 @@ def _min_hit_tokens(reuse: Reuse, next_uses: list[list[tuple[int, int]]], capaci
     resident = [0] * len(reuse.blocks)
     """Blocks in the cache by the request that uses them next."""
     furthest: list[int] = []
-    """Heap of those requests, negated."""
+    """Heap of these requests, negated."""
     hits = size = unused = 0
     for request, blocks in enumerate(reuse.blocks):
         hits += min(resident[request], reuse.limits[request])

@@ -1,4 +1,4 @@
-"""Rules between the rows of a trace, whatever its format."""
+"""Rules between the rows of a trace, for every format."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kvsim.workload.trace import Row
 
 
 class RowRules:
-    """Checks each row against the rows before it: unique ids, times in order, nothing in part.
+    """Checks each row against earlier rows: unique ids, ordered times, keys on all rows or on none.
 
-    `rows` and `index_of` (index of each id) grow with `append`. Every method raises `TraceError`
-    at the line that the source read last.
+    `rows` and `index_of` (index of each id) grow with `append`. Every method raises `TraceError` at
+    the line that the source read last.
     """
 
     def __init__(self, source: Source) -> None:
@@ -22,7 +22,7 @@ class RowRules:
         self._present: dict[str, bool] = {}
 
     def id(self, table: dict[str, Any], key: str) -> str:
-        """The row's id; where no row has one, its number from 0."""
+        """The row's id; if no row has one, its number from 0."""
         if not self._on_all_or_none(table, key):
             return str(len(self.rows))
         name = identifier(self._source, table, key)
@@ -32,7 +32,7 @@ class RowRules:
         return name
 
     def arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
-        """The row's time in nanoseconds; None where no row has one."""
+        """The row's time in nanoseconds; None if no row has one."""
         if not self._on_all_or_none(table, key):
             return None
         arrival_ns = nanoseconds(self._source, table, key, unit_ns)
@@ -53,7 +53,7 @@ class RowRules:
             raise self._source.error(what, key)
 
     def append(self, row: Row) -> None:
-        """Take a checked row in."""
+        """Append a checked row."""
         self.index_of[row.id] = row.index
         self.rows.append(row)
 

@@ -1,4 +1,4 @@
-"""Hash ids as runs of consecutive numbers: a prompt of thousands of ids is a handful of runs."""
+"""Runs of consecutive hash ids, in which a prompt of thousands of ids is a handful of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def collapse(ids: Iterable[int]) -> Runs:
 
 
 def merge(runs: Iterable[tuple[int, int]]) -> Runs:
-    """The same ids in the longest runs."""
+    """Join adjacent runs into the longest runs of the same ids."""
     merged: list[tuple[int, int]] = []
     for start, count in runs:
         if merged and start == merged[-1][0] + merged[-1][1]:
@@ -35,5 +35,5 @@ def merge(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def total(runs: Runs) -> int:
-    """Number of ids."""
+    """Number of ids in all runs."""
     return sum(count for _, count in runs)

@@ -1,4 +1,4 @@
-"""Reads a trace file as a stream of clean lines, and says where and why it is not clean."""
+"""Reads a trace file as a stream of clean lines, and reports where and why it is faulty."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Source:
-    """One trace file, opened: plain or gzip (told apart by the first two bytes), UTF-8.
+    """An open trace file: plain or gzip (recognised by the first two bytes), UTF-8.
 
-    Iterate `lines()` to the end; `line` is the number of the line last read (of the uncompressed
-    text, from 1) and `sha256` covers the uncompressed bytes read so far. Everything that is wrong
-    with the file is raised as a `TraceError` of one line.
+    Iterate `lines()` to the end. `line` is the number of the line last read (of the uncompressed
+    text, from 1) and `sha256` covers the uncompressed bytes read so far. Every fault of the file is
+    raised as a `TraceError` of one line.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,7 @@ class Source:
         return self._hash.hexdigest()
 
     def head(self, count: int) -> list[str]:
-        """The first `count` lines that are not blank, fewer if there are fewer; reads no rows."""
+        """The first `count` lines that are not blank, or all if there are fewer; reads no rows."""
         while len(self._ahead) < count:
             found = next(self._texts, None)
             if found is None:
@@ -67,13 +67,13 @@ class Source:
         return [text for _, text in self._ahead[:count]]
 
     def lines(self) -> Iterator[str]:
-        """Every line that is not blank, without its line end. To be called once."""
+        """Every line that is not blank, without its line end. Call it once."""
         for number, text in chain(self._ahead, self._texts):
             self.line = number
             yield text
 
     def error(self, what: str, field: str = "", line: int | None = None) -> TraceError:
-        """`FILE:LINE: FIELD: what`, ready to raise: the line last read, or `line`; 0: no line."""
+        """The error `FILE:LINE: FIELD: what`, for the line last read or for `line`; 0: no line."""
         number = self.line if line is None else line
         where = f"{self.path}:{number}" if number else self.path
         return TraceError(f"{where}: {field + ': ' if field else ''}{what}")
@@ -149,7 +149,7 @@ def parse(source: Source, text: str) -> dict[str, Any]:
         what = str(error)
         if "integer string conversion" in what:
             what = "an integer has too many digits"
-        raise source.error(f"not strict JSON: {what}; mend the line") from None
+        raise source.error(f"not strict JSON: {what}; fix the line") from None
     if not isinstance(value, dict):
         raise source.error(f"a JSON {_kind(value)}, not an object; write one object a line")
     return value
@@ -232,7 +232,7 @@ def nanoseconds(source: Source, table: dict[str, Any], key: str, unit_ns: int) -
 
 
 def string(source: Source, table: dict[str, Any], key: str) -> str | None:
-    """`table[key]`, a string without lone surrogates; None where there is none."""
+    """`table[key]`, a string without lone surrogates; None if the key is absent."""
     value = table.get(key, _MISSING)
     if value is _MISSING:
         return None
@@ -241,7 +241,7 @@ def string(source: Source, table: dict[str, Any], key: str) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise source.error(f"{shown(value)} holds half a surrogate pair; mend it", key) from None
+        raise source.error(f"{shown(value)} holds half a surrogate pair; fix it", key) from None
     return value
 
 
@@ -256,7 +256,7 @@ def identifier(source: Source, table: dict[str, Any], key: str) -> str:
 
 
 def mapping(source: Source, table: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """`table[key]`, an object; None where there is none."""
+    """`table[key]`, an object; None if the key is absent."""
     value = table.get(key, _MISSING)
     if value is _MISSING:
         return None

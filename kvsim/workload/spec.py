@@ -1,4 +1,4 @@
-"""A load that is made, not recorded: a few figures from which every seed draws its own requests.
+"""A synthetic load: a few figures from which every seed draws its own requests.
 
 ```toml
 kind = "random"        # or chat, api, agents
@@ -7,7 +7,6 @@ input_len = 1000       # random only, as are those below
 output_len = 5000
 range_ratio = 0.2
 ```
-
 The keys are the options of `kvsim trace synth`. A run without a trace replays the load that its
 `workload` names, drawn with its seed.
 """
@@ -31,24 +30,24 @@ RANDOM = "random"
 
 
 class Workload(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `kvsim trace synth` makes requests from, the seed apart."""
+    """The options of `kvsim trace synth`, without the seed."""
 
     kind: str
     requests: int | None = None
-    """How many; None: as many as the kind has by default."""
+    """Number of requests; None: the default of the kind."""
     rate: float | None = None
     """Mean requests (api) or sessions per second; not for `random`, which has no arrivals."""
     input_len: int = 1024
-    """`random`: tokens of a prompt; likewise those below."""
+    """`random`: tokens of a prompt. All keys below are for `random`, too."""
     output_len: int = 128
     range_ratio: float = 0.0
     long_inputs: str = "0:1"
-    """SHARE:FACTOR: this share of the requests is so many times longer."""
+    """SHARE:FACTOR: this share of the requests is FACTOR times longer."""
     long_outputs: str = "0:1"
 
 
 def load_workload(name_or_path: str) -> Workload:
-    """The workload that a shipped name or the path of a TOML file stands for.
+    """The workload with a shipped name, or that of a TOML file at this path.
 
     Raises `ConfigError` that names the file and the key.
     """
@@ -73,9 +72,9 @@ def make_trace(workload: Workload, seed: int) -> Trace:
 
 
 def trace_of(config: RunConfig) -> Trace:
-    """The requests of a run that was given no trace. Raises `ConfigError` without a workload."""
+    """The requests of a run without a trace. Raises `ConfigError` without a workload."""
     if config.workload is None:
-        raise ConfigError("no requests: give --trace FILE, or a --workload to be made")
+        raise ConfigError("no requests: give --trace FILE, or a --workload to generate")
     return make_trace(load_workload(config.workload), config.seed)
 
 
@@ -94,7 +93,7 @@ def made_from(trace: Trace) -> tuple[Workload, int] | None:
         seed = int(given.pop("seed", "0"))
         workload = msgspec.convert({"kind": kind, **given}, Workload, strict=False)
         again = make_trace(workload, seed)
-    except (ConfigError, ValueError):  # also msgspec's
+    except (ConfigError, ValueError):  # ValueError: also from msgspec.
         return None
     return (workload, seed) if again.sha256 == trace.sha256 else None
 

@@ -6,8 +6,8 @@
 | `api` | bursts of completion calls, most of them on files seen before | Azure code |
 | `agents` | sessions that append to a growing context until it is full | WEKA Claude Code |
 
-Lengths and times come from `kvsim.workload.published`. What no source tells (what is shared, how
-many turns a chat has) is chosen here, and the trace's `source.note` says so.
+Lengths and times come from `kvsim.workload.published`. Other figures have no public source (what is
+shared, how many turns a chat has). They are chosen here, and the trace's `source.note` says so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sessions:
     """A load of sessions whose turns continue the turn before."""
 
     systems: tuple[Segments, ...]
-    """Shared beginnings; the k-th is chosen 1/k times as often as the first."""
+    """Shared beginnings of prompts; the k-th is chosen 1/k times as often as the first."""
     first: Quantiles
     """Tokens of a session's first message."""
     message: Quantiles
@@ -51,7 +51,7 @@ class Sessions:
     rewriting: float
     """Chance that a turn keeps only a part of the conversation."""
     max_tokens: int
-    """A session ends before a request of more tokens, prompt and output together."""
+    """A session ends before a request with more tokens than this, prompt and output together."""
 
 
 CHAT = Sessions(
@@ -82,7 +82,7 @@ AGENTS = Sessions(
 
 @dataclass(slots=True)
 class _Turn:
-    """A request that has no place in the file yet."""
+    """A request without a position in the file yet."""
 
     arrival_ns: int
     input_length: int
@@ -94,7 +94,7 @@ class _Turn:
     keep: int = 0
     think_ns: int = 0
     index: int = -1
-    """Its place, once it has one."""
+    """Its position in the file, once it has one."""
 
 
 def synthesise(
@@ -102,8 +102,8 @@ def synthesise(
 ) -> Trace:
     """A trace of a kind of `KINDS`. Equal arguments give equal traces.
 
-    `requests`: how many; `rate`: what begins in a second on average, sessions or (`api`) requests.
-    Both default to those of the shipped traces. Raises `ConfigError`.
+    `requests`: number of requests. `rate`: sessions or (`api`) requests that begin per second on
+    average. Both default to those of the shipped traces. Raises `ConfigError`.
     """
     if kind not in KINDS:
         near, known = nearest(kind, (*KINDS, "random")), ", ".join(KINDS)
@@ -128,7 +128,7 @@ def synthesise(
 
 
 def made_trace(kind: str, rows: list[Row], command: str, note: str) -> Trace:
-    """A trace of these rows, with the checksum of the native file that it would be written to."""
+    """A trace of these rows, with the checksum of its native file."""
     source = {"format": "synthetic", "command": command, "note": note}
     trace = Trace(path=f"{kind}.jsonl", format="native", sha256="", rows=rows, source=source)
     text = "".join(f"{line}\n" for line in native.lines(trace))
@@ -191,7 +191,7 @@ def _first_turn(load: Sessions, start_ns: int, session: str, random: Random) -> 
 
 
 def _next_turn(load: Sessions, turn: _Turn, random: Random) -> _Turn | None:
-    """The turn that follows, or None where the session ends."""
+    """The turn that follows, or None if the session ends."""
     if random.random() >= load.going_on:
         return None
     keep = turn.input_length + turn.output_length
@@ -214,15 +214,15 @@ def _next_turn(load: Sessions, turn: _Turn, random: Random) -> _Turn | None:
 
 
 _INSTRUCTIONS = 48
-"""Tokens with which every call of some length begins."""
+"""Tokens of the instructions that begin every call long enough for them."""
 _OPEN_FILES = 24
 """Files that calls are about, at any time."""
 _SAME_FILE = 0.7
-"""Chance that a call is about an open file, not about one that replaces it."""
+"""Chance that a call is about an open file; otherwise it opens a new one."""
 
 
 def _api_turns(random: Random, per_s: float) -> Iterator[_Turn]:
-    """Completion calls: instructions, then a part of a file, then what only this call has."""
+    """Completion calls: instructions, then a part of a file, then tokens unique to the call."""
     clock_us = 0
     scale = 1e6 / published.mean(published.AZURE_CODE_GAP_US) / per_s
     files = [f"file-{number}" for number in range(_OPEN_FILES)]
@@ -277,4 +277,4 @@ KINDS = {
         " prompts chosen, sessions end before 24,000 tokens",
     ),
 }
-"""Name -> kind."""
+"""Name → kind."""

@@ -1,11 +1,10 @@
-"""A request trace in memory: what every reader produces and everything else consumes.
+"""A request trace in memory: every reader produces it, and everything else consumes it.
 
 ```
 Trace ── header facts, notes of the reader, sha256
   └─ rows: list[Row] in file order, sorted by arrival
         └─ content: None | HashContent | TokenContent | SegmentContent | ParentContent
 ```
-
 The field names are those of the native format (`kvsim_trace` version 1); times are integer
 nanoseconds from the start of the trace.
 """
@@ -58,19 +57,20 @@ Content = HashContent | TokenContent | SegmentContent | ParentContent
 
 @dataclass(slots=True)
 class Row:
-    """One request of a trace, not to be changed; a frozen one takes four times as long to make."""
+    """One request of a trace. Do not change it; a frozen one takes four times as long to make."""
 
     index: int
-    """Position in the file, from 0: the tie-break everywhere."""
+    """Position in the file, from 0; it breaks ties everywhere."""
     id: str
     line: int
-    """Line of the uncompressed file, for messages."""
+    """Line in the uncompressed file, for messages."""
     arrival_ns: int | None
-    """Recorded arrival from trace start; None where the trace has no times."""
+    """Recorded arrival, from the start of the trace; None if the trace has no times."""
     input_length: int
     output_length: int
     content: Content | None = None
-    """None: unique content, which hits nothing and which nothing hits (except a `parent` row)."""
+    """None: unique content, which shares nothing with other rows, except rows that name it as
+    `parent`."""
     after: int = -1
     """Index of the row whose completion releases this one in session replay, or -1."""
     delay_ns: int = 0
@@ -78,36 +78,36 @@ class Row:
     session: str | None = None
     turn: int | None = None
     scope: str | None = None
-    """Namespace of hash ids or segment names; None: the common one."""
+    """Namespace of hash ids or segment names; None: the common namespace."""
     salt: str | None = None
-    """Enters every block key: nothing is shared across salts."""
+    """Part of every block key: nothing is shared across salts."""
     model: str | None = None
     priority: int = 0
-    """Lower is served first, as in vLLM."""
+    """Lower numbers are served first, as in vLLM."""
     deadline_ns: int | None = None
     tags: dict[str, Any] | None = None
     observed: dict[str, Any] | None = None
-    """What a real system did; never seen by a policy."""
+    """Measurements of a real system; no policy sees them."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """A whole trace and where it came from."""
+    """A whole trace and its origin."""
 
     path: str
     format: str
     """`native`, `mooncake`, `azure`."""
     sha256: str
-    """Of the uncompressed bytes."""
+    """Digest of the uncompressed bytes."""
     rows: list[Row]
     block_size: int | None = None
-    """Tokens per hash id, if rows have hash ids."""
+    """Tokens per hash id; None if rows have no hash ids."""
     hash_kind: Literal["prefix", "content"] | None = None
     partial_hash: bool | None = None
-    """True: `ceil(L / block_size)` ids a prompt; False: `floor`."""
+    """True: a prompt has `ceil(L / block_size)` ids; False: `floor`."""
     hash_scope: Literal["global", "session"] = "global"
     origin: str | None = None
-    """Absolute time of arrival 0, ISO 8601, where the source has one."""
+    """Absolute time of arrival 0, ISO 8601, if the source has one."""
     source: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What the reader dropped, changed or wants the user to know, one line each."""
+    """What the reader dropped or changed, and other notes for the user, one line each."""

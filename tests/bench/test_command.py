@@ -42,7 +42,7 @@ def test_a_run_that_comes_to_something_else_is_marked(
     code, out, errors = kvsim(capsys, "--workload", NAME, "--repeats", "1")
     assert code == 1
     assert "NO" in out
-    assert errors == f"kvsim: not what is known of: {NAME}\n"
+    assert errors == f"kvsim: wrong results: {NAME}\n"
 
 
 def test_the_parts_around_a_run_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_what_the_simulator_counts_of_its_short_cuts_is_shown(
     counted = replace(
         measure(NAME, "vllm-0.6.3", "constant"), fast_path={"some_steps": 12345, "why": "none"}
     )
-    monkeypatch.setattr(repeat, "apart", lambda *_: counted)
+    monkeypatch.setattr(repeat, "in_fresh_process", lambda *_: counted)
     code, out, _ = kvsim(capsys, "--workload", NAME, "--repeats", "1")
     assert code == 0
     assert "some steps" in out and "12,345" in out and "none" in out

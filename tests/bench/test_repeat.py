@@ -79,4 +79,4 @@ def test_a_measurement_counts_events_and_leaves_simpy_as_it_was() -> None:
 
 def test_an_error_in_a_process_of_its_own_is_raised_here() -> None:
     with pytest.raises(ConfigError, match="no such setting"):
-        repeat.apart(measure, "W2s", "vllm-v1", "constant")
+        repeat.in_fresh_process(measure, "W2s", "vllm-v1", "constant")

@@ -41,7 +41,7 @@ def attention_us(q: float, ctx: float, n: float, kv: float) -> float:
 
 
 def write_tables(folder: Path, meta: str = META) -> Path:
-    """`meta.yaml` and `tp1/*.csv` below `folder`; answers the folder."""
+    """Write `meta.yaml` and `tp1/*.csv` below `folder`; returns the folder."""
     tables = folder / "tp1"
     tables.mkdir(parents=True)
     (folder / "meta.yaml").write_text(meta)

@@ -34,15 +34,20 @@ def told_by_hand(p: list[float], level: float) -> list[bool]:
 @given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.02, 0.04, 0.3, 1.0]), max_size=8))
 def test_holm(p: list[float]) -> None:
     verdicts = judge([Known(each) for each in p], [0.0] * len(p), 0.05)  # type: ignore[misc]
-    assert [v.finding == "told" for v in verdicts] == told_by_hand(p, 0.05)
+    assert [v.finding == "significant" for v in verdicts] == told_by_hand(p, 0.05)
     for verdict in verdicts:
-        assert (verdict.finding == "told") == (verdict.low > 0)
+        assert (verdict.finding == "significant") == (verdict.low > 0)
 
 
 def test_findings() -> None:
     cases = [(0.0, 0.0), (5.0, 0.1), (0.02, 0.01), (0.02, 1.0)]
     found = judge([Estimate(d, e, 7) for d, e in cases], [0.1] * 4, 0.05)
-    assert [verdict.finding for verdict in found] == ["same", "told", "equal", "untold"]
+    assert [verdict.finding for verdict in found] == [
+        "same",
+        "significant",
+        "equal",
+        "insignificant",
+    ]
     assert [verdict.settled for verdict in found] == [True, True, True, False]
 
 
@@ -100,7 +105,7 @@ def _differs(random: np.random.Generator, shift: float = 0.0) -> bool:
         }
         values = dict.fromkeys(first, ((1.0,), (1.0,)))
         verdicts = judge_pairs(found, values, ("mean", "p99"), level=look.level, margin=0.0)
-        if any(verdict.finding == "told" for verdict in verdicts.values()):
+        if any(verdict.finding == "significant" for verdict in verdicts.values()):
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""`calibrate` and `profile fit` hand over to the measuring process, and answer with its code."""
+"""`calibrate` and `profile fit` hand over to the measuring process, and return its exit code."""
 
 import subprocess
 import sys
@@ -45,10 +45,10 @@ def test_everything_given_is_passed_on(started: list[Any]) -> None:
     assert environment["PYTHONPATH"].startswith(f"{ROOT}/kernels:")
 
 
-@pytest.mark.parametrize(("code", "answer"), [(0, 0), (1, 1), (2, 2), (-9, 1)])
-def test_the_exit_code_is_passed_back(started: list[Any], code: int, answer: int) -> None:
+@pytest.mark.parametrize(("code", "returned"), [(0, 0), (1, 1), (2, 2), (-9, 1)])
+def test_the_exit_code_is_passed_back(started: list[Any], code: int, returned: int) -> None:
     started[0] = code
-    assert code_of("profile", "fit", "a.jsonl", "b.jsonl", "--out", "a.json") == answer
+    assert code_of("profile", "fit", "a.jsonl", "b.jsonl", "--out", "a.json") == returned
     assert started[1][0][3:] == ["--fit", "a.jsonl", "b.jsonl", "--out", "a.json"]
 
 

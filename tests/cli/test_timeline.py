@@ -102,7 +102,7 @@ def test_a_map_changes_nothing_else(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--block-map: say with --out DIR"),
+        ([], "--block-map: give --out DIR"),
         (
             ["--out", "runs", "--engine", "vllm-0.6.3", "--block-manager", "prefix-runs"],
             "only counts",

@@ -1,6 +1,6 @@
 """Small random cases for vLLM 0.6.3: tiny pools, swaps, samples, priorities, few token values.
 
-`make_case(seed)` answers a config and a trace of the step-log format, the same for the same seed.
+`make_case(seed)` returns a config and a trace of the step-log format, the same for the same seed.
 """
 
 from random import Random

@@ -16,7 +16,7 @@ class KeysOnly:
     """A stream that knows its blocks only together with what is before them."""
 
     def __init__(self, stream: RuleStream) -> None:
-        self.keys = stream.keys
+        self.keys = self.contents = stream.keys
 
 
 def sequence(prompt: Seq[int], name: str = "r", *, contents: bool = True) -> Sequence:
@@ -26,7 +26,7 @@ def sequence(prompt: Seq[int], name: str = "r", *, contents: bool = True) -> Seq
 
 
 def run(tables: NanoTables, each: Sequence) -> int:
-    """Allocate and compute a prompt; answers the tokens hit."""
+    """Allocate and compute a prompt; returns the tokens hit."""
     tables.allocate(each)
     tables.publish(each, each.length)
     return each.seen * tables.block_size

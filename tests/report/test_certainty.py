@@ -37,13 +37,13 @@ def verdict(finding, difference, low, high):
 
 
 VERDICTS = {
-    Pair(TTFT, 0, 1): verdict("told", -1050.0, -1200.0, -900.0),
-    Pair(TTFT, 0, 2): verdict("untold", 5.0, -90.0, 100.0),
-    Pair(TTFT, 1, 2): verdict("told", 1055.0, 900.0, 1200.0),
+    Pair(TTFT, 0, 1): verdict("significant", -1050.0, -1200.0, -900.0),
+    Pair(TTFT, 0, 2): verdict("insignificant", 5.0, -90.0, 100.0),
+    Pair(TTFT, 1, 2): verdict("significant", 1055.0, 900.0, 1200.0),
     Pair("num_preemptions", 0, 1): verdict("same", 0.0, 0.0, 0.0),
-    Pair("num_preemptions", 0, 2): verdict("told", 22.0, 20.0, 24.0),
-    Pair("num_preemptions", 1, 2): verdict("told", 22.0, 20.0, 24.0),
-    Pair(USAGE, 0, 1): verdict("told", 0.1, 0.09, 0.11),
+    Pair("num_preemptions", 0, 2): verdict("significant", 22.0, 20.0, 24.0),
+    Pair("num_preemptions", 1, 2): verdict("significant", 22.0, 20.0, 24.0),
+    Pair(USAGE, 0, 1): verdict("significant", 0.1, 0.09, 0.11),
     Pair(USAGE, 0, 2): verdict("equal", 0.0, -0.001, 0.001),
 }
 SEEDS = Comparison(
@@ -65,7 +65,7 @@ def test_every_finding_has_its_words():
     assert words(TTFT, 0, 1) == "B is better than A by 1.05 s (−1.20 s … −900 ms)"
     assert words("num_preemptions", 0, 2) == "C is worse than A by 22 (+20 … +24)"
     assert words(USAGE, 0, 1).startswith("B is higher than A by 10.0 points")
-    assert words(TTFT, 0, 2) == "no difference can be told (−90.0 ms … +100 ms)"
+    assert words(TTFT, 0, 2) == "no significant difference (−90.0 ms … +100 ms)"
     assert words("num_preemptions", 0, 1) == "no difference"
     assert words(USAGE, 0, 2).startswith("no difference of more than 1.0 %")
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_told_apart_is_not_ranked():
 
 def test_a_row_judges_by_the_verdict_not_by_the_values():
     rows = {row.metric.key: row for row in certain_table(SEEDS)}
-    assert [rows[TTFT].judge(i) for i in (0, 1)] == ["better", "untold"]
+    assert [rows[TTFT].judge(i) for i in (0, 1)] == ["better", "insignificant"]
     assert [rows["num_preemptions"].judge(i) for i in (0, 1)] == ["same", "worse"]
     assert rows[USAGE].judge(0) == "different"
     assert rows["prefix_cache_hit_rate"].judge(0) == "different"
@@ -112,7 +112,7 @@ def test_the_record_is_json_with_everything_in_it():
         "values": [1000.0, 1100.0],
     }
     [told] = [d for d in figure["differences"] if (d["first"], d["other"]) == ("A", "B")]
-    assert (told["finding"], told["low"], told["high"]) == ("told", -1200.0, -900.0)
+    assert (told["finding"], told["low"], told["high"]) == ("significant", -1200.0, -900.0)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_terminal_and_page_say_it_all(runs, comparison):
     assert page == build_comparison(runs, comparison)
     for text in (shown, " ".join(plain(page).split())):
         assert "B is better than A by 1.05 s (−1.20 s … −900 ms)" in text
-        assert "no difference can be told (−90.0 ms … +100 ms)" in text
+        assert "no significant difference (−90.0 ms … +100 ms)" in text
         assert "B, A ≈ C" in text
     assert "another seed would give" not in page
     [figures] = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page)

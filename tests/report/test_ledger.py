@@ -122,7 +122,7 @@ def test_the_story_of_a_preemption(preempted):
         (26, "preempted, so that 1 running request could grow (2 blocks free after it): lost the KV"
          " of 8 tokens"),
         (56, "admitted again after 30.0 ms"),
-        (75, "had computed in 19.0 ms what it had lost"),
+        (75, "recomputed its lost KV in 19.0 ms"),
         (95, "finished with 4 tokens"),
     ]  # fmt: skip
 

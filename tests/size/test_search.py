@@ -113,7 +113,7 @@ def test_what_cannot_be_told_from_the_best_is_said():
     found = answer(lab, ("arrivals",))
     assert found.as_good
     assert max(found.as_good) < 300
-    assert "Not to be told apart" in verdict(lab, found)[1].text
+    assert "No significant difference" in verdict(lab, found)[1].text
 
 
 @given(st.integers(30, 600), st.floats(2.5, 50))
@@ -217,7 +217,7 @@ def test_a_base_that_is_refused_is_an_error_not_an_answer(tmp_path):
     ("seeds", "varies", "words"),
     [
         (1, (), "nothing is drawn at random"),
-        (1, ("arrivals",), "chance is not known"),
+        (1, ("arrivals",), "chance is unknown"),
         (14, ("arrivals",), "at least 80.7\u00a0% of seeds, at 95.0\u00a0% confidence"),
     ],
 )

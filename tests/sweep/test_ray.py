@@ -23,5 +23,5 @@ def test_a_cluster_that_is_not_there_is_one_line(kvsim):
     nowhere = ["--backend", "ray", "--ray-address", "127.0.0.1:1"]
     result = kvsim("sweep", *SPACE, *nowhere, "--out", "ray", check=False)
     assert result.returncode == 2
-    assert "127.0.0.1:1: nobody answers" in result.stderr
+    assert "127.0.0.1:1: no connection" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

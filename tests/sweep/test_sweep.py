@@ -218,9 +218,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(kvsim, folder, arguments, word
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--merge"], "which folders"),
+        (["--merge"], "no folders"),
         (["--merge", "nowhere"], "nowhere/sweep.json"),
-        (["--merge", "a", "--grid", "n=1,2"], "leave --trace"),
+        (["--merge", "a", "--grid", "n=1,2"], "leave out --trace"),
         (["--seeds", "2"], "--trace"),
     ],
 )

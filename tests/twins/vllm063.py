@@ -1,6 +1,6 @@
 """vLLM 0.6.3 as its rules are worded, in plain lists: slow, and easy to compare with them.
 
-Nothing of kvsim is used. `step_log` answers the records that the engine is expected to write.
+Nothing of kvsim is used. `step_log` returns the records that the engine is expected to write.
 """
 
 from twins.steps import EngineError, play, queue_digest, table_digest

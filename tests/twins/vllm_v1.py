@@ -1,6 +1,6 @@
 """vLLM V1 0.33.0 as its rules are worded, in plain lists: slow, and easy to compare with them.
 
-Nothing of kvsim is used. `step_log` answers the records that the engine is expected to write.
+Nothing of kvsim is used. `step_log` returns the records that the engine is expected to write.
 """
 
 from math import ceil

@@ -93,7 +93,7 @@ def write_profile(folder: Path, **changes: Any) -> Path:
 
 
 class Priced:
-    """Times of a cost model and a link, each multiplied by what `factor` answers."""
+    """Times of a cost model and a link, each multiplied by what `factor` returns."""
 
     def __init__(
         self, cost: Cost, link: LinkTimes, factor: Callable[[], float] = lambda: 1.0

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Priced
 
+from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.engine.batch import Batch
-from kvsim.engine.events import Link
 from kvsim.engine.loop import Loop
-from kvsim.engine.replica import SimulatedTime
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.records.archive import Archive
+from kvsim.replica.events import Link
+from kvsim.replica.host import SimulatedTime
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients

@@ -44,7 +44,7 @@ def test_texts_are_escaped(result: dict[str, Any]) -> None:
 def test_a_profile_that_does_not_trust_itself_says_so(result: dict[str, Any]) -> None:
     error = {"trusted": False, "why": ["anchors drifted"]}
     doubted = {**result, "profile": {**result["profile"], "error": error}}
-    assert "not trusted by its own held-out rows: anchors drifted" in build_page(doubted)
+    assert "marked as not trusted: anchors drifted" in build_page(doubted)
     assert "not trusted" not in build_page(result)
 
 

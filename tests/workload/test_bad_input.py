@@ -1,4 +1,4 @@
-"""Every kind of bad file is refused in one line that says where, what and how to mend it."""
+"""Every kind of bad file is refused in one line that says where, what and how to fix it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kvsim.link import LinkTimes
 Process = Generator[simpy.Event, Any, Any]
 
 AFTER_ARRIVALS = EventPriority(2)
-"""SimPy priority of the engine's events: behind everything else of the same instant."""
+"""SimPy priority of the engine's events: after everything else of the same instant."""
 
 
 class Later(simpy.Event):
@@ -37,7 +37,7 @@ class Link:
         self._lane = simpy.Resource(env, capacity=1)
 
     def transfer(self, blocks: int) -> Process:
-        """Copy blocks one way; answers (wait for the link, copy time) in nanoseconds."""
+        """Copy blocks one way; returns (wait for the link, copy time) in nanoseconds."""
         asked = self._env.now
         with self._lane.request() as turn:
             yield turn

@@ -12,11 +12,11 @@ from typing import cast
 import simpy
 
 from kvsim.cost import Cost
-from kvsim.engine.events import Later, Link, Process
-from kvsim.engine.inbox import Inbox
 from kvsim.engine.loop import Host
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
+from kvsim.replica.events import Later, Link, Process
+from kvsim.replica.inbox import Inbox
 from kvsim.workload.clients import Clients
 
 

@@ -18,8 +18,8 @@ from typing import cast
 
 import simpy
 
-from kvsim.engine.events import Later, Process
 from kvsim.engine.request import Request
+from kvsim.replica.events import Later, Process
 from kvsim.workload.clients import Clients
 
 _NOBODY: tuple[float, Request | None] = inf, None

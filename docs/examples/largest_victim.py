@@ -1,0 +1,19 @@
+"""Another victim: when blocks run short, the request that holds most of them gives way.
+
+    PYTHONPATH=docs/examples kvsim run --trace traces/chat.jsonl --engine vllm-v1 \
+        --num-gpu-blocks-override 2000 --max-model-len 4096 --victim largest_victim:largest
+
+Each preemption frees more blocks, so 212 are enough where the tail of the running queue, vLLM's own
+choice, gives way 353 times. But each throws more work away: 103,469 tokens are computed again, not
+94,734, and the mean TTFT is 8.82 s, not 8.34 s.
+"""
+
+from collections.abc import Sequence
+
+from kvsim.engine.request import Request
+from kvsim.engine.tables import Tables
+
+
+def largest(candidates: Sequence[Request], blocks: Tables) -> Request:
+    """The candidate that holds most blocks; of equals, the first."""
+    return max(candidates, key=lambda request: len(request.sequences[0].table))

@@ -1,0 +1,22 @@
+"""Shortest prompt first, under vLLM V1.
+
+    PYTHONPATH=docs/examples kvsim run --trace traces/chat.jsonl \
+        --engine shortest_first:ShortestFirst --num-gpu-blocks-override 2000 --max-model-len 4096
+
+Most requests need not wait any more, and the long ones pay for it: the p50 of TTFT falls from
+6.35 s to 40.8 ms, and the p99 rises from 22.0 s to 85.4 s. (`--engine vllm-v1` gives the others.)
+"""
+
+from collections import deque
+
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engines import VllmV1Async
+
+
+class ShortestFirst(VllmV1Async):
+    """Sorts the waiting queue before each step is composed."""
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        batch.waiting = deque(sorted(batch.waiting, key=lambda request: request.input_length))
+        return super().compose(batch, now_ns)
