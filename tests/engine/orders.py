@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 
+from kvsim.engine.future import Future
 from kvsim.engine.order import Order
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
@@ -75,10 +76,11 @@ class TwoQueues(Order):
         return block
 
 
-class Future:
+class Uses(Future):
     """When each key is looked up from now on."""
 
     def __init__(self, requests: Seq[Seq[int]]) -> None:
+        super().__init__()
         self.requests = requests
         self.now = 0
 
@@ -90,7 +92,7 @@ class Future:
 class Belady(Order):
     """What is used furthest in the future goes first, of equals the one deepest in its sequence."""
 
-    def __init__(self, *, future: Future) -> None:
+    def __init__(self, *, future: Uses) -> None:
         self._future = future
         self._idle: dict[int, tuple[int, int]] = {}
 
@@ -120,6 +122,12 @@ class Liar(Order):
 
     def pop(self) -> int:
         return -1
+
+
+class Needy(Order):
+    """Asks for what nobody has."""
+
+    def __init__(self, *, wisdom: int) -> None: ...
 
 
 class NoOrder:

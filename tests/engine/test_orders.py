@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import worlds
 from conformance.generate_prompts import make_arrivals, make_prompt
-from engine.orders import Future
+from engine.orders import Uses
 from engines.mixes import CHUNKED, VARIANTS, make, play, rows
 
 import kvsim
@@ -171,7 +171,7 @@ def test_belady_finds_as_much_as_can_be_found(seed: int) -> None:
     rng = Random(seed)
     size = rng.randint(2, 5)
     requests = prefix_requests(rng, size)
-    found = hit_tokens("engine.orders:Belady", size, requests, future=Future(requests))
+    found = hit_tokens("engine.orders:Belady", size, requests, future=Uses(requests))
     assert sum(found) == most_hits(size, requests), f"seed {seed}"
 
 
@@ -220,7 +220,7 @@ def run(engine: str = "vllm-v1", **rules: str) -> Any:
         ),
         ("engine.orders:NoOrder", "eviction: engine.orders:NoOrder is no subclass of"),
         ("engine.orders:Liar", "eviction: engine.orders:Liar gave out -1, which is no idle block"),
-        ("engine.orders:Belady", "eviction: engine.orders:Belady needs 'future'"),
+        ("engine.orders:Needy", "eviction: engine.orders:Needy needs 'wisdom'"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(engine: str, eviction: str, words: str) -> None:

@@ -16,7 +16,7 @@ class KeysOnly:
     """A stream that knows its blocks only together with what is before them."""
 
     def __init__(self, stream: RuleStream) -> None:
-        self.keys = stream.keys
+        self.keys = self.contents = stream.keys
 
 
 def sequence(prompt: Seq[int], name: str = "r", *, contents: bool = True) -> Sequence:

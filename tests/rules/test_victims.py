@@ -312,7 +312,7 @@ def test_a_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     module.oldest, module.Fussy = oldest, Fussy  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mine", module)
     assert outcome(**V1, victim="mine:oldest") == outcome(**V1, victim="head")
-    with pytest.raises(ConfigError, match=r"victim: mine:Fussy answered 0, which is no candidate"):
+    with pytest.raises(ConfigError, match=r"victim: mine:Fussy returned 0, which is no candidate"):
         outcome(**V1, victim="mine:Fussy")
 
 
