@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.engine.future import Future
 from kvsim.errors import ConfigError
 from kvsim.library import build
 
@@ -31,7 +32,7 @@ class Anything:
 
 
 class Oracle(Base):
-    def __init__(self, future: list[int], **settings: Any) -> None:
+    def __init__(self, future: Future, **settings: Any) -> None:
         super().__init__(**settings)
         self.seen["future"] = future
 
@@ -46,7 +47,8 @@ class Narrow(Base):
         super().__init__(block_size=4, **settings)
 
 
-GIVEN = {"block_size": 16, "seed": 3, "future": [1]}
+FUTURE = Future()
+GIVEN = {"block_size": 16, "seed": 3, "future": FUTURE}
 
 
 @pytest.mark.parametrize("constructor", [Derived, Plain])
@@ -76,7 +78,8 @@ def test_without_a_base_they_are_everything_but_the_future() -> None:
 
 
 def test_only_who_names_the_future_gets_it() -> None:
-    assert build("x", Oracle, {}, **GIVEN).seen["future"] == [1]
+    assert build("x", Oracle, {}, **GIVEN).seen["future"] is FUTURE
+    assert FUTURE.oracles == ["x"]
     with pytest.raises(ConfigError, match="x needs 'future'"):
         build("x", Oracle, {}, block_size=16)
 

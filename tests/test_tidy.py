@@ -11,7 +11,7 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"certainty", "collector", "errors", "schema", "version"},
+    {"certainty", "collector", "defaults", "errors", "schema", "version"},
     {"config", "records", "writing"},
     {"library"},
     {"engine", "hardware", "model"},

@@ -36,7 +36,6 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvsim.config import RunConfig
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.cost import layer
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.layer import Peaks
@@ -50,6 +49,7 @@ from kvsim.cost.profile import (
     Profile,
     ProfiledModel,
 )
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.hardware import Hardware
 from kvsim.memory import kv_dtype
 from kvsim.model import DTYPE_BYTES, Model, Shard

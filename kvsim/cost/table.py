@@ -18,11 +18,11 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.config import RunConfig
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.cost.decodes import cut
 from kvsim.cost.kernels import Kernels
 from kvsim.cost.profile import DecodeGrid, load_profile
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.hardware import Hardware
 from kvsim.model import Model
 

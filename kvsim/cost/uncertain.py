@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from kvsim.config import RunConfig
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.cost.kernels import Kernels
 from kvsim.cost.profile import Curve, DecodeGrid, Fit, Grid, MixedGrid, Profile
 from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.model import Model, load_model

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvsim.engine.named import callable_with, rule
 from kvsim.engine.future import Future
+from kvsim.engine.named import callable_with, rule
 from kvsim.engine.request import RUNNING, Request
 from kvsim.engine.tables import Tables
 from kvsim.errors import ConfigError

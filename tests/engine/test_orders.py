@@ -267,7 +267,11 @@ def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() ->
             "growth: engine.orders:unasked is not called as .sequence, block_siz",
         ),
         ("publish_at", "cautious", "publish_at: engine.orders:cautious is no PublishAt"),
-        ("full_hit", "NEGATIVE", "full_hit: engine.orders:NEGATIVE: expected `int` >= 0"),
+        (
+            "full_hit",
+            "NEGATIVE",
+            "full_hit: engine.orders:NEGATIVE: numbers of tokens are at least 0",
+        ),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(rule: str, name: str, words: str) -> None:
