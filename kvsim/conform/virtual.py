@@ -121,8 +121,7 @@ class UnitClock(Host):
         self._news = False
         """Whether requests finished that the engine's workers have not been told of: they hear of
         it with the next composed step."""
-        self._refused: list[str] = []
-        """Who was turned away on arrival, before the step."""
+        self._in_flight = 0
         self._record: Record = {}
         self._records: list[Record] = []
 
@@ -144,9 +143,17 @@ class UnitClock(Host):
         """Whole seconds."""
         return self._now_ns
 
-    def arrived(self) -> list[Request]:
+    def arrived(self) -> list[Request] | None:
         """Who has arrived until now; where nothing else is to be done, time leaps to them."""
-        arrivals, now_s = self._arrivals, self._now_ns / 1e9
+        self._now_ns += self._passing_ns
+        self._passing_ns = 0
+        arrivals, busy = self._arrivals, len(self._batch) or self._in_flight
+        if self._ended or not (arrivals or busy):
+            return None
+        if not busy:
+            second = -(-arrivals[0][0] // 1)
+            self._now_ns = max(self._now_ns, round(second) * STEP_NS)
+        now_s = self._now_ns / 1e9
         found = []
         while arrivals and arrivals[0][0] <= now_s:
             found.append(arrivals.popleft()[1])
@@ -154,32 +161,24 @@ class UnitClock(Host):
 
     def step_ns(self, plan: Plan) -> int:
         """One second."""
+        self._in_flight += 1
         return STEP_NS
 
     def wait(self, until_ns: int) -> Waiting:
         """A step is settled at the time at which the last one was composed; then time goes on."""
         yield
+        self._in_flight -= 1
         self._settles = True
 
-    def is_over(self, batch: Batch, in_flight: int) -> bool:
-        """Whether nobody is left, or the log has ended."""
-        self._now_ns += self._passing_ns
-        self._passing_ns = 0
-        if not len(batch) and not in_flight and self._arrivals:
-            second = -(-self._arrivals[0][0] // 1)
-            self._now_ns = max(self._now_ns, round(second) * STEP_NS)
-        return self._ended or not (self._arrivals or len(batch) or in_flight)
-
-    def composes(self, batch: Batch, in_flight: int) -> bool:
-        """Not where a step is under way that leaves nobody: it is drained."""
-        self._refused = [request.id for request in batch.ended]
-        if not in_flight or len(batch) or self._news:
+    def composes(self, batch: Batch) -> bool:
+        """Not where the step under way leaves nobody: it is drained."""
+        if len(batch) or self._news:
             return True
         self._record = {
             "step": self._number,
             "time": self._now_ns / 1e9,
             "drain": True,
-            "ignored": self._refused,
+            "ignored": [request.id for request in batch.ended],
         }
         return False
 
@@ -198,9 +197,11 @@ class UnitClock(Host):
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
-        added = arrived - len(self._refused)
+        away = [request for request in batch.ended if request.reason]
+        refused = [request.id for request in away if request not in plan.ignored]
+        added = arrived - len(refused)
         self._record = step_record(batch, plan, self._number, now_ns / 1e9, added)
-        self._record["ignored"] = self._refused + self._record["ignored"]
+        self._record["ignored"] = refused + self._record["ignored"]
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
         """Complete the record; end the log where the engine is stuck."""

@@ -58,8 +58,9 @@ class Host:
         """The time."""
         raise NotImplementedError
 
-    def arrived(self) -> list[Request]:
-        """Takes out who has arrived, in order of (arrival, place in the trace)."""
+    def arrived(self) -> list[Request] | None:
+        """Takes out who has arrived, in order of (arrival, place in the trace); None: there is
+        nothing left to do."""
         raise NotImplementedError
 
     def tell(self, ended: list[Request]) -> None:
@@ -85,17 +86,14 @@ class Host:
 
     # -- which steps take time -------------------------------------------------------------------
 
-    def is_over(self, batch: Batch, in_flight: int) -> bool:
-        """Whether there is nothing left to do."""
-        return False
-
-    def composes(self, batch: Batch, in_flight: int) -> bool:
-        """Whether to compose before the next of the steps in flight is settled."""
+    def composes(self, batch: Batch) -> bool:
+        """Whether to compose before the next of the steps in flight, of which there are, is
+        settled."""
         return True
 
     def runs(self, plan: Plan, in_flight: int) -> bool:
-        """Whether a step takes time, after those in flight. One without work does not."""
-        return plan.computes or not (plan.empty or in_flight)
+        """Whether a step in which the model does not run takes time, after those in flight."""
+        return not (plan.empty or in_flight)
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
         """Whether the engine composes another step while this one runs, if it may."""
@@ -111,11 +109,6 @@ class Progress:
         """Of these, the last ones in a row that produced no token and ended no request."""
         self.patience_steps = patience_steps
         """Idle steps in a row that count as a livelock."""
-
-    def step(self, idle: bool) -> None:
-        """One more step is over."""
-        self.steps += 1
-        self.idle_steps = self.idle_steps + 1 if idle else 0
 
 
 class Repetition(Protocol):
@@ -169,34 +162,36 @@ class Loop:
         """Compose a step; unless more may be in flight, wait for the oldest and settle it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
         most = self._scheduler.in_flight
-        while not host.is_over(batch, len(flying)):
-            arrived = self.take_in(host.arrived())
+        while (arrived := host.arrived()) is not None:
+            came = self.take_in(arrived) if arrived else 0
             if self._repeated():
                 yield from host.wait(batch.now_ns)
                 self._landed()
                 continue
-            goes_on, ended = False, list[Request]()
-            if host.composes(batch, len(flying)):
-                plan = self._scheduler.compose(batch, host.now_ns)
+            goes_on, ended, now_ns = False, list[Request](), host.now_ns
+            if not flying or host.composes(batch):
+                plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
-                    watcher.composed(batch, plan, host.now_ns, arrived)
-                runs = host.runs(plan, len(flying))
+                    watcher.composed(batch, plan, now_ns, came)
+                runs = plan.computes or host.runs(plan, len(flying))
                 step_ns = host.step_ns(plan) if runs else 0
-                self._scheduler.overlap(batch, host.now_ns)
+                self._scheduler.overlap(batch, now_ns)
                 ended = self._drain()
                 if runs:
-                    yield from self._dispatch(plan, step_ns)
+                    moved = (0, 0)
+                    row = self._row(plan)
+                    if plan.swaps_out or plan.swaps_in:
+                        moved = yield from host.copy(plan)
+                    self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    self._step_over(
-                        plan, self._row(plan), host.now_ns, host.now_ns, 0, 0, len(ended)
-                    )
+                    self._step_over(plan, self._row(plan), now_ns, now_ns, 0, 0, len(ended))
                 elif not flying:
                     # Nothing can change before somebody arrives.
                     if (yield from host.sleep()):
                         continue
                     return
-                goes_on = host.goes_on(batch, plan) and len(flying) < most
+                goes_on = len(flying) < most and host.goes_on(batch, plan)
             if flying and not goes_on:
                 flight = flying.popleft()
                 yield from host.wait(flight.end_ns)
@@ -204,14 +199,12 @@ class Loop:
             if watcher is not None:
                 watcher.settled(batch, ended)
 
-    def _dispatch(self, plan: Plan, step_ns: int) -> Waiting:
-        """Start a step after those in flight. Its swap copies are made first, and block it (vLLM
-        0.6.3 `worker/worker.py`, `execute_worker`)."""
-        flying, start_ns, moved = self._flying, self._host.now_ns, (0, 0)
-        row = self._row(plan)
-        if plan.swaps_out or plan.swaps_in:
-            moved = yield from self._host.copy(plan)
-        ready_ns = self._host.now_ns
+    def _dispatch(
+        self, plan: Plan, row: bytes, start_ns: int, moved: tuple[int, int], step_ns: int
+    ) -> None:
+        """Start a step after those in flight. `moved`: what its swap copies took, which come first
+        and block it (vLLM 0.6.3 `worker/worker.py`, `execute_worker`)."""
+        flying, ready_ns = self._flying, start_ns + sum(moved)
         if flying:
             assert not moved[0], "copies block a step, so none may be in flight"
             start_ns = ready_ns = flying[-1].end_ns
@@ -241,8 +234,10 @@ class Loop:
     ) -> None:
         if self._record is not None:
             self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
-        self._progress.step(not ended and self._batch.tokens == self._tokens)
-        self._tokens = self._batch.tokens
+        progress, tokens = self._progress, self._batch.tokens
+        progress.steps += 1
+        progress.idle_steps = 0 if ended or tokens != self._tokens else progress.idle_steps + 1
+        self._tokens = tokens
         self._check(plan)
 
     # -- steps that are repeated -----------------------------------------------------------------
@@ -277,7 +272,10 @@ class Loop:
 
     def _drain(self) -> list[Request]:
         """Tell the clients who ended; returns them."""
-        ended, self._batch.ended = self._batch.ended, []
+        ended = self._batch.ended
+        if not ended:
+            return []
+        self._batch.ended = []
         self._tell(ended)
         return ended
 
@@ -315,12 +313,18 @@ class Loop:
 
 def composed_row(batch: Batch, plan: Plan) -> bytes:
     """The row of a step, as far as it is known when the step is composed."""
-    recomputes = sum([means == RECOMPUTE for _, means in plan.preempted])
+    computed = cached_tokens = recomputes = 0
+    for tokens, _ in plan.chunks:
+        computed += tokens
+    for prefill in plan.prefills:
+        cached_tokens += prefill.cached
+    for _, means in plan.preempted:
+        recomputes += means == RECOMPUTE
     used, cached, free, cpu, empty, stranded = batch.blocks.census()
     return step_row(
         prefill_seqs=len(plan.prefills),
-        prefill_tokens=sum([tokens for tokens, _ in plan.chunks]),
-        cached_tokens=sum([prefill.cached for prefill in plan.prefills]),
+        prefill_tokens=computed,
+        cached_tokens=cached_tokens,
         decode_seqs=plan.decode_seqs,
         context_tokens=plan.context_tokens,
         batched_tokens=plan.batched_tokens,

@@ -48,11 +48,8 @@ class Prompts:
         running = len(cohort.requests) + len(batch.others)
         continued = self._continued() if batch.others else []
         admitted = self._admit(running) if batch.waiting else []
-        # In batch order.
-        first, then = (admitted, continued) if terms.prompts_first else (continued, admitted)
-        computed = self._run(first) if first else 0
-        if then:
-            computed += self._run(then)
+        in_order = admitted + continued if terms.prompts_first else continued + admitted
+        computed = self._run(in_order)
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens

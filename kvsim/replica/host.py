@@ -46,8 +46,9 @@ class SimulatedTime(Host):
 
     def arrived(self) -> list[Request]:
         """Takes out who has arrived until now."""
-        self.inbox.collect(self.now_ns)
-        return self.inbox.take() if self.inbox else []
+        inbox = self.inbox
+        inbox.collect(self.now_ns)
+        return inbox.take() if inbox else []
 
     def tell(self, ended: list[Request]) -> None:
         """Completions let clients send more."""
