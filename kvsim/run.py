@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,11 @@ class _Run:
         self._trace = trace
         self._streams: Sequence[Stream] = ()
         self.requests = Requests(trace, rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
-        parts.future.fill(lambda index: rows[index].output_length, self._prompt_keys)
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size)
-        endings = Endings(lambda index: rows[index].output_length, parts.scheduler.longest_sequence)
+        lengths = array("q", [row.output_length for row in rows])
+        parts.future.fill(lengths.__getitem__, self._prompt_keys)
+        endings = Endings(lengths.__getitem__, parts.scheduler.longest_sequence)
         self.batch = batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(batch, parts.scheduler, parts.cost, endings, asked)
         self._env = simpy.Environment()

@@ -111,7 +111,6 @@ class UnitClock(Host):
         self._batch = batch
         self._arrivals = deque(arrivals)
         self._max_steps, self._stuck = max_steps, stuck
-        self._now_ns = 0
         self._settles = False
         """Whether a step is being settled; then time passes."""
         self._passing_ns = 0
@@ -132,28 +131,23 @@ class UnitClock(Host):
 
     def end(self, error: str) -> None:
         """The log ends early."""
-        time = (self._now_ns + self._passing_ns) / 1e9
+        time = (self.now_ns + self._passing_ns) / 1e9
         self._records.append({"step": self._number, "time": time, "error": error})
         self._ended = True
 
     # -- a host ----------------------------------------------------------------------------------
 
-    @property
-    def now_ns(self) -> int:
-        """Whole seconds."""
-        return self._now_ns
-
     def arrived(self) -> list[Request] | None:
         """Who has arrived until now; where nothing else is to be done, time leaps to them."""
-        self._now_ns += self._passing_ns
+        self.now_ns += self._passing_ns
         self._passing_ns = 0
         arrivals, busy = self._arrivals, len(self._batch) or self._in_flight
         if self._ended or not (arrivals or busy):
             return None
         if not busy:
             second = -(-arrivals[0][0] // 1)
-            self._now_ns = max(self._now_ns, round(second) * STEP_NS)
-        now_s = self._now_ns / 1e9
+            self.now_ns = max(self.now_ns, round(second) * STEP_NS)
+        now_s = self.now_ns / 1e9
         found = []
         while arrivals and arrivals[0][0] <= now_s:
             found.append(arrivals.popleft()[1])
@@ -176,7 +170,7 @@ class UnitClock(Host):
             return True
         self._record = {
             "step": self._number,
-            "time": self._now_ns / 1e9,
+            "time": self.now_ns / 1e9,
             "drain": True,
             "ignored": [request.id for request in batch.ended],
         }

@@ -53,10 +53,8 @@ class Host:
     patience_steps = 100_000
     """Steps in a row without a new token and without an end that count as a livelock."""
 
-    @property
-    def now_ns(self) -> int:
-        """The time."""
-        raise NotImplementedError
+    now_ns: int = 0
+    """The time; it passes in `wait`, `copy` and `sleep`."""
 
     def arrived(self) -> list[Request] | None:
         """Takes out who has arrived, in order of (arrival, place in the trace); None: there is
@@ -161,7 +159,7 @@ class Loop:
     def run(self) -> Waiting:
         """Compose a step; unless more may be in flight, wait for the oldest and settle it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
-        most = self._scheduler.in_flight
+        most, records = self._scheduler.in_flight, self._record is not None
         while (arrived := host.arrived()) is not None:
             came = self.take_in(arrived) if arrived else 0
             if self._repeated():
@@ -176,16 +174,17 @@ class Loop:
                 runs = plan.computes or host.runs(plan, len(flying))
                 step_ns = host.step_ns(plan) if runs else 0
                 self._scheduler.overlap(batch, now_ns)
-                ended = self._drain()
+                ended = self._drain() if batch.ended else []
                 if runs:
                     moved = (0, 0)
-                    row = self._row(plan)
+                    row = composed_row(batch, plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
                         moved = yield from host.copy(plan)
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    self._step_over(plan, self._row(plan), now_ns, now_ns, 0, 0, len(ended))
+                    row = composed_row(batch, plan) if records else b""
+                    self._step_over(plan, row, now_ns, now_ns, 0, 0, len(ended))
                 elif not flying:
                     # Nothing can change before somebody arrives.
                     if (yield from host.sleep()):
@@ -214,13 +213,10 @@ class Loop:
     def _land(self, flight: Flight, already: int) -> list[Request]:
         """The time of the oldest step has passed: settle it; returns who ended."""
         self._scheduler.settle(self._batch, flight.plan, flight.end_ns)
-        ended = self._drain()
+        ended = self._drain() if self._batch.ended else []
         plan, start_ns, end_ns, (copy_ns, wait_ns), row = flight
         self._step_over(plan, row, start_ns, end_ns, copy_ns, wait_ns, already + len(ended))
         return ended
-
-    def _row(self, plan: Plan) -> bytes:
-        return b"" if self._record is None else composed_row(self._batch, plan)
 
     def _step_over(
         self,
@@ -272,10 +268,7 @@ class Loop:
 
     def _drain(self) -> list[Request]:
         """Tell the clients who ended; returns them."""
-        ended = self._batch.ended
-        if not ended:
-            return []
-        self._batch.ended = []
+        ended, self._batch.ended = self._batch.ended, []
         self._tell(ended)
         return ended
 

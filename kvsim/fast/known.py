@@ -128,7 +128,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         return {BLOCKS: 0, WATERMARK: need}.get(blocked, need + watermark_blocks)
 
     def undisturbed(batch: Batch) -> bool:
-        if batch.swapped or batch.aside:
+        if batch.aside:
             return False
         if isinstance(scheduler, Vllm063Async):
             scheduler.skip_stop_test()

@@ -55,14 +55,14 @@ class Repeat:
 
     def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
         """Take steps from `now_ns` on, up to `Batch.now_ns`; whether there were any."""
-        next_ns, horizon_ns = self._upcoming()
         if flying:
+            next_ns, horizon_ns = self._upcoming()
             steps, flying[0] = self._ahead.take(flying[0], now_ns, min(next_ns, horizon_ns))
             self._why_not = self._ahead.why_not
             if steps:
                 progress.steps, progress.idle_steps = progress.steps + steps, 0
         else:
-            steps = self._stretch(now_ns, next_ns, horizon_ns, progress)
+            steps = self._stretch(now_ns, progress) if self._may_begin() else 0
         if steps:
             self.stretches += 1
             self.repeated_steps += steps
@@ -70,15 +70,14 @@ class Repeat:
             self.composed_because[self._why_not] += 1
         return steps > 0
 
-    def _stretch(self, now_ns: int, next_ns: float, horizon_ns: float, progress: Progress) -> int:
+    def _stretch(self, now_ns: int, progress: Progress) -> int:
         """Take steps until something is to be done outside; returns how many.
 
-        No step but the first starts at `horizon_ns` or later.
+        No step but the first starts when somebody else's next event is due, or later.
         """
+        next_ns, horizon_ns = self._upcoming()
         course, batch, cohort = self._course, self._course.batch, self._course.cohort
         batch.now_ns, course.ended = now_ns, []
-        if not self._may_begin():
-            return 0
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
         while taken := self._steps(min(next_ns, horizon_ns)):
             steps += taken
@@ -111,6 +110,9 @@ class Repeat:
 
     def _may_begin(self) -> bool:
         course, cohort = self._course, self._course.cohort
+        if course.batch.swapped:
+            self._why_not = "requests are swapped out"
+            return False
         if cohort.flying or cohort.sitting or not self._may_part():
             self._why_not = "a request is about to end"
             return False
@@ -119,7 +121,7 @@ class Repeat:
             self._why_not = "several prompts are under way"
             return False
         if not course.terms.undisturbed(course.batch):
-            self._why_not = "requests are swapped out"
+            self._why_not = "a request is kept aside"
             return False
         course.untold = list(cohort.lingering)
         return True

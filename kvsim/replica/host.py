@@ -7,8 +7,6 @@ before.
 
 from __future__ import annotations
 
-from typing import cast
-
 import simpy
 
 from kvsim.cost import Cost
@@ -33,11 +31,6 @@ class SimulatedTime(Host):
         self._link = link
         self._listens = clients.listen
         self.inbox = Inbox(env, clients)
-
-    @property
-    def now_ns(self) -> int:
-        """Simulated time; all delays are integers, so the clock is one, too."""
-        return cast(int, self._env.now)
 
     def upcoming(self) -> tuple[float, float]:
         """When the next request comes that clients send whatever happens, and when the next event
@@ -69,16 +62,18 @@ class SimulatedTime(Host):
                 wait_ns, copy_ns = yield from self._link.transfer(blocks)
                 waited += wait_ns
                 busy += copy_ns
+        self.now_ns = int(self._env.now)
         return busy, waited
 
     def wait(self, until_ns: int) -> Process:
         """Let time pass."""
-        now_ns = self.now_ns
-        if until_ns > now_ns:
-            yield Later(self._env, until_ns - now_ns)
+        if until_ns > self.now_ns:
+            yield Later(self._env, until_ns - self.now_ns)
+            self.now_ns = until_ns
         self.inbox.collect(until_ns)
 
     def sleep(self) -> Process:
         """Let time pass until somebody arrives, perhaps for ever."""
         yield from self.inbox.wait()
+        self.now_ns = int(self._env.now)
         return True

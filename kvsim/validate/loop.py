@@ -70,7 +70,6 @@ class Device(Host):
     patience_steps = 1_000
 
     def __init__(self, times: Times, clients: Clients) -> None:
-        self._now_ns = 0
         self._times = times
         self._clients = clients
         self._inbox: list[Request] = []
@@ -80,11 +79,6 @@ class Device(Host):
         self._asked = 0
         self._start()
 
-    @property
-    def now_ns(self) -> int:
-        """The sum of all times so far."""
-        return self._now_ns
-
     def arrived(self) -> list[Request]:
         """Take out the requests that have arrived by now."""
         inbox, self._inbox = self._inbox, []
@@ -93,10 +87,10 @@ class Device(Host):
     def tell(self, ended: list[Request]) -> None:
         """Report completions to the clients, which may let them send more."""
         for request in ended:
-            sent, later = self._clients.ended(request, self._now_ns)
+            sent, later = self._clients.ended(request, self.now_ns)
             self._inbox += sent
             for time_ns, other in later:
-                if time_ns <= self._now_ns:
+                if time_ns <= self.now_ns:
                     self._offer(other)
                 else:
                     self._await(time_ns, other)
@@ -127,7 +121,7 @@ class Device(Host):
     def _start(self) -> None:
         """Offer the initial requests whose time has come, and await the next one."""
         for time_ns, request in self._first:
-            if time_ns > self._now_ns:
+            if time_ns > self.now_ns:
                 self._await(time_ns, request, True)
                 return
             self._offer(request)
@@ -138,13 +132,13 @@ class Device(Host):
 
     def _offer(self, request: Request) -> None:
         """A client wants to send a request; its concurrency limit may hold it back."""
-        if self._clients.offer(request, self._now_ns):
+        if self._clients.offer(request, self.now_ns):
             self._inbox.append(request)
 
     def _offer_until(self, time_ns: int) -> None:
         while self._coming and self._coming[0][0] <= time_ns:
-            self._now_ns, _, request, first = heapq.heappop(self._coming)
+            self.now_ns, _, request, first = heapq.heappop(self._coming)
             self._offer(request)
             if first:
                 self._start()
-        self._now_ns = time_ns
+        self.now_ns = time_ns
