@@ -89,6 +89,11 @@ class RunPool(CountPool):
                 if here:
                     del self._idle[unit]
                     self._cached -= here
+                    if here > blocks:
+                        # The rest of a longer prompt: nobody holds it, and an admission counts on
+                        # no more than it needs.
+                        self._left += here - blocks
+                        here = resident[unit] = blocks
             if contiguous:
                 hits += min(here, blocks)
                 contiguous = here >= blocks

@@ -76,3 +76,16 @@ def test_a_pool_evicts_the_tail_of_what_was_released_first() -> None:
     assert pool.resident[2] == 1
     assert (pool.used, pool.cached, pool.free) == (9, 1, 1)
     pool.audit()
+
+
+def test_a_shorter_prompt_holds_no_more_of_an_id_than_it_needs() -> None:
+    """What else was resident of it is blank: an admission counts on no more than it needs."""
+    pool = RunPool(4)
+    _, missing = pool.hold([(1, 3)])
+    pool.lend(missing)
+    pool.give_back(missing - pool.release([(1, 3)]))
+    assert pool.free == 4
+    assert pool.hold([(1, 2)]) == (2, 0)
+    assert pool.free == 2
+    pool.lend(2)
+    assert (pool.used, pool.free) == (4, 0)
