@@ -167,6 +167,9 @@ class ContentPool(KeyedPool):
         assert self._others.keys() <= self.block_of.keys(), "content cannot be found"
 
     def forget(self, blocks: list[int]) -> None:
+        if len(blocks) == 1:
+            self._forget_one(blocks[0], self.key_of.pop(blocks[0]))
+            return
         keys = list(map(self.key_of.pop, blocks))
         if self._others.keys().isdisjoint(keys):
             each(self.block_of.__delitem__, keys)

@@ -438,13 +438,19 @@ class MemberSequence(Sequence):
     __slots__ = ()
 
     @property
-    def _steps(self) -> tuple[int, int]:
-        """Steps since it joined: composed, and settled."""
+    def _settled(self) -> int:
+        """Steps settled since it joined."""
+        member: Member = self.member
+        settled = member.cohort.settled - member.joined
+        return settled if settled > 0 else 0
+
+    @property
+    def _composed(self) -> int:
+        """Steps composed since it joined."""
         member: Member = self.member
         cohort = member.cohort
-        composed = member.last if self.request in cohort.sitting else cohort.composed
-        settled = min(cohort.settled, composed) - member.joined
-        return composed - member.joined, max(0, settled)
+        last = member.last if self.request in cohort.sitting else cohort.composed
+        return last - member.joined
 
     @property
     def _has_grown(self) -> bool:
@@ -453,16 +459,15 @@ class MemberSequence(Sequence):
 
     @property
     def _coming(self) -> int:
-        composed, settled = self._steps
-        return composed - settled if self.member.cohort.ahead else 0
+        return self._composed - self._settled if self.member.cohort.ahead else 0
 
     @property
     def _computed_steps(self) -> int:
-        return self._steps[0 if self.member.cohort.counts_composed else 1]
+        return self._composed if self.member.cohort.counts_composed else self._settled
 
     length = property(
-        lambda self: _LENGTH.__get__(self) + self._steps[1],
-        lambda self, tokens: _LENGTH.__set__(self, tokens - self._steps[1]),
+        lambda self: _LENGTH.__get__(self) + self._settled,
+        lambda self, tokens: _LENGTH.__set__(self, tokens - self._settled),
     )
     computed = property(
         lambda self: _COMPUTED.__get__(self) + self._computed_steps,
@@ -473,15 +478,13 @@ class MemberSequence(Sequence):
         lambda self, tokens: _PLACEHOLDERS.__set__(self, tokens - self._coming),
     )
     last_token_ns = property(
-        lambda self: (
-            self.member.cohort.token_ns if self._steps[1] else _LAST_TOKEN_NS.__get__(self)
-        ),
+        lambda self: self.member.cohort.token_ns if self._settled else _LAST_TOKEN_NS.__get__(self),
         lambda self, time_ns: _LAST_TOKEN_NS.__set__(self, time_ns),
     )
     access_ns = property(
-        lambda self: self.member.cohort.composed_ns if self._steps[0] else _ACCESS_NS.__get__(self)
+        lambda self: self.member.cohort.composed_ns if self._composed else _ACCESS_NS.__get__(self)
     )
-    filled = property(lambda self: self.member.filled + self._steps[0] + self._has_grown)
+    filled = property(lambda self: self.member.filled + self._composed + self._has_grown)
 
     @property
     def table(self) -> list[int]:  # type: ignore[override]
