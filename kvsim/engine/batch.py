@@ -416,8 +416,19 @@ class Batch:
 
     def token(self, sequence: Sequence) -> bool:
         """One more token of a sequence exists; returns whether it is the last one."""
+        # Of one that decodes together with others by now, the token is of a step before it joined:
+        # what was true then changes, and that is what the slots of its sequence hold.
+        kind, sequence.__class__ = sequence.__class__, Sequence
         self.add_token(sequence)
-        return self._endings.left(sequence) <= 0
+        left = self._endings.left(sequence)
+        sequence.__class__ = kind
+        return left <= 0
+
+    def landed(self, sequence: Sequence) -> None:
+        """One token fewer of a sequence is in flight."""
+        kind, sequence.__class__ = sequence.__class__, Sequence
+        sequence.placeholders -= 1
+        sequence.__class__ = kind
 
     def add_token(self, sequence: Sequence) -> None:
         """One more token of a sequence exists."""

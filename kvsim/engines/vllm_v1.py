@@ -291,7 +291,8 @@ class VllmV1Async(VllmV1):
         batch.publish(plan)
         ended = False
         for request, _, samples in plan.singles:
-            request.sequences[0].placeholders -= samples
+            if samples:
+                batch.landed(request.sequences[0])
         for request, _, samples in batch.to_book(self, plan):
             if not samples:
                 continue
