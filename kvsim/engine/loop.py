@@ -234,7 +234,8 @@ class Loop:
         progress.steps += 1
         progress.idle_steps = 0 if ended or tokens != self._tokens else progress.idle_steps + 1
         self._tokens = tokens
-        self._check(plan)
+        if progress.idle_steps >= progress.patience_steps or progress.steps >= self._next_audit:
+            self._check(plan)
 
     # -- steps that are repeated -----------------------------------------------------------------
 

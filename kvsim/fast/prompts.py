@@ -48,15 +48,16 @@ class Prompts:
         running = len(cohort.requests) + len(batch.others)
         continued = self._continued() if batch.others else []
         admitted = self._admit(running) if batch.waiting else []
-        in_order = admitted + continued if terms.prompts_first else continued + admitted
-        computed = self._run(in_order)
+        running_order = continued + admitted if admitted else continued
+        batch_order = admitted + continued if terms.prompts_first else running_order
+        computed = self._run(batch_order)
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens
         used, cached, free, cpu, empty, stranded = blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
         ended = cohort.book(len(cohort.requests)) if number else []
-        through = self._sampled(continued + admitted)
+        through = self._sampled(running_order)
         if terms.prompts_first and continued and len(through) > 1:
             # Those admitted are before them in the batch, and behind them in the running queue.
             through.sort(key=lambda request: request is continued[0][0])

@@ -15,7 +15,7 @@ the terms do not cover ends the stretch, and the scheduler composes.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 from kvsim.engine.batch import Endings
@@ -44,7 +44,7 @@ class Repeat:
         self.stretches = 0
         self.repeated_steps = 0
         """Steps that were taken here, in so many stretches."""
-        self.composed_because: Counter[str] = Counter()
+        self.composed_because: dict[str, int] = {}
         """Why the scheduler had to compose → how often it had."""
         self._why_not = ""
 
@@ -67,7 +67,8 @@ class Repeat:
             self.stretches += 1
             self.repeated_steps += steps
         else:
-            self.composed_because[self._why_not] += 1
+            why_not = self._why_not
+            self.composed_because[why_not] = self.composed_because.get(why_not, 0) + 1
         return steps > 0
 
     def _stretch(self, now_ns: int, progress: Progress) -> int:
