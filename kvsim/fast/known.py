@@ -78,7 +78,7 @@ class Terms(NamedTuple):
     """Why a waiting request is given up (`Vllm063.turns_away`)."""
     least_free: Callable[[int, int], int]
     """From the reason of a refusal and the blocks that were needed: as long as so many blocks are
-    free, and no more than now, the refusal has the same reason."""
+    free, and no more than now, the refusal keeps its reason."""
     undisturbed: Callable[[Batch], bool]
     """Whether the next step is as these terms say."""
 
@@ -90,13 +90,13 @@ def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
     if isinstance(scheduler, Vllm063) and scheduler.chunked:
         free = ANYWHERE  # Prompts come in while the running requests are off their queue.
     if _overridden(scheduler, known) - free:
-        return "the scheduler is a class of its own"
+        return "the scheduler has rules of its own for running requests"
     if blocks.lockstep == COUNTED and type(blocks) in COUNTED_CLASSES:
         return ""
     if blocks.lockstep != NAMED:
         return "the block manager serves requests one by one"
     if not any(type(blocks) is each for each in MANAGERS):
-        return "the block manager is a class of its own"
+        return "the block manager has rules of its own"
     return ""
 
 
@@ -104,7 +104,7 @@ def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
     """The terms of a scheduler over a block manager, or why each step is composed by itself."""
     make = TERMS.get(type(scheduler))
     if make is None or _overridden(scheduler, type(scheduler)):
-        return "the scheduler is a class of its own"
+        return "the scheduler is not listed as one whose steps can be repeated"
     if blocks.lockstep != COUNTED and not (blocks.lockstep == NAMED and scheduler.in_flight == 2):
         return "the block manager names its blocks"
     return make(scheduler, blocks)
