@@ -63,11 +63,12 @@ def check(result: kvsim.Result, trace: Trace) -> None:
     assert (steps["empty_slots"] >= 0).all()
     assert (steps["start_ns"] <= steps["end_ns"]).all()
     assert (steps["end_ns"][:-1] <= steps["start_ns"][1:]).all()
-    assert steps["swap_out_blocks"].sum() == requests["swapped_out_blocks"].sum()
-    assert steps["swap_in_blocks"].sum() == requests["swapped_in_blocks"].sum()
     preempted = steps["preempted_recompute"].sum() + steps["preempted_swap"].sum()
-    assert preempted == requests["num_preemptions"].sum()
     if result.meta["outcome"]["kind"] == "finished":
+        # An engine that dies while it composes leaves no row of that step.
+        assert steps["swap_out_blocks"].sum() == requests["swapped_out_blocks"].sum()
+        assert steps["swap_in_blocks"].sum() == requests["swapped_in_blocks"].sum()
+        assert preempted == requests["num_preemptions"].sum()
         assert steps["finished"].sum() == (requests["finish_ns"] >= 0).sum()
     gaps = sum(result.token_gaps_ns.values())
     started = (requests["first_token_ns"] >= 0).sum()
