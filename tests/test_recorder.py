@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kvsim.errors import OutputError
 from kvsim.records import packed, recorder
 from kvsim.records.packed import PackedColumns
-from kvsim.records.recorder import STEP_COLUMNS, Recorder, pack
+from kvsim.records.recorder import Recorder
+from kvsim.schema import STEP_COLUMNS, pack
 
 WIDTH = len(STEP_COLUMNS)
 VALUES = st.one_of(st.integers(0, 3), st.integers(0, 70_000), st.integers(-(2**62), 2**62))
@@ -68,7 +69,7 @@ def test_rows_keep_their_order_packed_or_not(monkeypatch: pytest.MonkeyPatch, pi
     expected = rows(20)
     for number, row in enumerate(expected, 1):
         values = tuple(row.tolist())
-        kept.packed(pack(*values)) if number % 3 else kept.step(values)
+        kept.packed(pack(*values))
         assert len(kept) == number
     columns = kept.columns()
     assert list(columns) == list(STEP_COLUMNS)
@@ -102,7 +103,7 @@ def test_decode_steps_in_a_row_unfold_to_the_rows_they_stand_for(
             row |= {"empty_slots": 200}
             ends_ns = [now_ns + sum(ns for ns, _ in steps[: i + 1]) for i in range(len(steps))]
             if not steps:
-                kept.step(tuple(row.values()))
+                kept.packed(pack(*row.values()))
                 expected.append(row)
                 continue
             kept.decodes(pack(*row.values()), ends_ns, [blocks for _, blocks in steps])

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,26 @@ def test_modules_import_only_from_lower_layers(path: Path) -> None:
         except AssertionError:
             continue
         assert other_entry == entry or layer < own, f"{name_of(path)} must not import {name}"
+
+
+def _inside(name: str) -> str:
+    return name.removeprefix("kvsim.")
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """Not even for their types."""
+    names = {name_of(path).removesuffix(".__init__"): path for path in FILES}
+    needs = {
+        name: {
+            other
+            for other in (
+                each.removeprefix("kvsim.") for each in imports(ast.parse(path.read_text()))
+            )
+            if other in names and not f"{name}.".startswith(f"{other}.")
+        }
+        for name, path in names.items()
+    }
+    list(TopologicalSorter(needs).static_order())  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize(

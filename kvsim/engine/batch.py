@@ -20,16 +20,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvsim.engine.plan import RECOMPUTE, SWAP, Plan, Prefill
 from kvsim.engine.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
 from kvsim.engine.tables import Tables, swap_space_exhausted
 from kvsim.records import transitions
 from kvsim.records.tally import Tally
-
-if TYPE_CHECKING:
-    from kvsim.engine.scheduler import Scheduler
 
 GiveWay = Callable[[Request], None]
 """What a scheduler does with a victim."""
@@ -78,15 +75,15 @@ class Together(Protocol):
         """How many there are."""
         ...
 
-    def decode(self, scheduler: Scheduler, give_way: GiveWay | None, spare: bool) -> int:
+    def decode(self, give_way: GiveWay | None, spare: bool) -> int:
         """Give each of them slots for one more token; see `Batch.decode_together`."""
         ...
 
-    def settle(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
+    def settle(self, plan: Plan) -> list[Entry]:
         """Book their tokens of a step; see `Batch.settle_together`."""
         ...
 
-    def run(self, scheduler: Scheduler) -> None:
+    def run(self) -> None:
         """Put those that have slots into the plan; see `Batch.run_together`."""
         ...
 
@@ -189,9 +186,7 @@ class Batch:
         """From now on, look at requests that only decode as one."""
         self._together = together
 
-    def decode_together(
-        self, scheduler: Scheduler, give_way: GiveWay | None = None, spare: bool = False
-    ) -> int:
+    def decode_together(self, give_way: GiveWay | None = None, spare: bool = False) -> int:
         """Give the leading requests of the running queue slots for one more token each, all at
         once; returns how many.
 
@@ -202,30 +197,30 @@ class Batch:
         it. None: where blocks run short, 0 is returned. `spare`: whether a request whose last
         block has room is taken to need a free block, too.
         """
-        return 0 if self._together is None else self._together.decode(scheduler, give_way, spare)
+        return 0 if self._together is None else self._together.decode(give_way, spare)
 
-    def run_together(self, scheduler: Scheduler) -> None:
+    def run_together(self) -> None:
         """Let the requests that `decode_together` served take part in the step, next in the
         batch."""
         if self._together is not None:
-            self._together.run(scheduler)
+            self._together.run()
 
-    def settle_together(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
+    def settle_together(self, plan: Plan) -> list[Entry]:
         """Book the tokens of the requests that decoded together in a step; those who have their
         last one are told to the scheduler.
 
         Returns the entries of requests that are looked at one by one since, in running order: their
         tokens are still to be booked.
         """
-        return [] if self._together is None else self._together.settle(scheduler, plan)
+        return [] if self._together is None else self._together.settle(plan)
 
-    def to_book(self, scheduler: Scheduler, plan: Plan) -> Iterator[Entry]:
+    def to_book(self, plan: Plan) -> Iterator[Entry]:
         """The entries of a step whose tokens are still to be booked one by one, in batch order.
 
         `settle_together` is called on the way, where its requests are in the batch.
         """
         yield from plan.singles[: plan.place]
-        yield from self.settle_together(scheduler, plan)
+        yield from self.settle_together(plan)
         yield from plan.singles[plan.place :]
 
     # -- moves while a step is composed ----------------------------------------------------------

@@ -84,7 +84,7 @@ class Plan:
         self.batched_tokens = 0
         """Tokens charged to `max_num_batched_tokens`."""
         self.blocked = 0
-        """Why the head of the waiting queue was refused: index into `recorder.BLOCKED`."""
+        """Why the head of the waiting queue was refused: index into `kvsim.schema.BLOCKED`."""
         self.chunks: list[tuple[int, int]] = []
         """(new tokens computed, tokens of context before them) of each prefill."""
         self.decode_seqs = 0

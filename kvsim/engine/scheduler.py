@@ -23,8 +23,8 @@ class Scheduler:
 
     The constructor may name any setting of a run: `block_size`, `num_gpu_blocks`, `max_model_len`,
     `max_num_seqs`, `max_num_batched_tokens`, `enable_chunked_prefill`, `enable_prefix_caching`,
-    `preemption_mode`, `prices` (`schedule.means.Prices`; None unless the mode is `auto`),
-    `scheduling_policy`, `victim` (`schedule.victims.Victim`; None: its own rule), `watermark`,
+    `preemption_mode`, `prices` (`rules.means.Prices`; None unless the mode is `auto`),
+    `scheduling_policy`, `victim` (`rules.victims.Victim`; None: its own rule), `watermark`,
     arguments of its own, or `**settings` for all of them. A `ValueError` is a refusal to start.
 
     Requests that it is shown say what their clients said. How long an output becomes is the
@@ -66,7 +66,7 @@ class Scheduler:
         batch.now_ns = now_ns
         batch.publish(plan)
         before = len(batch.ended)
-        for request, tokens, samples in batch.to_book(self, plan):
+        for request, tokens, samples in batch.to_book(plan):
             compute(request, tokens)
             if samples:
                 sample(batch, request)

@@ -14,9 +14,9 @@ from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.records.recorder import BLOCKED
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, tail
+from kvsim.schema import BLOCKED
 
 _SLOTS, _TOKENS, _BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
 

@@ -18,11 +18,11 @@ from kvsim.engine.plan import Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, WAITING, Request, Sequence
 from kvsim.engine.scheduler import Scheduler, sample_sequence
 from kvsim.engines.vllm_063_deaths import recompute_of_many
-from kvsim.records.recorder import BLOCKED
 from kvsim.rules.groups import count, width
 from kvsim.rules.means import Prices, make_means
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, tail
+from kvsim.schema import BLOCKED
 
 _SLOTS, _TOKENS, _BLOCKS, _WATERMARK, _SWAPPED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "swapped")

@@ -18,11 +18,11 @@ from kvsim.engine.request import RUNNING, SWAPPED, WAITING, Request
 from kvsim.engine.scheduler import Scheduler, compute
 from kvsim.engine.tables import Tables, waiting_sequence
 from kvsim.engines import vllm_063_deaths as deaths
-from kvsim.records.recorder import BLOCKED
 from kvsim.rules.groups import by_priority, count, width
 from kvsim.rules.means import Prices, make_means
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, tail
+from kvsim.schema import BLOCKED
 
 SLOTS, TOKENS, BLOCKS, WATERMARK, SWAPPED_OUT = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "swapped")
@@ -252,7 +252,7 @@ class Vllm063(Scheduler):
         give_way: GiveWay | None = None
         if self.victim is tail:
             give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
-        number = batch.decode_together(self, give_way, batch.blocks.spare_block)
+        number = batch.decode_together(give_way, batch.blocks.spare_block)
         self._tokens += number
         if self.chunked:
             self._seqs += number
@@ -271,7 +271,7 @@ class Vllm063(Scheduler):
                 batch.run_decode(request, tokens)
         for request, tokens in prefills:
             _prefill(batch, request, tokens, tokens)
-        batch.run_together(self)
+        batch.run_together()
         for request, tokens in decodes:
             if request.sequences[0].prompt_stage:
                 _prefill(batch, request, tokens, tokens)
@@ -391,7 +391,7 @@ class Vllm063(Scheduler):
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
-        """Why the head of the waiting queue is not admitted: index into `recorder.BLOCKED`, or 0.
+        """Why the head of the waiting queue is not admitted: index into `schema.BLOCKED`, or 0.
 
         It needs `need` of `free` blocks and asks for `asked` tokens; the step has `tokens` tokens
         and the engine `seqs` running sequences without it.
@@ -439,7 +439,7 @@ class Vllm063Async(Vllm063):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         batch.now_ns = now_ns
         batch.publish(plan)
-        for request, tokens, samples in batch.to_book(self, plan):
+        for request, tokens, samples in batch.to_book(plan):
             if request.finish_ns < 0:
                 compute(request, tokens)
                 if samples:

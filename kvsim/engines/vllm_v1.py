@@ -17,9 +17,9 @@ from kvsim.engine.plan import Plan
 from kvsim.engine.request import RUNNING, WAITING, Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import NAMED, Tables
-from kvsim.records.recorder import BLOCKED
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, priority, tail
+from kvsim.schema import BLOCKED
 
 SLOTS, TOKENS, BLOCKS, WATERMARK, PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")
@@ -104,7 +104,7 @@ class VllmV1(Scheduler):
         budget = self.max_num_batched_tokens
         if self.victim is tail:
             # Another victim could be one that the step has scheduled already.
-            budget -= batch.decode_together(self, partial(self._preempt, batch))
+            budget -= batch.decode_together(partial(self._preempt, batch))
         for request in tuple(batch.others):
             if budget == 0:
                 break
@@ -177,7 +177,7 @@ class VllmV1(Scheduler):
         admitted: list[tuple[Request, int, int]],
     ) -> None:
         """Put the batch into the plan: running requests in order, then those admitted."""
-        batch.run_together(self)
+        batch.run_together()
         for request, tokens in running.items():
             sequence = request.sequences[0]
             if sequence.computed == sequence.length + sequence.placeholders - 1:
@@ -195,7 +195,7 @@ class VllmV1(Scheduler):
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
-        """Why the head of the waiting queue is not admitted: index into `recorder.BLOCKED`, or 0.
+        """Why the head of the waiting queue is not admitted: index into `schema.BLOCKED`, or 0.
 
         It needs `need` of `free` blocks and asks for `asked` tokens; the step has `tokens` tokens
         and the engine `seqs` running sequences without it.
@@ -230,7 +230,7 @@ class VllmV1(Scheduler):
         batch.now_ns = now_ns
         batch.publish(plan)
         ended = False
-        for request, _, samples in batch.to_book(self, plan):
+        for request, _, samples in batch.to_book(plan):
             if samples and batch.token(request.sequences[0]):
                 batch.complete(request)
                 ended = True
@@ -293,7 +293,7 @@ class VllmV1Async(VllmV1):
         for request, _, samples in plan.singles:
             if samples:
                 batch.landed(request.sequences[0])
-        for request, _, samples in batch.to_book(self, plan):
+        for request, _, samples in batch.to_book(plan):
             if not samples:
                 continue
             sequence = request.sequences[0]

@@ -36,7 +36,7 @@ class Ahead:
         scheduler, steps, number, context = course.scheduler, 0, 0, 0
         plan, start_ns, end_ns, _, row = flight
         batch.now_ns, course.ended = now_ns, []
-        cohort.recruit(scheduler)
+        cohort.recruit()
         while (blocked := self._goes_on()) >= 0:
             decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
             composed = self._compose(decodes, context, blocked)
@@ -70,7 +70,7 @@ class Ahead:
     def _compose(self, decodes: int, context_tokens: int, blocked: int) -> bytes:
         """Compose a step of so many members; returns its row, but for times and who finishes."""
         batch, cohort = self._course.batch, self._course.cohort
-        cohort.grow(self._course.scheduler, decodes)
+        cohort.grow(decodes)
         cohort.compose(decodes)
         if blocked:
             batch.waiting[0].blocked_steps += 1
@@ -91,7 +91,7 @@ class Ahead:
         )
 
     def _goes_on(self) -> int:
-        """Why nobody is admitted to the next step (index into `recorder.BLOCKED`), or 0 where
+        """Why nobody is admitted to the next step (index into `kvsim.schema.BLOCKED`), or 0 where
         nobody waits; -1: it is not a decode step of the cohort (`why_not`)."""
         batch, cohort, terms = self._course.batch, self._course.cohort, self._course.terms
         if batch.others:

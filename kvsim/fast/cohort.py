@@ -71,6 +71,7 @@ class Cohort:
 
     def __init__(self, batch: Batch, scheduler: Scheduler, endings: Endings) -> None:
         self.batch = batch
+        self._scheduler = scheduler
         self._endings = endings
         self.blocks = batch.blocks
         self.size = batch.blocks.block_size
@@ -127,26 +128,26 @@ class Cohort:
 
     # -- a step of the cohort --------------------------------------------------------------------
 
-    def decode(self, scheduler: Scheduler, give_way: GiveWay | None, spare: bool) -> int:
+    def decode(self, give_way: GiveWay | None, spare: bool) -> int:
         """Slots for one more token of each member (`Batch.decode_together`)."""
         assert not (self.grown or self._parted), "run_together was forgotten"
         if self.ahead:
             self.seat()
-        self.recruit(scheduler)
+        self.recruit()
         if not self.requests or not self.make_room(give_way, spare):
             return 0
         number = len(self.requests) - len(self.sitting)
         if not number:
             return 0
-        self.grow(scheduler, number)
+        self.grow(number)
         self.grown = number
         return number
 
-    def run(self, scheduler: Scheduler) -> None:
+    def run(self) -> None:
         """Put the members that have grown into the plan (`Batch.run_together`)."""
         batch, number = self.batch, self.grown
         for request in self._parted:
-            scheduler.run_one(batch, request)
+            self._scheduler.run_one(batch, request)
         self._parted, self.grown = [], 0
         if number:
             plan = batch.plan
@@ -156,7 +157,7 @@ class Cohort:
             self.compose(number)
             self.flying.append(plan)
 
-    def settle(self, scheduler: Scheduler, plan: Plan) -> list[Entry]:
+    def settle(self, plan: Plan) -> list[Entry]:
         """The tokens of a step exist (`Batch.settle_together`)."""
         if self.lingering:
             self.lingering = []
@@ -165,7 +166,7 @@ class Cohort:
         self.flying.popleft()
         ended = self.book(plan.together - len(plan.left))
         if ended:
-            scheduler.last_tokens(self.batch, ended)
+            self._scheduler.last_tokens(self.batch, ended)
         if not plan.left:
             return []
         left = [request for _, request in sorted(plan.left, key=_place)]
@@ -238,12 +239,12 @@ class Cohort:
                 self.context_tokens -= member.known + self.composed - member.joined
                 self.sitting[request] = None
 
-    def recruit(self, scheduler: Scheduler) -> None:
+    def recruit(self) -> None:
         """Take in the leading ones of `Batch.others` that only decode."""
-        others = self.batch.others
+        others, only_decodes = self.batch.others, self._scheduler.only_decodes
         while others:
             request = others[0]
-            if not scheduler.only_decodes(request):
+            if not only_decodes(request):
                 return
             sequence = request.sequences[0]
             tokens = self._endings.left(sequence) - sequence.placeholders
@@ -309,7 +310,7 @@ class Cohort:
             give_way(last)
         return False
 
-    def grow(self, scheduler: Scheduler, number: int) -> None:
+    def grow(self, number: int) -> None:
         """Slots for one more token of each member that takes part."""
         opening = self.phases[self.composed % self.size]
         blocks = self.blocks
@@ -322,10 +323,10 @@ class Cohort:
             both = {**opening, **filling}
             visited = sorted(both, key=lambda request: self.requests[request].place)
         for request in visited:
-            self._visit(scheduler, request)
+            self._visit(request)
         blocks.empty_slots -= number - len(visited)
 
-    def _visit(self, scheduler: Scheduler, request: Request) -> None:
+    def _visit(self, request: Request) -> None:
         """Let the scheduler grow one member by its own rules; its fields are true meanwhile."""
         sequence, member = request.sequences[0], self.requests[request]
         steps = self.composed - member.joined
@@ -336,7 +337,7 @@ class Cohort:
         sequence.placeholders += steps - settled
         sequence.computed += steps if self.counts_composed else settled
         sequence.filled = member.filled + steps
-        scheduler.grow_one(self.batch, request)
+        self._scheduler.grow_one(self.batch, request)
         sequence.length, sequence.placeholders, sequence.computed = before
         sequence.__class__ = MemberSequence
 

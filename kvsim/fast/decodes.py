@@ -172,7 +172,7 @@ class Decodes:
         elif head is not None:
             head.blocked_steps += 1
         number, context = len(cohort.requests), cohort.context_tokens
-        cohort.grow(course.scheduler, number)
+        cohort.grow(number)
         cohort.compose(number)
         running = number - course.farewell() if cohort.lingering else number
         waiting = len(batch.waiting)

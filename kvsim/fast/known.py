@@ -70,7 +70,7 @@ class Terms(NamedTuple):
     """Where the tail waits, once it gave way, to be computed again; None: the scheduler chooses
     another victim, or swaps it."""
     after_preemption: int
-    """Where steps are mixed: the reason (index into `recorder.BLOCKED`) for which a step with a
+    """Where steps are mixed: the reason (index into `kvsim.schema.BLOCKED`) for which a step with a
     preemption admits nobody; 0: it may admit."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
     """Why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""

@@ -117,7 +117,7 @@ class Repeat:
         if cohort.flying or cohort.sitting or not self._may_part():
             self._why_not = "a request is about to end"
             return False
-        cohort.recruit(course.scheduler)
+        cohort.recruit()
         if not self._one_prompt():
             self._why_not = "several prompts are under way"
             return False
@@ -154,7 +154,7 @@ class Repeat:
         cohort, terms = course.cohort, course.terms
         waiting, blocks, number = batch.waiting, batch.blocks, len(cohort.requests)
         if batch.others and not self._one_prompt():
-            cohort.recruit(course.scheduler)
+            cohort.recruit()
             number = len(cohort.requests)
             if not self._one_prompt():
                 self._why_not = "several prompts are under way"

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvsim.schema import BLOCKED, STEP_COLUMNS, pack
+from kvsim.schema import STEP_COLUMNS
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["BLOCKED", "PIECE_STEPS", "STEP_COLUMNS", "Recorder", "pack", "unfold"]
 
 PIECE_STEPS = 1 << 15
 """Rows that are packed together."""
@@ -36,10 +34,6 @@ class Recorder:
         self._steps: list[int] = []
         self._ends_ns: list[int] = []
         self._opened: list[int] = []
-
-    def step(self, row: tuple[int, ...]) -> None:
-        """Append one step, given in the order of `STEP_COLUMNS`."""
-        self.packed(pack(*row))
 
     def packed(self, row: bytes) -> None:
         """Append one step, given as `kvsim.schema.step_row` returns it."""

@@ -32,7 +32,7 @@ def summarise(
 ) -> dict[str, Any]:
     """All figures of a run, with its provenance under `meta`.
 
-    `steps` holds the columns of `recorder.STEP_COLUMNS`; `requests` one entry per request in trace
+    `steps` holds the columns of `schema.STEP_COLUMNS`; `requests` one entry per request in trace
     order; `itl_counts` how often each inter-token gap (ns) occurred. The result is unchanged by
     `json.loads(json.dumps(...))`.
     """

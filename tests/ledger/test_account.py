@@ -13,8 +13,8 @@ from kvsim.ledger import kernels
 from kvsim.ledger.account import account_times, check_sums
 from kvsim.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.records.packed import PackedColumns
-from kvsim.records.recorder import STEP_COLUMNS
 from kvsim.records.transitions import TRANSITION_COLUMNS
+from kvsim.schema import STEP_COLUMNS
 
 DRAWN = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 

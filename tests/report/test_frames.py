@@ -2,8 +2,8 @@ import math
 
 from tiny import tiny_run
 
-from kvsim.records.recorder import STEP_COLUMNS
 from kvsim.report.frames import requests_frame, steps_frame
+from kvsim.schema import STEP_COLUMNS
 
 
 def test_frames_have_the_columns_of_the_files():

@@ -15,9 +15,9 @@ from hypothesis.extra.numpy import arrays
 from tiny import tiny_run
 
 from kvsim.records.packed import PackedColumns
-from kvsim.records.recorder import STEP_COLUMNS
 from kvsim.report import files, tables
 from kvsim.report.summary import summarise
+from kvsim.schema import STEP_COLUMNS
 
 INTS = arrays(np.int64, st.integers(0, 40), elements=st.integers(-3, 2**62))
 
