@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, NamedTuple
 
-import msgspec
-
+from kvsim.assumed import SCHEDULER_SETTINGS, complete
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
@@ -14,28 +13,14 @@ from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines.versions import Default
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import COUNTED_TWINS
-from kvsim.hardware import load_hardware
 from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
-from kvsim.model import load_model
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
-
-SCHEDULER_SETTINGS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_chunked_prefill",
-    "preemption_mode",
-    "scheduling_policy",
-    "victim",
-    "watermark",
-    "scheduler_reserve_full_isl",
-    "long_prefill_token_threshold",
-)
-"""Settings that only some engines have."""
 
 
 class Parts(NamedTuple):
@@ -51,6 +36,8 @@ class Parts(NamedTuple):
     memory: Budget
     future: Future
     """What oracles among them see."""
+    assumed: dict[str, Default]
+    """Settings that nobody gave."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -60,15 +47,16 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
 
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
-    model = load_model(config.model)
-    hardware = load_hardware(config.hardware)
     engine = _engine(config.engine)
-    config = _with_defaults(config, engine, model.max_position_embeddings)
     _check_engine(config, engine)
+    config, model, hardware, assumed = complete(config, engine)
+    _check_cache(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
     prices = make_prices(config, model, hardware)
     future = Future()
     draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
+    if config.max_num_batched_tokens is None:
+        assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     _check_pool(config, memory)
@@ -95,6 +83,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         make_link(model, hardware, config, block_bytes(model, config)),
         memory,
         future,
+        assumed,
     )
 
 
@@ -116,19 +105,6 @@ def _engine(name: str) -> Engine:
             if base in (entry.scheduler, entry.asynchronous):
                 return entry
     return ENGINES["vllm-0.6.3"]
-
-
-def _with_defaults(config: RunConfig, engine: Engine, longest: int) -> RunConfig:
-    """The settings that the whole run needs, filled in as the engine does."""
-    own = {
-        "block_size": engine.block_size,
-        "enable_prefix_caching": engine.enable_prefix_caching,
-        "max_model_len": longest,
-    }
-    if config.block_manager is not None:
-        own["enable_prefix_caching"] = config.block_manager == engine.prefix_manager
-    missing = {key: value for key, value in own.items() if getattr(config, key) is None}
-    return msgspec.structs.replace(config, **missing)
 
 
 def _given(config: RunConfig) -> dict[str, Any]:
@@ -187,6 +163,10 @@ def _check_engine(config: RunConfig, engine: Engine) -> None:
             raise ConfigError(f"{key}: a setting of {name}; {config.engine} has it not")
     if config.n > 1 and not engine.samples:
         raise ConfigError(f"n: {config.engine} has no parallel samples here; use --n 1")
+
+
+def _check_cache(config: RunConfig, engine: Engine) -> None:
+    """Refuse a prefix cache where the engine has none, and the lack of one where it must share."""
     if config.block_manager is None:
         if config.enable_prefix_caching and not engine.prefix_manager:
             raise ConfigError(f"enable_prefix_caching: {config.engine} has no prefix cache")

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from kvsim.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
 from kvsim.errors import nearest as nearest
 
@@ -95,7 +96,15 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- engine: what is scheduled when ---------------------------------------------------------
     engine: Annotated[
         str, _doc(_ENGINE, "Scheduler to imitate: a name of `kvsim policies`, or module:Class.")
-    ] = "vllm-0.6.3"
+    ] = DEFAULT_ENGINE
+    vllm_version: Annotated[
+        str | None,
+        _doc(
+            _ENGINE,
+            "V1: release of vLLM whose defaults and memory are taken, as in 0.19.0; the rules of"
+            " scheduling are those of 0.33.0.",
+        ),
+    ] = None
     block_manager: Annotated[
         str | None,
         _doc(
@@ -114,13 +123,13 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     max_num_seqs: Annotated[
         Positive | None,
-        _doc(_ENGINE, "Most sequences running at once; default: the engine's."),
+        _doc(_ENGINE, "Most sequences running at once; default: the engine's, by GPU."),
     ] = None
     max_num_batched_tokens: Annotated[
         Positive | None,
         _doc(
             _ENGINE,
-            "Most tokens computed in one step; default: the engine's own rule.",
+            "Most tokens computed in one step; default: the engine's, by GPU.",
         ),
     ] = None
     max_model_len: Annotated[
@@ -200,12 +209,20 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
-        str,
-        _doc(_MEMORY, "A name in configs/models, or the path of a Hugging Face config.json."),
-    ] = "llama-3-8b"
+        str | None,
+        _doc(
+            _MEMORY,
+            "A name in configs/models, or the path of a Hugging Face config.json;"
+            f" default: {DEFAULT_MODEL}.",
+        ),
+    ] = None
     hardware: Annotated[
-        str, _doc(_MEMORY, "A name in configs/hardware, or the path of a TOML.")
-    ] = "h100-sxm"
+        str | None,
+        _doc(
+            _MEMORY,
+            f"A name in configs/hardware, or the path of a TOML; default: {DEFAULT_HARDWARE}.",
+        ),
+    ] = None
     tensor_parallel_size: Annotated[Positive, _doc(_MEMORY, "GPUs that share each layer.")] = 1
     dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32"],
@@ -216,9 +233,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_MEMORY, "Type of the KV cache; auto: as --dtype."),
     ] = "auto"
     gpu_memory_utilization: Annotated[
-        Annotated[float, Meta(gt=0, le=1)],
-        _doc(_MEMORY, "Share of GPU memory the engine may use."),
-    ] = 0.9
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        _doc(_MEMORY, "Share of GPU memory the engine may use; default: the engine's."),
+    ] = None
     swap_space: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
@@ -230,8 +247,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
-        Literal["vllm", "nano-vllm"], _doc(_MEMORY, "Engine whose formula counts the blocks.")
-    ] = "vllm"
+        Literal["vllm", "nano-vllm"] | None,
+        _doc(_MEMORY, "Engine whose formula counts the blocks; default: the engine's own."),
+    ] = None
 
     # -- tables of keyword arguments ------------------------------------------------------------
     cost: Annotated[
@@ -248,6 +266,16 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         dict[str, Annotated[float, Meta(gt=0)]],
         _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
     ] = {}
+
+    @property
+    def model_name(self) -> str:
+        """The model, or kvsim's own for a first run."""
+        return DEFAULT_MODEL if self.model is None else self.model
+
+    @property
+    def hardware_name(self) -> str:
+        """The GPU, or kvsim's own for a first run."""
+        return DEFAULT_HARDWARE if self.hardware is None else self.hardware
 
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")

@@ -120,6 +120,7 @@ def budget(
     Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
     go on with 0 blocks and refuse to serve, nano-vllm asserts.
     """
+    assert config.gpu_memory_utilization is not None and config.memory_formula is not None
     block = block_bytes(model, config)
     if config.memory_formula == "nano-vllm":
         activations = _nano_activation_bytes(model, config, max_num_batched_tokens, max_num_seqs)

@@ -108,6 +108,7 @@ def provenance(
         "kvsim_version": __version__,
         "command": command,
         "config": to_table(config),
+        "assumed": {key: each._asdict() for key, each in parts.assumed.items()},
         "trace": {
             "path": trace.path,
             "format": trace.format,

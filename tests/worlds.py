@@ -46,8 +46,9 @@ def hashed(block_size: int, *rows: tuple[float, int, int, list[int]]) -> Trace:
 
 
 def config(**settings: Any) -> dict[str, Any]:
-    """A tiny engine: blocks of 4 tokens, 10 ms a step and 1 ms a prompt token, decodes free."""
+    """A tiny vLLM 0.6.3: blocks of 4 tokens, 10 ms a step and 1 ms a prompt token, decodes free."""
     table: dict[str, Any] = {
+        "engine": "vllm-0.6.3",
         "block_size": 4,
         "num_gpu_blocks_override": 100,
         "max_model_len": 64,

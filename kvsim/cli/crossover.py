@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console, make_table
+from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ SHORTEST, STEPS_PER_DOUBLING = 16, 4
 
 
 Models = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="May be repeated; default: llama-3-8b.")
+    list[str] | None,
+    typer.Option(metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}."),
 ]
 Gpu = Annotated[str, typer.Option(metavar="NAME", help="GPU and its link.")]
 Lengths = Annotated[
@@ -58,7 +60,7 @@ Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a p
 
 def crossover(
     model: Models = None,
-    hardware: Gpu = "h100-sxm",
+    hardware: Gpu = DEFAULT_HARDWARE,
     tokens: Lengths = None,
     layout: Layout = None,
     bandwidth_gb_s: Bandwidth = None,
@@ -82,7 +84,7 @@ def crossover(
         "cost": {**_given(model=cost_model, profile=profile), "link": link},
     }
     lengths = sorted(set(tokens or TOKENS))
-    names, layouts = model or ["llama-3-8b"], [layout] if layout else list(LAYOUTS)
+    names, layouts = model or [DEFAULT_MODEL], [layout] if layout else list(LAYOUTS)
     _print(_crossings(names, settings, lengths, layouts))
     if out is not None:
         from kvsim.report.crossover_page import build_crossover
@@ -107,7 +109,7 @@ def _crossings(
     from kvsim.model import load_model
 
     config = make_config(settings)
-    hardware = load_hardware(config.hardware)
+    hardware = load_hardware(config.hardware_name)
     return [crossings(load_model(name), hardware, config, lengths, layouts) for name in names]
 
 

@@ -132,7 +132,8 @@ def _settings(
     path = config_path(config)
     given = {**(read_toml(path) if path else {}), **flags}
     longest = max(row.input_length + row.output_length for row in trace.rows)
-    defaults: Table = {"max_model_len": longest}
+    # The policies that it compares by default are those of this engine.
+    defaults: Table = {"engine": "vllm-0.6.3", "max_model_len": longest}
     if made:
         model, engine = made["model"], made["engine"]
         defaults |= {"model": model["name"], "block_size": engine["block_size"]}

@@ -96,7 +96,8 @@ def uncertain(config: RunConfig) -> RunConfig:
     """
     name, profile = config.cost.get("model"), config.cost.get("profile")
     if name is None and len(config.cost) == ("link" in config.cost):
-        profile = profile_for(load_model(config.model), load_hardware(config.hardware), config)
+        model, hardware = load_model(config.model_name), load_hardware(config.hardware_name)
+        profile = profile_for(model, hardware, config)
     if name not in (None, "table", "uncertain") or profile is None:
         raise ConfigError(
             f"--cost-uncertainty: steps are priced by the model {name or 'roofline'}, which records"

@@ -42,6 +42,10 @@ class Engine(NamedTuple):
     """Whether it can fork a request into several samples (`n > 1`); it is synchronous then."""
     block_size: int = DEFAULT_BLOCK_SIZE
     enable_prefix_caching: bool = False
+    gpu_memory_utilization: float = 0.9
+    memory_formula: str = "vllm"
+    versioned: str = ""
+    """The release whose rules these are, where defaults are known for other releases, too."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -69,6 +73,7 @@ ENGINES: dict[str, Engine] = {
         others=("naive",),
         asynchronous=VllmV1Async,
         enable_prefix_caching=True,
+        versioned="0.33.0",
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",
@@ -77,6 +82,7 @@ ENGINES: dict[str, Engine] = {
         "nano-vllm",
         block_size=256,
         enable_prefix_caching=True,
+        memory_formula="nano-vllm",
     ),
     "nano-vllm-2025-08": Engine(
         "nano-vllm of August 2025 (6ef2a4f)",
@@ -85,6 +91,7 @@ ENGINES: dict[str, Engine] = {
         "nano-vllm-2025-08",
         block_size=256,
         enable_prefix_caching=True,
+        memory_formula="nano-vllm",
     ),
 }
 """Names of `--engine`."""

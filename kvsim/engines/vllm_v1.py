@@ -29,7 +29,7 @@ SLOTS, TOKENS, BLOCKS, WATERMARK, PREEMPTED = map(
 class VllmV1(Scheduler):
     """vLLM V1 0.33.0 with synchronous scheduling: a step is settled before the next is composed.
 
-    Defaults are those of an API server on a GPU of 70 GiB or more (`engine/arg_utils.py`).
+    Limits of a step depend on version and GPU: `kvsim.engines.versions`.
     """
 
     counts_composed = True
@@ -39,8 +39,8 @@ class VllmV1(Scheduler):
         *,
         num_gpu_blocks: int,
         max_model_len: int,
-        max_num_seqs: int = 1024,
-        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
         enable_chunked_prefill: bool = True,
         scheduling_policy: str = "fcfs",
         watermark: float = 0.0,
@@ -49,8 +49,6 @@ class VllmV1(Scheduler):
         victim: Victim | None = None,
         requeue: str | None = None,
     ) -> None:
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = 8192 if enable_chunked_prefill else max(8192, max_model_len)
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs"

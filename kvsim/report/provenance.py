@@ -37,6 +37,7 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
                 panel(
                     "Origin", facts(origin), listed and _named("Notes of the trace reader", listed)
                 ),
+                assumed_panel(meta.get("assumed") or {}),
                 panel("Configuration", element("pre", to_toml(meta.get("config") or {}))),
                 panel("Cost model", facts(flat(meta.get("cost") or {}))),
                 panel("Link between GPU and CPU", facts(flat(meta.get("link") or {}))),
@@ -44,6 +45,12 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
             ),
         )
     )
+
+
+def assumed_panel(assumed: Mapping[str, Any]) -> Html:
+    """Settings that nobody gave: value, and who chose it."""
+    rows = {key: f"{each['value']} ({each['source']})" for key, each in assumed.items()}
+    return panel("Assumed settings", facts(rows)) if rows else join(())
 
 
 def to_toml(table: Mapping[str, Any], name: str = "") -> str:

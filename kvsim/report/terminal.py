@@ -26,6 +26,8 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     estimated = "green" if wording.measured(meta) else "yellow"
     console.print(Text(wording.subject(meta), style="bold"))
     console.print(Text(wording.time_source(meta), style=estimated))
+    if meta.get("assumed"):
+        console.print(Text(f"Assumed: {'; '.join(wording.assumed(meta))}", style="dim"))
     console.print()
     for remark in wording.verdict(summary):
         console.print(Text(remark.text, style=_STYLES[remark.tone]))

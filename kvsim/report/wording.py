@@ -47,6 +47,16 @@ def time_source(meta: Mapping[str, Any]) -> str:
     return f"{label} step times ({source})" if source else f"{label} step times"
 
 
+def assumed(meta: Mapping[str, Any]) -> list[str]:
+    """The settings that nobody gave, by who chose them: `block_size 16, ... (vLLM V1 0.33.0)`."""
+    by_source: dict[str, list[str]] = {}
+    for key, default in (meta.get("assumed") or {}).items():
+        value = default["value"]
+        written = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+        by_source.setdefault(default["source"], []).append(f"{key} {written}")
+    return [f"{', '.join(settings)} ({source})" for source, settings in by_source.items()]
+
+
 def outcome_title(summary: Mapping[str, Any]) -> str:
     """The outcome in few words: `Finished`, `Deadlock`, `Engine stopped: KIND`."""
     kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")

@@ -138,7 +138,7 @@ def _given(config: RunConfig) -> dict[str, Any]:
 
 def _files(config: RunConfig) -> dict[str, str]:
     """Digests of the files that the settings name."""
-    named = {"models": config.model, "hardware": config.hardware}
+    named = {"models": config.model_name, "hardware": config.hardware_name}
     if "profile" in config.cost:
         named["profiles"] = str(config.cost["profile"])
     digests = {kind: _digest(_shipped, kind, name) for kind, name in named.items()}

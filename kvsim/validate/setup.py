@@ -113,7 +113,7 @@ def _geometry(config: RunConfig) -> Table:
     from kvsim.memory import kv_dtype
     from kvsim.model import load_model
 
-    model = load_model(config.model)
+    model = load_model(config.model_name)
     return {
         "layers": model.num_hidden_layers,
         "hidden": model.hidden_size,

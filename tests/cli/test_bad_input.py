@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = str(ROOT / "traces" / "chat.jsonl")
+OLD = ("--trace", CHAT, "--engine", "vllm-0.6.3")
 CASES = [
     # flags: (arguments, words that the line must hold)
     (["run"], ["--trace"]),
@@ -28,15 +29,15 @@ CASES = [
     (["run", "--trace", CHAT, "--block-manager", "naiv"], ["naiv", "naive"]),
     (["run", "--trace", CHAT, "--engine", "no.such:Thing"], ["no.such"]),
     (
-        ["run", "--trace", CHAT, "--block-manager", "prefix-runs", "--n", "2"],
+        ["run", *OLD, "--block-manager", "prefix-runs", "--n", "2"],
         ["prefix-runs", "--n"],
     ),
     (
-        ["run", "--trace", CHAT, "--block-manager", "prefix-runs", "--preemption-mode", "swap"],
+        ["run", *OLD, "--block-manager", "prefix-runs", "--preemption-mode", "swap"],
         ["prefix-runs", "swap"],
     ),
     (
-        ["run", "--trace", CHAT, "--block-manager", "prefix-runs", "--step-log", "log.jsonl"],
+        ["run", *OLD, "--block-manager", "prefix-runs", "--step-log", "log.jsonl"],
         ["--step-log", "naive"],
     ),
     (["run", "--trace", CHAT, "--cost-model", "rooflin"], ["rooflin", "roofline"]),
@@ -53,14 +54,14 @@ CASES = [
     (["run", "--trace", CHAT, "--time-scale", "inf"], ["time_scale", "inf"]),
     (["run", "--trace", CHAT, "--max-concurrency", "0"], ["--max-concurrency", ">= 1"]),
     (["run", "--trace", CHAT, "--num-gpu-blocks-override", "100"], ["max_model_len", "100"]),
-    (["run", "--trace", CHAT, "--max-num-batched-tokens", "100"], ["max_num_batched_tokens"]),
+    (["run", *OLD, "--max-num-batched-tokens", "100"], ["max_num_batched_tokens"]),
     (
-        ["run", "--trace", CHAT, "--enable-chunked-prefill", "--max-num-batched-tokens", "100"],
+        ["run", *OLD, "--enable-chunked-prefill", "--max-num-batched-tokens", "100"],
         ["max_num_batched_tokens", "max_num_seqs"],
     ),
     (
         [
-            *["run", "--trace", CHAT, "--enable-chunked-prefill", "--enable-prefix-caching"],
+            *["run", *OLD, "--enable-chunked-prefill", "--enable-prefix-caching"],
             *["--max-num-batched-tokens", "500"],
         ],
         ["max_num_batched_tokens", "500", "16"],
@@ -74,7 +75,7 @@ CASES = [
         ["requeue", "--scheduling-policy priority"],
     ),
     (
-        ["run", "--trace", CHAT, "--set", "block_manager_args.publish_at=computed"],
+        ["run", *OLD, "--set", "block_manager_args.publish_at=computed"],
         ["block_manager_args.publish_at", "naive", "--enable-prefix-caching"],
     ),
     (["run", "--trace", CHAT, "--seed", "-1"], ["--seed", "-1"]),
@@ -90,7 +91,7 @@ CASES = [
     (["run", "--trace", "/nowhere/x.jsonl"], ["/nowhere/x.jsonl"]),
     (["run", "--trace", CHAT, "--trace-format", "moncake"], ["moncake", "mooncake"]),
     (
-        ["run", "--trace", CHAT, "--block-manager", "contiguous", "--preemption-mode", "swap"],
+        ["run", *OLD, "--block-manager", "contiguous", "--preemption-mode", "swap"],
         ["contiguous", "recompute"],
     ),
     (
@@ -102,7 +103,7 @@ CASES = [
     (["run", "--trace", CHAT, "--engine", "vllm-0.3.3", "--enable-prefix-caching"], ["0.3.3"]),
     (["run", "--trace", CHAT, "--engine", "nano-vllm", "--no-enable-prefix-caching"], ["nano"]),
     (["run", "--trace", CHAT, "--engine", "vllm-v1", "--block-manager", "nano-vllm"], ["vllm-v1"]),
-    (["run", "--trace", CHAT, "--async-scheduling"], ["async_scheduling", "vllm-v1"]),
+    (["run", *OLD, "--async-scheduling"], ["async_scheduling", "vllm-v1"]),
     (["compare", "naive", "--trace", CHAT], ["two configurations"]),
     (["compare", "naive", "naiv", "--trace", CHAT], ["naiv"]),
     (["report", "/nowhere"], ["/nowhere"]),

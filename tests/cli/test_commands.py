@@ -98,7 +98,17 @@ def test_a_configuration_compared_with_itself_shows_no_difference(tmp_path: Path
 def test_step_logs_of_two_policies_part_at_a_named_decision(tmp_path: Path) -> None:
     for mode in ("recompute", "swap"):
         log = f"{mode}.steps.jsonl"
-        kvsim("run", *SHORT, "--preemption-mode", mode, "--step-log", log, cwd=tmp_path)
+        kvsim(
+            "run",
+            *SHORT,
+            "--engine",
+            "vllm-0.6.3",
+            "--preemption-mode",
+            mode,
+            "--step-log",
+            log,
+            cwd=tmp_path,
+        )
     same = kvsim("conform", "--against", *["swap.steps.jsonl"] * 2, cwd=tmp_path)
     assert same.startswith("identical: ")
     logs = ["recompute.steps.jsonl", "swap.steps.jsonl"]

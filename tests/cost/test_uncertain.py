@@ -24,7 +24,7 @@ def priced(seed: int, **cost: object) -> RunConfig:
 
 
 def cost_of(config: RunConfig):  # type: ignore[no-untyped-def]
-    return make_cost(config, load_model(config.model), load_hardware(config.hardware))
+    return make_cost(config, load_model(config.model_name), load_hardware(config.hardware_name))
 
 
 def test_factors_scatter_as_the_profile_says() -> None:

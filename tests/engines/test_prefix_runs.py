@@ -42,6 +42,7 @@ def test_it_decides_what_a_cache_by_block_decides(seed: int) -> None:
     trace = conversations(rng)
     block_size = rng.choice((4, 8, 16, 32))
     settings: dict[str, Any] = {
+        "engine": "vllm-0.6.3",
         "model": "tiny",
         "block_size": block_size,
         "max_model_len": 1024,

@@ -84,7 +84,9 @@ def test_what_a_preemption_throws_away_and_a_hit_saves_again() -> None:
 
 
 def test_a_decode_ahead_of_its_token_counts_the_placeholder() -> None:
-    scheduler = VllmV1Async(num_gpu_blocks=9, max_model_len=100)
+    scheduler = VllmV1Async(
+        num_gpu_blocks=9, max_model_len=100, max_num_seqs=4, max_num_batched_tokens=64
+    )
     batch = batch_of(VllmV1Tables(4, 9), scheduler, [3])
     scheduler.arrive(batch, Request(0, "r0", 5))
     first, second = scheduler.compose(batch, 0), scheduler.compose(batch, 0)

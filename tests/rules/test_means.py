@@ -120,7 +120,7 @@ def test_prices_are_those_of_the_run() -> None:
 
 def test_asking_for_a_price_is_no_step_of_the_run() -> None:
     model, hardware = load_model("llama-3-8b"), load_hardware("h200-sxm")
-    config = make_config({"preemption_mode": "auto"})
+    config = make_config({"engine": "vllm-0.6.3", "preemption_mode": "auto"})
     prices = make_prices(config, model, hardware)
     assert prices is not None
     run = TableCost(model, hardware, config, "h200-sxm-llama-3-8b-public")

@@ -42,7 +42,8 @@ def vllm0(scheduler: Any, tables: Any, **knobs: Any) -> Callable[..., tuple[Any,
 
 def v1(scheduler: Any) -> Callable[..., tuple[Any, Tables]]:
     def make(**more: Any) -> tuple[Any, Tables]:
-        engine = scheduler(num_gpu_blocks=BLOCKS + 1, max_model_len=64, max_num_seqs=8, **more)
+        limits = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+        engine = scheduler(num_gpu_blocks=BLOCKS + 1, **limits, **more)
         return engine, VllmV1Tables(SIZE, BLOCKS + 1)
 
     return make

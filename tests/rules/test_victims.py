@@ -54,7 +54,11 @@ def v1(scheduler: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
 
     def make(victim: Victim | None, blocks: int) -> Made:
         engine = scheduler(
-            num_gpu_blocks=blocks + 1, max_model_len=LONGEST, max_num_seqs=8, victim=victim, **knobs
+            num_gpu_blocks=blocks + 1,
+            max_model_len=LONGEST,
+            max_num_seqs=8,
+            victim=victim,
+            **{"max_num_batched_tokens": LONGEST, **knobs},
         )
         return engine, VllmV1Tables(SIZE, blocks + 1)
 
