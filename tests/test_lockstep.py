@@ -145,6 +145,7 @@ def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
     rows = [Row(i, f"r{i}", i + 2, 0, 8, 60) for i in range(12)]
     trace = Trace("made", "native", "", rows)
     settings = {
+        "engine": "vllm-0.6.3",
         "model": "tiny",
         "block_size": 4,
         "num_gpu_blocks_override": 90,
@@ -202,6 +203,7 @@ def test_requests_are_let_go_of_when_they_are_over(monkeypatch: pytest.MonkeyPat
     rows = [Row(i, f"r{i}", i + 2, i * 500_000_000, 40, 20) for i in range(3_000)]
     trace = Trace("made", "native", "", rows)
     settings = {"model": "tiny", "num_gpu_blocks_override": 400, "max_model_len": 512}
+    settings |= {"engine": "vllm-0.6.3"}
     most = 0
     make = Requests.__getitem__
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"blockmap", "link", "memory", "watchers", "workload"},
     {"archive", "cost", "rules"},
     {"calibrate", "engines", "ledger", "replica"},
-    {"conform", "fast", "report"},
+    {"assumed", "conform", "fast", "report"},
     {"assembly"},
     {"result", "tracks"},
     {"run"},

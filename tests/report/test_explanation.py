@@ -26,7 +26,7 @@ def named(name, result):
 
 
 def replay(name, **settings):
-    table = {"num_gpu_blocks_override": 700, **settings}
+    table = {"engine": "vllm-0.6.3", "num_gpu_blocks_override": 700, **settings}
     return named(name, simulate(TRACE, table))
 
 
