@@ -95,7 +95,7 @@ def _engine_defaults(
         return found
     of_gpu = server_defaults(
         parse_version(config.vllm_version or engine.versioned),
-        (hardware.device_names or [hardware.name])[0],
+        hardware.device_name,
         hardware.memory_bytes,
         config.max_model_len or model.max_position_embeddings,
         config.enable_chunked_prefill is not False,

@@ -3,17 +3,24 @@
 The figures are read from a TOML of `configs/hardware`. kvsim measured none of them. Peaks are from
 the maker's data sheet; efficiencies are fitted to public measurements or estimated, as `source`
 says for each figure. Measured step times are in profiles (`kvsim.cost.profile`).
+
+A GPU is found by the name of its file, by its name in the CUDA runtime and by the aliases in the
+file. Case, punctuation and makers' words do not count: `H100`, `NVIDIA H100 80GB HBM3` and
+`h100-80gb` are one GPU.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from kvsim.config import read_toml
 from kvsim.errors import ConfigError
-from kvsim.library import convert, find
+from kvsim.library import convert, find, names
 
 Above0 = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
@@ -43,7 +50,10 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     device_names: list[str] = []
-    """Names of the device in the CUDA runtime, and so in the profiles that were measured on it."""
+    """Names of the device in the CUDA runtime, and so in the profiles that were measured on it. The
+    first is the one that engines see."""
+    aliases: list[str] = []
+    """What else people call it."""
     memory_gib: Above0
     """Total memory as the CUDA runtime reports it, which is below the size on the box."""
     context_gib: AtLeast0
@@ -74,6 +84,11 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Total memory."""
         return int(self.memory_gib * GIB)
 
+    @property
+    def device_name(self) -> str:
+        """The name that the CUDA runtime reports, or the file's name where none is stated."""
+        return self.device_names[0] if self.device_names else self.name
+
     def flop_s(self, dtype: str) -> float:
         """Peak floating-point operations per second, or a `ConfigError` if none is stated."""
         if dtype not in self.tflop_s:
@@ -85,6 +100,47 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load_hardware(name_or_path: str) -> Hardware:
-    """The GPU with a shipped name, or that of a TOML at this path."""
-    path = str(find("hardware", name_or_path))
-    return convert(read_toml(path), Hardware, path)
+    """The GPU that a name means, or that of a TOML at this path; errors as in `hardware_path`."""
+    return _read(hardware_path(name_or_path))
+
+
+def hardware_path(name_or_path: str) -> Path:
+    """The TOML that a name means; a file that exists is taken as it is.
+
+    Raises `ConfigError` with the nearest names for an unknown name, and with all that fit for an
+    ambiguous one.
+    """
+    if Path(name_or_path).is_file():
+        return Path(name_or_path)
+    known, key = _names_by_key(), _key(name_or_path)
+    if key not in known and name_or_path not in known.values():
+        fitting = sorted({name for other, name in known.items() if key in other})
+        if len(fitting) > 1:
+            raise ConfigError(
+                f"no hardware named {name_or_path!r}; it may be {', '.join(fitting)}: give one of"
+                " them, or the path of a file"
+            )
+    return find("hardware", known.get(key, name_or_path))
+
+
+def _read(path: Path) -> Hardware:
+    return convert(read_toml(str(path)), Hardware, str(path))
+
+
+@cache
+def _names_by_key() -> dict[str, str]:
+    """Key of each name of a shipped GPU → name of its file."""
+    found = {}
+    for name in names("hardware"):
+        hardware = _read(find("hardware", name))
+        for other in (name, *hardware.device_names, *hardware.aliases):
+            found[_key(other)] = name
+    return found
+
+
+_MAKERS_WORDS = re.compile(r"nvidia|geforce|rtx|tesla|amd|instinct|[^a-z0-9]")
+
+
+def _key(name: str) -> str:
+    """A name without case, punctuation and makers' words."""
+    return _MAKERS_WORDS.sub("", name.lower())

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.calibrate.counts import BEFORE, CHUNKS, CONTEXTS, SEQS, TOKENS
 from kvsim.calibrate.kernels import Attention, Gemm
 from kvsim.calibrate.rows import numbers
 from kvsim.calibrate.surface import Error, Floats, error
@@ -44,14 +45,6 @@ from kvsim.model import Shard, load_model
 
 BLOCK_SIZE = 64
 """Tokens per block of the measured attention kernels."""
-
-TOKENS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512]
-TOKENS += [640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 6144, 8192]
-SEQS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
-CONTEXTS = [2, 4, 8, *[base << i for i in range(13) for base in (16, 24)][:-1]]
-CHUNKS = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
-BEFORE = [0, 256, 1024, 4096, 16384, 65536]
-"""The counts at which surfaces are evaluated."""
 
 
 class Parts(NamedTuple):

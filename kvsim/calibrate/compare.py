@@ -43,7 +43,7 @@ def parts(profile: Profile) -> list[Part]:
     """The tables of a profile, in the order of the file."""
     found = []
     for name, table in _tables(profile):
-        times = [us for _, us in _points(table)]
+        times = [us for _, us in points(table)]
         axes = {axis: (x[0], x[-1], len(x)) for axis, x in _axes(table).items()}
         found.append(Part(name, axes, len(times), (min(times), max(times))))
     return found
@@ -55,8 +55,8 @@ def ratios(one: Profile, other: Profile) -> list[Ratio]:
     found = []
     for name, table in _tables(one):
         if name in tables:
-            at = _reader(tables[name])
-            near = [(us, at(point)) for point, us in _points(table)]
+            at = reader(tables[name])
+            near = [(us, at(point)) for point, us in points(table)]
             quotients = [b / a for a, b in near if b is not None and a > 0] or [1.0]
             count = sum(b is not None and a > 0 for a, b in near)
             found.append(
@@ -86,7 +86,7 @@ def _axes(table: Curve | Grid | MixedGrid) -> dict[str, list[float]]:
     return {written: getattr(table, key) for key, written in named if key not in ("us", "tile")}
 
 
-def _points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
+def points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
     """Every grid point with its time."""
 
     def walk(times: Any, axes: list[list[float]], point: Point) -> Iterator[tuple[Point, float]]:
@@ -99,7 +99,7 @@ def _points(table: Curve | Grid | MixedGrid) -> Iterator[tuple[Point, float]]:
     return walk(table.us, list(_axes(table).values()), ())
 
 
-def _reader(table: Curve | Grid | MixedGrid) -> Callable[[Point], float | None]:
+def reader(table: Curve | Grid | MixedGrid) -> Callable[[Point], float | None]:
     """A function that looks a point up in a table; it returns None outside the table."""
     if isinstance(table, MixedGrid):
         return partial(_fused_at, Fused(table))

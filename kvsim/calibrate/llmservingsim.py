@@ -1,7 +1,7 @@
 """Profiles from the per-layer tables of LLMServingSim (github.com/casys-kaist/LLMServingSim).
 
 ```
-DIR/meta.yaml                 GPU, model, engine, what was measured
+DIR/meta.yaml                 GPU, model, engine, grid, degrees of tensor parallelism
 DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer
 DIR/tp1/dense.csv             layer, tokens -> time_us, one call of each operator
 DIR/tp1/per_sequence.csv      layer, sequences -> time_us: lm_head and sampler
@@ -9,15 +9,18 @@ DIR/tp1/skew_fit.csv          a correction for uneven batches, where meta.yaml e
 ```
 
 Layout and meaning: `profiler/` of that repository. Nothing is fitted: times are taken as they are,
-operators are added up over a step. Host time was not measured and is left at 0.
+operators are added up over a step. Host time was not measured and is left at 0. Attention is read
+on the grid that `meta.yaml` states. Some tables have rows off this grid: they judge the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvsim.calibrate.heldout import table_error
 from kvsim.calibrate.rows import numbers, read_yaml
 from kvsim.cost.profile import (
     DecodeGrid,
@@ -47,12 +50,27 @@ PER_LAYER = {
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_GRID = re.compile(r"(\d+)(?:-(\d+) x([2-9]))?")
 
 Attention = dict[tuple[float, ...], float]
 
 
+class Bundle(NamedTuple):
+    """What a folder holds."""
+
+    profile: Profile
+    """As measured."""
+    beside: Attention
+    """Attention of one layer off the grid, by the counts of `AXES`."""
+
+
 def import_profile(folder: Path, model_name: str | None = None, tp: int = 1) -> Profile:
-    """The profile that a folder with `meta.yaml` and `tp<N>` holds.
+    """The profile that a folder with `meta.yaml` and `tp<N>` holds; see `read_bundle`."""
+    return read_bundle(folder, model_name, tp).profile
+
+
+def read_bundle(folder: Path, model_name: str | None = None, tp: int = 1) -> Bundle:
+    """The tables of a folder with `meta.yaml` and `tp<N>`.
 
     `model_name`: a model of `configs/models` or a `config.json`; None: the last part of the name
     in `meta.yaml`, in lower case. Raises `ConfigError` that names file, line and field.
@@ -61,12 +79,19 @@ def import_profile(folder: Path, model_name: str | None = None, tp: int = 1) -> 
     meta = read_yaml(meta_path)
     model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
     engine = _mapping(meta, "engine_effective", meta_path)
-    _refuse_other_model(engine.get("hf_overrides") or {}, model, meta_path)
+    _refuse_other_model(meta, engine.get("hf_overrides") or {}, model, meta_path)
     tables = folder / f"tp{tp}"
     attention_path = tables / "attention.csv"
-    attention = _attention(attention_path)
+    attention, beside = _on_grid(_attention(attention_path), meta, meta_path)
     skewed = bool((meta.get("skew_fit") or {}).get("enabled"))
-    return Profile(
+    fit = Fit(
+        dense=_dense(tables / "dense.csv", model.num_hidden_layers),
+        head=_head(tables / "per_sequence.csv"),
+        prefill=_prefill(attention, attention_path),
+        decode_v2=_decode(attention, attention_path),
+        mixed=_mixed(attention, attention_path),
+    )
+    profile = Profile(
         version="kvsim.profile/1",
         source="measured",
         created=str(meta.get("profiled_at", ""))[:10],
@@ -78,20 +103,26 @@ def import_profile(folder: Path, model_name: str | None = None, tp: int = 1) -> 
         },
         model=_profiled(model, meta, meta_path, tp),
         engine=ProfiledEngine(block_size=_block_size(engine, meta_path)),
-        fit=Fit(
-            dense=_dense(tables / "dense.csv", model.num_hidden_layers),
-            head=_head(tables / "per_sequence.csv"),
-            prefill=_prefill(attention, attention_path),
-            decode_v2=_decode(attention, attention_path),
-            mixed=_mixed(attention, attention_path),
-        ),
+        fit=fit,
         error={
-            "held_out": "none: imported as measured",
+            "held_out": "rows off the grid" if beside else "none: imported as measured",
+            **attention_errors(fit, beside),
             "step": "host time not measured: taken as 0",
             "ragged": "priced at the mean length; the publisher's correction "
             + ("is not applied: it needs the longest length" if skewed else "is disabled"),
         },
     )
+    return Bundle(profile, beside)
+
+
+def attention_errors(fit: Fit, rows: Attention) -> dict[str, Any]:
+    """Errors of `decode`, `prefill` and `mixed` on rows that the tables were not made from."""
+    parts = {
+        "decode": (fit.decode_v2, {p[2:]: us for p, us in rows.items() if p[0] == 0}),
+        "prefill": (fit.prefill, {p[:2]: us for p, us in rows.items() if p[2] == 0}),
+        "mixed": (fit.mixed, {p: us for p, us in rows.items() if p[0] and p[2]}),
+    }
+    return {name: table_error(table, part) for name, (table, part) in parts.items() if part}
 
 
 def _profiled(model: Model, meta: dict[str, Any], path: Path, tp: int) -> ProfiledModel:
@@ -101,11 +132,17 @@ def _profiled(model: Model, meta: dict[str, Any], path: Path, tp: int) -> Profil
     return ProfiledModel.of(model, DTYPES[variant], DTYPES[variant], tp)
 
 
-def _refuse_other_model(overrides: dict[str, Any], model: Model, path: Path) -> None:
-    """`ConfigError` if the tables were measured with another geometry than `model` has."""
+def _refuse_other_model(
+    meta: dict[str, Any], overrides: dict[str, Any], model: Model, path: Path
+) -> None:
+    """`ConfigError` if the tables were measured with another geometry than `model` has.
+
+    The overrides are one GPU's share at one of the degrees of `tp_degrees`.
+    """
+    degrees = meta.get("tp_degrees") or [1]
     for key in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"):
         found, wanted = overrides.get(key), getattr(model, key)
-        if found is not None and found != wanted:
+        if found is not None and wanted not in (found * degree for degree in degrees):
             raise ConfigError(
                 f"{path}: engine_effective.hf_overrides.{key}: measured with {found}, but"
                 f" {model.name} has {wanted}; give the model that was measured (--model)"
@@ -120,6 +157,33 @@ def _attention(path: Path) -> Attention:
             raise ConfigError(f"{path}:{line}: the point of this line was given before")
         table[tuple(point)] = us
     return table
+
+
+def _on_grid(table: Attention, meta: dict[str, Any], path: Path) -> tuple[Attention, Attention]:
+    """The rows on the grid of `attention_grid`, and those beside it; without a grid, all are on."""
+    stated = meta.get("attention_grid")
+    if not stated:
+        return table, {}
+    chunks, n, kv = (
+        _grid_values(_text(stated, key, path), key, path) for key in ("chunks", "n_decode", "kv")
+    )
+    axes = (chunks, kv, n, kv)
+    on = {p: us for p, us in table.items() if all(map(set.__contains__, axes, p))}
+    return on, {p: us for p, us in table.items() if p not in on}
+
+
+def _grid_values(text: str, key: str, path: Path) -> set[float]:
+    """The numbers of a grid, such as `0, 16-2048 x2`: 0, and 16 doubled until 2,048."""
+    values = set()
+    for part in text.split(","):
+        spec = _GRID.fullmatch(part.strip())
+        if spec is None:
+            raise ConfigError(f"{path}: attention_grid.{key}: expected a grid, got {text!r}")
+        value, last = float(spec[1]), float(spec[2] or spec[1])
+        while value <= last:
+            values.add(value)
+            value = value * float(spec[3]) if spec[3] else last + 1
+    return values
 
 
 def _decode(table: Attention, path: Path) -> DecodeGrid:

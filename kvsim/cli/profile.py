@@ -49,9 +49,16 @@ def import_(
     note: Annotated[
         str, typer.Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
     ] = "",
+    surface: Annotated[
+        bool,
+        typer.Option(
+            help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
+            " AIConfigurator's tables always become surfaces."
+        ),
+    ] = False,
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
-    from kvsim.calibrate import aiconfigurator, llmservingsim
+    from kvsim.calibrate import aiconfigurator, llmservingsim, republish
     from kvsim.calibrate.document import to_json
     from kvsim.writing import write_text
 
@@ -61,7 +68,8 @@ def import_(
             raise ConfigError(
                 f"{folder}/meta.yaml says hardware, date and software; leave them out"
             )
-        profile = llmservingsim.import_profile(path, model, tensor_parallel_size)
+        read = republish.import_surface if surface else llmservingsim.import_profile
+        profile = read(path, model, tensor_parallel_size)
     elif (path / "decode.csv").exists():
         if model is None or hardware is None:
             raise ConfigError(f"{folder}: the tables name neither: give --model and --hardware")

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvsim.config import RunConfig, make_config, to_table
 from kvsim.errors import ConfigError, OutputError
+from kvsim.hardware import hardware_path
 from kvsim.library import find, look_up
 from kvsim.report.plain import plain
 from kvsim.version import __version__
@@ -151,7 +152,8 @@ def _files(config: RunConfig) -> dict[str, str]:
 
 
 def _shipped(kind: str, name: str) -> bytes:
-    return find(kind, name).read_bytes()
+    path = hardware_path(name) if kind == "hardware" else find(kind, name)
+    return path.read_bytes()
 
 
 def _source(kind: str, name: str) -> bytes:

@@ -7,10 +7,10 @@ from calibrate.tables import META, OPERATORS, attention_us, write_tables
 from cost.plans import plan
 
 from kvsim.calibrate.document import to_json
-from kvsim.calibrate.llmservingsim import import_profile
+from kvsim.calibrate.llmservingsim import import_profile, read_bundle
 from kvsim.config import make_config
 from kvsim.cost import TableCost
-from kvsim.cost.profile import load_profile
+from kvsim.cost.profile import DecodeGrid, load_profile
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.model import load_model
@@ -128,6 +128,45 @@ def test_unclean_tables_are_refused_with_their_place(
         import_profile(folder)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_one_gpus_share_of_a_model_is_known_by_its_degree(tmp_path: Path) -> None:
+    """The overrides are those of the last degree that was measured."""
+    shared = META.replace("tp_degrees: [1]", "tp_degrees: [1, 2]")
+    halved = shared.replace("num_attention_heads: 4", "num_attention_heads: 2")
+    assert import_profile(write_tables(tmp_path / "a", halved)).model.heads == 4
+    other = shared.replace("num_attention_heads: 4", "num_attention_heads: 3")
+    with pytest.raises(ConfigError, match="num_attention_heads: measured with 3, but tiny has 4"):
+        import_profile(write_tables(tmp_path / "b", other))
+
+
+GRID = """
+attention_grid:
+  chunks: 0, 16-64 x2
+  n_decode: 0, 1, 2, 8
+  kv: 0, 16-256 x4
+"""
+
+
+def test_rows_off_the_stated_grid_are_held_out(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "tables", META + GRID)
+    path = folder / "tp1" / "attention.csv"
+    rows = f"0,0,2,32,{2 * attention_us(0, 0, 2, 32)}\n24,0,0,0,{attention_us(24, 0, 0, 0)}\n"
+    path.write_text(path.read_text() + rows)
+    bundle = read_bundle(folder)
+    decode = bundle.profile.fit.decode_v2
+    assert isinstance(decode, DecodeGrid)
+    assert decode.ctx == [16, 64, 256]
+    assert sorted(bundle.beside) == [(0, 0, 2, 32), (24, 0, 0, 0)]
+    assert bundle.profile.error["decode"]["max_percent"] == 50
+    assert bundle.profile.error["prefill"]["max_percent"] == pytest.approx(0, abs=0.01)
+    assert bundle.profile.error["held_out"] == "rows off the grid"
+
+
+def test_a_grid_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "tables", META + GRID.replace("16-64 x2", "16 to 64"))
+    with pytest.raises(ConfigError, match=r"meta\.yaml: attention_grid\.chunks: expected a grid"):
+        import_profile(folder)
 
 
 def test_a_folder_without_tables(tmp_path: Path, folder: Path) -> None:

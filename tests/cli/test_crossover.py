@@ -22,7 +22,8 @@ def test_a_table_per_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "llama-3-8b: 128 KiB a token, 2.00 MiB a block" in out
     assert "tiny:" in out
     assert out.count("2,048") == 2
-    assert "ESTIMATED step times (roofline: h100-sxm" in out
+    assert "ESTIMATED step times (public-table: h100-sxm x llama-3-8b" in out
+    assert "SCALED step times (scaled from public-table: h100-sxm x llama-3-8b" in out
     assert "layer" not in out
 
 
@@ -42,7 +43,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--hardware", "h300"], "no hardware named 'h300'"),
         (["--tokens", "0"], "--tokens"),
         (["--bandwidth-gb-s", "0"], "bandwidth_gb_s: 0.0 is not a bandwidth above 0"),
-        (["--cost-model", "table"], "cost: table needs 'profile'"),
+        (["--cost-model", "table", "--hardware", "l40s"], "cost: table needs 'profile'"),
         (["--cost-model", "rooflin"], "did you mean 'roofline'?"),
         (["--profile", "none"], "no profile named 'none'"),
         (["--tensor-parallel-size", "3"], "tensor_parallel_size: 3 GPUs cannot share"),

@@ -20,12 +20,31 @@ from kvsim.model import load_model
 
 def made(**cost: Any) -> Cost:
     config = make_config({"cost": cost})
-    return make_cost(config, load_model("tiny"), load_hardware("h100-sxm"))
+    return make_cost(config, load_model("tiny"), load_hardware("l40s"))
 
 
 def test_roofline_is_the_default_where_no_profile_is_shipped() -> None:
     assert isinstance(made(), RooflineCost)
     assert isinstance(made(compute_efficiency=0.5), RooflineCost)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "rtx pro 6000"])
+def test_every_gpu_with_public_tables_has_a_default_profile(gpu: str) -> None:
+    cost = make_cost(make_config({}), load_model("llama-3-8b"), load_hardware(gpu))
+    assert isinstance(cost, TableCost)
+    assert cost.kind == "estimated"
+    assert cost.source.startswith("public-table")
+
+
+def test_another_gpu_of_the_same_chip_takes_no_profile() -> None:
+    """The A100 with 40 GB has slower memory than the measured one."""
+    model, config = load_model("llama-3-8b"), make_config({})
+    slow, fast = load_hardware("a100-40gb"), load_hardware("a100")
+    assert profile_for(model, slow, config) is None
+    step = plan(decode_seqs=16, context_tokens=16 * 1024)
+    assert make_cost(config, model, slow).step_ns(step) > make_cost(config, model, fast).step_ns(
+        step
+    )
 
 
 def chosen(model: str, **settings: Any) -> Cost:
