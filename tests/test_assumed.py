@@ -78,7 +78,7 @@ def test_older_engines_keep_their_own_defaults() -> None:
 
 
 def test_a_version_belongs_to_v1() -> None:
-    with pytest.raises(ConfigError, match="vllm_version: vllm-0.6.3 is one version"):
+    with pytest.raises(ConfigError, match=r"vllm_version: vllm-0\.6\.3 is one version"):
         parts_of(engine="vllm-0.6.3", vllm_version="0.33.0")
 
 
