@@ -14,13 +14,14 @@ from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines.versions import gpu_memory_utilization
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.hardware import load_hardware
 from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
-from kvsim.model import load_model
+from kvsim.model import Model, load_model
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 
@@ -36,6 +37,16 @@ SCHEDULER_SETTINGS = (
     "long_prefill_token_threshold",
 )
 """Settings that only some engines have."""
+
+VLLM_SETTINGS = (
+    "vllm_version",
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+)
+"""Settings that engines other than vLLM have not."""
 
 
 class Parts(NamedTuple):
@@ -60,9 +71,11 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
 
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
-    model = load_model(config.model)
+    model = _model(config)
     hardware = load_hardware(config.hardware)
     engine = _engine(config.engine)
+    _check_vllm(config, engine)
+    fits = config.max_model_len == "auto"
     config = _with_defaults(config, engine, model.max_position_embeddings)
     _check_engine(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
@@ -71,7 +84,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    _check_pool(config, memory)
+    config = _fitting(config, memory) if fits else _checked_pool(config, memory)
     manager = _manager(config, engine)
     _check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
@@ -98,6 +111,16 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     )
 
 
+def _model(config: RunConfig) -> Model:
+    """The model, with its weights in the format that is asked for."""
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization: {config.quantization!r} is not modelled; leave it out, and lower the"
+            " weights on the GPU with --cpu-offload-gb, or set --kv-cache-memory-bytes"
+        )
+    return load_model(config.model)
+
+
 def _engine(name: str) -> Engine:
     """The entry of the table; of an outsider's scheduler, that of the class it inherits from.
 
@@ -120,11 +143,16 @@ def _engine(name: str) -> Engine:
 
 def _with_defaults(config: RunConfig, engine: Engine, longest: int) -> RunConfig:
     """The settings that the whole run needs, filled in as the engine does."""
+    version = config.vllm_version or engine.vllm_version
     own = {
+        "vllm_version": version,
+        "gpu_memory_utilization": gpu_memory_utilization(version),
         "block_size": engine.block_size,
         "enable_prefix_caching": engine.enable_prefix_caching,
         "max_model_len": longest,
     }
+    if config.max_model_len == "auto":
+        config = msgspec.structs.replace(config, max_model_len=None)
     if config.block_manager is not None:
         own["enable_prefix_caching"] = config.block_manager == engine.prefix_manager
     missing = {key: value for key, value in own.items() if getattr(config, key) is None}
@@ -141,7 +169,7 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     table = {name: entry.scheduler for name, entry in ENGINES.items()}
     if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
         table[config.engine] = engine.asynchronous
-    assert config.max_model_len is not None
+    assert isinstance(config.max_model_len, int)
     victim = make_victim(
         config.victim,
         seed=config.seed,
@@ -205,16 +233,46 @@ def _check_sharing(config: RunConfig, manager: str) -> None:
                 )
 
 
-def _check_pool(config: RunConfig, memory: Budget) -> None:
-    """Refuse a `max_model_len` that the pool cannot hold (vLLM 0.6.3 `worker/worker.py:491`)."""
-    assert config.block_size is not None and config.max_model_len is not None
-    room = memory.num_gpu_blocks * config.block_size
+def _check_vllm(config: RunConfig, engine: Engine) -> None:
+    """Refuse settings of vLLM with an engine that is not vLLM."""
+    if engine.vllm_version is None:
+        for key in VLLM_SETTINGS:
+            if getattr(config, key) != getattr(RunConfig(), key):
+                raise ConfigError(f"{key}: a setting of vLLM; {config.engine} has it not")
+
+
+def _checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
+    """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
+
+    Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
+    `_check_enough_kv_cache_memory`.
+    """
+    room = _room(config, memory)
+    assert isinstance(config.max_model_len, int)
     if config.max_model_len > room:
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
-            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); lower"
-            " --max-model-len or raise --gpu-memory-utilization"
+            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"
+            f" {room} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
         )
+    return config
+
+
+def _fitting(config: RunConfig, memory: Budget) -> RunConfig:
+    """The settings with the largest `max_model_len` that fits, up to the model's own limit.
+
+    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was
+    counted with the model's limit, as there.
+    """
+    assert isinstance(config.max_model_len, int)
+    longest = min(config.max_model_len, _room(config, memory))
+    return msgspec.structs.replace(config, max_model_len=longest)
+
+
+def _room(config: RunConfig, memory: Budget) -> int:
+    """Tokens that the whole pool holds."""
+    assert config.block_size is not None
+    return memory.num_gpu_blocks * config.block_size
 
 
 def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
@@ -233,7 +291,7 @@ def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
 def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:
     """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
     tokens = scheduler.max_num_batched_tokens
-    assert config.block_size is not None and config.max_model_len is not None
+    assert config.block_size is not None and isinstance(config.max_model_len, int)
     if not scheduler.chunked and tokens < config.max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens: {tokens} is below max_model_len ({config.max_model_len});"

@@ -42,6 +42,8 @@ class Engine(NamedTuple):
     """Whether it can fork a request into several samples (`n > 1`); it is synchronous then."""
     block_size: int = DEFAULT_BLOCK_SIZE
     enable_prefix_caching: bool = False
+    vllm_version: str | None = None
+    """The release of vLLM that it follows; none: it is not vLLM."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -51,6 +53,7 @@ ENGINES: dict[str, Engine] = {
         "vllm-0.3.3",
         "",
         samples=True,
+        vllm_version="0.3.3",
     ),
     "vllm-0.6.3": Engine(
         "vLLM 0.6.3.post1, block manager v1",
@@ -60,6 +63,7 @@ ENGINES: dict[str, Engine] = {
         others=("contiguous", "prefix-runs"),
         asynchronous=Vllm063Async,
         samples=True,
+        vllm_version="0.6.3",
     ),
     "vllm-v1": Engine(
         "vLLM V1 0.33.0",
@@ -69,6 +73,7 @@ ENGINES: dict[str, Engine] = {
         others=("naive",),
         asynchronous=VllmV1Async,
         enable_prefix_caching=True,
+        vllm_version="0.33.0",
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",
