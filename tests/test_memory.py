@@ -247,7 +247,7 @@ LOGS = [
         0.12,
         "github.com/casys-kaist/LLMServingSim, bench/examples; 0.5 GiB are not explained",
     ),
-    # The log's KV cache (18.78 GiB) and the weights (3.20 GiB) are together more than 0.9 of 24 GiB.
+    # The KV cache (18.78 GiB) and the weights (3.20 GiB) are together more than 0.9 of 24 GiB.
     Log(
         "Qwen3-1.7B, 24 GB, 1 sequence",
         "Qwen3-1.7B",
