@@ -1,12 +1,16 @@
 """Settings of memory, from a configuration to the objects of a run."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kvsim
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.errors import ConfigError
+from kvsim.report.memory_panel import memory_panel
+from kvsim.report.provenance import provenance_panels
 
 CONSTANT = {"model": "constant", "step_us": 1000}
 
@@ -97,3 +101,30 @@ def test_formats_of_weights_are_refused_with_a_remedy() -> None:
 def test_a_version_that_is_none() -> None:
     with pytest.raises(ConfigError, match=r"^vllm_version: 'new' is no version"):
         parts(vllm_version="new")
+
+
+CHAT = str(Path(__file__).resolve().parents[1] / "traces/chat.jsonl")
+
+
+def test_what_is_not_simulated_is_in_the_result_and_in_the_report() -> None:
+    keys = {"num_prompts": 3, "pipeline_parallel_size": 2, "enforce_eager": True}
+    meta = kvsim.simulate(CHAT, keys).meta
+    assert [note.split()[0] for note in meta["notes"]] == [
+        "pipeline_parallel_size",
+        "enforce_eager:",
+    ]
+    assert meta["memory"]["num_hidden_layers"] == 16
+    assert meta["memory"]["communication_bytes"] > 0
+    page = provenance_panels(meta)
+    assert "Not simulated" in page
+    assert "bubbles" in page
+    assert "communication, estimated" in memory_panel(meta)
+
+
+def test_nothing_is_said_where_everything_is_simulated() -> None:
+    meta = kvsim.simulate(CHAT, {"num_prompts": 3}).meta
+    assert meta["notes"] == []
+    assert "Not simulated" not in provenance_panels(meta)
+    shown = memory_panel(meta)
+    for term in ("communication", "CUDA graphs", "sampler"):
+        assert f"{term}, estimated" not in shown

@@ -474,6 +474,7 @@ def test_more_memory_gives_more_blocks_and_larger_batches_fewer(
     tokens = data.draw(st.integers(64, 8192))
     seqs = data.draw(st.integers(1, 512))
     keys: dict[str, Any] = {"memory_formula": formula, "max_model_len": 64, "block_size": 1}
+    keys["vllm_version"] = data.draw(st.sampled_from([None, "0.6.3", "0.19.0", "0.28.0", "0.33.0"]))
     less = fit(model, hardware, tokens, seqs, gpu_memory_utilization=low, **keys)
     more = fit(model, hardware, tokens, seqs, gpu_memory_utilization=high, **keys)
     assert less.num_gpu_blocks <= more.num_gpu_blocks
