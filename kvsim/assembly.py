@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvsim.assumed import SCHEDULER_SETTINGS, complete
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
@@ -21,6 +23,16 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
+
+VLLM_SETTINGS = (
+    "vllm_version",
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+)
+"""Settings that engines other than vLLM have not."""
 
 
 class Parts(NamedTuple):
@@ -48,7 +60,9 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
     engine = _engine(config.engine)
+    _check_vllm(config, engine)
     _check_engine(config, engine)
+    fits = config.max_model_len == "auto"
     config, model, hardware, assumed = complete(config, engine)
     _check_cache(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
@@ -59,7 +73,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    _check_pool(config, memory)
+    config = _fitting(config, memory) if fits else _checked_pool(config, memory)
     manager = _manager(config, engine)
     _check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
@@ -117,7 +131,7 @@ def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Sc
     table = {name: entry.scheduler for name, entry in ENGINES.items()}
     if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
         table[config.engine] = engine.asynchronous
-    assert config.max_model_len is not None
+    assert isinstance(config.max_model_len, int)
     victim = make_victim(
         config.victim,
         seed=config.seed,
@@ -185,16 +199,46 @@ def _check_sharing(config: RunConfig, manager: str) -> None:
                 )
 
 
-def _check_pool(config: RunConfig, memory: Budget) -> None:
-    """Refuse a `max_model_len` that the pool cannot hold (vLLM 0.6.3 `worker/worker.py:491`)."""
-    assert config.block_size is not None and config.max_model_len is not None
-    room = memory.num_gpu_blocks * config.block_size
+def _check_vllm(config: RunConfig, engine: Engine) -> None:
+    """Refuse settings of vLLM with an engine that is not vLLM."""
+    if engine.vllm_version is None:
+        for key in VLLM_SETTINGS:
+            if getattr(config, key) != getattr(RunConfig(), key):
+                raise ConfigError(f"{key}: a setting of vLLM; {config.engine} has it not")
+
+
+def _checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
+    """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
+
+    Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
+    `_check_enough_kv_cache_memory`.
+    """
+    room = _room(config, memory)
+    assert isinstance(config.max_model_len, int)
     if config.max_model_len > room:
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
-            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); lower"
-            " --max-model-len or raise --gpu-memory-utilization"
+            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"
+            f" {room} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
         )
+    return config
+
+
+def _fitting(config: RunConfig, memory: Budget) -> RunConfig:
+    """The settings with the largest `max_model_len` that fits, up to the model's own limit.
+
+    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was
+    counted with the model's limit, as there.
+    """
+    assert isinstance(config.max_model_len, int)
+    longest = min(config.max_model_len, _room(config, memory))
+    return msgspec.structs.replace(config, max_model_len=longest)
+
+
+def _room(config: RunConfig, memory: Budget) -> int:
+    """Tokens that the whole pool holds."""
+    assert config.block_size is not None
+    return memory.num_gpu_blocks * config.block_size
 
 
 def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
@@ -213,7 +257,7 @@ def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
 def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:
     """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
     tokens = scheduler.max_num_batched_tokens
-    assert config.block_size is not None and config.max_model_len is not None
+    assert config.block_size is not None and isinstance(config.max_model_len, int)
     if not scheduler.chunked and tokens < config.max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens: {tokens} is below max_model_len ({config.max_model_len});"

@@ -18,8 +18,7 @@ import msgspec
 
 from kvsim.config import RunConfig
 from kvsim.engines import Engine
-from kvsim.engines.versions import Default, parse_version, server_defaults
-from kvsim.errors import ConfigError
+from kvsim.engines.versions import Default, gpu_memory_utilization, server_defaults
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.model import Model, load_model
 
@@ -51,7 +50,8 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     """`config` with a value for whatever the engine, the model or kvsim choose.
 
     A scheduler's own defaults are listed, but not filled in: its constructor applies them.
-    Raises `ConfigError` for names that do not exist, and for a version where none is simulated.
+    A `max_model_len` of `auto` becomes the model's own; the memory budget then limits it. Raises
+    `ConfigError` for names that do not exist, and for a release whose defaults are not known.
     """
     model = load_model(config.model_name)
     hardware = load_hardware(config.hardware_name)
@@ -61,6 +61,8 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
         "max_model_len": Default(model.max_position_embeddings, model.name),
         **_engine_defaults(config, engine, model, hardware),
     }
+    if config.max_model_len == "auto":
+        config = msgspec.structs.replace(config, max_model_len=model.max_position_embeddings)
     defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
     config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
     if config.dtype == "auto":
@@ -76,44 +78,43 @@ def _engine_defaults(
     config: RunConfig, engine: Engine, model: Model, hardware: Hardware
 ) -> dict[str, Default]:
     """What the engine chooses by its version and the GPU."""
-    by_engine = {
-        "block_size": engine.block_size,
-        "enable_prefix_caching": engine.enable_prefix_caching,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "memory_formula": engine.memory_formula,
-    }
-    if config.block_manager is not None:
-        by_engine["enable_prefix_caching"] = config.block_manager == engine.prefix_manager
+    version = config.vllm_version or engine.vllm_version
     rules = _source(config, engine)
-    found = {key: Default(value, rules) for key, value in by_engine.items()}
-    if not engine.versioned:
-        if config.vllm_version is not None:
-            raise ConfigError(
-                f"vllm_version: {config.engine} is one version; leave it out, or use"
-                " --engine vllm-v1"
-            )
+    caching = engine.enable_prefix_caching
+    if config.block_manager is not None:
+        caching = config.block_manager == engine.prefix_manager
+    found = {
+        "gpu_memory_utilization": Default(gpu_memory_utilization(version), rules),
+        "block_size": Default(engine.block_size, rules),
+        "enable_prefix_caching": Default(caching, rules),
+        "memory_formula": Default(engine.memory_formula, rules),
+    }
+    if version is not None:
+        found["vllm_version"] = Default(version, engine.about)
+    if not engine.serves:
         return found
-    of_gpu = server_defaults(
-        parse_version(config.vllm_version or engine.versioned),
+    assert version is not None
+    longest = config.max_model_len
+    limits = server_defaults(
+        version,
         hardware.device_name,
         hardware.memory_bytes,
-        config.max_model_len or model.max_position_embeddings,
+        longest if isinstance(longest, int) else model.max_position_embeddings,
         config.enable_chunked_prefill is not False,
     )
-    found = of_gpu | found | {"gpu_memory_utilization": of_gpu["gpu_memory_utilization"]}
-    found["vllm_version"] = Default(engine.versioned, rules)
     if config.max_num_batched_tokens is not None:
         # A step has room for a token of every sequence (`engine/arg_utils.py`).
-        most = found["max_num_seqs"]
-        found["max_num_seqs"] = most._replace(value=min(most.value, config.max_num_batched_tokens))
+        seqs = limits["max_num_seqs"]
+        few = min(seqs.value, config.max_num_batched_tokens)
+        limits["max_num_seqs"] = seqs._replace(value=few)
     if engine.asynchronous is None or ":" in config.engine:
-        del found["async_scheduling"]
-    return found
+        del limits["async_scheduling"]
+    return limits | found
 
 
 def _source(config: RunConfig, engine: Engine) -> str:
     """The engine in words, with the release whose defaults it takes."""
-    return f"vLLM {config.vllm_version or engine.versioned}" if engine.versioned else engine.about
+    return f"vLLM {config.vllm_version or engine.vllm_version}" if engine.serves else engine.about
 
 
 def _own_defaults(engine: Engine) -> dict[str, object]:

@@ -28,6 +28,7 @@ from msgspec import Meta, Struct
 from kvsim.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
 from kvsim.errors import nearest as nearest
+from kvsim.sizes import human_readable_int
 
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -101,8 +102,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc(
             _ENGINE,
-            "V1: release of vLLM whose defaults and memory are taken, as in 0.19.0; the rules of"
-            " scheduling are those of 0.33.0.",
+            "Release of vLLM whose defaults and memory use are assumed, as in 0.19.0; the rules of"
+            " scheduling stay the engine's. Default: the engine's.",
         ),
     ] = None
     block_manager: Annotated[
@@ -129,12 +130,16 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Positive | None,
         _doc(
             _ENGINE,
-            "Most tokens computed in one step; default: the engine's, by GPU.",
+            "Most tokens computed in one step, as 8192 or 8K; default: the engine's, by GPU.",
         ),
     ] = None
     max_model_len: Annotated[
-        Positive | None,
-        _doc(_ENGINE, "Longest prompt plus output; default: the model's own limit."),
+        Positive | Literal["auto"] | None,
+        _doc(
+            _ENGINE,
+            "Longest prompt plus output, as 32768, 32K or 32k; auto or -1: the most that fits;"
+            " default: the model's own limit.",
+        ),
     ] = None
     enable_chunked_prefill: Annotated[
         bool | None,
@@ -224,18 +229,45 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     tensor_parallel_size: Annotated[Positive, _doc(_MEMORY, "GPUs that share each layer.")] = 1
+    pipeline_parallel_size: Annotated[
+        Positive, _doc(_MEMORY, "Groups of GPUs, each of which holds a part of the layers.")
+    ] = 1
+    data_parallel_size: Annotated[
+        Positive, _doc(_MEMORY, "Replicas of the whole; one of them is simulated.")
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool, _doc(_MEMORY, "Place whole experts on GPUs; changes nothing without experts.")
+    ] = False
+    quantization: Annotated[
+        str | None, _doc(_MEMORY, "Format of the weights; default: as in the checkpoint.")
+    ] = None
     dtype: Annotated[
         Literal["auto", "float16", "bfloat16", "float32"],
         _doc(_MEMORY, "Type of weights and activations; auto: the model's own."),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "float16", "bfloat16", "float32", "fp8"],
+        Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"],
         _doc(_MEMORY, "Type of the KV cache; auto: as --dtype."),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        _doc(_MEMORY, "Share of GPU memory the engine may use; default: the engine's."),
+        _doc(
+            _MEMORY,
+            "Share of GPU memory the engine may use; default: the version's (0.9, from vLLM 0.20 on"
+            " 0.92).",
+        ),
     ] = None
+    kv_cache_memory_bytes: Annotated[
+        Positive | None,
+        _doc(_MEMORY, "Bytes for KV blocks on each GPU, as 10G; overrides the memory budget."),
+    ] = None
+    cpu_offload_gb: Annotated[
+        Annotated[float, Meta(ge=0, le=1e6)],
+        _doc(_MEMORY, "GiB of each GPU's weights that are kept in CPU memory."),
+    ] = 0.0
+    enforce_eager: Annotated[
+        bool, _doc(_MEMORY, "Capture no CUDA graphs, so that they take no memory.")
+    ] = False
     swap_space: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
@@ -280,6 +312,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
+SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
+"""Keys whose numbers may have a suffix, as in vLLM (0.33.0, vllm/engine/arg_utils.py)."""
+
 
 def load_config(
     path: str | None = None,
@@ -311,8 +346,12 @@ def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunCo
     for key in ("cost", "scheduler_args", "block_manager_args", "goodput"):
         if key in table and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key}: expected a table of keys, got {table[key]!r}")
+    table = {
+        key: read_size(key, value, f"{where}: {key}") if key in SIZES else value
+        for key, value in table.items()
+    }
     try:
-        config = msgspec.convert(dict(table), RunConfig)
+        config = msgspec.convert(table, RunConfig)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$.")
         key = at.rstrip("`") or "?"
@@ -329,6 +368,21 @@ def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunCo
                 f" it takes {', '.join(GOODPUT_METRICS)} (milliseconds)"
             )
     return config
+
+
+def read_size(key: str, value: Any, where: str) -> Any:
+    """The number that a value of one of `SIZES` means; values other than text are returned as is.
+
+    A `max_model_len` of -1 is `auto`, as in vLLM. Raises `ConfigError` that begins with `where`.
+    """
+    if key == "max_model_len" and str(value).strip().lower() in ("auto", "-1"):
+        return "auto"
+    if not isinstance(value, str):
+        return value
+    try:
+        return human_readable_int(value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {value!r} {error}") from None
 
 
 def read_toml(path: str) -> dict[str, Any]:

@@ -28,6 +28,9 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 GIB = 2**30
 
+PCIE_5_GB_S = 64
+"""One direction of 16 lanes of PCIe 5: 16 x 32 Gbit/s."""
+
 
 class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sum over the GPUs of one tensor-parallel group.
@@ -88,6 +91,11 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def device_name(self) -> str:
         """The name that the CUDA runtime reports, or the file's name where none is stated."""
         return self.device_names[0] if self.device_names else self.name
+
+    @property
+    def nvlink(self) -> bool:
+        """Whether GPUs of a group are connected by NVLink: faster than 16 lanes of PCIe 5 are."""
+        return self.all_reduce.bandwidth_gb_s > PCIE_5_GB_S
 
     def flop_s(self, dtype: str) -> float:
         """Peak floating-point operations per second, or a `ConfigError` if none is stated."""

@@ -77,9 +77,13 @@ def test_older_engines_keep_their_own_defaults() -> None:
     assert parts_of(engine="nano-vllm").memory.formula == "nano-vllm"
 
 
-def test_a_version_belongs_to_v1() -> None:
-    with pytest.raises(ConfigError, match=r"vllm_version: vllm-0\.6\.3 is one version"):
-        parts_of(engine="vllm-0.6.3", vllm_version="0.33.0")
+def test_a_version_is_one_of_the_engines_own() -> None:
+    with pytest.raises(
+        ConfigError, match=r"vllm_version: .* known from 0\.8\.5 on, not of 0\.6\.3"
+    ):
+        parts_of(vllm_version="0.6.3")
+    with pytest.raises(ConfigError, match=r"vllm_version: a setting of vLLM"):
+        parts_of(engine="nano-vllm", vllm_version="0.33.0")
 
 
 def test_assumptions_are_told_by_who_chose_them() -> None:

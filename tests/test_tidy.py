@@ -12,11 +12,12 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"certainty", "collector", "defaults", "errors", "schema", "version"},
-    {"config", "records", "writing"},
+    {"certainty", "collector", "defaults", "errors", "schema", "sizes", "version"},
+    {"config", "engines.versions", "records", "writing"},
     {"library"},
     {"engine", "hardware", "model"},
-    {"blockmap", "link", "memory", "watchers", "workload"},
+    {"blockmap", "link", "parallel", "watchers", "workload"},
+    {"memory"},
     {"archive", "cost", "rules"},
     {"calibrate", "engines", "ledger", "replica"},
     {"assumed", "conform", "fast", "report"},

@@ -58,6 +58,8 @@ def run(
     loaded = load_config(config_path(config), settings(flags), assignments or ())
     opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format)
     result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
+    for note in result.meta["notes"]:
+        print(f"note: {note}", file=sys.stderr)
     if out is not None:
         _write(result, out, watcher, csv=csv, page=page)
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 import typer
 
-from kvsim.config import GOODPUT_METRICS, RunConfig, nearest
+from kvsim.config import GOODPUT_METRICS, SIZES, RunConfig, nearest, read_size
 from kvsim.errors import ConfigError
 
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
@@ -55,6 +55,8 @@ def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _typed(key: str, value: Any, hint: Any) -> Any:
     flag = f"--{key.replace('_', '-')}"
+    if key in SIZES:
+        value = read_size(key, value, flag)
     if _plain(hint) is float or float in get_args(_plain(hint)):
         try:
             return float(value)

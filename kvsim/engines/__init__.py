@@ -42,10 +42,11 @@ class Engine(NamedTuple):
     """Whether it can fork a request into several samples (`n > 1`); it is synchronous then."""
     block_size: int = DEFAULT_BLOCK_SIZE
     enable_prefix_caching: bool = False
-    gpu_memory_utilization: float = 0.9
     memory_formula: str = "vllm"
-    versioned: str = ""
-    """The release whose rules these are, where defaults are known for other releases, too."""
+    vllm_version: str | None = None
+    """The release of vLLM that it follows; none: it is not vLLM."""
+    serves: bool = False
+    """Whether defaults are known for other releases of `vllm serve`, too, by GPU."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -55,6 +56,7 @@ ENGINES: dict[str, Engine] = {
         "vllm-0.3.3",
         "",
         samples=True,
+        vllm_version="0.3.3",
     ),
     "vllm-0.6.3": Engine(
         "vLLM 0.6.3.post1, block manager v1",
@@ -64,6 +66,7 @@ ENGINES: dict[str, Engine] = {
         others=("contiguous", "prefix-runs"),
         asynchronous=Vllm063Async,
         samples=True,
+        vllm_version="0.6.3",
     ),
     "vllm-v1": Engine(
         "vLLM V1 0.33.0",
@@ -73,7 +76,8 @@ ENGINES: dict[str, Engine] = {
         others=("naive",),
         asynchronous=VllmV1Async,
         enable_prefix_caching=True,
-        versioned="0.33.0",
+        vllm_version="0.33.0",
+        serves=True,
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",

@@ -1,21 +1,23 @@
-"""What `vllm serve` assumes where nobody says otherwise, by version and GPU.
+"""What differs between releases of vLLM other than scheduling: defaults, and what a start charges.
 
-Each figure is read from the sources of the releases around the one that changed it
-(`engine/arg_utils.py`, `config/cache.py` and `config/scheduler.py`; from 0.8.5, the first release
-whose rules are known here, to 0.33.0).
+A scheduler's limits are those of an API server (`vllm serve`).
+
+The facts are read from the releases on PyPI. Between two releases that were read, the later one is
+taken as the first with a fact. No version at all stands for an engine that is not vLLM.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
-
-from packaging.version import InvalidVersion, Version
 
 from kvsim.errors import ConfigError
 
+Release = tuple[int, ...]
+
 GIB = 2**30
-OLDEST, NEWEST = Version("0.8.5"), Version("0.33.0")
-"""Releases of vLLM V1 whose defaults are known."""
+OLDEST_V1, NEWEST = (0, 8, 5), (0, 33)
+"""Releases of vLLM V1 whose defaults are known; later ones are taken to be like the newest."""
 
 
 class Default(NamedTuple):
@@ -26,63 +28,123 @@ class Default(NamedTuple):
     """Who chose it, and by what."""
 
 
-def parse_version(text: str) -> Version:
-    """A release of vLLM V1, or a `ConfigError`; releases after `NEWEST` are taken to be like it."""
-    try:
-        version = Version(text)
-    except InvalidVersion:
-        raise ConfigError(
-            f"vllm_version: {text!r} is no version; write it as in {NEWEST}"
-        ) from None
-    if version < OLDEST:
-        raise ConfigError(
-            f"vllm_version: the defaults of vLLM V1 are known from {OLDEST} on, not of {version};"
-            " give a later version, or --engine vllm-0.6.3"
-        )
-    return version
+class Startup(NamedTuple):
+    """What vLLM takes from GPU memory before it counts KV blocks, as far as releases differ."""
+
+    sampling_bytes: int
+    """Bytes per logit at the peak of the dummy sampling."""
+    sampler_bytes: int
+    """Bytes per entry of `max_num_seqs` x vocabulary that the sampler holds for good."""
+    charges_cudagraphs: bool
+    """Whether an estimate of the CUDA graphs' memory is taken; older releases capture the graphs
+    later, from the share that `gpu_memory_utilization` leaves."""
 
 
-def gpu_memory_utilization(version: Version) -> float:
-    """Share of GPU memory that the engine may use (`config/cache.py`)."""
-    return 0.92 if version >= Version("0.20.0") else 0.9
+SORTING_BYTES = 39
+"""Bytes per logit of a sampler that sorts: float32 copy, sorted values and indices, probabilities.
+
+Fitted to published start-up logs of 256 sequences: 1.26 GiB for Llama-3-8B at 8,192 tokens
+(vLLM 0.6, github.com/vllm-project/vllm/pull/10511), 1.42 GiB for Qwen2.5-7B at 4,096 (0.7).
+"""
+
+MASKING_BYTES = 2 + 4 + 4 + 4
+"""Bytes per logit of a sampler that masks in place: logits, float32 copy, probabilities, noise.
+
+Source: vLLM 0.19.0, v1/sample/sampler.py `forward`, v1/sample/ops/topk_topp_sampler.py
+`forward_native`; the first release with `apply_top_k_top_p_triton` is 0.17.
+"""
+
+LOGIT_BYTES = 2
+"""Bytes per logit where the dummy sampling skips top-k and top-p: the logits alone.
+
+Source: vLLM 0.28.0, v1/worker/gpu/model_runner.py `_dummy_sampler_run`. This model runner serves
+all dense models from 0.26 on, and all models in 0.33.0 (config/vllm.py `use_v2_model_runner`).
+"""
+
+COUNT_BYTES = 4
+"""Bytes of one count of output tokens: vLLM 0.28.0, v1/worker/gpu/sample/penalties.py
+`output_bin_counts`, of `max_num_seqs` x vocabulary."""
 
 
-def batch_limits(version: Version, device_name: str, memory_bytes: int) -> tuple[int, int, str]:
+def release(version: str | None) -> Release:
+    """The numbers of a version, to compare: `0.6.3.post1` is (0, 6, 3); none for no version.
+
+    Raises `ConfigError` for text that is no version.
+    """
+    if version is None:
+        return ()
+    match = re.match(r"v?(\d+(?:\.\d+)+)", version)
+    if match is None:
+        raise ConfigError(f"vllm_version: {version!r} is no version; write it as 0.33.0")
+    return tuple(map(int, match[1].split(".")))
+
+
+def gpu_memory_utilization(version: str | None) -> float:
+    """The default share of GPU memory: 0.92 from vLLM 0.20 on, 0.9 before, and in nano-vllm.
+
+    Source: `gpu_memory_utilization` in vllm/config/cache.py of 0.19.0 and 0.20.0.
+    """
+    return 0.92 if release(version) >= (0, 20) else 0.9
+
+
+def startup(version: str | None) -> Startup:
+    """What a start of this version charges.
+
+    CUDA graphs: from 0.20 on (vllm/envs.py, `VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`). The model
+    runner that serves dense models from 0.26 on charges them from 0.29 on; until then its
+    `profile_cudagraph_memory` returns 0 (v1/worker/gpu/model_runner.py).
+    """
+    number = release(version)
+    if number >= (0, 26):
+        return Startup(LOGIT_BYTES, COUNT_BYTES, number >= (0, 29))
+    sampling = MASKING_BYTES if number >= (0, 17) else SORTING_BYTES
+    return Startup(sampling, 0, number >= (0, 20))
+
+
+def batch_limits(number: Release, device_name: str, memory_bytes: int) -> tuple[int, int, str]:
     """`max_num_seqs` and `max_num_batched_tokens` of an API server, and the rule in words.
 
-    Source: `EngineArgs.get_batch_defaults`; before 0.28 there is no tier for 160 GiB, in 0.8 an
-    A100 is no exception, and the GB10 is one since 0.33. `device_name`: that of the CUDA runtime.
+    `device_name`: that of the CUDA runtime. Source: `EngineArgs.get_batch_defaults` in
+    engine/arg_utils.py; before 0.28 there is no tier for 160 GiB, in 0.8 an A100 is no exception,
+    and the GB10 is one from 0.33 on.
     """
     name = device_name.lower()
-    if memory_bytes >= 160 * GIB and version >= Version("0.28.0"):
+    if memory_bytes >= 160 * GIB and number >= (0, 28):
         return 1024, 16384, "a GPU of 160 GiB or more"
     if memory_bytes < 70 * GIB:
         return 256, 2048, "a GPU below 70 GiB"
-    for small, since in (("a100", Version("0.9.0")), ("gb10", NEWEST)):
-        if small in name and version >= since:
+    for small, since in (("a100", (0, 9)), ("gb10", NEWEST)):
+        if small in name and number >= since:
             return 256, 2048, f"every {small.upper()}"
     return 1024, 8192, "a GPU of 70 GiB or more"
 
 
 def server_defaults(
-    version: Version,
+    version: str,
     device_name: str,
     memory_bytes: int,
     max_model_len: int,
     enable_chunked_prefill: bool = True,
 ) -> dict[str, Default]:
-    """Settings of `vllm serve` that depend on its version and on the GPU.
+    """Settings of a scheduler that `vllm serve` (V1) chooses by its version and the GPU.
 
-    Without chunked prefill, a step has room for the longest prompt.
+    Without chunked prefill, a step has room for the longest prompt. Asynchronous scheduling is the
+    default from 0.14 on, and prompts reserve blocks for all of them from 0.19 on
+    (config/scheduler.py). Raises `ConfigError` for a release before `OLDEST_V1`.
     """
-    vllm = f"vLLM {version}"
-    seqs, tokens, tier = batch_limits(version, device_name, memory_bytes)
+    number = release(version)
+    if number < OLDEST_V1:
+        raise ConfigError(
+            f"vllm_version: the defaults of vLLM V1 are known from 0.8.5 on, not of {version};"
+            " give a later release, or --engine vllm-0.6.3"
+        )
+    seqs, tokens, tier = batch_limits(number, device_name, memory_bytes)
     if not enable_chunked_prefill:
         tokens = max(tokens, max_model_len)
+    vllm = f"vLLM {version}"
     return {
         "max_num_seqs": Default(seqs, f"{vllm} on {tier}"),
         "max_num_batched_tokens": Default(tokens, f"{vllm} on {tier}"),
-        "gpu_memory_utilization": Default(gpu_memory_utilization(version), vllm),
-        "async_scheduling": Default(version >= Version("0.14.0"), vllm),
-        "scheduler_reserve_full_isl": Default(version >= Version("0.19.0"), vllm),
+        "async_scheduling": Default(number >= (0, 14), vllm),
+        "scheduler_reserve_full_isl": Default(number >= (0, 19), vllm),
     }

@@ -12,10 +12,16 @@ from kvsim.report.provenance import facts, flat
 PARTS = (
     ("weight_bytes", "weights", "var(--memory-weights)"),
     ("activation_bytes", "activations, estimated", "var(--memory-activations)"),
+    ("sampler_bytes", "sampler, estimated", "var(--memory-sampler)"),
     ("overhead_bytes", "overhead, estimated", "var(--memory-overhead)"),
+    ("communication_bytes", "communication, estimated", "var(--memory-communication)"),
+    ("cudagraph_bytes", "CUDA graphs, estimated", "var(--memory-cudagraphs)"),
     ("kv_bytes", "KV blocks", "var(--used)"),
 )
 """Terms of a budget, `kvsim.memory.Budget`, that add up to the memory the engine may use."""
+
+SOMETIMES = ("sampler_bytes", "communication_bytes", "cudagraph_bytes")
+"""Terms that are shown only where they are not 0."""
 
 
 def memory_panel(meta: Mapping[str, Any]) -> Html:
@@ -25,7 +31,11 @@ def memory_panel(meta: Mapping[str, Any]) -> Html:
     if not budget.get("memory_bytes"):
         return blocks
     whole = budget["memory_bytes"]
-    parts = [(colour, max(budget.get(key) or 0, 0), label) for key, label, colour in PARTS]
+    parts = [
+        (colour, max(budget.get(key) or 0, 0), label)
+        for key, label, colour in PARTS
+        if budget.get(key) or key not in SOMETIMES
+    ]
     rest = whole - sum(part for _, part, _ in parts)
     parts.append(("var(--free)", max(rest, 0), "left to others"))
     words = [

@@ -27,15 +27,16 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
         "Step times": time_source(meta),
         "Oracles": ", ".join(meta.get("oracles") or ()) or None,
     }
-    notes = [str(note) for note in trace.get("notes") or ()]
-    listed = element("ul", *(element("li", note) for note in notes)) if notes else None
     return join(
         (
             panel("To repeat it", element("pre", meta.get("command") or MISSING)),
             element(
                 "div",
                 panel(
-                    "Origin", facts(origin), listed and _named("Notes of the trace reader", listed)
+                    "Origin",
+                    facts(origin),
+                    _notes("Notes of the trace reader", trace),
+                    _notes("Not simulated", meta),
                 ),
                 assumed_panel(meta.get("assumed") or {}),
                 panel("Configuration", element("pre", to_toml(meta.get("config") or {}))),
@@ -112,5 +113,9 @@ def _written(key: str, value: Any) -> str:
     return str(value)
 
 
-def _named(title: str, content: Html) -> Html:
-    return join((element("h3", title), content))
+def _notes(title: str, table: Mapping[str, Any]) -> Html | None:
+    """The `notes` of a table as a list under a title; none if there are none."""
+    notes = [str(note) for note in table.get("notes") or ()]
+    if not notes:
+        return None
+    return join((element("h3", title), element("ul", *(element("li", note) for note in notes))))

@@ -86,7 +86,7 @@ def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) 
 def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """From the fewest blocks with which the engine starts to as many as the base has."""
     parts = assemble(make_config({**base, "num_gpu_blocks_override": _PLENTY}))
-    assert parts.config.max_model_len is not None and parts.config.block_size is not None
+    assert isinstance(parts.config.max_model_len, int) and parts.config.block_size is not None
     fewest = -(-parts.config.max_model_len // parts.config.block_size)
     low = fewest if bounds.low is None else bounds.low
     high = bounds.high
