@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
-import msgspec
-
-from kvsim.assumed import SCHEDULER_SETTINGS, complete
+from kvsim.assumed import complete
+from kvsim.checks import (
+    check_cache,
+    check_chunks,
+    check_engine,
+    check_manager,
+    check_sharing,
+    check_vllm,
+    checked_pool,
+    fitting,
+)
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import COUNTED, Tables
+from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.engines.versions import Default
 from kvsim.errors import ConfigError
@@ -23,16 +30,6 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
-
-VLLM_SETTINGS = (
-    "vllm_version",
-    "kv_cache_memory_bytes",
-    "cpu_offload_gb",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "enable_expert_parallel",
-)
-"""Settings that engines other than vLLM have not."""
 
 
 class Parts(NamedTuple):
@@ -60,11 +57,11 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
     engine = _engine(config.engine)
-    _check_vllm(config, engine)
-    _check_engine(config, engine)
+    check_vllm(config, engine)
+    check_engine(config, engine)
     fits = config.max_model_len == "auto"
     config, model, hardware, assumed = complete(config, engine)
-    _check_cache(config, engine)
+    check_cache(config, engine)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
     prices = make_prices(config, model, hardware)
     future = Future()
@@ -73,9 +70,9 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    config = _fitting(config, memory) if fits else _checked_pool(config, memory)
+    config = fitting(config, memory) if fits else checked_pool(config, memory)
     manager = _manager(config, engine)
-    _check_sharing(config, manager)
+    check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
@@ -84,10 +81,10 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     blocks = construct("block_manager", managers, manager, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     scheduler = _scheduler(config, engine, {**pools, **caching, "future": future})
-    _check_manager(config, blocks, manager)
+    check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
         raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
-    _check_chunks(config, scheduler, blocks)
+    check_chunks(config, scheduler, blocks)
     return Parts(
         config,
         manager,
@@ -164,108 +161,3 @@ def _manager(config: RunConfig, engine: Engine) -> str:
             f" {', '.join(sorted(fitting))}"
         )
     return config.block_manager
-
-
-def _check_engine(config: RunConfig, engine: Engine) -> None:
-    """Refuse settings that the engine does not have."""
-    constructor = inspect.signature(engine.scheduler).parameters
-    for key in SCHEDULER_SETTINGS:
-        if getattr(config, key) is not None and key not in constructor and ":" not in config.engine:
-            raise ConfigError(f"{key}: {config.engine} has no such setting; leave it out")
-    for key, name in (("async_scheduling", "vllm-v1"), ("disable_async_output_proc", "vllm-0.6.3")):
-        if getattr(config, key) is not None and config.engine != name:
-            raise ConfigError(f"{key}: a setting of {name}; {config.engine} has it not")
-    if config.n > 1 and not engine.samples:
-        raise ConfigError(f"n: {config.engine} has no parallel samples here; use --n 1")
-
-
-def _check_cache(config: RunConfig, engine: Engine) -> None:
-    """Refuse a prefix cache where the engine has none, and the lack of one where it must share."""
-    if config.block_manager is None:
-        if config.enable_prefix_caching and not engine.prefix_manager:
-            raise ConfigError(f"enable_prefix_caching: {config.engine} has no prefix cache")
-        if not config.enable_prefix_caching and not engine.block_manager:
-            raise ConfigError(f"enable_prefix_caching: {config.engine} cannot do without")
-
-
-def _check_sharing(config: RunConfig, manager: str) -> None:
-    """Refuse rules of sharing where nothing is shared."""
-    if manager in BLOCK_MANAGERS and not BLOCK_MANAGERS[manager].needs_keys:
-        for key in ("eviction", "publish_at", "hits_save", "full_hit"):
-            if key in config.block_manager_args:
-                raise ConfigError(
-                    f"block_manager_args.{key}: {manager} has no prefix cache; leave it out, or use"
-                    " an engine with --enable-prefix-caching"
-                )
-
-
-def _check_vllm(config: RunConfig, engine: Engine) -> None:
-    """Refuse settings of vLLM with an engine that is not vLLM."""
-    if engine.vllm_version is None:
-        for key in VLLM_SETTINGS:
-            if getattr(config, key) != getattr(RunConfig(), key):
-                raise ConfigError(f"{key}: a setting of vLLM; {config.engine} has it not")
-
-
-def _checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
-    """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
-
-    Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
-    `_check_enough_kv_cache_memory`.
-    """
-    room = _room(config, memory)
-    assert isinstance(config.max_model_len, int)
-    if config.max_model_len > room:
-        raise ConfigError(
-            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
-            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"
-            f" {room} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
-        )
-    return config
-
-
-def _fitting(config: RunConfig, memory: Budget) -> RunConfig:
-    """The settings with the largest `max_model_len` that fits, up to the model's own limit.
-
-    Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was
-    counted with the model's limit, as there.
-    """
-    assert isinstance(config.max_model_len, int)
-    longest = min(config.max_model_len, _room(config, memory))
-    return msgspec.structs.replace(config, max_model_len=longest)
-
-
-def _room(config: RunConfig, memory: Budget) -> int:
-    """Tokens that the whole pool holds."""
-    assert config.block_size is not None
-    return memory.num_gpu_blocks * config.block_size
-
-
-def _check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
-    """Refuse what a block manager cannot do."""
-    if config.enable_prefix_caching and not blocks.needs_keys:
-        raise ConfigError(
-            f"block_manager: {manager} shares nothing; leave out --enable-prefix-caching"
-        )
-    may_swap = config.scheduling_policy == "priority" and config.n > 1
-    if not blocks.swaps and (may_swap or config.preemption_mode in ("swap", "auto")):
-        raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
-    if config.n > 1 and blocks.lockstep == COUNTED:
-        raise ConfigError(f"block_manager: {manager} cannot share blocks of samples; use --n 1")
-
-
-def _check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:
-    """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
-    tokens = scheduler.max_num_batched_tokens
-    assert config.block_size is not None and isinstance(config.max_model_len, int)
-    if not scheduler.chunked and tokens < config.max_model_len:
-        raise ConfigError(
-            f"max_num_batched_tokens: {tokens} is below max_model_len ({config.max_model_len});"
-            " raise it, lower --max-model-len, or use --enable-chunked-prefill"
-        )
-    whole = blocks.needs_keys and scheduler.whole_blocks
-    if config.enable_chunked_prefill and whole and tokens % config.block_size:
-        raise ConfigError(
-            f"max_num_batched_tokens: {tokens} is no multiple of block_size"
-            f" ({config.block_size}), as chunked prefill with prefix caching demands"
-        )

@@ -21,6 +21,7 @@ LAYERS = [
     {"archive", "cost", "rules"},
     {"calibrate", "engines", "ledger", "replica"},
     {"assumed", "conform", "fast", "report"},
+    {"checks"},
     {"assembly"},
     {"result", "tracks"},
     {"run"},
