@@ -134,6 +134,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Split prompts into chunks that share steps with decodes; default: as the engine does.",
         ),
     ] = None
+    vllm_version: Annotated[str | None, _doc(_ENGINE, "vLLM release whose defaults hold.")] = None
     preemption_mode: Annotated[
         Literal["recompute", "swap", "auto"] | None,
         _doc(
@@ -212,13 +213,24 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(_MEMORY, "Type of weights and activations; auto: the model's own."),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "float16", "bfloat16", "float32", "fp8"],
+        Literal["auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"],
         _doc(_MEMORY, "Type of the KV cache; auto: as --dtype."),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)],
         _doc(_MEMORY, "Share of GPU memory the engine may use."),
     ] = 0.9
+    kv_cache_memory_bytes: Annotated[
+        Positive | None, _doc(_MEMORY, "Bytes of the KV cache on each GPU.")
+    ] = None
+    enforce_eager: Annotated[bool, _doc(_MEMORY, "No CUDA graphs.")] = False
+    quantization: Annotated[str | None, _doc(_MEMORY, "How weights are quantised.")] = None
+    cpu_offload_gb: Annotated[
+        Annotated[float, Meta(ge=0)], _doc(_MEMORY, "GiB of weights kept in CPU memory.")
+    ] = 0.0
+    pipeline_parallel_size: Annotated[Positive, _doc(_MEMORY, "Stages of layers.")] = 1
+    data_parallel_size: Annotated[Positive, _doc(_MEMORY, "Replicas.")] = 1
+    enable_expert_parallel: Annotated[bool, _doc(_MEMORY, "Experts are divided.")] = False
     swap_space: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
