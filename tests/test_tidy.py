@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"certainty", "collector", "defaults", "errors", "schema", "version"},
     {"config", "records", "writing"},
-    {"library"},
+    {"library", "server"},
     {"engine", "hardware", "model"},
     {"blockmap", "link", "memory", "watchers", "workload"},
     {"archive", "cost", "rules"},
