@@ -147,8 +147,18 @@ def _of_file(path: Path, table: Table) -> Iterator[Argument]:
         content = None
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config: {path}: expected lines as `tensor-parallel-size: 4`")
-    for key, value in content.items():
-        flag = table.find(str(key).lstrip("-"))
-        if flag is None:
-            raise unknown_flag(str(key), table, str(path))
-        yield Argument(flag.name, value, f"{path}: {key}")
+    words = [word for key, value in content.items() for word in _as_words(str(key), value)]
+    yield from _Words(words, table, str(path)).read()
+
+
+def _as_words(key: str, value: Any) -> list[str]:
+    """A line of the file as words of a command line; a `null` says nothing."""
+    if value is None or value == []:
+        return []
+    if isinstance(value, bool):
+        return [f"--{key}" if value else f"--no-{key}"]
+    if isinstance(value, list):
+        return [f"--{key}", *map(str, value)]
+    if isinstance(value, Mapping):
+        return [f"--{key}={json.dumps(value, default=str)}"]
+    return [f"--{key}={value}"]

@@ -29,7 +29,7 @@ def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
         raise ConfigError(f"{where}: not one command; give one, as in {where} 'vllm serve MODEL'")
     words = found[0].words
     words = words[1:] if words[0] == "serve" else words
-    return _settings(ServerCommand(words, 1, None, found[0].variables), where, None)
+    return _settings(ServerCommand(words, None, found[0].variables), where, None)
 
 
 def settings_of_file(path: str) -> tuple[Meaning, list[str]]:

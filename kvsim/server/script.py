@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
 from kvsim.server.files import read_yaml
-from kvsim.server.shell import Command, commands
+from kvsim.server.shell import commands
 
-_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-[\w-]+)?(?::v?(\d+\.\d+\.\d+)?[\w.-]*)?(?:@\S+)?")
+_IMAGE = re.compile(r"(?:\S*/)?vllm-openai[\w-]*(?::(?:v?(\d{1,4}\.\d{1,4}\.\d{1,4}))?\S*|@\S*)?")
 _MODULE = re.compile(r"vllm\.entrypoints\.(?:openai\.)?api_server")
 _INSTRUCTION = re.compile(r"(FROM|CMD|ENTRYPOINT|ENV|ARG)\s+(.*)", re.IGNORECASE)
 _MOST_NESTED = 5
@@ -31,7 +31,6 @@ class ServerCommand(NamedTuple):
     """The server's command in a text."""
 
     arguments: list[str]
-    line: int
     version: str | None
     """Of the image, as `0.19.0`."""
     variables: Mapping[str, str]
@@ -39,38 +38,41 @@ class ServerCommand(NamedTuple):
 
 
 def server_command(text: str, where: str) -> ServerCommand:
-    """The one vLLM command of a text; raises `ConfigError` if there is none, or more than one."""
-    if re.match(r"(?:\s*#[^\n]*\n|\s)*(?:ARG\s[^\n]*\s+)*FROM\s", text):
-        found = list(_found(_of_dockerfile(text), where))
-    else:
-        found = list(_found(_of_yaml(text, where) or text, where))
-    different = {tuple(command.arguments): command for command in found}
+    """The one vLLM command of a text; raises `ConfigError` if there is none, or more than one.
+
+    `where`: the path of the text, or what stands for it in messages; YAML ends in `.yaml` or
+    `.yml`.
+    """
+    if where.lower().endswith((".yaml", ".yml")):
+        text = _of_yaml(text, where)
+    elif re.search(r"^FROM[ \t]+\S", text, re.MULTILINE):
+        text = _of_dockerfile(text)
+    different = {tuple(command.arguments): command for command in _found(text, where)}
     if not different:
         raise ConfigError(
             f"{where}: no vLLM command; it takes `vllm serve MODEL ...`, `python -m"
             " vllm.entrypoints.openai.api_server ...` or a container of vllm/vllm-openai"
         )
     if len(different) > 1:
-        lines = ", ".join(str(command.line) for command in different.values())
-        raise ConfigError(f"{where}: {len(different)} vLLM commands (lines {lines}); leave one")
-    return found[0]
+        begins = "; ".join(" ".join(arguments)[:40] for arguments in different)
+        raise ConfigError(f"{where}: {len(different)} vLLM commands ({begins!r}); leave one")
+    [found] = different.values()
+    return found
 
 
 def _found(text: str, where: str, nested: int = 0) -> Iterator[ServerCommand]:
-    for command in commands(text, where):
-        begin, version = _begin(command.words)
-        if begin is not None:
-            yield ServerCommand(command.words[begin:], command.line, version, command.variables)
-        elif "-c" in command.words and nested < _MOST_NESTED:
-            yield from _quoted(command, where, nested)
-
-
-def _quoted(command: Command, where: str, nested: int) -> Iterator[ServerCommand]:
-    """Of `bash -c "..."`."""
-    for word in command.words[command.words.index("-c") + 1 :]:
-        if "vllm" in word and " " in word:
-            for found in _found(word, where, nested + 1):
-                yield found._replace(line=command.line)
+    for words, variables in commands(text, where):
+        begin, version = _begin(words)
+        quoted = []
+        if "-c" in words and nested < _MOST_NESTED:
+            script = (word for word in words[words.index("-c") + 1 :] if "vllm" in word)
+            quoted = [
+                found for word in script if " " in word for found in _found(word, where, nested + 1)
+            ]
+        if quoted:
+            yield from (found._replace(version=found.version or version) for found in quoted)
+        elif begin is not None:
+            yield ServerCommand(words[begin:], version, variables)
 
 
 def _begin(words: list[str]) -> tuple[int | None, str | None]:
@@ -108,7 +110,7 @@ def _of_dockerfile(text: str) -> str:
         else:
             entry, command = _exec_form(rest), ""
     whole = f"{entry} {command}".strip()
-    if "vllm" not in entry and "vllm serve" not in whole and _IMAGE.fullmatch(image):
+    if _IMAGE.fullmatch(image):
         whole = f"{image} {whole}"
     return "\n".join([*lines, whole])
 
@@ -123,9 +125,7 @@ def _exec_form(rest: str) -> str:
 
 
 def _of_yaml(text: str, where: str) -> str:
-    """A shell script of the containers in a Compose or pod file; empty for any other text."""
-    if not re.search(r"^\s*(?:-\s+)?(?:image|command|args|entrypoint)\s*:", text, re.MULTILINE):
-        return ""
+    """A shell script of the containers in a Compose or pod file."""
     trees = read_yaml(text, where)
     return "\n".join(dict.fromkeys(line for tree in trees for line in _containers(tree, set())))
 
@@ -139,7 +139,7 @@ def _containers(tree: Any, seen: set[int]) -> Iterator[str]:
         parts = [_words(tree.get(key)) for key in ("image", "entrypoint", "command", "args")]
         words = [word for part in parts for word in part]
         if any(parts[1:]) and any("vllm" in word for word in words):
-            yield " ".join(words).replace("\n", " ")
+            yield " ".join(words)
     for child in tree.values() if isinstance(tree, Mapping) else tree:
         yield from _containers(child, seen)
 
@@ -147,7 +147,7 @@ def _containers(tree: Any, seen: set[int]) -> Iterator[str]:
 def _words(value: Any) -> list[str]:
     """Words as a shell reads them: those of a list are quoted, a text is one line of shell."""
     if isinstance(value, str):
-        return [value]
+        return [re.sub(r"\\?\n", " ", value)]
     if isinstance(value, list):
         return [shlex.quote(str(word)) for word in value]
     return []

@@ -23,8 +23,6 @@ class Command(NamedTuple):
     """One command of a script."""
 
     words: list[str]
-    line: int
-    """Where it begins, counted from 1."""
     variables: Mapping[str, str]
     """What the script assigns anywhere."""
 
@@ -50,7 +48,6 @@ class _Reader:
 
     def _clear(self) -> None:
         self._words: list[str] = []
-        self._first_line = self._line
         self._word: list[str] | None = None
         self._redirected = False
 
@@ -67,7 +64,6 @@ class _Reader:
                     continue
                 yield from self._end_command()
                 self._go(self._place + 1)
-                self._first_line = self._line
             elif character in " \t\r":
                 self._end_word()
                 self._place += 1
@@ -84,8 +80,6 @@ class _Reader:
         """A character of a word, or a quoted part of one."""
         if self._word is None:
             self._word = []
-            if not self._words:
-                self._first_line = self._line
         if character == "'":
             end = self._closing("'", self._place + 1)
             self._word.append(self._text[self._place + 1 : end])
@@ -199,5 +193,5 @@ class _Reader:
     def _end_command(self) -> Iterator[Command]:
         self._end_word()
         if self._words:
-            yield Command(self._words, self._first_line, self._variables)
+            yield Command(self._words, self._variables)
         self._clear()
