@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvsim.errors import ConfigError
 
-MOST_LINE_BYTES = 1 << 20
-"""Of a longer line of a log, only the beginning is read."""
+CHUNK_BYTES = 1 << 20
+"""Of a line of a log that is longer than two chunks, only the beginning is read."""
 MOST_COMMAND_BYTES = 1 << 20
 
 _GZIP = b"\x1f\x8b"
 
 
-def log_lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a log, gzipped or not, with their numbers from 1.
+def lines_with(words: Iterable[bytes], path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log, gzipped or not, that hold one of `words`; with their numbers from 1.
 
     Raises `ConfigError` for a file that cannot be read, holds nothing, or is no text.
     """
@@ -26,7 +26,7 @@ def log_lines(path: str) -> Iterator[tuple[int, bytes]]:
         with Path(path).open("rb") as stored:
             packed = stored.peek(2).startswith(_GZIP)
             file: BinaryIO = gzip.GzipFile(fileobj=stored) if packed else stored  # type: ignore[assignment]
-            yield from _lines(file, path)
+            yield from _lines(file, path, tuple(words))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except EOFError:
@@ -37,18 +37,19 @@ def log_lines(path: str) -> Iterator[tuple[int, bytes]]:
         raise _unreadable(path, error) from None
 
 
-def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
-    number, begins = 0, True
-    while part := file.readline(MOST_LINE_BYTES):
-        if begins:
-            number += 1
-            if b"\0" in part:
-                raise ConfigError(
-                    f"{path}:{number}: not a text in UTF-8; give the text that the server printed"
-                )
-            yield number, part
-        begins = part.endswith(b"\n")
-    if not number:
+def _lines(file: BinaryIO, path: str, words: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
+    number, begins = 1, True
+    while chunk := file.read(CHUNK_BYTES):
+        chunk += file.readline(CHUNK_BYTES)
+        if b"\0" in chunk:
+            raise ConfigError(f"{path}: not a text in UTF-8; give the text that the server printed")
+        if any(word in chunk for word in words):
+            for further, line in enumerate(chunk.split(b"\n")):
+                if (begins or further) and any(word in line for word in words):
+                    yield number + further, line
+        number += chunk.count(b"\n")
+        begins = chunk.endswith(b"\n")
+    if number == 1 and begins:
         raise ConfigError(f"{path}: the file is empty; give the text that the server printed")
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Argument
-from kvsim.server.files import log_lines
+from kvsim.server.files import lines_with
 from kvsim.server.reprs import pairs
 
 
@@ -70,6 +70,14 @@ class Start:
         """Whether it came as far as its pool."""
         return bool(self.cache_tokens or self.blocks or self.blocks_of_all)
 
+    @property
+    def engine_by_pool(self) -> Fact | None:
+        """The engine, by how it prints its pool: only V0 has CPU blocks, and prints no tokens."""
+        if self.cpu_blocks is not None:
+            return Fact("0", self.cpu_blocks.line)
+        printed = [*self.cache_tokens, *self.blocks]
+        return Fact("1", printed[0].line) if printed else None
+
 
 def read_starts(path: str) -> list[Start]:
     """Every start of a vLLM server in a log, first to last.
@@ -77,9 +85,7 @@ def read_starts(path: str) -> list[Start]:
     Raises `ConfigError` for a file that cannot be read, or holds no line of a start.
     """
     starts: list[Start] = []
-    for number, raw in log_lines(path):
-        if _WORTH.search(raw) is None:
-            continue
+    for number, raw in lines_with(_WORTH, path):
         text = _COLOUR.sub("", raw.decode("utf-8", errors="replace")).rstrip()
         for pattern, take in _LINES:
             match = pattern.search(text)
@@ -102,11 +108,22 @@ class _Line(NamedTuple):
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RANK = re.compile(r"\(EngineCore(\w*)")
-_WORTH = re.compile(
-    rb"KV cache |blocks|LLM engine|non-default args|args: Namespace|max_num_batched_tokens="
-    rb"|max model len|ynchronous scheduling|version|Maximum concurrency|block size to"
+_WORTH = (
+    b"KV cache size",
+    b"KV cache memory",
+    b" blocks: ",
+    b"num_gpu_blocks is",
+    b"LLM engine",
+    b"non-default args",
+    b"args: Namespace",
+    b"max_num_batched_tokens=",
+    b"max model len",
+    b"ynchronous scheduling",
+    b"version",
+    b"Maximum concurrency",
+    b"block size to",
 )
-"""Whatever a pattern below may fit; a server's log has millions of other lines."""
+"""A line with none of these fits no pattern below; a server's log has millions of such lines."""
 
 _CONFIG_NAMES = {
     "max_seq_len": "max_model_len",

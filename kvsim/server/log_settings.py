@@ -57,8 +57,9 @@ def _without_blocks(start: Start, path: str) -> Meaning:
     ):
         if fact is not None:
             meaning.set(key, fact.value, f"{path}:{fact.line}")
-    if start.engine is not None:
-        meaning.set("engine", ENGINES[start.engine.value], f"{path}:{start.engine.line}")
+    engine = start.engine or start.engine_by_pool
+    if engine is not None:
+        meaning.set("engine", ENGINES[engine.value], f"{path}:{engine.line}")
     if start.version is not None:
         release = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", start.version.value)
         if release:

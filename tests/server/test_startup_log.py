@@ -6,8 +6,9 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import SHARED, needs_shared
 from startup_logs import v0_log, v1_log
 
 from kvsim.errors import ConfigError
@@ -56,15 +57,15 @@ def test_v1(tmp_path: Path) -> None:
 
 def test_v0(tmp_path: Path) -> None:
     word = read(v0_log(), tmp_path)
-    settings = word.settings
-    assert settings["engine"] == "vllm-0.6.3"
-    assert settings["vllm_version"] == "0.6.3"
-    assert settings["num_gpu_blocks_override"] == 27000
-    assert settings["num_cpu_blocks_override"] == 2048
-    assert settings["max_num_seqs"] == 128
-    assert settings["enable_prefix_caching"] is False
-    assert settings["disable_async_output_proc"] is False
-    assert settings["swap_space"] == 4
+    said = word.settings
+    assert said["engine"] == "vllm-0.6.3"
+    assert said["vllm_version"] == "0.6.3"
+    assert said["num_gpu_blocks_override"] == 27000
+    assert said["num_cpu_blocks_override"] == 2048
+    assert said["max_num_seqs"] == 128
+    assert said["enable_prefix_caching"] is False
+    assert said["disable_async_output_proc"] is False
+    assert said["swap_space"] == 4
     assert word.sources["num_gpu_blocks_override"].endswith(":4")
     synchronous = v0_log("num_scheduler_steps=1, use_async_output_proc=False")
     assert read(synchronous, tmp_path).settings["disable_async_output_proc"] is True
@@ -194,7 +195,7 @@ def test_a_model_in_a_folder_of_the_server_keeps_its_name(tmp_path: Path) -> Non
 
 @given(
     blocks=st.integers(1, 10**7),
-    block_size=st.sampled_from((1, 8, 16, 32, 64, 128, 528)),
+    block_size=st.sampled_from((8, 16, 32, 64, 128, 528)),
     max_model_len=st.integers(1, 2 * 10**6),
 )
 def test_blocks_follow_from_tokens(blocks: int, block_size: int, max_model_len: int) -> None:
@@ -269,3 +270,30 @@ def test_damaged_logs(
         server_settings(startup_log=str(path))
     except ConfigError as error:
         assert "\n" not in str(error)
+
+
+@given(st.integers(0, 3 * 2**20), st.integers(1, 2**20))
+@settings(max_examples=20)
+def test_lines_keep_their_numbers_in_long_logs(
+    tmp_path_factory: pytest.TempPathFactory, size: int, width: int
+) -> None:
+    """Logs are read in chunks, whose borders may be anywhere."""
+    before = [f"{'version' if width > 9 else ''}{'.' * width}\n"] * (size // width)
+    path = tmp_path_factory.getbasetemp() / "long.log"
+    path.write_text("".join([*before, v1_log()]))
+    word = server_settings(startup_log=str(path))
+    assert word.sources["num_gpu_blocks_override"] == f"{path}:{len(before) + 8}"
+    assert word.settings["max_num_batched_tokens"] == 2048
+
+
+def test_the_engine_follows_from_how_it_prints_its_blocks(tmp_path: Path) -> None:
+    """A part of a log may lack the line of the engine: only V0 has CPU blocks."""
+    old = "INFO gpu_executor.py:122] # GPU blocks: 700, # CPU blocks: 20\n"
+    assert read(old, tmp_path).settings["engine"] == "vllm-0.6.3"
+    assert read("INFO GPU KV cache size: 160 tokens\n", tmp_path).settings["engine"] == "vllm-v1"
+
+
+@needs_shared("formats/vllm.log")
+def test_the_public_sample() -> None:
+    word = server_settings(startup_log=str(SHARED / "formats" / "vllm.log"))
+    assert word.settings["num_gpu_blocks_override"] == 447_008 // 16
