@@ -68,6 +68,8 @@ class Table(NamedTuple):
     """By name."""
     short: Mapping[str, str]
     """Short spellings: `-tp` → `tensor_parallel_size`."""
+    positional: str
+    """The argument that needs no flag."""
 
     def find(self, name: str) -> Flag | None:
         """The flag with this name, or the only one whose name begins so, as argparse has it."""

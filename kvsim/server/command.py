@@ -44,18 +44,18 @@ class _Words:
         self._place = 0
 
     def read(self) -> Iterator[Argument]:
-        model = False
+        positional = False
         tables: dict[str, dict[str, Any]] = {}
         while self._place < len(self._words):
             word = self._words[self._place]
             self._place += 1
             if not word.startswith("-"):
-                if model or ("$" in word and not word.strip("${}").isidentifier()):
+                if positional or ("$" in word and not word.strip("${}").isidentifier()):
                     raise ConfigError(
                         f"{self._where}: {word[:60]!r} belongs to no flag; correct the command"
                     )
-                model = True
-                yield self._argument("model", word)
+                positional = True
+                yield self._argument(self._table.positional, word)
                 continue
             name, equals, value = word.partition("=")
             head, _, keys = name.partition(".")

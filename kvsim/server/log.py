@@ -47,6 +47,8 @@ class Start:
     engine: Fact | None = None
     """`0` or `1`, as in `V1`."""
     arguments: list[Argument] = field(default_factory=list)
+    lists_all: bool = False
+    """Whether `arguments` are all that there are, with those that nobody gave."""
     config: list[Argument] = field(default_factory=list)
     """The values that the engine came to, under the names of arguments."""
     max_model_len: Fact | None = None
@@ -149,9 +151,7 @@ _CONFIG_KEYS = {
 
 def _begins_anew(start: Start, take: Callable[..., None], text: str) -> bool:
     """Whether a line belongs to another start than the one before it."""
-    if take is _version:
-        return bool(start.arguments or start.engine or start.sized)
-    if take is _arguments:
+    if take in (_version, _arguments):
         return bool(start.arguments or start.engine or start.sized)
     return take is _engine and start.sized and _rank(text) in start.ranks
 
@@ -172,6 +172,7 @@ def _version(start: Start, match: re.Match[str], line: _Line) -> None:
 def _arguments(start: Start, match: re.Match[str], line: _Line) -> None:
     where = f"{line.path}:{line.number}"
     start.arguments += [Argument(name, value, where) for name, value in pairs(match[1])]
+    start.lists_all = match[1].startswith("Namespace")
 
 
 def _engine(start: Start, match: re.Match[str], line: _Line) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Meaning, interpret
 from kvsim.server.generations import ENGINES, leave_unused
@@ -27,7 +28,7 @@ def settings_of_log(path: str) -> tuple[Meaning, list[str]]:
         )
     start = sized[-1]
     meaning = _without_blocks(start, path)
-    line, remarks = _count_blocks(meaning, start, path)
+    pool, remarks = _count_blocks(meaning, start, path)
     leave_unused(meaning)
     if len(starts) > 1:
         remarks.append(
@@ -36,12 +37,16 @@ def settings_of_log(path: str) -> tuple[Meaning, list[str]]:
         )
     if "model" not in meaning.settings:
         remarks.append(f"{path}: no line names the model; give --model")
-    return meaning, [*notes(meaning, path, line), *remarks]
+    return meaning, [*notes(meaning, path, pool), *remarks]
 
 
 def _without_blocks(start: Start, path: str) -> Meaning:
     """Arguments, in their place what the engine made of them, in their place what it says later."""
     meaning = interpret(start.arguments, VLLM)
+    if start.lists_all:
+        # Nobody wants to read what nobody gave.
+        meaning.ignored.clear()
+        meaning.unknown.clear()
     made = interpret(start.config, VLLM)
     for key, value in made.settings.items():
         # A replica's engine may count itself alone, and name the folder of the model's download.
@@ -67,8 +72,8 @@ def _without_blocks(start: Start, path: str) -> Meaning:
     return meaning
 
 
-def _count_blocks(meaning: Meaning, start: Start, path: str) -> tuple[int, list[str]]:
-    """Set the blocks and their size; returns the line that says them, and remarks."""
+def _count_blocks(meaning: Meaning, start: Start, path: str) -> tuple[str, list[str]]:
+    """Set the blocks and their size; returns both in words, and remarks."""
     said = meaning.settings
     if start.block_size is not None:
         meaning.set("block_size", start.block_size.value, f"{path}:{start.block_size.line}")
@@ -83,5 +88,10 @@ def _count_blocks(meaning: Meaning, start: Start, path: str) -> tuple[int, list[
         raise ConfigError(f"{where}: the server has no KV blocks; nothing can be simulated")
     meaning.set("num_gpu_blocks_override", pool.blocks, where)
     if size is None:
-        meaning.set("block_size", pool.block_size, f"{where}, or vLLM's default")
-    return pool.line, [f"{path}: {pool.note}"] if pool.note else []
+        usual = pool.block_size == DEFAULT_BLOCK_SIZE
+        meaning.set("block_size", pool.block_size, "vLLM's default" if usual else where)
+    words = f"{pool.blocks:,} blocks of {pool.block_size} (line {pool.line})"
+    if start.available:
+        least = min(start.available, key=lambda fact: fact.value)
+        words += f" in {least.value:g} GiB of each GPU (line {least.line})"
+    return words, [f"{path}: {pool.note}"] if pool.note else []

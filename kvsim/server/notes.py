@@ -6,17 +6,17 @@ from kvsim.config import RunConfig, to_table
 from kvsim.server.arguments import Meaning
 
 
-def notes(meaning: Meaning, where: str, line: int | None = None) -> list[str]:
-    """What was taken from `where`, and what was left out; `line`: where the blocks are said."""
+def notes(meaning: Meaning, where: str, pool: str = "") -> list[str]:
+    """What was taken from `where`, and what was left out; `pool`: the blocks, in words."""
     said = dict(meaning.settings)
     head = []
     if "model" in said:
         head.append(f"model {said.pop('model')}")
     if "vllm_version" in said:
         head.append(f"vLLM {said.pop('vllm_version')}")
-    if line is not None:
-        blocks, size = said.pop("num_gpu_blocks_override"), said.pop("block_size")
-        head.append(f"{blocks:,} blocks of {size} (line {line})")
+    if pool:
+        del said["num_gpu_blocks_override"], said["block_size"]
+        head.append(pool)
     usual = to_table(RunConfig())
     words = {True: "on", False: "off"}
     rest = (

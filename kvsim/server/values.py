@@ -36,14 +36,12 @@ def whole(value: Any) -> int:
     """A whole number; `8k` is 8,000, `8K` 8,192 (vLLM 0.33.0 `utils/argparse_utils.py`)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"(-?\d{1,18})(\.\d{1,18})?([kmgtKMGT]?)", str(value).strip())
-    if match is None or (match[2] and match[3] not in ("k", "m", "g", "t")):
-        raise ValueError("a whole number, as 8192 or 8k")
-    return (
-        round(float(f"{match[1]}{match[2] or ''}") * _MULTIPLES[match[3]])
-        if match[3]
-        else int(match[1])
-    )
+    digits = str(value).strip()
+    if re.fullmatch(r"-?\d{1,18}", digits):
+        return int(digits)
+    if re.fullmatch(r"\d{1,18}[KMGT]|\d{1,18}(\.\d{1,18})?[kmgt]", digits):
+        return round(float(digits[:-1]) * _MULTIPLES[digits[-1]])
+    raise ValueError("a whole number, as 8192 or 8k")
 
 
 def length(value: Any) -> int | str:
@@ -69,11 +67,6 @@ def switch(value: Any) -> bool:
     if str(value).strip().lower() not in words:
         raise ValueError("true or false")
     return words[str(value).strip().lower()]
-
-
-def opposite(value: Any) -> bool:
-    """A switch that turns off what the setting turns on."""
-    return not switch(value)
 
 
 def text(value: Any) -> str | None:

@@ -64,7 +64,7 @@ def _unsimulated(
 
 def _used(name: str, read: Callable[[Any], Any], key: str = "") -> Flag:
     takes: Literal["nothing", "value"] = "value"
-    if read in (values.switch, values.opposite):
+    if read is values.switch:
         takes = "nothing"
     return Flag(name, takes, Used(key or name, read))
 
@@ -406,8 +406,9 @@ _EARLIER = [
     ),
 ]
 
-VLLM = Table(
+VLLM: Table = Table(
     program="vllm serve",
+    positional="model",
     flags={flag.name: flag for flag in [*_USED, *_NO_EFFECT, *_SLIGHT, *_UNSIMULATED, *_EARLIER]},
     short={
         "-ac": "attention_config",

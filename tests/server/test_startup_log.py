@@ -51,6 +51,7 @@ def test_v1(tmp_path: Path) -> None:
     assert word.sources["max_model_len"] == f"{at}:9"
     assert word.notes[0].startswith(
         f"from {at}: model meta-llama/Llama-3.1-8B, vLLM 0.19.0, 2,588 blocks of 16 (line 8)"
+        " in 5.05 GiB of each GPU (line 7), "
     )
     assert word.notes[1:] == [f"from {at}, cannot matter to a simulation: --port"]
 
@@ -67,6 +68,7 @@ def test_v0(tmp_path: Path) -> None:
     assert said["disable_async_output_proc"] is False
     assert said["swap_space"] == 4
     assert word.sources["num_gpu_blocks_override"].endswith(":4")
+    assert len(word.notes) == 1  # not a list of all the arguments that nobody gave
     synchronous = v0_log("num_scheduler_steps=1, use_async_output_proc=False")
     assert read(synchronous, tmp_path).settings["disable_async_output_proc"] is True
 

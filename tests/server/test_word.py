@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from startup_logs import v0_log, v1_log
 
+from kvsim.assembly import assemble
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import ConfigError
 from kvsim.server import ServerWord, server_settings
@@ -76,6 +77,12 @@ def test_file_and_flags_count_more(log: str, tmp_path: Path) -> None:
     assert config.max_num_batched_tokens == 9
     assert config.watermark == 0.5
     assert config.num_gpu_blocks_override == 2588
+
+
+def test_the_null_block_of_v1_is_among_the_blocks_of_the_log(log: str) -> None:
+    """The published run with 2,588 blocks printed shares of 2,587 in use."""
+    parts = assemble(load_config(beneath=server_settings(log).settings))
+    assert parts.blocks.gpu.free == 2587
 
 
 def test_a_block_count_under_other_settings_is_doubted(log: str) -> None:
