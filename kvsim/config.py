@@ -320,16 +320,19 @@ def load_config(
     path: str | None = None,
     flags: Mapping[str, Any] | None = None,
     assignments: Iterable[str] = (),
+    beneath: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Settings of one run: defaults, then the TOML file, then flags, then `--set a.b=c`.
 
-    Raises `ConfigError` naming the file, the key and the nearest right name.
+    `beneath`: settings that count less than the file's. Raises `ConfigError` naming the file, the
+    key and the nearest right name.
     """
     table: dict[str, Any] = {}
     where = "configuration"
     if path is not None:
         table, where = read_toml(path), path
         check_keys(table, where)
+    table = {**(beneath or {}), **table}
     for key, value in (flags or {}).items():
         if isinstance(value, Mapping):
             table[key] = {**table.get(key, {}), **value}

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"certainty", "collector", "defaults", "errors", "schema", "sizes", "version"},
     {"config", "engines.versions", "records", "writing"},
-    {"library"},
+    {"library", "server"},
     {"engine", "hardware", "model"},
     {"blockmap", "link", "parallel", "watchers", "workload"},
     {"memory"},

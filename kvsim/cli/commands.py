@@ -16,13 +16,16 @@ from kvsim.cli.options import (
     Assignments,
     ConfigFile,
     OutDir,
+    StartupLog,
     TraceFormat,
     TracePath,
-    config_path,
+    VllmCommand,
+    VllmFile,
     open_noted,
 )
 from kvsim.cli.progress import progress_bar
-from kvsim.config import RunConfig, load_config
+from kvsim.cli.server import load_over, server_word
+from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ def run(
         typer.Option("--block-map", help="Also show which request held which block; takes longer."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    startup_log: StartupLog = None,
+    vllm: VllmCommand = None,
+    vllm_file: VllmFile = None,
     assignments: Assignments = None,
     **flags: Any,
 ) -> None:
@@ -55,9 +61,12 @@ def run(
     from kvsim.workload.spec import trace_of
 
     watcher = _map_watcher(out) if block_map else None
-    loaded = load_config(config_path(config), settings(flags), assignments or ())
+    word = server_word(startup_log, vllm, vllm_file)
+    loaded = load_over(word, config, settings(flags), assignments or ())
     opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format)
     result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
+    if word.sources:
+        result.meta["server"] = dict(word.sources)
     for note in result.meta["notes"]:
         print(f"note: {note}", file=sys.stderr)
     if out is not None:

@@ -17,13 +17,16 @@ from kvsim.cli.options import (
     Assignments,
     Jobs,
     OutDir,
+    StartupLog,
     TraceFormat,
     TracePath,
-    config_path,
+    VllmCommand,
+    VllmFile,
     open_noted,
 )
 from kvsim.cli.progress import progress_bar
-from kvsim.config import RunConfig, load_config
+from kvsim.cli.server import load_over, server_word
+from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,6 +79,9 @@ def compare(
     as_json: Annotated[
         bool, typer.Option("--json", help="With --seeds: print figures and verdicts as JSON.")
     ] = False,
+    startup_log: StartupLog = None,
+    vllm: VllmCommand = None,
+    vllm_file: VllmFile = None,
     assignments: Assignments = None,
     **flags: Any,
 ) -> None:
@@ -87,8 +93,9 @@ def compare(
     if len(configs) < 2:
         raise ConfigError("compare: give two configurations or more")
     given = settings(flags)
+    word = server_word(startup_log, vllm, vllm_file)
     loaded = [
-        (_run_name(configs, i), load_config(config_path(path), given, assignments or ()))
+        (_run_name(configs, i), load_over(word, path, given, assignments or ()))
         for i, path in enumerate(configs)
     ]
     if seeds is None and (cost_uncertainty or as_json):

@@ -32,6 +32,26 @@ ConfigFile = Annotated[
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores.")
 ]
+StartupLog = Annotated[
+    str | None,
+    typer.Option(
+        "--startup-log",
+        metavar="FILE",
+        help="Settings and block count from the log of a real vLLM server; .gz too.",
+    ),
+]
+VllmCommand = Annotated[
+    str | None,
+    typer.Option("--vllm", metavar="COMMAND", help="Settings from a `vllm serve ...` command."),
+]
+VllmFile = Annotated[
+    str | None,
+    typer.Option(
+        "--vllm-file",
+        metavar="FILE",
+        help="The same from a shell script, Dockerfile, Compose or pod file.",
+    ),
+]
 
 
 def open_noted(path: str, trace_format: str | None) -> Trace:

@@ -15,14 +15,17 @@ from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
     Jobs,
+    StartupLog,
     TraceFormat,
     TracePath,
-    config_path,
+    VllmCommand,
+    VllmFile,
     open_noted,
 )
 from kvsim.cli.progress import spinner
+from kvsim.cli.server import load_over, server_word
 from kvsim.cli.sweep import BackendName, Base, RayAddress, backend_of
-from kvsim.config import RunConfig, load_config, to_table
+from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,6 +86,9 @@ def size(
     backend: BackendName = "local",
     ray_address: RayAddress = None,
     trace_format: TraceFormat = None,
+    startup_log: StartupLog = None,
+    vllm: VllmCommand = None,
+    vllm_file: VllmFile = None,
     assignments: Assignments = None,
     **flags: Any,
 ) -> None:
@@ -98,7 +104,8 @@ def size(
     from kvsim.workload.spec import trace_of
 
     objectives = parse_slo(slo)
-    config = load_config(config_path(base), settings(flags), assignments or ())
+    word = server_word(startup_log, vllm, vllm_file)
+    config = load_over(word, base, settings(flags), assignments or ())
     runner = backend_of(backend, ray_address)
     opened = trace_of(config) if trace is None else open_noted(trace, trace_format)
     if hit_rate is not None:

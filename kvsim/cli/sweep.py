@@ -15,13 +15,16 @@ from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
     Jobs,
+    StartupLog,
     TraceFormat,
     TracePath,
-    config_path,
+    VllmCommand,
+    VllmFile,
     open_noted,
 )
 from kvsim.cli.progress import progress_bar
-from kvsim.config import load_config, nearest, to_table
+from kvsim.cli.server import load_over, server_word
+from kvsim.config import nearest, to_table
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,6 +103,9 @@ def sweep(
     shard: Shard = None,
     merge: Merge = False,
     trace_format: TraceFormat = None,
+    startup_log: StartupLog = None,
+    vllm: VllmCommand = None,
+    vllm_file: VllmFile = None,
     assignments: Assignments = None,
     **flags: Any,
 ) -> None:
@@ -121,7 +127,8 @@ def sweep(
     space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
     if slo is not None:
         parse_slo(slo)
-    config = load_config(config_path(base), settings(flags), assignments or ())
+    word = server_word(startup_log, vllm, vllm_file)
+    config = load_over(word, base, settings(flags), assignments or ())
     table = to_table(config)
     points = expand(space, table)
     mine = shard_of(len(points), shard)

@@ -39,6 +39,7 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
                     _notes("Not simulated", meta),
                 ),
                 assumed_panel(meta.get("assumed") or {}),
+                server_panel(meta.get("server") or {}, meta.get("config") or {}),
                 panel("Configuration", element("pre", to_toml(meta.get("config") or {}))),
                 panel("Cost model", facts(flat(meta.get("cost") or {}))),
                 panel("Link between GPU and CPU", facts(flat(meta.get("link") or {}))),
@@ -52,6 +53,12 @@ def assumed_panel(assumed: Mapping[str, Any]) -> Html:
     """Settings that nobody gave: value, and who chose it."""
     rows = {key: f"{each['value']} ({each['source']})" for key, each in assumed.items()}
     return panel("Assumed settings", facts(rows)) if rows else join(())
+
+
+def server_panel(server: Mapping[str, str], config: Mapping[str, Any]) -> Html:
+    """Settings that a real server stated: value, and the place in its log or command line."""
+    rows = {key: f"{config.get(key)} ({place})" for key, place in server.items()}
+    return panel("From the server", facts(rows)) if rows else join(())
 
 
 def to_toml(table: Mapping[str, Any], name: str = "") -> str:

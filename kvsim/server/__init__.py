@@ -1,0 +1,14 @@
+"""What a user's real server says about itself: its log when it starts, and its command line.
+
+```
+--vllm-file ─ script ─ shell ─┐
+--vllm ───────────────────────┴─ command ─ arguments, looked up in vllm_arguments ─┐
+--startup-log ─ log ─ reprs ──┬────────────────────────────────────────────────────┴─ word
+                              └─ pool: how many blocks
+```
+Nothing is simulated here: `server_settings` returns settings, and where each comes from. Another
+engine is another table beside `vllm_arguments`.
+"""
+
+from kvsim.server.word import ServerWord as ServerWord
+from kvsim.server.word import server_settings as server_settings

@@ -1,0 +1,185 @@
+"""A server's arguments, and what each of them means for a simulation.
+
+An engine has one table of `Flag`s. An argument of a command line or of a log is looked up in it:
+
+| effect | what becomes of the argument |
+|---|---|
+| `Used` | it is a setting of the run |
+| `Ignored` | it changes nothing here; one note lists all of them together |
+| `Unsimulated` | it would change the answer: refused with its reason, unless it is off |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from kvsim.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Used:
+    """The argument is the setting `key`."""
+
+    key: str
+    read: Callable[[Any], Any]
+    """The setting's value, of text or of a Python value; raises `ValueError` saying what it takes.
+    None: the argument says nothing."""
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """The argument changes nothing in a simulation."""
+
+    why: str
+    """Head of the note that lists arguments like it."""
+
+
+@dataclass(frozen=True)
+class Unsimulated:
+    """The argument changes what the server does in a way that is not simulated."""
+
+    reason: str
+    off: Callable[[Any], bool]
+    """Whether a value means that the feature is not in use."""
+
+
+Effect = Used | Ignored | Unsimulated
+
+
+class Flag(NamedTuple):
+    """One argument of an engine."""
+
+    name: str
+    """With underscores, as logs print it: `tensor_parallel_size`."""
+    takes: Literal["nothing", "maybe", "value", "values"]
+    """How many words follow it on a command line."""
+    effect: Effect
+
+
+class Table(NamedTuple):
+    """All arguments of an engine's command line."""
+
+    program: str
+    """As in messages: `vllm serve`."""
+    flags: Mapping[str, Flag]
+    """By name."""
+    short: Mapping[str, str]
+    """Short spellings: `-tp` → `tensor_parallel_size`."""
+    positional: str
+    """The argument that needs no flag."""
+
+    def find(self, name: str) -> Flag | None:
+        """The flag with this name, or the only one whose name begins so, as argparse has it."""
+        name = name.replace("-", "_")
+        if name in self.flags:
+            return self.flags[name]
+        longer = [flag for known, flag in self.flags.items() if name and known.startswith(name)]
+        return longer[0] if len(longer) == 1 else None
+
+
+class Argument(NamedTuple):
+    """An argument that somebody gave."""
+
+    name: str
+    """As `Flag.name`."""
+    value: Any
+    """Text, a list of texts or True from a command line; a Python value from a log."""
+    where: str
+    """For messages: `serve.sh: --tensor-parallel-size` or `vllm.log:42`."""
+
+
+@dataclass
+class Meaning:
+    """What arguments say to a simulation."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """Setting → `Argument.where`."""
+    ignored: dict[str, list[str]] = field(default_factory=dict)
+    """`Ignored.why` → arguments as on a command line."""
+    unknown: list[str] = field(default_factory=list)
+
+    def set(self, key: str, value: Any, where: str) -> None:
+        """Take a setting over, in place of what earlier arguments said."""
+        self.settings[key], self.sources[key] = value, where
+
+
+def interpret(arguments: Iterable[Argument], table: Table) -> Meaning:
+    """What the arguments mean; where one is given twice, the later counts, as for argparse.
+
+    Raises `ConfigError` for a value that its flag does not take, and for what is not simulated.
+    """
+    meaning = Meaning()
+    last = {argument.name: argument for argument in arguments}
+    for argument in last.values():
+        flag = table.flags.get(argument.name)
+        if flag is None:
+            meaning.unknown.append(spelled(argument.name))
+        elif argument.value is not None:
+            _take(meaning, flag, argument)
+    return meaning
+
+
+def _take(meaning: Meaning, flag: Flag, argument: Argument) -> None:
+    effect = flag.effect
+    if isinstance(effect, Ignored):
+        meaning.ignored.setdefault(effect.why, []).append(spelled(flag.name))
+    elif isinstance(effect, Unsimulated):
+        if not effect.off(plain(argument.value)):
+            raise ConfigError(
+                f"{_at(argument)}: {effect.reason}, which is not simulated; leave it out to"
+                " simulate the server without it"
+            )
+    else:
+        try:
+            if isinstance(argument.value, str) and "$" in argument.value:
+                raise ValueError("a value instead of a shell variable")
+            value = effect.read(argument.value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(
+                f"{_at(argument)}: takes {error}, got {_short(argument.value)}"
+            ) from None
+        if value is not None:
+            meaning.set(effect.key, value, argument.where)
+
+
+def unknown_flag(name: str, table: Table, where: str) -> ConfigError:
+    """The error for a flag that an engine does not have."""
+    near = nearest(name.replace("-", "_"), table.flags)
+    return ConfigError(
+        f"{where}: {table.program} has no flag {_short(spelled(name), quoted=False)};{near}"
+        " correct it, or leave it out"
+    )
+
+
+def spelled(name: str) -> str:
+    """A flag as on a command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def plain(value: Any) -> Any:
+    """A value without the quotes of a command line: `"1"` is 1, `"null"` is None."""
+    if not isinstance(value, str):
+        return value
+    words = {"": None, "none": None, "null": None, "true": True, "false": False}
+    text = value.strip()
+    if text.lower() in words:
+        return words[text.lower()]
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"-?\d{1,18}\.\d{0,18}", text):
+        return float(text)
+    return {"{}": {}, "[]": []}.get(text, text)
+
+
+def _at(argument: Argument) -> str:
+    name = spelled(argument.name)
+    return argument.where if name in argument.where else f"{argument.where}: {name}"
+
+
+def _short(value: Any, *, quoted: bool = True) -> str:
+    text = repr(value) if quoted else value
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,48 @@
+"""The settings that a server's command line says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvsim.errors import ConfigError
+from kvsim.server.arguments import Meaning, interpret
+from kvsim.server.command import parse
+from kvsim.server.files import read_text
+from kvsim.server.generations import ENGINES, generation, leave_unused
+from kvsim.server.notes import notes
+from kvsim.server.script import ServerCommand, server_command
+from kvsim.server.shell import commands
+from kvsim.server.vllm_arguments import VLLM
+
+
+def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
+    """What a command line says, and notes for people; `vllm serve` may be left out.
+
+    Raises `ConfigError` for an unknown flag, and for one that cannot be simulated.
+    """
+    where = "--vllm"
+    if re.search(r"(?:^|[\s/])vllm\s|vllm\.entrypoints|vllm-openai|api_server\.py", text):
+        return _settings(server_command(text, where), where, None)
+    found = list(commands(text, where))
+    if len(found) != 1:
+        raise ConfigError(f"{where}: not one command; give one, as in {where} 'vllm serve MODEL'")
+    words = found[0].words
+    words = words[1:] if words[0] == "serve" else words
+    return _settings(ServerCommand(words, None, found[0].variables), where, None)
+
+
+def settings_of_file(path: str) -> tuple[Meaning, list[str]]:
+    """What the command line in a script, Dockerfile, Compose or pod file says, and notes."""
+    return _settings(server_command(read_text(path), path), path, Path(path).parent)
+
+
+def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[Meaning, list[str]]:
+    meaning = interpret(parse(command.arguments, VLLM, where, folder), VLLM)
+    number = generation(command.version, command.variables.get("VLLM_USE_V1"))
+    meaning.set("engine", ENGINES[number], where)
+    if command.version:
+        meaning.set("vllm_version", command.version, f"{where}: the image")
+    leave_unused(meaning)
+    remarks = [] if "model" in meaning.settings else [f"{where}: names no model; give --model"]
+    return meaning, [*notes(meaning, where), *remarks]

@@ -1,0 +1,90 @@
+"""Reads what users hand over: logs line by line, commands and YAML whole."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvsim.errors import ConfigError
+
+CHUNK_BYTES = 1 << 20
+"""Of a line of a log that is longer than two chunks, only the beginning is read."""
+MOST_COMMAND_BYTES = 1 << 20
+
+_GZIP = b"\x1f\x8b"
+
+
+def lines_with(words: Iterable[bytes], path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log, gzipped or not, that hold one of `words`; with their numbers from 1.
+
+    Raises `ConfigError` for a file that cannot be read, holds nothing, or is no text.
+    """
+    try:
+        with Path(path).open("rb") as stored:
+            packed = stored.peek(2).startswith(_GZIP)
+            file: BinaryIO = gzip.GzipFile(fileobj=stored) if packed else stored  # type: ignore[assignment]
+            yield from _lines(file, path, tuple(words))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except EOFError:
+        raise ConfigError(f"{path}: the gzip file ends too early; fetch it again") from None
+    except (gzip.BadGzipFile, zlib.error):
+        raise ConfigError(f"{path}: not a whole gzip file; fetch it again") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _lines(file: BinaryIO, path: str, words: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
+    number, begins = 1, True
+    while chunk := file.read(CHUNK_BYTES):
+        chunk += file.readline(CHUNK_BYTES)
+        if b"\0" in chunk:
+            raise ConfigError(f"{path}: not a text in UTF-8; give the text that the server printed")
+        if any(word in chunk for word in words):
+            for further, line in enumerate(chunk.split(b"\n")):
+                if (begins or further) and any(word in line for word in words):
+                    yield number + further, line
+        number += chunk.count(b"\n")
+        begins = chunk.endswith(b"\n")
+    if number == 1 and begins:
+        raise ConfigError(f"{path}: the file is empty; give the text that the server printed")
+
+
+def read_text(path: str | Path) -> str:
+    """A small text file; raises `ConfigError` for what is none."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_COMMAND_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if len(raw) > MOST_COMMAND_BYTES:
+        raise ConfigError(f"{path}: larger than {MOST_COMMAND_BYTES:,} bytes; that is no command")
+    if not raw.strip():
+        raise ConfigError(f"{path}: the file is empty")
+    if b"\0" in raw:
+        raise ConfigError(f"{path}: not a text file")
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+def read_yaml(text: str, where: str) -> list[Any]:
+    """The documents of a YAML text; raises `ConfigError` where it is none."""
+    import yaml
+
+    try:
+        return list(yaml.safe_load_all(text))
+    # PyYAML raises plain exceptions for tags with values that are not theirs, as in `!!bool x`.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{where}: not YAML: {problem[:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not YAML: nested too deeply") from None
+
+
+def _unreadable(path: str | Path, error: Exception) -> ConfigError:
+    problem = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return ConfigError(f"{path}: cannot be read: {problem}")

@@ -1,0 +1,81 @@
+"""How many blocks a server has, by what its log says."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.server.log import Fact, Start
+
+_WHOLE_REQUESTS_SINCE = (0, 21)
+"""Since this version the printed tokens are those of whole requests of the longest length; before
+they were the blocks' (vLLM 0.20.0 and 0.21.0 `v1/core/kv_cache_utils.py`)."""
+
+_ALIKE = 0.05
+"""Share by which the pools of replicas may differ."""
+
+
+class Pool(NamedTuple):
+    """The blocks of one replica."""
+
+    blocks: int
+    """As `num_gpu_blocks_override` counts them: in V1 with the block that is never used."""
+    block_size: int
+    """Tokens."""
+    line: int
+    """The line of the log that says it."""
+    note: str = ""
+
+
+def pool_of(
+    start: Start, block_size: int | None, max_model_len: int | None, data_parallel_size: int
+) -> Pool:
+    """The blocks of a start that printed them; `block_size`: None if nothing says it.
+
+    Ranks may print different numbers: the engine takes the smallest for all.
+    """
+    printed, tokens, total = _least(start.blocks), _least(start.cache_tokens), start.blocks_of_all
+    if printed is None and total is not None:
+        printed = Fact(total.value // data_parallel_size, total.line)
+    if tokens is None:
+        assert printed is not None, "a start with its blocks"
+        return Pool(printed.value, block_size or DEFAULT_BLOCK_SIZE, printed.line)
+    if not block_size and printed and printed.value and not tokens.value % printed.value:
+        block_size = tokens.value // printed.value
+    size = block_size or DEFAULT_BLOCK_SIZE
+    held = blocks_of(
+        tokens.value, size, max_model_len, start.version.value if start.version else ""
+    )
+    if printed is None:
+        return Pool(held, size, tokens.line)
+    if abs(printed.value - held) > _ALIKE * held:
+        note = (
+            f"layers of several kinds share the pool of {printed.value:,} blocks (line"
+            f" {printed.line}); it holds as much as {held:,} blocks of all layers"
+        )
+        return Pool(held, size, tokens.line, note)
+    if data_parallel_size > 1:
+        return Pool(held, size, tokens.line)
+    return Pool(printed.value, size, printed.line)
+
+
+def blocks_of(tokens: int, block_size: int, max_model_len: int | None, version: str) -> int:
+    """Blocks of a cache whose size is printed in tokens.
+
+    Up to vLLM 0.20 that is blocks × block size. Since 0.21 it is the floor of
+    blocks / ceil(L / block size) × L for the longest length L: the same where L is a whole number
+    of blocks, but for a floating-point error of one token.
+    """
+    match = re.match(r"(\d{1,9})\.(\d{1,9})", version)
+    if match is None:
+        in_blocks = not tokens % block_size
+    else:
+        in_blocks = (int(match[1]), int(match[2])) < _WHOLE_REQUESTS_SINCE
+    if in_blocks or not max_model_len:
+        return tokens // block_size
+    return -(-tokens * -(-max_model_len // block_size) // max_model_len)
+
+
+def _least(facts: list[Fact]) -> Fact | None:
+    return min(facts, key=lambda fact: fact.value, default=None)

@@ -1,0 +1,109 @@
+"""How the value of a server's argument is read: text of a command line, or a Python value of a log.
+
+Each function returns the setting's value, or None where the argument says nothing. `ValueError`s
+say what the argument takes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from kvsim.sizes import human_readable_int
+
+_DTYPES = {
+    "auto": "auto",
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+_CACHED_MODEL = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)(?:/|$)")
+"""A folder of Hugging Face's cache: `models--ORGANISATION--NAME`."""
+
+
+def whole(value: Any) -> int:
+    """A whole number, also as `8k` or `8K`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    digits = str(value).strip()
+    if re.fullmatch(r"-?\d{1,18}", digits):
+        return int(digits)
+    try:
+        return human_readable_int(digits[:40])
+    except ValueError:
+        raise ValueError("a whole number, as 8192 or 8k") from None
+
+
+def length(value: Any) -> int | str:
+    """A number of tokens, or `auto`, which vLLM also writes -1."""
+    if str(value).strip().lower() in ("auto", "-1"):
+        return "auto"
+    return whole(value)
+
+
+def number(value: Any) -> float:
+    """A number that may have a fraction."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (ValueError, TypeError):
+        raise ValueError("a number") from None
+
+
+def switch(value: Any) -> bool:
+    """A switch, which a file may also spell out."""
+    words = {"true": True, "false": False, "1": True, "0": False}
+    if str(value).strip().lower() not in words:
+        raise ValueError("true or false")
+    return words[str(value).strip().lower()]
+
+
+def text(value: Any) -> str | None:
+    """A name; an empty one says nothing."""
+    if not isinstance(value, str):
+        raise ValueError("a name")
+    return value.strip() or None
+
+
+def model(value: Any) -> str | None:
+    """A model's name; of a folder that is not on this machine, the name that it stands for."""
+    name = text(value)
+    if name is None:
+        return None
+    cached = _CACHED_MODEL.search(name)
+    if cached:
+        return f"{cached[1]}/{cached[2]}"
+    if name.startswith(("/", "~", "./", "../")) and not _exists(name):
+        return name.rstrip("/").rpartition("/")[2] or name
+    return name
+
+
+def dtype(value: Any) -> str:
+    """A type of weights; `half` is float16, `float` float32, `torch.` may stand before it."""
+    name = str(value).strip().removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ValueError(f"one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def cache_dtype(value: Any) -> str:
+    """A type of the KV cache."""
+    name = str(value).strip().removeprefix("torch.")
+    return _DTYPES.get(name, name)
+
+
+def quantization(value: Any) -> str | None:
+    """How weights are quantised, without the kernel that multiplies them: `awq_marlin` is `awq`."""
+    name = text(value)
+    return None if name is None else name.removesuffix("_marlin")
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
