@@ -116,7 +116,8 @@ def test_what_cannot_be_shared_is_refused() -> None:
 
 def test_one_exact_replay_is_judged_by_its_stretches() -> None:
     trace = open_trace(str(ROOT / "traces/api.jsonl"))
-    base = make_config({"num_prompts": 600, "num_gpu_blocks_override": 1200, "time_scale": 3.0})
+    load = {"num_prompts": 600, "num_gpu_blocks_override": 1200, "time_scale": 3.0}
+    base = make_config({**load, "cost": {"model": "roofline"}})
     slower = msgspec.structs.replace(base, max_num_seqs=6)
     [results] = replicate(Load(trace), [base, slower, base], [0], _whole, jobs=1)
     names = ("base", "slower", "again")

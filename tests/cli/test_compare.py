@@ -11,6 +11,7 @@ from kvsim.report.numerals import SPACE
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 SHORT = ["--trace", CHAT, "--num-prompts", "60", "--num-gpu-blocks-override", "600"]
+ROOFLINE = ["--cost-model", "roofline"]
 
 
 def kvsim(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -92,7 +93,7 @@ def test_two_runs_are_set_against_each_other(
         (["compare", "naive", "swap", "--seeds", "4"], ["--trace FILE", "--workload"]),
         (["compare", "naive", "watermark-off", "--seeds", "4"], ["workload: naive None"]),
         (
-            ["compare", "naive", "swap", *SHORT, "--seeds", "4", "--cost-uncertainty"],
+            ["compare", "naive", "swap", *SHORT, "--seeds", "4", "--cost-uncertainty", *ROOFLINE],
             ["--cost-uncertainty", "roofline", "--cost-model table"],
         ),
         (["compare", "naive", "swap", "--workload", "watermarks"], ["watermarks", "watermark"]),
