@@ -20,7 +20,7 @@ from kvsim.hardware import load_hardware
 from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
-from kvsim.model import load_model
+from kvsim.models import load_model
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 

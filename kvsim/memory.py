@@ -16,7 +16,7 @@ from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
-from kvsim.model import DTYPE_BYTES, Model
+from kvsim.models import DTYPE_BYTES, Model
 
 VLLM_SAMPLING_BYTES = 39
 """Bytes per logit at the peak of vLLM's dummy sampling (float32 copy, sort, probabilities).
@@ -29,31 +29,14 @@ NANO_SAMPLING_BYTES = 14
 """Bytes per logit of nano-vllm's sampler: logits, their float32 copy, probabilities, noise."""
 
 
-def kv_bytes(
-    tokens: int, *, num_hidden_layers: int, kv_heads: int, head_dim: int, dtype_bytes: int
-) -> int:
-    """Bytes of the keys and values of `tokens` tokens in all layers, on one GPU.
-
-    Half of it is keys, half values. Source: vLLM 0.6.3, vllm/worker/cache_engine.py,
-    `get_cache_block_size`.
-    """
-    return 2 * num_hidden_layers * tokens * kv_heads * head_dim * dtype_bytes
-
-
 def kv_dtype(model: Model, config: RunConfig) -> str:
     """Type of the stored keys and values."""
     return model.dtype(config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype)
 
 
 def token_bytes(model: Model, config: RunConfig) -> int:
-    """Bytes of the KV of one token on one GPU of the tensor-parallel group."""
-    return kv_bytes(
-        1,
-        num_hidden_layers=model.num_hidden_layers,
-        kv_heads=model.shard(config.tensor_parallel_size).kv_heads,
-        head_dim=model.head_dim,
-        dtype_bytes=DTYPE_BYTES[kv_dtype(model, config)],
-    )
+    """Bytes of the KV of one token on one GPU, if every layer keeps it (`Shard.token_bytes`)."""
+    return model.shard(config.tensor_parallel_size).token_bytes(kv_dtype(model, config))
 
 
 def block_bytes(model: Model, config: RunConfig) -> int:

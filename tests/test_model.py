@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import ConfigError
 from kvsim.library import names
-from kvsim.model import Model, from_hugging_face, load_model
+from kvsim.models import Model, from_hugging_face, load_model
 
 LLAMA = {
     "model_type": "llama",

@@ -15,7 +15,7 @@ LAYERS = [
     {"certainty", "collector", "defaults", "errors", "schema", "version"},
     {"config", "records", "writing"},
     {"library"},
-    {"engine", "hardware", "model"},
+    {"engine", "hardware", "models"},
     {"blockmap", "link", "memory", "watchers", "workload"},
     {"archive", "cost", "rules"},
     {"calibrate", "engines", "ledger", "replica"},

@@ -40,7 +40,7 @@ from kvsim.cost.profile import (
 )
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Shard, load_model
+from kvsim.models import Shard, load_model
 
 BLOCK_SIZE = 64
 """Tokens per block of the measured attention kernels."""

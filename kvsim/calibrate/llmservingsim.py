@@ -31,7 +31,7 @@ from kvsim.cost.profile import (
     ProfiledModel,
 )
 from kvsim.errors import ConfigError
-from kvsim.model import Model, load_model
+from kvsim.models import Model, load_model
 
 ONCE = ("embedding", "final_layernorm")
 PER_LAYER = {

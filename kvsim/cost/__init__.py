@@ -18,7 +18,7 @@ from kvsim.cost.uncertain import UncertainCost
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware
 from kvsim.library import construct
-from kvsim.model import Model
+from kvsim.models import Model
 
 if TYPE_CHECKING:
     from kvsim.engine.plan import Plan

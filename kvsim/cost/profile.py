@@ -23,7 +23,7 @@ from kvsim.errors import ConfigError
 from kvsim.library import convert, find, read_json
 
 if TYPE_CHECKING:
-    from kvsim.model import Model
+    from kvsim.models import Model
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]

@@ -26,7 +26,7 @@ from kvsim.cost.table import TableCost
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Model, load_model
+from kvsim.models import Model, load_model
 from kvsim.workload.arrivals import random_stream
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def _geometry(config: RunConfig) -> Table:
     """What a profile must have been measured with, under the profile's own keys."""
     from kvsim.engines import ENGINES as KNOWN
     from kvsim.memory import kv_dtype
-    from kvsim.model import load_model
+    from kvsim.models import load_model
 
     model = load_model(config.model)
     return {
