@@ -96,7 +96,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
+        fault = str(error).partition("; use sys.")[0]  # advice for programmers
+        raise ConfigError(f"{path}: not JSON: {fault}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; give a flat table of keys") from None
     if not isinstance(table, dict):

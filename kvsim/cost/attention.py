@@ -44,10 +44,10 @@ class Attention:
 
     def __init__(self, shard: Shard, kv_dtype: str, flop_ns: float, byte_ns: float) -> None:
         self._keeping: list[_Prices] = []
-        self.sequence_ns = 0.0
-        """Per sequence, for reading and writing its state."""
+        self._state_ns = 0.0
+        """Per sequence: reading and writing its state."""
         self._token_ns = 0.0
-        """Per token, for the arithmetic of linear attention."""
+        """Per token: the arithmetic of linear attention."""
         for group in shard.kv_groups:
             if group.kind == "linear_attention":
                 self._add_linear(shard, group, flop_ns, byte_ns)
@@ -57,6 +57,8 @@ class Attention:
         """Per token of context of decodes, in layers without a window."""
         self.windows = [(p.window, p.decode_ns) for p in self._keeping if p.window is not None]
         """(tokens that it keeps, nanoseconds per token of context) of each sliding window."""
+        self.sequence_ns = max(self._state_ns, self._token_ns)
+        """Per decode, in layers of linear attention."""
 
     def decodes_ns(self, sequences: int, context_tokens: int) -> float:
         """Nanoseconds of one token of each of `sequences` with `context_tokens` in all."""
@@ -64,7 +66,7 @@ class Attention:
         for window, token_ns in self.windows:
             ns += min(context_tokens, sequences * window) * token_ns
         if self.sequence_ns:
-            ns += sequences * (self.sequence_ns + self._token_ns)
+            ns += sequences * self.sequence_ns
         return ns
 
     def many_decodes_ns(self, sequences: Ints, context_tokens: Ints) -> Floats:
@@ -74,7 +76,7 @@ class Attention:
         ns = np.asarray(context_tokens * self.context_ns, np.float64)
         for window, token_ns in self.windows:
             ns += np.minimum(context_tokens, sequences * window) * token_ns
-        return ns + sequences * (self.sequence_ns + self._token_ns)
+        return ns + sequences * self.sequence_ns
 
     def prompts_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Nanoseconds of prompt chunks, each a pair of its tokens and those before it."""
@@ -84,7 +86,7 @@ class Attention:
             ns += max(pairs * prices.pair_ns, read * prices.read_ns)
         if self.sequence_ns:
             tokens = sum(new for new, _ in chunks)
-            ns += max(tokens * self._token_ns, len(chunks) * self.sequence_ns)
+            ns += max(tokens * self._token_ns, len(chunks) * self._state_ns)
         return ns
 
     def _add_linear(self, shard: Shard, group: KvGroup, flop_ns: float, byte_ns: float) -> None:
@@ -92,7 +94,7 @@ class Attention:
         assert linear is not None
         states = group.layers * linear.recurrent_elements / shard.tensor_parallel_size
         self._token_ns += 2 * 3 * states * flop_ns
-        self.sequence_ns += 2 * group.layers * group.state_bytes * byte_ns
+        self._state_ns += 2 * group.layers * group.state_bytes * byte_ns
 
 
 def _prices(shard: Shard, group: KvGroup, kv_dtype: str, flop_ns: float, byte_ns: float) -> _Prices:

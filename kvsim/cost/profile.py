@@ -193,6 +193,15 @@ def load_profile(name_or_path: str) -> Profile:
     return profile
 
 
+def refuse_special(model: Model) -> None:
+    """Raise `ConfigError` for a model that a profile cannot hold (`Model.special`)."""
+    if model.special:
+        raise ConfigError(
+            f"profile: {model.name} has {', '.join(model.special)}, but profiles hold dense 16-bit"
+            " models only; use --cost-model roofline"
+        )
+
+
 def _problem(part: object) -> str:
     """The fault of a part of `fit`, in words; empty if there is none."""
     if isinstance(part, Curve):

@@ -50,7 +50,6 @@ from kvsim.cost.profile import (
     ProfiledModel,
 )
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware
 from kvsim.memory import kv_dtype
 from kvsim.models import DTYPE_BYTES, Model, Shard
@@ -91,15 +90,6 @@ def differences(
     if profile.source == "measured" and profile.fit_at(block_size) is None:
         found["block_size"] = (profile.engine.block_size, block_size)
     return found
-
-
-def refuse_special(model: Model) -> None:
-    """Raise `ConfigError` for a model that no profile stands for, scaled or not."""
-    if model.special:
-        raise ConfigError(
-            f"cost: profile: {model.name} has {', '.join(model.special)}, but profiles hold dense"
-            " 16-bit models only; use --cost-model roofline"
-        )
 
 
 def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware) -> Profile:

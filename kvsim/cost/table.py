@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvsim.config import RunConfig
 from kvsim.cost.decodes import cut
 from kvsim.cost.kernels import Kernels
-from kvsim.cost.profile import DecodeGrid, load_profile
-from kvsim.cost.scaling import GEOMETRY, differences, refuse_special, scaled
+from kvsim.cost.profile import DecodeGrid, load_profile, refuse_special
+from kvsim.cost.scaling import GEOMETRY, differences, scaled
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.hardware import Hardware
 from kvsim.models import Model

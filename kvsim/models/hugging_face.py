@@ -91,7 +91,8 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     """
     document = converted(config, _Document, where)
     inner = document.text_config or document.llm_config
-    text = usual_names(config if inner is None else inner)
+    outer = {"model_type": config.get("model_type")}
+    text = usual_names(config if inner is None else {**outer, **inner})
     if text.get("model_type") is not None and not isinstance(text["model_type"], str):
         raise ConfigError(f"{where}: model_type: expected `str`, got {text['model_type']!r:.80}")
     family = family_of(text.get("model_type"))
@@ -222,6 +223,8 @@ def _around(
         tower, remark = vision_parameters(document.vision_config, decoder.hidden_size)
         found["vision_parameters"] = tower
         remarks.append(remark)
+    elif document.text_config is not None:
+        remarks.append("only the weights under text_config are counted")
     if dtype is None:
         # Quantised checkpoints without a type were made from 16-bit ones.
         dtype = "float32" if document.quantization_config is None else "bfloat16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,19 +22,20 @@ def load_model(name_or_path: str) -> Model:
     was taken for. Raises `ConfigError` that names the file and the key, or the nearest names.
     """
     path = Path(name_or_path)
-    if not _is_file(path):
+    if _is(Path.is_dir, path):
         path /= "config.json"
-    if _is_file(path):
+    if _is(Path.is_file, path):
         if path.suffix == ".json":
             return from_hugging_face(read_json(path), str(path))
         return convert(read_toml(str(path)), Model, str(path))
     return _shipped(name_or_path)
 
 
-def _is_file(path: Path) -> bool:
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """`path.is_file()` and the like, also for names that no file can have."""
     try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+        return kind(path)
+    except (OSError, ValueError):
         return False
 
 
@@ -56,7 +58,8 @@ def _shipped(spelling: str) -> Model:
         model = replace(stored, source=source)
     if model.name == spelling.lower():
         return model
-    return replace(model, remarks=(*model.remarks, f"{spelling} is read as {_words(model)}"))
+    remark = f"{' '.join(spelling.split())} is read as {_words(model)}"
+    return replace(model, remarks=(*model.remarks, remark))
 
 
 def _words(model: Model) -> str:
@@ -65,7 +68,7 @@ def _words(model: Model) -> str:
 
 
 def _unknown(spelling: str, known: list[str]) -> str:
-    if Path(spelling).is_dir():
+    if spelling and _is(Path.is_dir, Path(spelling)):
         return f"{spelling}: no config.json in this folder; give a folder that has one"
     if Path(spelling).suffix in (".toml", ".json"):
         return f"{spelling}: no such file; give a model file that exists"

@@ -44,7 +44,7 @@ _ALIASES = {
     "r1distillqwen32b": "deepseek-r1-distill-qwen-32b",
     "r1distillllama8b": "deepseek-r1-distill-llama-8b",
     "r1distillllama70b": "deepseek-r1-distill-llama-70b",
-    "qwen3coder30ba3b": "qwen3-30b-a3b-2507",
+    "qwen3coder30ba3binstruct": "qwen3-30b-a3b-2507",
     "mixtral8x7bv01": "mixtral-8x7b",
     "mixtral8x22bv01": "mixtral-8x22b",
     "deepseekv31": "deepseek-v3",
@@ -92,8 +92,9 @@ def _candidates(words: list[str]) -> Iterator[str]:
     stored = {*_QUANTIZATION, *_OF_QUANTIZATION}
     words = [word for word in words if word not in stored]
     yield "-".join(words)
-    # Coder models have the longest sequence of the instruct models of their size.
-    yield "-".join("instruct" if word == "coder" else word for word in words if word != "instruct")
+    if "coder" in words:  # the longest sequence of the instruct model of the size
+        words = [*(word for word in words if word not in ("coder", "instruct")), "instruct"]
+        yield "-".join(words)
     words = [word for word in words if word not in _TUNING]
     yield "-".join(words)
     words = [word for word in words if not re.fullmatch(r"\d{4}", word)]
