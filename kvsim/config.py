@@ -201,7 +201,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
         str,
-        _doc(_MEMORY, "A name in configs/models, or the path of a Hugging Face config.json."),
+        _doc(_MEMORY, "A name as on Hugging Face or in configs/models, or a config.json."),
     ] = "llama-3-8b"
     hardware: Annotated[
         str, _doc(_MEMORY, "A name in configs/hardware, or the path of a TOML.")

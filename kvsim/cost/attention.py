@@ -59,6 +59,8 @@ class Attention:
         """(tokens that it keeps, nanoseconds per token of context) of each sliding window."""
         self.sequence_ns = max(self._state_ns, self._token_ns)
         """Per decode, in layers of linear attention."""
+        self.by_context = not (self.windows or self.sequence_ns)
+        """Whether decodes take their summed context times `context_ns`, and nothing else."""
 
     def decodes_ns(self, sequences: int, context_tokens: int) -> float:
         """Nanoseconds of one token of each of `sequences` with `context_tokens` in all."""
@@ -80,10 +82,17 @@ class Attention:
 
     def prompts_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Nanoseconds of prompt chunks, each a pair of its tokens and those before it."""
+        pairs = read = 0
+        for new, context in chunks:
+            pairs += new * context + new * (new + 1) // 2
+            read += context + new
         ns = 0.0
-        for prices in self._keeping:
-            pairs, read = _seen(chunks, prices.window)
-            ns += max(pairs * prices.pair_ns, read * prices.read_ns)
+        for window, pair_ns, read_ns, _ in self._keeping:
+            if window is not None:
+                pairs_seen, tokens_seen = _seen_in_window(chunks, window)
+                ns += max(pairs_seen * pair_ns, tokens_seen * read_ns)
+            else:
+                ns += max(pairs * pair_ns, read * read_ns)
         if self.sequence_ns:
             tokens = sum(new for new, _ in chunks)
             ns += max(tokens * self._token_ns, len(chunks) * self._state_ns)
@@ -112,14 +121,10 @@ def _prices(shard: Shard, group: KvGroup, kv_dtype: str, flop_ns: float, byte_ns
     return _Prices(group.window, pair_ns, read_ns, max(decode_flops * flop_ns, read_ns))
 
 
-def _seen(chunks: Iterable[tuple[int, int]], window: int | None) -> tuple[int, int]:
+def _seen_in_window(chunks: Iterable[tuple[int, int]], window: int) -> tuple[int, int]:
     """Pairs of tokens that prompt chunks attend to, and tokens whose keys and values they read."""
     pairs = read = 0
     for new, context in chunks:
-        if window is None:
-            pairs += new * context + new * (new + 1) // 2
-            read += context + new
-            continue
         growing = min(max(window - context, 0), new)  # tokens that still see everything before
         pairs += growing * context + growing * (growing + 1) // 2 + (new - growing) * window
         read += min(context, window) + new

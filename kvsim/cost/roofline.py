@@ -128,7 +128,8 @@ class RooflineCost:
             return self.decode_ns(seqs, plan.context_tokens)
         tokens, attention_ns = seqs, self._attention.decodes_ns(seqs, plan.context_tokens)
         if plan.chunks:
-            tokens += sum(new for new, _ in plan.chunks)
+            for new, _ in plan.chunks:
+                tokens += new
             attention_ns += self._attention.prompts_ns(plan.chunks)
         copies_ns = plan.copied_blocks * self._copy_ns
         return round(attention_ns + self._others_ns(tokens, samples) + copies_ns)
@@ -139,7 +140,10 @@ class RooflineCost:
         if others is None:
             others = self._others_ns(sequences, sequences)
             self._decode_others_ns[sequences] = others
-        return round(self._attention.decodes_ns(sequences, context_tokens) + others)
+        attention = self._attention
+        if attention.by_context:
+            return round(context_tokens * attention.context_ns + others)
+        return round(attention.decodes_ns(sequences, context_tokens) + others)
 
     def decode_run_ns(
         self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
@@ -147,13 +151,12 @@ class RooflineCost:
         """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
         others, attention = self._others_ns(sequences, sequences), self._attention
         contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
-        if attention.windows or attention.sequence_ns:
-            each = attention.decodes_ns
-            return cut(
-                [round(each(sequences, context) + others) for context in contexts], within_ns
-            )
-        context_ns = attention.context_ns
-        return cut([round(context * context_ns + others) for context in contexts], within_ns)
+        if attention.by_context:
+            each_ns = attention.context_ns
+            return cut([round(context * each_ns + others) for context in contexts], within_ns)
+        priced = attention.decodes_ns
+        times = [round(priced(sequences, context) + others) for context in contexts]
+        return cut(times, within_ns)
 
     def _others_ns(self, tokens: int, samples: int) -> float:
         """Nanoseconds of a step without attention and copies."""

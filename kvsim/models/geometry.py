@@ -112,10 +112,10 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     " all layers kept: an upper bound"
                 )
             if group.kind == "linear_attention":
-                each = group.layers * group.state_bytes
+                each = self.shard(1).state_bytes
                 found.append(
-                    f"{self.name}: {of} keep a state of {each:,} bytes a sequence in all, which"
-                    " the blocks of the other layers do not count"
+                    f"{self.name}: {of} keep a state instead of keys and values, together"
+                    f" {each:,} bytes a sequence, which the number of blocks leaves out"
                 )
         return tuple(found)
 
@@ -294,23 +294,27 @@ class Shard:
     @property
     def kv_groups(self) -> tuple[KvGroup, ...]:
         """What the layers keep of a sequence, by groups of layers that keep the same."""
-        model = self.model
-        kinds = [model.layer_type(index) for index in range(model.num_hidden_layers)]
+        return self.kv_groups_of(range(self.model.num_hidden_layers))
+
+    def kv_groups_of(self, layers: range) -> tuple[KvGroup, ...]:
+        """The groups of these layers alone, e.g. of a pipeline stage."""
+        kinds = [self.model.layer_type(index) for index in layers]
         return tuple(self._group(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
 
-    @property
-    def kv_elements(self) -> int:
-        """Elements of the KV cache that one token takes on this GPU, if every layer keeps it."""
-        return sum(group.layers * group.elements for group in self.kv_groups)
-
-    def token_bytes(self, kv_dtype: str) -> int:
+    def token_bytes(self, kv_dtype: str, layers: range | None = None) -> int:
         """Bytes of the KV cache that one token takes on this GPU, if every layer keeps it.
 
-        Sliding windows keep fewer tokens, so it is an upper bound for them. A latent vector is on
-        every GPU in full. Linear attention keeps nothing of a token. Source: vLLM 0.33.0,
-        v1/kv_cache_interface.py.
+        `layers` restricts it to a pipeline stage. Sliding windows keep fewer tokens, so it is an
+        upper bound for them. A latent vector is on every GPU in full. Linear attention keeps
+        nothing of a token. Source: vLLM 0.33.0, v1/kv_cache_interface.py.
         """
-        return self.kv_elements * DTYPE_BYTES[kv_dtype]
+        groups = self.kv_groups if layers is None else self.kv_groups_of(layers)
+        return sum(group.layers * group.elements for group in groups) * DTYPE_BYTES[kv_dtype]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence on this GPU, in all layers of linear attention."""
+        return sum(group.layers * group.state_bytes for group in self.kv_groups)
 
     def linear_bytes(self, dtype: str) -> float:
         """Bytes of `linear_parameters`, which every step reads."""

@@ -200,6 +200,8 @@ def test_what_groups_of_layers_keep(name: str, tp: int, groups: list[tuple[objec
     elements = sum(g.layers * g.elements for g in shard.kv_groups)
     assert shard.token_bytes("bfloat16") == 2 * elements
     assert shard.token_bytes("fp8") == elements
+    stages = [shard.token_bytes("fp8", stage) for stage in shard.model.stages(2)]
+    assert sum(stages) == elements
 
 
 def test_state_of_linear_attention() -> None:
@@ -208,6 +210,8 @@ def test_state_of_linear_attention() -> None:
     state = load_model("qwen3-next-80b-a3b").shard(1).kv_groups[0].state_bytes
     assert state == 2 * (3 * 8192 + 32 * 128 * 128)
     assert load_model("qwen3-next-80b-a3b").shard(4).kv_groups[0].state_bytes == state // 4
+    assert load_model("qwen3-next-80b-a3b").shard(1).state_bytes == 36 * state
+    assert load_model("qwen3-8b").shard(1).state_bytes == 0
 
 
 def test_notes_say_what_is_an_upper_bound() -> None:
