@@ -219,3 +219,6 @@ def test_no_profile_stands_for_them(name: str) -> None:
     assert cost.source.endswith("(estimated)")
     with pytest.raises(ConfigError, match=r"but profiles hold dense 16-bit models only"):
         TableCost(model, h200, config, "h200-sxm-llama-3-8b-public")
+    table = make_config({"tensor_parallel_size": 2, "cost": {"model": "table"}})
+    with pytest.raises(ConfigError, match="use --cost-model roofline"):
+        make_cost(table, model, h200)
