@@ -28,6 +28,7 @@ from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
+from kvsim.notes import left_out
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 
@@ -47,6 +48,8 @@ class Parts(NamedTuple):
     """What oracles among them see."""
     assumed: dict[str, Default]
     """Settings that nobody gave."""
+    notes: tuple[str, ...]
+    """What a reader of the result should know of the model, and what is not simulated."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -95,6 +98,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         memory,
         future,
         assumed,
+        (*model.notes, *left_out(config)),
     )
 
 

@@ -20,7 +20,7 @@ from kvsim.config import RunConfig
 from kvsim.engines import Engine
 from kvsim.engines.versions import Default, gpu_memory_utilization, server_defaults
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Model, load_model
+from kvsim.models import Model, model_of
 
 SCHEDULER_SETTINGS = (
     "max_num_seqs",
@@ -53,7 +53,7 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     A `max_model_len` of `auto` becomes the model's own; the memory budget then limits it. Raises
     `ConfigError` for names that do not exist, and for a release whose defaults are not known.
     """
-    model = load_model(config.model_name)
+    model = model_of(config)
     hardware = load_hardware(config.hardware_name)
     defaults = {
         "model": Default(config.model_name, "kvsim's first run"),

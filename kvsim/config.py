@@ -217,7 +217,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc(
             _MEMORY,
-            "A name in configs/models, or the path of a Hugging Face config.json;"
+            "A name as on Hugging Face or in configs/models, or a config.json;"
             f" default: {DEFAULT_MODEL}.",
         ),
     ] = None
@@ -225,7 +225,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc(
             _MEMORY,
-            f"A name in configs/hardware, or the path of a TOML; default: {DEFAULT_HARDWARE}.",
+            "A GPU as people write it (h100, rtx 4090), or the path of a TOML;"
+            f" default: {DEFAULT_HARDWARE}.",
         ),
     ] = None
     tensor_parallel_size: Annotated[Positive, _doc(_MEMORY, "GPUs that share each layer.")] = 1

@@ -72,12 +72,19 @@ def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:
                 f"{where}: unknown key {key!r};{nearest(key, struct.__struct_encode_fields__)}"
                 f" it takes {_listed(struct.__struct_encode_fields__)}"
             )
+    return converted(table, struct, where)
+
+
+def converted(table: Mapping[str, Any], struct: type[T], where: str) -> T:
+    """`convert` for a document of others: keys that `struct` does not have are skipped."""
     try:
         return msgspec.convert(dict(table), struct)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$.")
         key = f"{at.rstrip('`')}: " if at else ""
         raise ConfigError(f"{where}: {key}{text[:1].lower()}{text[1:]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply; give a flat table of keys") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -89,7 +96,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
+        fault = str(error).partition("; use sys.")[0]  # advice for programmers
+        raise ConfigError(f"{path}: not JSON: {fault}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; give a flat table of keys") from None
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: expected a table of keys, got a {type(table).__name__}")
     return table

@@ -13,7 +13,7 @@ from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware
 from kvsim.library import build
-from kvsim.model import Model
+from kvsim.models import Model
 
 
 class LinkTimes:
@@ -21,7 +21,8 @@ class LinkTimes:
 
     A block of `block_bytes` bytes takes pieces x max(`copy_overhead_us`, piece / bandwidth).
     `layout` `layer` has 2 x layers pieces, keys and values of each layer apart (vLLM 0.6.3,
-    vllm/worker/cache_engine.py: one tensor per layer); `cross` has one. Bandwidth and overhead
+    vllm/worker/cache_engine.py: one tensor per layer), or one piece per layer of latent vectors;
+    `cross` has one. Bandwidth and overhead
     default to the hardware's. `block_us` sets the time of a block and replaces all of these.
     `call_us` is added once per transfer. Raises `ValueError`.
     """
@@ -51,7 +52,8 @@ class LinkTimes:
         overhead = hardware.copy_overhead_us if copy_overhead_us is None else copy_overhead_us
         if not 0 < bandwidth < float("inf"):
             raise ValueError(f"bandwidth_gb_s: {bandwidth} is not a bandwidth above 0")
-        pieces = 1 if layout == "cross" else 2 * model.num_hidden_layers
+        groups = model.shard(1).kv_groups
+        pieces = sum(each.layers * each.tensors for each in groups) if layout != "cross" else 1
         self._block_ns = pieces * max(
             _time("copy_overhead_us", overhead) * 1e3, block_bytes / pieces / bandwidth
         )

@@ -15,15 +15,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import msgspec
-
 from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engines.versions import MASKING_BYTES, gpu_memory_utilization, startup
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
-from kvsim.model import DTYPE_BYTES, Model
-from kvsim.parallel import stage_layers
+from kvsim.models import DTYPE_BYTES, Model, Shard
 
 MIB = 2**20
 
@@ -53,17 +50,6 @@ for 86 graphs (github.com/LMCache/LMCache/issues/3430), 0.48 for 70, 0.40 for 54
 CUDAGRAPH_BYTES = int(5.4 * MIB)
 
 
-def kv_bytes(
-    tokens: int, *, num_hidden_layers: int, kv_heads: int, head_dim: int, dtype_bytes: int
-) -> int:
-    """Bytes of the keys and values of `tokens` tokens in all layers, on one GPU.
-
-    Half of it is keys, half values. Source: vLLM 0.6.3, vllm/worker/cache_engine.py,
-    `get_cache_block_size`.
-    """
-    return 2 * num_hidden_layers * tokens * kv_heads * head_dim * dtype_bytes
-
-
 def kv_dtype(model: Model, config: RunConfig) -> str:
     """Type of the stored keys and values; all 8-bit formats are `fp8`."""
     if config.kv_cache_dtype.startswith("fp8"):
@@ -72,14 +58,8 @@ def kv_dtype(model: Model, config: RunConfig) -> str:
 
 
 def token_bytes(model: Model, config: RunConfig) -> int:
-    """Bytes of the KV of one token on one GPU of the tensor-parallel group."""
-    return kv_bytes(
-        1,
-        num_hidden_layers=model.num_hidden_layers,
-        kv_heads=model.shard(config.tensor_parallel_size).kv_heads,
-        head_dim=model.head_dim,
-        dtype_bytes=DTYPE_BYTES[kv_dtype(model, config)],
-    )
+    """Bytes of the KV of one token on one GPU, if every layer keeps it (`Shard.token_bytes`)."""
+    return model.shard(config.tensor_parallel_size).token_bytes(kv_dtype(model, config))
 
 
 def block_bytes(model: Model, config: RunConfig) -> int:
@@ -192,10 +172,10 @@ def budget(
     Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
     go on with 0 blocks and refuse to serve, nano-vllm asserts.
     """
-    layers = stage_layers(model.num_hidden_layers, config.pipeline_parallel_size)
+    shard = model.shard(config.tensor_parallel_size, _expert_parallel_size(config))
     stages = [
-        _stage_budget(model, hardware, config, max_num_batched_tokens, max_num_seqs, layers, stage)
-        for stage in range(len(layers))
+        _stage_budget(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
+        for layers in model.stages(config.pipeline_parallel_size)
     ]
     result = min(stages, key=lambda stage: stage.kv_bytes // stage.block_bytes)
     if result.num_gpu_blocks == 0:
@@ -207,27 +187,37 @@ def budget(
     return result
 
 
+def _expert_parallel_size(config: RunConfig) -> int:
+    """GPUs among which the experts of a layer are divided as wholes.
+
+    Replicas share them (vLLM 0.33.0, model_executor/layers/fused_moe/config.py,
+    `FusedMoEParallelConfig.make`). With replicas but without expert parallelism, columns are
+    divided among as many GPUs, which takes the same memory.
+    """
+    if config.enable_expert_parallel or config.data_parallel_size > 1:
+        return config.tensor_parallel_size * config.data_parallel_size
+    return 1
+
+
 def _stage_budget(
-    model: Model,
+    shard: Shard,
     hardware: Hardware,
     config: RunConfig,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    layers: tuple[int, ...],
-    stage: int,
+    layers: range,
 ) -> Budget:
-    """The budget of a GPU of one pipeline stage."""
-    part = msgspec.structs.replace(model, num_hidden_layers=layers[stage])
-    first, last = stage == 0, stage == len(layers) - 1
+    """The budget of a GPU of the pipeline stage with these layers."""
     nano = config.memory_formula == "nano-vllm"
-    terms = _terms(part, hardware, config, max_num_batched_tokens, max_num_seqs, first, last)
+    terms = _terms(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
     utilization = config.gpu_memory_utilization
     if utilization is None:
         utilization = gpu_memory_utilization(config.vllm_version)
     left = int(hardware.memory_bytes * utilization - terms.used_bytes)
     given = config.kv_cache_memory_bytes
     left = left if given is None else given
-    block = block_bytes(part, config)
+    token = shard.token_bytes(kv_dtype(shard.model, config), layers)
+    block = (config.block_size or DEFAULT_BLOCK_SIZE) * token
     fitting = max(left // block, 0)
     swap = 0 if nano else int(config.swap_space * GIB // block)
     gpu, cpu = config.num_gpu_blocks_override, config.num_cpu_blocks_override
@@ -236,7 +226,7 @@ def _stage_budget(
         vllm_version=None if nano else config.vllm_version,
         memory_bytes=hardware.memory_bytes,
         gpu_memory_utilization=utilization,
-        num_hidden_layers=layers[stage],
+        num_hidden_layers=len(layers),
         **terms._asdict(),
         kv_bytes=left,
         kv_bytes_given=given is not None,
@@ -250,26 +240,21 @@ def _stage_budget(
 
 
 def _terms(
-    part: Model,
-    hardware: Hardware,
-    config: RunConfig,
-    tokens: int,
-    seqs: int,
-    first: bool,
-    last: bool,
+    shard: Shard, hardware: Hardware, config: RunConfig, tokens: int, seqs: int, layers: range
 ) -> _Terms:
-    """What is in use on a GPU with the layers of `part`, of the first or the last stage or both."""
-    weights = _weight_bytes(part, config, first, last)
+    """What is in use on a GPU of the pipeline stage with these layers."""
+    model, weights = shard.model, shard.weight_bytes(config.dtype, layers)
+    last = layers.stop == model.num_hidden_layers
     offloaded = min(weights, int(config.cpu_offload_gb * GIB))
     overhead, sampler, graphs = hardware.library_gib * GIB, 0, 0
     if config.memory_formula == "nano-vllm":
-        activations = _nano_activation_bytes(part, config, tokens, seqs)
+        activations = _nano_activation_bytes(shard, config, tokens, seqs)
         overhead += hardware.context_gib * GIB
     else:
         charged = startup(config.vllm_version)
         sampled = min(seqs, tokens) * charged.sampling_bytes if last else 0
-        activations = _peak_bytes(part, config, tokens, sampled)
-        sampler = seqs * part.vocab_size * charged.sampler_bytes if last else 0
+        activations = _peak_bytes(shard, config, tokens, sampled)
+        sampler = seqs * model.vocab_size * charged.sampler_bytes if last else 0
         if charged.charges_cudagraphs and not config.enforce_eager:
             graphs = CUDAGRAPH_POOL_BYTES + CUDAGRAPH_BYTES * cudagraphs(tokens, seqs)
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size
@@ -285,19 +270,6 @@ def _terms(
     )
 
 
-def _weight_bytes(part: Model, config: RunConfig, first: bool, last: bool) -> int:
-    """Weights of a stage: the first holds the embedding, the last the output projection.
-
-    A model that ties the two has one table if one GPU holds both.
-    """
-    weights = part.weight_bytes(config.dtype, config.tensor_parallel_size)
-    shard = part.shard(config.tensor_parallel_size)
-    table = shard.head_parameters * DTYPE_BYTES[part.dtype(config.dtype)]
-    counted = 1 if part.tie_word_embeddings else 2
-    held = counted if first and last else first + last
-    return weights - (counted - held) * table
-
-
 def cudagraphs(max_num_batched_tokens: int, max_num_seqs: int) -> int:
     """CUDA graphs that vLLM captures: pieces of the model at each size, and whole decode steps.
 
@@ -310,35 +282,39 @@ def cudagraphs(max_num_batched_tokens: int, max_num_seqs: int) -> int:
     return sum((size <= most) + (size <= min(max_num_seqs, most)) for size in sizes)
 
 
-def _nano_activation_bytes(model: Model, config: RunConfig, tokens: int, seqs: int) -> int:
+def _nano_activation_bytes(shard: Shard, config: RunConfig, tokens: int, seqs: int) -> int:
     """nano-vllm's warm-up: as many prompts of the longest length as `tokens` and `seqs` allow.
 
     Source: nano-vllm, engine/model_runner.py, `warmup_model`. Raises `ConfigError` for more GPUs
     than key/value heads, which nano-vllm does not replicate.
     """
+    model, longest = shard.model, config.max_model_len
     if model.num_key_value_heads % config.tensor_parallel_size:
         raise ConfigError(
             f"memory_formula: nano-vllm cannot share {model.num_key_value_heads} key/value heads"
             f" among tensor_parallel_size {config.tensor_parallel_size} GPUs; use fewer GPUs, or"
             " the vllm formula, which replicates heads"
         )
-    longest = config.max_model_len
     length = min(longest if isinstance(longest, int) else model.max_position_embeddings, tokens)
     prompts = min(tokens // length, seqs)
-    return _peak_bytes(model, config, prompts * length, prompts * NANO_SAMPLING_BYTES)
+    return _peak_bytes(shard, config, prompts * length, prompts * NANO_SAMPLING_BYTES)
 
 
-def _peak_bytes(model: Model, config: RunConfig, tokens: int, bytes_per_word: int) -> int:
+def _peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int) -> int:
     """Estimated peak above the weights: the larger of the widest layer stage and of sampling.
 
     A layer holds the residual and its normalised copy of every token, and either gate, up and
-    their product, or queries, keys, values and the attention output. Sampling holds the hidden
-    states and `bytes_per_word` for every word of the whole vocabulary, which every GPU gathers.
+    their product, or queries, keys, values and the attention output. A token has these of each
+    expert that it passes through. Sampling holds the hidden states and `bytes_per_word` for every
+    word of the whole vocabulary, which every GPU gathers.
     """
-    shard = model.shard(config.tensor_parallel_size)
+    model = shard.model
     attention = shard.qkv_size + shard.heads * model.head_dim
-    widest = 2 * model.hidden_size + max(3 * shard.intermediate_size, attention)
+    mlp = 3 * shard.intermediate_size
+    if model.experts is not None:
+        routed = model.experts.num_experts_per_tok * model.experts.moe_intermediate_size
+        mlp = 3 * routed // shard.tensor_parallel_size
     element = DTYPE_BYTES[model.dtype(config.dtype)]
-    forward = tokens * widest * element
+    forward = tokens * (2 * model.hidden_size + max(mlp, attention)) * element
     sampling = tokens * model.hidden_size * element + bytes_per_word * model.vocab_size
     return max(forward, sampling)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
 from kvsim.engines import ENGINES
-from kvsim.parallel import left_out
 from kvsim.records.tally import Tally
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
@@ -128,7 +127,7 @@ def provenance(
         "num_cpu_blocks": parts.blocks.cpu.size,
         "steps_in_flight": parts.scheduler.in_flight,
         "watermark_blocks": parts.scheduler.watermark_blocks,
-        "notes": list(left_out(config)),
+        "notes": list(parts.notes),
         "memory": parts.memory.describe(),
         "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},
         "link": parts.link.describe(),

@@ -116,7 +116,7 @@ def test_what_is_not_simulated_is_in_the_result_and_in_the_report() -> None:
     assert meta["memory"]["num_hidden_layers"] == 16
     assert meta["memory"]["communication_bytes"] > 0
     page = provenance_panels(meta)
-    assert "Not simulated" in page
+    assert "Notes" in page
     assert "bubbles" in page
     assert "communication, estimated" in memory_panel(meta)
 
@@ -124,7 +124,7 @@ def test_what_is_not_simulated_is_in_the_result_and_in_the_report() -> None:
 def test_nothing_is_said_where_everything_is_simulated() -> None:
     meta = kvsim.simulate(CHAT, {"engine": "vllm-0.6.3", "num_prompts": 3}).meta
     assert meta["notes"] == []
-    assert "Not simulated" not in provenance_panels(meta)
+    assert "Notes" not in provenance_panels(meta)
     shown = memory_panel(meta)
     for term in ("communication", "CUDA graphs", "sampler"):
         assert f"{term}, estimated" not in shown

@@ -11,7 +11,7 @@ from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import block_bytes
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 
 def link(**args: Any) -> LinkTimes:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from shared import SHARED
 
 from kvsim.config import RunConfig, make_config
@@ -20,9 +21,8 @@ from kvsim.memory import (
     block_bytes,
     budget,
     cudagraphs,
-    kv_bytes,
 )
-from kvsim.model import Model, load_model
+from kvsim.models import Model, load_model
 
 
 def fit(model: str, hardware: str, tokens: int = 8192, seqs: int = 256, **keys: Any) -> Budget:
@@ -31,7 +31,8 @@ def fit(model: str, hardware: str, tokens: int = 8192, seqs: int = 256, **keys: 
 
 def test_a_block_holds_a_pair_and_keys_are_half_of_it() -> None:
     """A much-copied walk-through states the bytes of the keys alone for the pair."""
-    pair = kv_bytes(4, num_hidden_layers=4, kv_heads=8, head_dim=128, dtype_bytes=2)
+    model = replace(load_model("llama-3-8b"), num_hidden_layers=4)
+    pair = block_bytes(model, RunConfig(block_size=4))
     keys_alone = 4 * 4 * 8 * 128 * 2
     assert pair == 65_536
     assert keys_alone == 32_768 == pair // 2

@@ -38,10 +38,11 @@ from kvsim.cost.profile import (
     Profile,
     ProfiledEngine,
     ProfiledModel,
+    refuse_special,
 )
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Shard, load_model
+from kvsim.models import Shard, load_model
 
 BLOCK_SIZE = 64
 """Tokens per block of the measured attention kernels."""
@@ -71,6 +72,7 @@ def import_profile(
     and column, also if the tables have no row for the model's heads.
     """
     model, hardware = load_model(model_name), load_hardware(hardware_name)
+    refuse_special(model)
     dtype = model.dtype("auto")
     if dtype != "bfloat16":
         raise ConfigError(f"{folder}: the tables are of bfloat16; {model.name} is {dtype}")

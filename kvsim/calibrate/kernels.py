@@ -17,7 +17,7 @@ from kvsim.calibrate.rows import numbers
 from kvsim.calibrate.surface import Error, Floats, Law, Scales, Surface, error
 from kvsim.cost.layer import Peaks, product_us
 from kvsim.errors import ConfigError
-from kvsim.model import Shard
+from kvsim.models import Shard
 
 DECODE = Scales(first=4, second=8, work=0.6, work_share=0.1, noise=0.003)
 PREFILL = Scales(first=6, second=6, work=3, work_share=0.1, noise=1e-4)

@@ -32,9 +32,10 @@ from kvsim.cost.profile import (
     Profile,
     ProfiledEngine,
     ProfiledModel,
+    refuse_special,
 )
 from kvsim.errors import ConfigError
-from kvsim.model import Model, load_model
+from kvsim.models import Model, load_model
 
 ONCE = ("embedding", "final_layernorm")
 PER_LAYER = {
@@ -78,6 +79,7 @@ def read_bundle(folder: Path, model_name: str | None = None, tp: int = 1) -> Bun
     meta_path = folder / "meta.yaml"
     meta = read_yaml(meta_path)
     model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
+    refuse_special(model)
     engine = _mapping(meta, "engine_effective", meta_path)
     _refuse_other_model(meta, engine.get("hf_overrides") or {}, model, meta_path)
     tables = folder / f"tp{tp}"

@@ -52,11 +52,14 @@ def calibrate(
     Rows are kept beside the profile, so the same command continues after an interruption. Exit code
     1: the profile does not pass its own checks, or --limit-s came first.
     """
+    from kvsim.cost.profile import refuse_special
     from kvsim.library import find
+    from kvsim.models import load_model
 
     path = find("models", model)
     if path.suffix != ".toml":
         raise ConfigError(f"{model}: calibrate takes a TOML as in configs/models, not a JSON file")
+    refuse_special(load_model(str(path)))
     given = {
         "--model": path,
         "--device": device,

@@ -106,7 +106,7 @@ def _crossings(
     from kvsim.config import make_config
     from kvsim.cost.crossover import crossings
     from kvsim.hardware import load_hardware
-    from kvsim.model import load_model
+    from kvsim.models import load_model
 
     config = make_config(settings)
     hardware = load_hardware(config.hardware_name)

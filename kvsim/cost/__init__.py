@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from kvsim.config import RunConfig
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.decodes import PricesDecodes
+from kvsim.cost.profile import refuse_special
 from kvsim.cost.roofline import RooflineCost
 from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
@@ -18,7 +19,7 @@ from kvsim.cost.uncertain import UncertainCost
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware
 from kvsim.library import construct
-from kvsim.model import Model
+from kvsim.models import Model
 
 if TYPE_CHECKING:
     from kvsim.engine.plan import Plan
@@ -80,6 +81,8 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
     name = config.cost.get("model")
     if "profile" not in args and (name == "table" or (name is None and not args)):
         shipped = profile_for(model, hardware, config)
+        if name == "table" and shipped is None:
+            refuse_special(model)
         args |= {} if shipped is None else {"profile": shipped}
     if name is None:
         name = "table" if "profile" in args else "roofline"

@@ -17,7 +17,7 @@ from kvsim.cost.prices import MeansPrices
 from kvsim.hardware import Hardware
 from kvsim.link import make_link
 from kvsim.memory import block_bytes, token_bytes
-from kvsim.model import Model
+from kvsim.models import Model
 
 LAYOUTS = ("layer", "cross")
 

@@ -8,7 +8,7 @@ from kvsim.engine.plan import Plan
 from kvsim.hardware import Hardware
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import block_bytes
-from kvsim.model import Model
+from kvsim.models import Model
 
 
 class MeansPrices:

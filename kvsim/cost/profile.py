@@ -23,7 +23,7 @@ from kvsim.errors import ConfigError
 from kvsim.library import convert, find, read_json
 
 if TYPE_CHECKING:
-    from kvsim.model import Model
+    from kvsim.models import Model
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]
@@ -191,6 +191,15 @@ def load_profile(name_or_path: str) -> Profile:
             if problem:
                 raise ConfigError(f"{path}: {name}.{key}: {problem}")
     return profile
+
+
+def refuse_special(model: Model) -> None:
+    """Raise `ConfigError` for a model that a profile cannot hold (`Model.special`)."""
+    if model.special:
+        raise ConfigError(
+            f"profile: {model.name} has {', '.join(model.special)}, but profiles hold dense 16-bit"
+            " models only; use --cost-model roofline"
+        )
 
 
 def _problem(part: object) -> str:

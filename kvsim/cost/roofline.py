@@ -4,6 +4,7 @@ longer.
 ```
 step = host + layers x floor + 2 all-reduces per layer
      + max(FLOPs of the linear layers, reading their weights once)
+     + max(FLOPs of the experts of each token, reading the experts that any token has)
      + max(FLOPs of prompt attention, reading its keys and values)
      + max(FLOPs of decode attention, reading its keys and values)
      + max(FLOPs of the logits, reading the output projection)
@@ -12,7 +13,12 @@ step = host + layers x floor + 2 all-reduces per layer
 
 Kernels run one after another, so their times add up; only within one kernel do arithmetic and
 traffic overlap. Attention is causal: token i of a prompt chunk sees the context and i tokens of the
-chunk. Activations, embeddings and norms are part of the floor.
+chunk (`kvsim.cost.attention`). Activations, embeddings and norms are part of the floor.
+
+Of E experts, of which each token has k, a step of t tokens reads E (1 - (1 - k / E)^t) in the mean,
+as if every token drew its experts by chance. Quantised weights are read at their own size; products
+run at the FP8 peak if activations are quantised to FP8 too and the data sheet has that peak, and at
+the peak of `dtype` otherwise.
 """
 
 from __future__ import annotations
@@ -20,10 +26,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.config import RunConfig
+from kvsim.cost.attention import Attention
 from kvsim.cost.decodes import cut
 from kvsim.hardware import Hardware
-from kvsim.memory import block_bytes, token_bytes
-from kvsim.model import DTYPE_BYTES, Model
+from kvsim.memory import block_bytes, kv_dtype
+from kvsim.models import DTYPE_BYTES, Model, Shard
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
@@ -76,15 +83,15 @@ class RooflineCost:
         byte_ns = 1 / (hardware.memory_bandwidth_gb_s * settings["bandwidth_efficiency"])
         self._step_ns = settings["step_overhead_us"] * 1e3
         self._layers_ns = layers * settings["layer_overhead_us"] * 1e3
-        self._token_ns = 2 * shard.linear_parameters * flop_ns
-        self._weights_ns = shard.linear_parameters * element * byte_ns
+        product_ns = flop_ns
+        if model.quantization and model.quantization.fp8_products and "fp8" in hardware.tflop_s:
+            product_ns = 1e9 / (hardware.flop_s("fp8") * settings["compute_efficiency"])
+        self._token_ns = 2 * shard.linear_parameters * product_ns
+        self._weights_ns = shard.linear_bytes(dtype) * byte_ns
+        self._set_experts(shard, product_ns, shard.expert_bytes(dtype) * byte_ns)
         self._sample_ns = 2 * shard.head_parameters * flop_ns
         self._head_ns = shard.head_parameters * element * byte_ns
-        # Query x key and probability x value: one multiplication and one addition each, per head
-        # and dimension.
-        self._pair_ns = 4 * layers * shard.heads * model.head_dim * flop_ns
-        self._kv_ns = token_bytes(model, config) * byte_ns
-        self._decode_context_ns = max(self._pair_ns, self._kv_ns)
+        self._attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)
         self._copy_ns = 2 * block_bytes(model, config) * byte_ns
         self._reduced_token_ns = 0.0
         if tp > 1:
@@ -92,14 +99,25 @@ class RooflineCost:
             self._reduced_token_ns = 2 * layers * moved / hardware.all_reduce.bandwidth_gb_s
             self._layers_ns += 2 * layers * hardware.all_reduce.latency_us * 1e3
 
+    def _set_experts(self, shard: Shard, flop_ns: float, all_read_ns: float) -> None:
+        """Times of routed experts: per token, of reading all of them, and a token's share."""
+        experts = self._model.experts
+        share = experts.num_experts_per_tok / experts.num_experts if experts else 0.0
+        self._experts_token_ns = 2 * shard.expert_parameters * share * flop_ns
+        self._experts_read_ns = all_read_ns
+        self._idle_share = 1 - share
+        """Chance that one token does not have a certain expert."""
+
     @property
     def source(self) -> str:
         """Hardware, model and efficiencies."""
         gpus = "" if self._tensor_parallel_size == 1 else f"{self._tensor_parallel_size} x "
         compute = self._settings["compute_efficiency"]
         bandwidth = self._settings["bandwidth_efficiency"]
+        special = ", ".join(self._model.special)
+        unlike = f" ({special}; profiles are scaled to dense models only)" if special else ""
         return (
-            f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name},"
+            f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
         )
 
@@ -108,15 +126,11 @@ class RooflineCost:
         seqs, samples = plan.decode_seqs, plan.samples
         if samples == seqs and seqs and not (plan.chunks or plan.copies):
             return self.decode_ns(seqs, plan.context_tokens)
-        tokens = seqs
-        attention_ns = plan.context_tokens * self._decode_context_ns
+        tokens, attention_ns = seqs, self._attention.decodes_ns(seqs, plan.context_tokens)
         if plan.chunks:
-            pairs = read = 0
-            for new, context in plan.chunks:
+            for new, _ in plan.chunks:
                 tokens += new
-                read += context + new
-                pairs += new * context + new * (new + 1) // 2
-            attention_ns += max(pairs * self._pair_ns, read * self._kv_ns)
+            attention_ns += self._attention.prompts_ns(plan.chunks)
         copies_ns = plan.copied_blocks * self._copy_ns
         return round(attention_ns + self._others_ns(tokens, samples) + copies_ns)
 
@@ -126,15 +140,23 @@ class RooflineCost:
         if others is None:
             others = self._others_ns(sequences, sequences)
             self._decode_others_ns[sequences] = others
-        return round(context_tokens * self._decode_context_ns + others)
+        attention = self._attention
+        if attention.by_context:
+            return round(context_tokens * attention.context_ns + others)
+        return round(attention.decodes_ns(sequences, context_tokens) + others)
 
     def decode_run_ns(
         self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
     ) -> list[int]:
         """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
-        others, each = self._others_ns(sequences, sequences), self._decode_context_ns
+        others, attention = self._others_ns(sequences, sequences), self._attention
         contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
-        return cut([round(context * each + others) for context in contexts], within_ns)
+        if attention.by_context:
+            each_ns = attention.context_ns
+            return cut([round(context * each_ns + others) for context in contexts], within_ns)
+        priced = attention.decodes_ns
+        times = [round(priced(sequences, context) + others) for context in contexts]
+        return cut(times, within_ns)
 
     def _others_ns(self, tokens: int, samples: int) -> float:
         """Nanoseconds of a step without attention and copies."""
@@ -142,6 +164,9 @@ class RooflineCost:
         if tokens:
             ns += self._layers_ns + tokens * self._reduced_token_ns
             ns += max(tokens * self._token_ns, self._weights_ns)
+            if self._experts_read_ns:
+                read_ns = self._experts_read_ns * (1 - self._idle_share**tokens)
+                ns += max(tokens * self._experts_token_ns, read_ns)
         if samples:
             ns += max(samples * self._sample_ns, self._head_ns)
         return ns
@@ -153,11 +178,15 @@ class RooflineCost:
         tokens, samples = work.tokens, work.samples
         dense = self._layers_ns + tokens * self._reduced_token_ns
         dense += np.maximum(tokens * self._token_ns, self._weights_ns)
+        read_ns = self._experts_read_ns * (1 - self._idle_share**tokens)
+        dense += np.maximum(tokens * self._experts_token_ns, read_ns)
         head = np.maximum(samples * self._sample_ns, self._head_ns)
         return {
             "host": self._step_ns,
             "dense": np.where(tokens > 0, dense, 0.0),
-            "attention_decode": work.context_tokens * self._decode_context_ns,
+            "attention_decode": self._attention.many_decodes_ns(
+                work.decode_seqs, work.context_tokens
+            ),
             "head": np.where(samples > 0, head, 0.0),
             "copies": work.copied_blocks * self._copy_ns,
         }

@@ -52,7 +52,7 @@ from kvsim.cost.profile import (
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.hardware import Hardware
 from kvsim.memory import kv_dtype
-from kvsim.model import DTYPE_BYTES, Model, Shard
+from kvsim.models import DTYPE_BYTES, Model, Shard
 
 GEOMETRY = {
     "num_hidden_layers": "layers",

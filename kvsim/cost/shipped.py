@@ -7,7 +7,7 @@ from kvsim.cost.profile import load_profile
 from kvsim.cost.scaling import differences
 from kvsim.hardware import Hardware
 from kvsim.library import names
-from kvsim.model import Model
+from kvsim.models import Model
 
 _TRUST = ("measured", "public-table", "scaled", "roofline")
 
@@ -15,8 +15,11 @@ _TRUST = ("measured", "public-table", "scaled", "roofline")
 def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | None:
     """The name of the shipped profile of the hardware that fits a run best; None if there is none.
 
-    Profiles that need no scaling come first, then measured ones.
+    Profiles that need no scaling come first, then measured ones. There is none for a model that is
+    not dense, or has quantised weights: no profile is scaled to it.
     """
+    if model.special:
+        return None
     ranked = []
     for name in names("profiles"):
         profile = load_profile(name)

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvsim.config import RunConfig
 from kvsim.cost.decodes import cut
 from kvsim.cost.kernels import Kernels
-from kvsim.cost.profile import DecodeGrid, load_profile
+from kvsim.cost.profile import DecodeGrid, load_profile, refuse_special
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.hardware import Hardware
-from kvsim.model import Model
+from kvsim.models import Model
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
@@ -43,7 +43,8 @@ class TableCost:
 
     A measured profile of another block size is scaled as well. `kvsim.cost.scaling` says how;
     `kind` and `source` report it. `decode_kernel` chooses between the decode kernels of the
-    profile. Raises `ValueError` for a kernel that the profile does not have.
+    profile. Raises `ValueError` for a kernel that the profile does not have, and `ConfigError` for
+    a model with experts, windows, latent or linear attention, or quantised weights.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TableCost:
         profile: str,
         decode_kernel: Literal["v1", "v2"] = "v2",
     ) -> None:
+        refuse_special(model)
         self._measured, self._path = load_profile(profile), profile
         self._scaled_in = differences(self._measured, model, config)
         self._profile = self._measured

@@ -26,7 +26,7 @@ from kvsim.cost.table import TableCost
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Model, load_model
+from kvsim.models import Model, model_of
 from kvsim.workload.arrivals import random_stream
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def uncertain(config: RunConfig) -> RunConfig:
     """
     name, profile = config.cost.get("model"), config.cost.get("profile")
     if name is None and len(config.cost) == ("link" in config.cost):
-        model, hardware = load_model(config.model_name), load_hardware(config.hardware_name)
+        model, hardware = model_of(config), load_hardware(config.hardware_name)
         profile = profile_for(model, hardware, config)
     if name not in (None, "table", "uncertain") or profile is None:
         raise ConfigError(

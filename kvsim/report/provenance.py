@@ -36,7 +36,7 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
                     "Origin",
                     facts(origin),
                     _notes("Notes of the trace reader", trace),
-                    _notes("Not simulated", meta),
+                    _notes("Notes", meta),
                 ),
                 assumed_panel(meta.get("assumed") or {}),
                 server_panel(meta.get("server") or {}, meta.get("config") or {}),

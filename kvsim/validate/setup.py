@@ -111,9 +111,9 @@ def _geometry(config: RunConfig) -> Table:
     """What a profile must have been measured with, under the profile's own keys."""
     from kvsim.engines import ENGINES as KNOWN
     from kvsim.memory import kv_dtype
-    from kvsim.model import load_model
+    from kvsim.models import model_of
 
-    model = load_model(config.model_name)
+    model = model_of(config)
     return {
         "layers": model.num_hidden_layers,
         "hidden": model.hidden_size,

@@ -16,7 +16,7 @@ from kvsim.cost import TableCost
 from kvsim.cost.profile import DecodeGrid, Profile, load_profile
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 SHIPPED = "h200-sxm-llama-3-8b-public"
 TABLES = SHARED / "kernel-tables"

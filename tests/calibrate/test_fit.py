@@ -18,7 +18,7 @@ from kvsim.config import make_config
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 BOTH = pytest.mark.parametrize("limits", [CPU, CUDA], ids=["cpu", "cuda"])
 

@@ -13,7 +13,7 @@ from kvsim.cost import TableCost
 from kvsim.cost.profile import DecodeGrid, load_profile
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 H100 = load_hardware("h100-sxm")
 LAYERS = load_model("tiny").num_hidden_layers

@@ -10,7 +10,7 @@ from kvsim.config import make_config
 from kvsim.cost.crossover import LAYOUTS, ModelCrossings, crossings
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 H200 = load_hardware("h200-sxm")
 LENGTHS = [512, 2048, 8192, 32768]

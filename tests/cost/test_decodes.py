@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvsim.config import make_config
 from kvsim.cost import ConstantCost, PricesDecodes, RooflineCost, TableCost
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 
 def roofline() -> RooflineCost:

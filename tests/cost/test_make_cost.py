@@ -15,7 +15,7 @@ from kvsim.cost.shipped import profile_for
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.library import construct
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 
 def made(**cost: Any) -> Cost:

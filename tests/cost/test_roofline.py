@@ -11,7 +11,7 @@ from kvsim.config import make_config
 from kvsim.cost import RooflineCost
 from kvsim.engine.plan import Plan
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.model import Model, load_model
+from kvsim.models import Model, load_model
 
 
 def roofline(model: str, hardware: str, **keys: Any) -> RooflineCost:

@@ -29,7 +29,7 @@ from kvsim.cost.profile import Grid, Profile, load_profile
 from kvsim.cost.scaling import scaled
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.model import Model, load_model
+from kvsim.models import Model, load_model
 
 H200 = load_hardware("h200-sxm")
 PUBLIC = "h200-sxm-llama-3-8b-public"

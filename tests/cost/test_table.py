@@ -16,7 +16,7 @@ from kvsim.cost import TableCost
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 H100 = load_hardware("h100-sxm")
 PROFILE: dict[str, Any] = {

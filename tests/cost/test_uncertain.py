@@ -12,7 +12,7 @@ from kvsim.cost.profile import load_profile
 from kvsim.cost.uncertain import draw_factors, multiplied, uncertain
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 
 NAME = "h200-sxm-llama-3-8b-public"
 PROFILE = load_profile(NAME)

@@ -8,7 +8,7 @@ import pytest
 from kvsim.config import make_config
 from kvsim.cost.crossover import ModelCrossings, crossings
 from kvsim.hardware import load_hardware
-from kvsim.model import load_model
+from kvsim.models import load_model
 from kvsim.report.crossover_page import build_crossover, head, rows
 
 LENGTHS = [512, 8192]

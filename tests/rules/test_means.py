@@ -25,7 +25,7 @@ from kvsim.engines.vllm_063 import Vllm063
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.link import LinkTimes
-from kvsim.model import load_model
+from kvsim.models import load_model
 from kvsim.rules.means import make_means
 
 

@@ -1,4 +1,4 @@
-"""What parallelism gives to one GPU of a replica, and what a run leaves out.
+"""What the settings ask for and a run does not simulate.
 
 A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler.
 """
@@ -6,24 +6,6 @@ A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs wit
 from __future__ import annotations
 
 from kvsim.config import RunConfig
-from kvsim.errors import ConfigError
-
-
-def stage_layers(num_hidden_layers: int, pipeline_parallel_size: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage, as vLLM divides them.
-
-    What is left over goes to the stages before the last, one layer each, from the back. Source:
-    vLLM 0.33.0, vllm/distributed/utils.py, `get_pp_indices`. Raises `ConfigError` for more stages
-    than layers.
-    """
-    size = pipeline_parallel_size
-    if size > num_hidden_layers:
-        raise ConfigError(
-            f"pipeline_parallel_size: {size} stages for {num_hidden_layers} layers; use at most"
-            f" {num_hidden_layers}"
-        )
-    each, left = divmod(num_hidden_layers, size)
-    return tuple(each + (size - 1 - left <= stage < size - 1) for stage in range(size))
 
 
 def left_out(config: RunConfig) -> tuple[str, ...]:

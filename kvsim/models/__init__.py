@@ -1,0 +1,31 @@
+"""Today's models as geometries: parameters, bytes of the weights, and what the KV cache keeps.
+
+| module | what it does |
+|---|---|
+| `geometry` | counts parameters and bytes of a model, and of the share of one GPU |
+| `parts` | describes experts, latent attention, linear attention, groups of layers |
+| `weights` | says how many bits a quantised weight takes |
+| `hugging_face` | reads a `config.json`; `families`, `checkpoint` and `vision` help it |
+| `names` | finds the shipped geometry that a spelling means |
+| `loading` | gives the model behind a name or a path |
+"""
+
+from kvsim.models.geometry import Model, Shard
+from kvsim.models.hugging_face import from_hugging_face
+from kvsim.models.loading import load_model, model_of
+from kvsim.models.parts import Experts, KvGroup, Latent, Linear
+from kvsim.models.weights import DTYPE_BYTES, Quantization
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Experts",
+    "KvGroup",
+    "Latent",
+    "Linear",
+    "Model",
+    "Quantization",
+    "Shard",
+    "from_hugging_face",
+    "load_model",
+    "model_of",
+]

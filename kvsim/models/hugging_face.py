@@ -1,0 +1,261 @@
+"""Reads the geometry of a decoder from a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from kvsim.errors import ConfigError
+from kvsim.library import convert, converted
+from kvsim.models.checkpoint import QuantizationConfig, stored_as
+from kvsim.models.families import FAMILIES, FULL, LINEAR, SLIDING, Family, family_of, usual_names
+from kvsim.models.geometry import Model
+from kvsim.models.parts import Natural, Positive
+from kvsim.models.vision import VisionConfig, vision_parameters
+
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+"""Keys without which there is no geometry."""
+
+
+class _Decoder(Struct, frozen=True, kw_only=True):
+    """The keys of a decoder that matter here, under their usual names."""
+
+    model_type: str | None = None
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=10_000)]
+    hidden_size: Positive
+    num_attention_heads: Positive
+    intermediate_size: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    num_key_value_heads: Positive | None = None
+    head_dim: Positive | None = None
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+    sliding_window: Natural | None = None
+    sliding_window_pattern: Positive | None = None
+    use_sliding_window: bool | None = None
+    max_window_layers: Natural | None = None
+    layer_types: list[str] | None = None
+    full_attention_interval: Positive | None = None
+    num_experts: Natural | None = None
+    num_experts_per_tok: Positive | None = None
+    moe_intermediate_size: Positive | None = None
+    n_shared_experts: Natural | None = None
+    shared_expert_intermediate_size: Natural | None = None
+    first_k_dense_replace: Natural = 0
+    decoder_sparse_step: Positive = 1
+    mlp_only_layers: list[Natural] | None = None
+    kv_lora_rank: Positive | None = None
+    q_lora_rank: Positive | None = None
+    qk_nope_head_dim: Positive | None = None
+    qk_rope_head_dim: Positive | None = None
+    v_head_dim: Positive | None = None
+    linear_num_key_heads: Positive | None = None
+    linear_num_value_heads: Positive | None = None
+    linear_key_head_dim: Positive | None = None
+    linear_value_head_dim: Positive | None = None
+    linear_conv_kernel_dim: Positive = 4
+    mamba_ssm_dtype: str | None = None
+
+
+class _Document(Struct, frozen=True, kw_only=True):
+    """The parts of a `config.json`."""
+
+    name: str | None = field(default=None, name="_name_or_path")
+    text_config: dict[str, Any] | None = None
+    llm_config: dict[str, Any] | None = None
+    vision_config: VisionConfig | None = None
+    quantization_config: QuantizationConfig | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+    tie_word_embeddings: bool | None = None
+
+
+def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
+    """The model that a Hugging Face `config.json` describes; `where` names it in messages.
+
+    Of a model with several towers, the decoder under `text_config` is taken; a vision tower is
+    counted by estimate. Missing keys take the defaults of their family in `transformers`. A family
+    that is not known is read as a dense decoder, and a remark says so. Raises `ConfigError` for a
+    missing size, and for a value of another type or range.
+    """
+    document = converted(config, _Document, where)
+    inner = document.text_config or document.llm_config
+    outer = {"model_type": config.get("model_type")}
+    text = usual_names(config if inner is None else {**outer, **inner})
+    if text.get("model_type") is not None and not isinstance(text["model_type"], str):
+        raise ConfigError(f"{where}: model_type: expected `str`, got {text['model_type']!r:.80}")
+    family = family_of(text.get("model_type"))
+    missing = {key: value for key, value in family.defaults.items() if key not in text}
+    if "sliding_window" in (config if inner is None else inner):  # null says that there is none
+        missing.pop("sliding_window", None)
+    text = {**missing, **text}
+    for key in SIZES:
+        if key not in text:
+            raise ConfigError(f"{where}: {key}: missing; the geometry needs it")
+    decoder = converted(text, _Decoder, where)
+    table = {
+        **_sizes(decoder, family),
+        **_attention(decoder, family, where),
+        **_experts(decoder, where),
+        **_around(document, decoder, text, family),
+        "name": Path(document.name or str(Path(where).parent)).name or where,
+        "source": f"{where} (text_config)" if inner is not None else where,
+    }
+    remarks = [*table.pop("remarks"), *_remarks(decoder, missing)]
+    return convert(
+        {**table, "remarks": tuple(f"{where}: {each}" for each in remarks)}, Model, where
+    )
+
+
+def _sizes(decoder: _Decoder, family: Family) -> dict[str, Any]:
+    heads = decoder.num_attention_heads
+    bias = decoder.attention_bias
+    return {
+        **{key: getattr(decoder, key) for key in SIZES},
+        "num_key_value_heads": decoder.num_key_value_heads or heads,
+        "head_dim": decoder.head_dim or max(decoder.hidden_size // heads, 1),
+        "qkv_bias": family.qkv_bias if bias is None else bias,
+        "o_bias": bool(bias),
+        "qk_norm": family.qk_norm,
+        "norms_per_layer": family.norms_per_layer,
+        "gated_mlp": family.gated_mlp,
+        "attention_sinks": decoder.model_type == "gpt_oss",
+    }
+
+
+def _attention(decoder: _Decoder, family: Family, where: str) -> dict[str, Any]:
+    """Windows, latent attention and linear attention."""
+    found: dict[str, Any] = {}
+    types = _layer_types(decoder, family)
+    if SLIDING in types:
+        found["sliding_window"] = decoder.sliding_window
+    if LINEAR in types:
+        keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        found["linear"] = _present(decoder, [f"linear_{key}" for key in keys], where)
+        found["linear"]["linear_conv_kernel_dim"] = decoder.linear_conv_kernel_dim
+        found["linear"]["mamba_ssm_dtype"] = decoder.mamba_ssm_dtype
+        found["attn_output_gate"] = True
+    if decoder.kv_lora_rank is not None:
+        keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        latent = found["latent"] = _present(decoder, keys, where)
+        latent["q_lora_rank"] = decoder.q_lora_rank
+        found["head_dim"] = latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
+    return {**found, "layer_types": types if set(types) - {FULL} else ()}
+
+
+def _layer_types(decoder: _Decoder, family: Family) -> tuple[str, ...]:
+    """The pattern of the layers; a window that no sequence can leave counts as full attention."""
+    window, layers = decoder.sliding_window, decoder.num_hidden_layers
+    uses = decoder.use_sliding_window
+    slides = bool(window) and (family.uses_window if uses is None else uses)
+    if decoder.layer_types is not None:
+        types = tuple(decoder.layer_types)
+        slides = bool(window)
+    elif decoder.linear_num_value_heads is not None:
+        types = (*[LINEAR] * ((decoder.full_attention_interval or 4) - 1), FULL)
+    elif decoder.sliding_window_pattern is not None:
+        types = (*[SLIDING] * (min(decoder.sliding_window_pattern, layers) - 1), FULL)
+    elif uses and decoder.max_window_layers is not None:
+        full = min(decoder.max_window_layers, layers)
+        types = (*[FULL] * full, *[SLIDING] * (layers - full))
+    else:
+        types = family.windows
+    slides = slides and (window or 0) < decoder.max_position_embeddings
+    kept = SLIDING if slides else FULL
+    types = tuple(kept if t in (SLIDING, "chunked_attention") else t for t in types)
+    known = tuple(each if each in (FULL, SLIDING, LINEAR) else FULL for each in types)
+    return known[:layers] if decoder.layer_types is None else known
+
+
+def _experts(decoder: _Decoder, where: str) -> dict[str, Any]:
+    if not decoder.num_experts:
+        return {}
+    columns = decoder.moe_intermediate_size or decoder.intermediate_size
+    shared = decoder.shared_expert_intermediate_size
+    if shared is None:
+        shared = (decoder.n_shared_experts or 0) * columns
+    return {
+        "experts": {
+            "num_experts": decoder.num_experts,
+            **_present(decoder, ["num_experts_per_tok"], where),
+            "moe_intermediate_size": columns,
+            "shared_expert_intermediate_size": shared,
+            "shared_expert_gate": bool(shared) and (decoder.model_type or "").startswith("qwen"),
+            "first_k_dense_replace": decoder.first_k_dense_replace,
+            "decoder_sparse_step": decoder.decoder_sparse_step,
+            "mlp_only_layers": tuple(decoder.mlp_only_layers or ()),
+            "bias": decoder.model_type == "gpt_oss",
+        }
+    }
+
+
+def _around(
+    document: _Document, decoder: _Decoder, text: Mapping[str, Any], family: Family
+) -> dict[str, Any]:
+    """What the whole model has: types, quantisation, ties, towers."""
+    dtype = text.get("torch_dtype") or document.torch_dtype or document.dtype
+    tied = decoder.tie_word_embeddings
+    if tied is None:
+        tied = document.tie_word_embeddings
+    remarks: list[str] = []
+    found: dict[str, Any] = {}
+    if document.quantization_config is not None:
+        stored = stored_as(document.quantization_config, decoder.num_hidden_layers)
+        found["quantization"] = stored
+        if stored is None:
+            method = document.quantization_config.quant_method
+            remarks.append(
+                f"quantization_config: method {method!r:.40} is not known; weights are counted as"
+                " unquantised, an upper bound"
+            )
+    if document.vision_config is not None:
+        tower, remark = vision_parameters(document.vision_config, decoder.hidden_size)
+        found["vision_parameters"] = tower
+        remarks.append(remark)
+    elif document.text_config is not None:
+        remarks.append("only the weights under text_config are counted")
+    if dtype is None:
+        # Quantised checkpoints without a type were made from 16-bit ones.
+        dtype = "float32" if document.quantization_config is None else "bfloat16"
+    return {
+        **found,
+        "torch_dtype": dtype,
+        "tie_word_embeddings": family.tied if tied is None else tied,
+        "remarks": remarks,
+    }
+
+
+def _remarks(decoder: _Decoder, missing: Mapping[str, Any]) -> list[str]:
+    """What was assumed."""
+    found = []
+    if missing:
+        keys = ", ".join(f"{key} {value}" for key, value in missing.items())
+        found.append(f"not given, so taken from transformers' {decoder.model_type}: {keys}")
+    if decoder.model_type not in FAMILIES:
+        found.append(
+            f"model_type {decoder.model_type!r:.40} is not known; read as a decoder with gated MLPs"
+        )
+    types = set(decoder.layer_types or ()) - {FULL, SLIDING, LINEAR, "chunked_attention"}
+    if types:
+        found.append(f"layer_types: {min(types)!r:.40} is not known; read as {FULL}")
+    return found
+
+
+def _present(decoder: _Decoder, keys: list[str] | tuple[str, ...], where: str) -> dict[str, Any]:
+    """The values of keys that must be there."""
+    found = {key: getattr(decoder, key) for key in keys}
+    for key, value in found.items():
+        if value is None:
+            raise ConfigError(f"{where}: {key}: missing; the geometry needs it")
+    return found

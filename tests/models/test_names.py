@@ -1,0 +1,118 @@
+"""Spellings of names: every one that people use leads to a shipped geometry, without a network."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.errors import ConfigError
+from kvsim.library import names
+from kvsim.models import load_model
+from kvsim.models.names import meaning
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name", "method"),
+    [
+        ("llama-3.1-8b", "llama-3.1-8b", None),
+        ("Llama-3.1-8B", "llama-3.1-8b", None),
+        ("Llama3-8B", "llama-3-8b", None),
+        ("Llama_3.1 8B", "llama-3.1-8b", None),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
+        ("meta-llama/Meta-Llama-3-70B", "llama-3-70b", None),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b", None),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "bitsandbytes"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "w4a16"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b", "awq"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b", None),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct", None),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b-instruct", "awq"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct-GPTQ-Int4", "qwen2.5-32b-instruct", "gptq"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b-instruct", "gptq-int8"),
+        ("Qwen/Qwen2.5-Coder-0.5B", "qwen2.5-0.5b", None),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507", None),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507-FP8", "qwen3-30b-a3b-2507", "fp8"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b-2507", None),
+        ("Qwen/Qwen3-30B-A3B-FP8", "qwen3-30b-a3b", "fp8"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b", None),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.2", None),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", None),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.2-24b", None),
+        ("google/gemma-3-27b-it", "gemma-3-27b", None),
+        ("unsloth/gemma-3-4b-it-unsloth-bnb-4bit", "gemma-3-4b", "bitsandbytes"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b", None),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-r1", None),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "deepseek-r1-distill-qwen-14b", None),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini-4k", None),
+        ("microsoft/phi-4", "phi-4", None),
+    ],
+)
+def test_spellings(spelling: str, name: str, method: str | None) -> None:
+    assert meaning(spelling, names("models")) == (name, method)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "meta-llama/Llama-3.1-9B",
+        "Qwen/Qwen2.5-7B-Instruct-1M",  # another longest sequence
+        "Qwen/Qwen2.5-VL-7B-Instruct",  # a vision tower
+        "meta-llama/Llama-3.2-11B-Vision",
+        "nvidia/Llama-3.1-Nemotron-51B-Instruct",
+    ],
+)
+def test_others_are_not_taken_for_them(spelling: str) -> None:
+    assert meaning(spelling, names("models")) is None
+
+
+@given(st.sampled_from(names("models")), st.data())
+def test_case_dashes_and_publishers_do_not_matter(name: str, data: st.DataObject) -> None:
+    upper = data.draw(st.lists(st.booleans(), min_size=len(name), max_size=len(name)))
+    spelt = "".join(c.upper() if u else c for c, u in zip(name, upper, strict=True))
+    dash = data.draw(st.sampled_from("-_"))
+    found = meaning(f"somebody/{spelt.replace('-', dash)}", names("models"))
+    assert found == (name, None)
+
+
+def test_a_run_can_say_what_a_name_was_taken_for() -> None:
+    model = load_model("Qwen/Qwen2.5-7B-Instruct-AWQ")
+    assert model.notes == (
+        "Qwen/Qwen2.5-7B-Instruct-AWQ is read as the shipped qwen2.5-7b-instruct with awq weights,"
+        " 32,768 tokens long",
+    )
+    assert model.source == (
+        "config.json of Qwen/Qwen2.5-7B-Instruct; weights as awq at 4.156 bits, by the name"
+    )
+    assert load_model("QWEN3-8B").notes == ()
+
+
+def test_every_source_resolves_to_its_own_file() -> None:
+    for name in names("models"):
+        published = load_model(name).source.removeprefix("config.json of ")
+        if " " not in published:
+            assert meaning(published, names("models")) == (name, None), published
+
+
+@pytest.mark.parametrize(
+    ("spelling", "words"),
+    [
+        ("llama-3-9b", r"no model named 'llama-3-9b'; did you mean .*'llama-3-8b'"),
+        ("Qwen/Qwen2.5-9B", r"did you mean 'qwen2\.5-"),
+        ("nowhere/at-all", r"give one of the \d+ names in configs/models, or the path"),
+        ("folder/m.toml", r"folder/m\.toml: no such file"),
+        ("", "no model named ''"),
+        ("x" * 5000, "no model named"),
+        ("\0", "no model named"),
+    ],
+)
+def test_unknown_names_are_one_line(spelling: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_model(spelling)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_folder_without_a_config_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json in this folder"):
+        load_model(str(tmp_path_factory.mktemp("empty")))

@@ -1,0 +1,30 @@
+"""What a run leaves out is said in one line each."""
+
+from typing import Any
+
+import pytest
+
+from kvsim.config import make_config
+from kvsim.notes import left_out
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"pipeline_parallel_size": 2}, "bubbles"),
+        ({"data_parallel_size": 4}, "one replica"),
+        ({"enable_expert_parallel": True}, "experts"),
+        ({"cpu_offload_gb": 4}, "host link"),
+        ({"enforce_eager": True}, "CUDA graphs"),
+    ],
+)
+def test_what_is_left_out_is_said_in_one_line(keys: dict[str, Any], word: str) -> None:
+    (line,) = left_out(make_config(keys))
+    assert line.startswith(next(iter(keys)))
+    assert word in line
+    assert "\n" not in line
+
+
+def test_nothing_is_left_out_by_default() -> None:
+    assert left_out(make_config({})) == ()
+    assert left_out(make_config({"tensor_parallel_size": 4})) == ()
