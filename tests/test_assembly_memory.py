@@ -93,9 +93,20 @@ def test_what_is_vllms_is_refused_elsewhere(keys: dict[str, Any]) -> None:
         parts(engine="nano-vllm", memory_formula="nano-vllm", **keys)
 
 
-def test_formats_of_weights_are_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"^quantization: 'awq' is not modelled; .*kv-cache"):
-        parts(quantization="awq")
+def test_quantised_weights_leave_more_room() -> None:
+    whole, small = parts(), parts(quantization="fp8")
+    assert small.memory.weight_bytes < 0.57 * whole.memory.weight_bytes
+    assert small.memory.num_gpu_blocks > whole.memory.num_gpu_blocks
+    with pytest.raises(ConfigError, match=r"^quantization: .*'awk'.*awq"):
+        parts(quantization="awk")
+
+
+def test_expert_weights_are_divided_among_replicas() -> None:
+    keys = {"model": "qwen3-30b-a3b", "max_model_len": 4096}
+    alone, shared = parts(**keys), parts(**keys, data_parallel_size=2)
+    assert shared.memory.weight_bytes < 0.6 * alone.memory.weight_bytes
+    placed = parts(**keys, data_parallel_size=2, enable_expert_parallel=True)
+    assert placed.memory.weight_bytes == shared.memory.weight_bytes
 
 
 def test_a_version_that_is_none() -> None:

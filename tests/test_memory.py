@@ -390,20 +390,6 @@ def test_the_heaviest_stage_decides(name: str, stages: int) -> None:
     assert stage.num_gpu_blocks_in_budget > whole.num_gpu_blocks_in_budget
 
 
-def test_stages_hold_all_weights_together() -> None:
-    """A tied table is on the first and on the last GPU."""
-    from kvsim.memory import _weight_bytes
-
-    for name in ("llama-3-8b", "qwen2.5-0.5b"):
-        model, config = load_model(name), RunConfig()
-        half = msgspec.structs.replace(model, num_hidden_layers=model.num_hidden_layers // 2)
-        first = _weight_bytes(half, config, first=True, last=False)
-        last = _weight_bytes(half, config, first=False, last=True)
-        extra = model.shard(1).head_parameters * 2 if model.tie_word_embeddings else 0
-        final_norm = model.hidden_size * 2  # counted with each stage
-        assert first + last == model.weight_bytes("auto") + extra + final_norm
-
-
 def test_all_eight_bit_caches_take_as_much() -> None:
     sizes = {
         block_bytes(load_model("llama-3-8b"), make_config({"kv_cache_dtype": each}))

@@ -57,6 +57,7 @@ PROFILE: dict[str, Any] = {
 }
 
 SETTINGS: dict[str, Any] = {
+    "engine": "vllm-0.6.3",
     "model": "tiny",
     "dtype": "float32",
     "block_size": 16,

@@ -92,6 +92,7 @@ def columns(requests: list[Request], trace: Trace) -> dict[str, Any]:
 
 
 SETTINGS: dict[str, Any] = {
+    "engine": "vllm-0.6.3",
     "model": "tiny",
     "block_size": 4,
     "num_gpu_blocks_override": 24,
