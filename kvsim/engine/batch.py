@@ -388,8 +388,6 @@ class Batch:
         self.plan.samples += self.plan.decode_seqs
         return self.plan
 
-    # -- moves when a step's time has passed -----------------------------------------------------
-
     # -- when its time has passed ----------------------------------------------------------------
 
     def publish(self, plan: Plan) -> None:

@@ -54,7 +54,7 @@ class Prompts:
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens
-        used, cached, free, cpu, empty, stranded = blocks.census()
+        census = blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
         ended = cohort.book(len(cohort.requests)) if number else []
         through = self._sampled(running_order)
@@ -75,12 +75,7 @@ class Prompts:
             ignored=course.take_ignored(),
             waiting=waiting,
             running=running + len(admitted),
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=census,
             blocked=plan.blocked,
             finished=len(batch.ended),
         )
@@ -123,19 +118,14 @@ class Prompts:
         if blocked:
             batch.waiting[0].blocked_steps += 1
         start_ns, waiting = batch.now_ns, len(batch.waiting)
-        used, cached, free, cpu, empty, stranded = batch.blocks.census()
+        census = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(course.begin())
         row = step_row(
             start_ns=start_ns,
             end_ns=end_ns,
             ignored=course.take_ignored(),
             waiting=waiting,
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=census,
             blocked=blocked,
             finished=len(batch.ended),
         )
