@@ -144,7 +144,8 @@ class Batch:
     @property
     def num_running(self) -> int:
         """Running requests."""
-        return len(self.others) + self.num_together
+        together = self._together
+        return len(self.others) + (0 if together is None else together.number)
 
     @property
     def num_together(self) -> int:

@@ -329,7 +329,9 @@ class Cohort:
         """Let the scheduler grow one member by its own rules; its fields are true meanwhile."""
         sequence, member = request.sequences[0], self.requests[request]
         steps = self.composed - member.joined
-        settled = max(0, self.settled - member.joined)
+        settled = self.settled - member.joined
+        if settled < 0:
+            settled = 0
         sequence.__class__ = Sequence
         before = sequence.length, sequence.placeholders, sequence.computed
         sequence.length += settled
