@@ -29,7 +29,7 @@ class CountPool(BlockPool):
 
     @property
     def used(self) -> int:
-        return self.size - self._left
+        return self.size - self.free
 
     def lend(self, number: int) -> None:
         """Take so many blocks."""

@@ -55,10 +55,6 @@ class RunPool(CountPool):
     def cached(self) -> int:
         return self._cached
 
-    @property
-    def used(self) -> int:
-        return self.size - self._left - self._cached
-
     def lend(self, number: int) -> None:
         if number > self._left:
             self._evict(number - self._left)

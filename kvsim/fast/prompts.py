@@ -50,7 +50,7 @@ class Prompts:
         admitted = self._admit(running) if batch.waiting else []
         running_order = continued + admitted if admitted else continued
         batch_order = admitted + continued if terms.prompts_first else running_order
-        computed = self._run(batch_order)
+        prefill_tokens = self._run(batch_order)
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens
@@ -67,8 +67,8 @@ class Prompts:
             start_ns=start_ns,
             end_ns=end_ns,
             prefill_seqs=len(plan.chunks),
-            prefill_tokens=computed,
-            cached_tokens=batched - number - computed,
+            prefill_tokens=prefill_tokens,
+            cached_tokens=batched - number - prefill_tokens,
             decode_seqs=number,
             context_tokens=plan.context_tokens,
             batched_tokens=batched,
