@@ -25,9 +25,11 @@ from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.engines.versions import Default
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import COUNTED_TWINS
+from kvsim.hardware import Hardware
 from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
+from kvsim.models import Model
 from kvsim.notes import left_out
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
@@ -38,6 +40,8 @@ class Parts(NamedTuple):
 
     config: RunConfig
     """The settings, with the engine's own where none were given."""
+    model: Model
+    hardware: Hardware
     block_manager: str
     scheduler: Scheduler
     blocks: Tables
@@ -90,6 +94,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     check_chunks(config, scheduler, blocks)
     return Parts(
         config,
+        model,
+        hardware,
         manager,
         scheduler,
         blocks,

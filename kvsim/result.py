@@ -118,6 +118,8 @@ def provenance(
         },
         "seed": config.seed,
         "engine": config.engine,
+        "model": parts.model.name,
+        "hardware": parts.hardware.name,
         "block_manager": parts.block_manager,
         "scheduler": ENGINES[config.engine].about if config.engine in ENGINES else config.engine,
         "max_num_batched_tokens": parts.scheduler.max_num_batched_tokens,

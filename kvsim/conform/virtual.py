@@ -176,7 +176,7 @@ class UnitClock(Host):
         }
         return False
 
-    def runs(self, plan: Plan, in_flight: int) -> bool:
+    def takes_time(self, plan: Plan, in_flight: int) -> bool:
         """Every step does."""
         return True
 

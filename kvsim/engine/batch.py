@@ -144,7 +144,8 @@ class Batch:
     @property
     def num_running(self) -> int:
         """Running requests."""
-        return len(self.others) + self.num_together
+        together = self._together
+        return len(self.others) + (0 if together is None else together.number)
 
     @property
     def num_together(self) -> int:
@@ -287,7 +288,7 @@ class Batch:
                 sequence.state = IGNORED
         request.reason = reason
         self.plan.ignored.append(request)
-        self._end(request)
+        self.finish(request)
 
     def preempt(self, request: Request) -> None:
         """Take all blocks of a running request; its tokens will be computed again."""
@@ -388,8 +389,6 @@ class Batch:
         self.plan.samples += self.plan.decode_seqs
         return self.plan
 
-    # -- moves when a step's time has passed -----------------------------------------------------
-
     # -- when its time has passed ----------------------------------------------------------------
 
     def publish(self, plan: Plan) -> None:
@@ -453,8 +452,9 @@ class Batch:
         self.blocks.free(sequence)
 
     def finish(self, request: Request) -> None:
-        """Every sequence of a request has ended."""
-        self._end(request)
+        """A request has ended, with all its sequences."""
+        request.finish_ns = self.now_ns
+        self.ended.append(request)
 
     def complete(self, request: Request) -> None:
         """A request of one sequence has all its tokens: its blocks are free."""
@@ -473,7 +473,7 @@ class Batch:
             sequence.state = IGNORED
         request.reason = "lost-by-engine"
         self.lost.append(request)
-        self._end(request)
+        self.finish(request)
 
     # -- the mechanism's own -----------------------------------------------------------------
 
@@ -521,10 +521,6 @@ class Batch:
         if self.busy_until_ns > now_ns:
             now_ns = self.busy_until_ns
         self.transitions.rows += transitions.pack(request.index, kind, now_ns, value)
-
-    def _end(self, request: Request) -> None:
-        request.finish_ns = self.now_ns
-        self.ended.append(request)
 
     def audit(self) -> None:
         """Assert that queues, states, tables and pools agree."""

@@ -13,6 +13,7 @@ from typing import cast
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.tables import COUNTED, Pairs, Tables
+from kvsim.schema import Census
 
 
 class CountPool(BlockPool):
@@ -28,7 +29,7 @@ class CountPool(BlockPool):
 
     @property
     def used(self) -> int:
-        return self.size - self._left
+        return self.size - self.free
 
     def lend(self, number: int) -> None:
         """Take so many blocks."""
@@ -120,7 +121,7 @@ class Counted(Tables):
     def own_blocks(self, sequence: Sequence) -> int:
         return len(sequence.table)
 
-    def census(self) -> tuple[int, int, int, int, int, int]:
+    def census(self) -> Census:
         free = self.gpu.free
         return self.gpu.size - free, 0, free, self.cpu.used, self.empty_slots, 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.engine.named import callable_with, rule
+from kvsim.engine.named import callable_with, find_rule
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.errors import ConfigError
@@ -55,7 +55,7 @@ def make_growth(name: str | Growth, /, **given: Any) -> Growth:
 
     Raises `ConfigError`, also later, where an outsider's rule returns no number of blocks.
     """
-    growth: Growth = rule("growth", GROWTH, name, _guarded, **given)
+    growth: Growth = find_rule("growth", GROWTH, name, _guarded, **given)
     return growth
 
 

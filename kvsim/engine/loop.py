@@ -25,7 +25,7 @@ from kvsim.engine.plan import RECOMPUTE, Flight, Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.schema import completed_row, step_row
+from kvsim.schema import completed_row, pack
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes is for whoever drives the loop."""
@@ -89,7 +89,7 @@ class Host:
         settled."""
         return True
 
-    def runs(self, plan: Plan, in_flight: int) -> bool:
+    def takes_time(self, plan: Plan, in_flight: int) -> bool:
         """Whether a step in which the model does not run takes time, after those in flight."""
         return not (plan.empty or in_flight)
 
@@ -171,11 +171,11 @@ class Loop:
                 plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
-                runs = plan.computes or host.runs(plan, len(flying))
-                step_ns = host.step_ns(plan) if runs else 0
+                timed = plan.computes or host.takes_time(plan, len(flying))
+                step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
                 ended = self._drain() if batch.ended else []
-                if runs:
+                if timed:
                     moved = (0, 0)
                     row = composed_row(batch, plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
@@ -184,7 +184,7 @@ class Loop:
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
                     row = composed_row(batch, plan) if records else b""
-                    self._step_over(plan, row, now_ns, now_ns, 0, 0, len(ended))
+                    self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
                 elif not flying:
                     # Nothing can change before somebody arrives.
                     if (yield from host.sleep()):
@@ -214,20 +214,12 @@ class Loop:
         """The time of the oldest step has passed: settle it; returns who ended."""
         self._scheduler.settle(self._batch, flight.plan, flight.end_ns)
         ended = self._drain() if self._batch.ended else []
-        plan, start_ns, end_ns, (copy_ns, wait_ns), row = flight
-        self._step_over(plan, row, start_ns, end_ns, copy_ns, wait_ns, already + len(ended))
+        self._step_over(flight, already + len(ended))
         return ended
 
-    def _step_over(
-        self,
-        plan: Plan,
-        row: bytes,
-        start_ns: int,
-        end_ns: int,
-        copy_ns: int,
-        wait_ns: int,
-        ended: int,
-    ) -> None:
+    def _step_over(self, flight: Flight, ended: int) -> None:
+        """Record a step, in which `ended` requests ended, and see that the run gets somewhere."""
+        plan, start_ns, end_ns, (copy_ns, wait_ns), row = flight
         if self._record is not None:
             self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
         progress, tokens = self._progress, self._batch.tokens
@@ -306,37 +298,35 @@ class Loop:
 
 
 def composed_row(batch: Batch, plan: Plan) -> bytes:
-    """The row of a step, as far as it is known when the step is composed."""
-    computed = cached_tokens = recomputes = 0
+    """The row of a step (`kvsim.schema.STEP_COLUMNS`), as far as it is known when the step is
+    composed."""
+    prefill_tokens = cached_tokens = recomputes = 0
     for tokens, _ in plan.chunks:
-        computed += tokens
+        prefill_tokens += tokens
     for prefill in plan.prefills:
         cached_tokens += prefill.cached
     for _, means in plan.preempted:
         recomputes += means == RECOMPUTE
-    used, cached, free, cpu, empty, stranded = batch.blocks.census()
-    return step_row(
-        prefill_seqs=len(plan.prefills),
-        prefill_tokens=computed,
-        cached_tokens=cached_tokens,
-        decode_seqs=plan.decode_seqs,
-        context_tokens=plan.context_tokens,
-        batched_tokens=plan.batched_tokens,
-        preempted_recompute=recomputes,
-        preempted_swap=len(plan.preempted) - recomputes,
-        swapped_in=len(plan.swapped_in),
-        swap_out_blocks=len(plan.swaps_out),
-        swap_in_blocks=len(plan.swaps_in),
-        copied_blocks=len(plan.copies),
-        ignored=len(plan.ignored),
-        waiting=len(batch.waiting),
-        running=batch.num_running,
-        swapped=len(batch.swapped),
-        used_blocks=used,
-        cached_blocks=cached,
-        free_blocks=free,
-        cpu_used_blocks=cpu,
-        empty_slots=empty,
-        stranded_blocks=stranded,
-        blocked=plan.blocked,
+    # By position: so many names would take as long to match as all the rest.
+    return pack(
+        *(0, 0, 0, 0),
+        len(plan.prefills),
+        prefill_tokens,
+        cached_tokens,
+        plan.decode_seqs,
+        plan.context_tokens,
+        plan.batched_tokens,
+        recomputes,
+        len(plan.preempted) - recomputes,
+        len(plan.swapped_in),
+        len(plan.swaps_out),
+        len(plan.swaps_in),
+        len(plan.copies),
+        len(plan.ignored),
+        len(batch.waiting),
+        batch.num_running,
+        len(batch.swapped),
+        *batch.blocks.census(),
+        plan.blocked,
+        0,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from kvsim.errors import ConfigError
 
 
-def rule(
+def find_rule(
     argument: str,
     table: Mapping[str, Any],
     name: Any,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from kvsim.engine.named import rule
+from kvsim.engine.named import find_rule
 from kvsim.errors import ConfigError
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -111,7 +111,7 @@ def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, *
             raise ConfigError(f"{label}: numbers of tokens are at least 0")
         return checked(label, tuple(found), kind)
 
-    made: T = rule(argument, table, name, guard, **given)
+    made: T = find_rule(argument, table, name, guard, **given)
     return made
 
 

@@ -21,6 +21,7 @@ from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import WAITING, Request, Sequence
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.errors import EngineStopped
+from kvsim.schema import Census
 
 Pairs = list[tuple[int, int]]
 """Copied blocks: (source, target)."""
@@ -131,9 +132,8 @@ class Tables:
         """Free GPU blocks that no admission can use: none, any block serves any token."""
         return 0
 
-    def census(self) -> tuple[int, int, int, int, int, int]:
-        """Where the blocks are: on the GPU used, idle with content, blank; on the CPU used; token
-        slots of used GPU blocks without a token; free GPU blocks that no admission can use."""
+    def census(self) -> Census:
+        """Where the blocks are."""
         gpu = self.gpu
         cached, free = gpu.cached, gpu.free
         return gpu.used, cached, free - cached, self.cpu.used, self.empty_slots, self.stranded

@@ -30,6 +30,7 @@ from kvsim.engine.counted import Counted, CountPool
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence, UnitStream
 from kvsim.engines.vllm_063_blocks import Naive
+from kvsim.schema import Census
 
 
 class RunPool(CountPool):
@@ -53,10 +54,6 @@ class RunPool(CountPool):
     @property
     def cached(self) -> int:
         return self._cached
-
-    @property
-    def used(self) -> int:
-        return self.size - self._left - self._cached
 
     def lend(self, number: int) -> None:
         if number > self._left:
@@ -186,7 +183,7 @@ class PrefixRuns(Counted, Naive):
         shared = self.gpu.release(self._units.pop(sequence))
         self.gpu.give_back(blocks - shared)
 
-    def census(self) -> tuple[int, int, int, int, int, int]:
+    def census(self) -> Census:
         gpu = self.gpu
         return gpu.used, gpu.cached, gpu.free - gpu.cached, self.cpu.used, self.empty_slots, 0
 

@@ -166,12 +166,12 @@ class Vllm063(Scheduler):
         """
         admitted: Admissions = []
         waiting, plan, blocks = batch.waiting, batch.plan, batch.blocks
-        rule = blocks.hits_save
+        hits_save = blocks.hits_save
         while waiting:
             request = waiting[0]
             if count(request, WAITING) != 1:
                 raise deaths.swapped_in_waiting(request)
-            saved = self._saved(batch, request) if rule.charged else 0
+            saved = self._saved(batch, request) if hits_save.charged else 0
             tokens = self._new_tokens(request, WAITING, self.chunked, saved)
             need = blocks.admission_need(request)
             reason = self.turns_away(blocks, saved + tokens, need)
@@ -179,7 +179,7 @@ class Vllm063(Scheduler):
                 waiting.popleft()
                 batch.ignore(request, reason)
                 continue
-            asked = tokens if rule.tested or self.chunked else saved + tokens
+            asked = tokens if hits_save.tested or self.chunked else saved + tokens
             if saved + tokens == 0:
                 # Not even one token is left of the budget.
                 asked = self.max_num_batched_tokens + 1

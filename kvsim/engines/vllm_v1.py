@@ -288,13 +288,11 @@ class VllmV1Async(VllmV1):
         batch.now_ns = now_ns
         batch.publish(plan)
         ended = False
-        for request, _, samples in plan.singles:
-            if samples:
-                batch.landed(request.sequences[0])
         for request, _, samples in batch.to_book(plan):
             if not samples:
                 continue
             sequence = request.sequences[0]
+            batch.landed(sequence)
             preempted = sequence.state == WAITING
             if not (preempted or batch.blocks.publish_at.computed):
                 # What the step has computed is all that was known before its token.

@@ -74,19 +74,13 @@ class Ahead:
         cohort.compose(decodes)
         if blocked:
             batch.waiting[0].blocked_steps += 1
-        used, cached, free, cpu, empty, stranded = batch.blocks.census()
         return step_row(
             decode_seqs=decodes,
             context_tokens=context_tokens,
             batched_tokens=decodes,
             waiting=len(batch.waiting),
             running=len(cohort.requests),
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=batch.blocks.census(),
             blocked=blocked,
         )
 

@@ -87,8 +87,9 @@ class Cohort:
         self.lingering: list[Request] = []
         """Members that got their last token in the step settled last, where the scheduler finds
         that out one step later."""
-        self.phases: list[dict[Request, None]] = [{} for _ in range(self.size)]
-        """Step modulo block size → members that open a block in it, in running order."""
+        self.phases: list[dict[Request, int]] = [{} for _ in range(self.size)]
+        """Step modulo block size → members that open a block in it, in running order, and their
+        places in that order."""
         self._ends: dict[int, dict[Request, None]] = {}
         """Steps settled → members whose last token exists by then; some may have left since."""
         self.next_ends: list[int] = []
@@ -170,8 +171,6 @@ class Cohort:
         if not plan.left:
             return []
         left = [request for _, request in sorted(plan.left, key=_place)]
-        for request in left if self.ahead else ():
-            request.sequences[0].placeholders -= 1
         return [(request, 1, True) for request in left]
 
     def members(self) -> list[Request]:
@@ -263,7 +262,7 @@ class Cohort:
         member = Member(self, self._places, step, last, filled, known)
         self.requests[request] = sequence.member = member
         self._places += 1
-        self.phases[(step - filled) % self.size][request] = None
+        self.phases[(step - filled) % self.size][request] = member.place
         ends = self._ends.get(last)
         if ends is None:
             ends = self._ends[last] = {}
@@ -321,7 +320,7 @@ class Cohort:
         visited = list(opening or filling)
         if opening and filling:
             both = {**opening, **filling}
-            visited = sorted(both, key=lambda request: self.requests[request].place)
+            visited = sorted(both, key=both.__getitem__)
         for request in visited:
             self._visit(request)
         blocks.empty_slots -= number - len(visited)
@@ -330,7 +329,9 @@ class Cohort:
         """Let the scheduler grow one member by its own rules; its fields are true meanwhile."""
         sequence, member = request.sequences[0], self.requests[request]
         steps = self.composed - member.joined
-        settled = max(0, self.settled - member.joined)
+        settled = self.settled - member.joined
+        if settled < 0:
+            settled = 0
         sequence.__class__ = Sequence
         before = sequence.length, sequence.placeholders, sequence.computed
         sequence.length += settled

@@ -58,7 +58,6 @@ class Decodes:
         if not steps:
             return 0
         ended = cohort.due(first + steps) if steps == due else []
-        used, cached, free, cpu, empty, stranded = census
         row = step_row(
             start_ns=start_ns,
             decode_seqs=number,
@@ -66,12 +65,7 @@ class Decodes:
             batched_tokens=number,
             waiting=len(batch.waiting),
             running=number,
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=census,
             blocked=blocked,
             finished=0 if cohort.lingers else len(ended),
         )
@@ -176,7 +170,7 @@ class Decodes:
         cohort.compose(number)
         running = number - course.farewell() if cohort.lingering else number
         waiting = len(batch.waiting)
-        used, cached, free, cpu, empty, stranded = batch.blocks.census()
+        census = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.decode_ns(number, context)
         ended = cohort.book(running)
         if ended:
@@ -191,12 +185,7 @@ class Decodes:
             ignored=course.take_ignored(),
             waiting=waiting,
             running=running,
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=census,
             blocked=blocked,
             finished=len(batch.ended),
         )

@@ -112,12 +112,12 @@ def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
 
 def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, Vllm063)
-    rule = blocks.hits_save
+    hits_save = blocks.hits_save
     if scheduler.priority:
         return "the priority policy looks at every request"
     if not blocks.grows:
         return "the block manager reserves whole sequences"
-    if rule.charged or rule.blocks or (scheduler.chunked and blocks.needs_keys):
+    if hits_save.charged or hits_save.blocks or (scheduler.chunked and blocks.needs_keys):
         return "prefix hits change what is admitted"
     recomputes = scheduler.victim is tail and scheduler.means in (by_width, recompute)
     room = (blocks.admission_total - scheduler.watermark_blocks) * blocks.block_size

@@ -50,11 +50,11 @@ class Prompts:
         admitted = self._admit(running) if batch.waiting else []
         running_order = continued + admitted if admitted else continued
         batch_order = admitted + continued if terms.prompts_first else running_order
-        computed = self._run(batch_order)
+        prefill_tokens = self._run(batch_order)
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens
-        used, cached, free, cpu, empty, stranded = blocks.census()
+        census = blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
         ended = cohort.book(len(cohort.requests)) if number else []
         through = self._sampled(running_order)
@@ -67,20 +67,15 @@ class Prompts:
             start_ns=start_ns,
             end_ns=end_ns,
             prefill_seqs=len(plan.chunks),
-            prefill_tokens=computed,
-            cached_tokens=batched - number - computed,
+            prefill_tokens=prefill_tokens,
+            cached_tokens=batched - number - prefill_tokens,
             decode_seqs=number,
             context_tokens=plan.context_tokens,
             batched_tokens=batched,
             ignored=course.take_ignored(),
             waiting=waiting,
             running=running + len(admitted),
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=census,
             blocked=plan.blocked,
             finished=len(batch.ended),
         )
@@ -123,19 +118,14 @@ class Prompts:
         if blocked:
             batch.waiting[0].blocked_steps += 1
         start_ns, waiting = batch.now_ns, len(batch.waiting)
-        used, cached, free, cpu, empty, stranded = batch.blocks.census()
+        census = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(course.begin())
         row = step_row(
             start_ns=start_ns,
             end_ns=end_ns,
             ignored=course.take_ignored(),
             waiting=waiting,
-            used_blocks=used,
-            cached_blocks=cached,
-            free_blocks=free,
-            cpu_used_blocks=cpu,
-            empty_slots=empty,
-            stranded_blocks=stranded,
+            census=census,
             blocked=blocked,
             finished=len(batch.ended),
         )

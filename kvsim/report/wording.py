@@ -73,8 +73,8 @@ def subject(meta: Mapping[str, Any]) -> str:
     """What was simulated: engine, model, hardware and block pool."""
     config = meta.get("config") or {}
     parts = [meta.get("engine") or config.get("engine")]
-    if config.get("model"):
-        parts.append(f"{config['model']} on {config.get('hardware', 'unknown hardware')}")
+    if meta.get("model"):
+        parts.append(f"{meta['model']} on {meta.get('hardware', 'unknown hardware')}")
     if meta.get("num_gpu_blocks"):
         parts.append(
             f"{count(meta['num_gpu_blocks'])} GPU blocks of {meta.get('block_size')} tokens"

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush, heapreplace
+from itertools import islice
 
 from kvsim.engine.idle import Queue
 from kvsim.engine.order import Order, make_order
@@ -36,23 +37,23 @@ class Evictor(Order):
 
     The walk is O(entries). Here entries are grouped so that an eviction touches few of them::
 
-        oldest ►  run(last=7)            run(last=9)    ...      consecutive entries, equal `last`
+        oldest ►  streak(last=7)         streak(last=9) ...      consecutive entries, equal `last`
                     ├ chain 16 32 48 64     ...                  one table released: tokens ascend
                     └ chain 16 32                                ▲ the tail is the chain's longest
 
-    Within a run nothing ends the walk, so its candidate is the longest prefix, the earliest
+    Within a streak nothing ends the walk, so its candidate is the longest prefix, the earliest
     inserted of equals: the best chain tail, kept in a heap. Blocks that are hit leave lazily.
     """
 
-    __slots__ = ("_chains", "_fence", "_home", "_runs", "_sorted")
+    __slots__ = ("_chains", "_fence", "_home", "_sorted", "_streaks")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
-        self._runs: deque[_Run] = deque()
+        self._streaks: deque[_Streak] = deque()
         self._home: dict[int, list[tuple[int, int]]] = {}
         """block → the chain that holds it; what a chain holds besides has left."""
         self._sorted: list[_Entry] = []
         """What goes before all others while `_fence` holds an entry; some may have left since."""
-        self._fence: _Run | None = None
+        self._fence: _Streak | None = None
         self._chains = 0
 
     def __len__(self) -> int:
@@ -69,16 +70,16 @@ class Evictor(Order):
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         """Insert at the back."""
-        run = self._runs[-1] if self._runs else None
-        if run is None or run.last != access_ns:
-            run = _Run(access_ns)
-            self._runs.append(run)
-        chain = run.open
+        streak = self._streaks[-1] if self._streaks else None
+        if streak is None or streak.last != access_ns:
+            streak = _Streak(access_ns)
+            self._streaks.append(streak)
+        chain = streak.open
         if chain is None or chain[-1][0] >= tokens:
-            run.close()
+            streak.close()
             self._chains += 1
-            chain = run.open = []
-            run.order = self._chains
+            chain = streak.open = []
+            streak.order = self._chains
         chain.append((tokens, block))
         self._home[block] = chain
 
@@ -101,8 +102,8 @@ class Evictor(Order):
         home, evicted = self._home, list[int]()
         while len(evicted) < number:
             entries = self._first()
-            if not entries and len(self._runs) == 1:
-                self._runs[0].drain(home, number, evicted)
+            if not entries and len(self._streaks) == 1:
+                self._streaks[0].drain(home, number, evicted)
             elif not entries:
                 evicted.append(self.pop())
             while entries and len(evicted) < number:
@@ -115,19 +116,19 @@ class Evictor(Order):
     def _first(self) -> list[_Entry]:
         """Entries that go before all others, the next one last; none where only a walk tells.
 
-        That is so of the leading runs up to one that is later than all of them, if none of them is
-        later than the one before it: nothing ends the walk among them, so that the longest prefix
-        goes first, the earliest inserted of equals.
+        That is so of the leading streaks up to one that is later than all of them, if none of them
+        is later than the one before it: nothing ends the walk among them, so that the longest
+        prefix goes first, the earliest inserted of equals.
         """
-        runs, home = self._runs, self._home
+        streaks, home = self._streaks, self._home
         if self._sorted and self._fence is not None and self._fence.trim(home):
             return self._sorted
-        while not runs[0].trim(home):
-            runs.popleft()
-        leading = [runs[0]]
-        for run in _others(runs):
-            if run.last > runs[0].last and run.trim(home):
-                self._fence = run
+        while not streaks[0].trim(home):
+            streaks.popleft()
+        leading = [streaks[0]]
+        for streak in islice(streaks, 1, None):
+            if streak.last > streaks[0].last and streak.trim(home):
+                self._fence = streak
                 self._sorted = sorted(
                     (tokens, -order, block, chain)
                     for each in leading
@@ -135,38 +136,32 @@ class Evictor(Order):
                     for tokens, block in chain
                 )
                 return self._sorted
-            if run.trim(home):
-                if run.last > leading[-1].last:
+            if streak.trim(home):
+                if streak.last > leading[-1].last:
                     break
-                leading.append(run)
+                leading.append(streak)
         return []
 
     def pop(self) -> int:
         """Take out the block that the engine's walk ends on."""
-        runs, home = self._runs, self._home
-        while not runs[0].trim(home):
-            runs.popleft()
-        candidate = runs[0]
+        streaks, home = self._streaks, self._home
+        while not streaks[0].trim(home):
+            streaks.popleft()
+        candidate = streaks[0]
         last, tokens = candidate.last, candidate.longest
-        for run in _others(runs):
-            if not run.trim(home):
+        for streak in islice(streaks, 1, None):
+            if not streak.trim(home):
                 continue
-            if run.last > last:
+            if streak.last > last:
                 break
-            if run.longest > tokens:
-                candidate, last, tokens = run, run.last, run.longest
+            if streak.longest > tokens:
+                candidate, last, tokens = streak, streak.last, streak.longest
         block = candidate.pop()
         del home[block]
         return block
 
 
-def _others(runs: deque[_Run]) -> Iterator[_Run]:
-    iterator = iter(runs)
-    next(iterator)
-    return iterator
-
-
-class _Run:
+class _Streak:
     """Entries inserted one after the other with equal `last`."""
 
     __slots__ = ("heap", "last", "open", "order")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.engine.named import callable_with, rule
+from kvsim.engine.named import callable_with, find_rule
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
 
@@ -55,7 +55,7 @@ def find_requeue(name: str | Requeue, /, **given: Any) -> Requeue:
 
     Raises `ConfigError`, also later, where an outsider's rule loses a request.
     """
-    requeue: Requeue = rule("requeue", REQUEUE, name, _guarded, **given)
+    requeue: Requeue = find_rule("requeue", REQUEUE, name, _guarded, **given)
     return requeue
 
 

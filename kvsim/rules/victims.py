@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvsim.engine.future import Future
-from kvsim.engine.named import callable_with, rule
+from kvsim.engine.named import callable_with, find_rule
 from kvsim.engine.request import RUNNING, Request
 from kvsim.engine.tables import Tables
 from kvsim.errors import ConfigError
@@ -120,7 +120,7 @@ def make_victim(
     if name is None:
         return None
     given = {"seed": seed, "max_model_len": max_model_len, "future": future or Future()}
-    policy: Victim = rule("victim", VICTIMS, name, _guarded, **given)
+    policy: Victim = find_rule("victim", VICTIMS, name, _guarded, **given)
     return policy
 
 

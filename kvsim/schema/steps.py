@@ -76,6 +76,10 @@ STEPS = Table(
 STEP_COLUMNS = STEPS.names(Source.STEP, Source.STATE)
 """What is noted of every step, in the order of its row."""
 
+Census = tuple[int, int, int, int, int, int]
+"""Where the blocks are: on the GPU used, idle with content, blank; on the CPU used; token slots of
+used GPU blocks without a token; free GPU blocks that no admission can use."""
+
 pack = Struct(f"{len(STEP_COLUMNS)}q").pack
 """A row as bytes, from the values of `STEP_COLUMNS`."""
 
@@ -102,22 +106,19 @@ def step_row(
     waiting: int = 0,
     running: int = 0,
     swapped: int = 0,
-    used_blocks: int = 0,
-    cached_blocks: int = 0,
-    free_blocks: int = 0,
-    cpu_used_blocks: int = 0,
-    empty_slots: int = 0,
-    stranded_blocks: int = 0,
+    census: Census = (0, 0, 0, 0, 0, 0),
     blocked: int = 0,
     finished: int = 0,
 ) -> bytes:
-    """A step as bytes, for `Recorder.packed`; what is not given is 0."""
+    """A step as bytes, for `Recorder.packed`; what is not given is 0.
+
+    `census`: the columns from `used_blocks` to `stranded_blocks`, as `Tables.census` returns them.
+    """
     return pack(
         start_ns, end_ns, transfer_ns, link_wait_ns, prefill_seqs, prefill_tokens,
         cached_tokens, decode_seqs, context_tokens, batched_tokens, preempted_recompute,
         preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks, copied_blocks,
-        ignored, waiting, running, swapped, used_blocks, cached_blocks, free_blocks,
-        cpu_used_blocks, empty_slots, stranded_blocks, blocked, finished,
+        ignored, waiting, running, swapped, *census, blocked, finished,
     )  # fmt: skip
 
 
