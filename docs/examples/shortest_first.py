@@ -4,7 +4,7 @@
         --engine shortest_first:ShortestFirst --num-gpu-blocks-override 2000 --max-model-len 4096
 
 Most requests need not wait any more, and the long ones pay for it: the p50 of TTFT falls from
-6.35 s to 40.8 ms, and the p99 rises from 22.0 s to 85.4 s. (`--engine vllm-v1` gives the others.)
+7.20 s to 51.9 ms, and the p99 rises from 24.3 s to 89.6 s. (`--engine vllm-v1` gives the others.)
 """
 
 from collections import deque

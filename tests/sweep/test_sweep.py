@@ -96,6 +96,7 @@ def test_an_engine_that_stops_is_a_row_with_its_reason(load):
     config = load_config(
         None,
         {
+            "engine": "vllm-0.6.3",
             "request_rate": float("inf"),
             "max_model_len": 256,
             "num_gpu_blocks_override": 16,
