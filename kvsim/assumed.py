@@ -90,7 +90,7 @@ def _engine_defaults(
         "memory_formula": Default(engine.memory_formula, rules),
     }
     if version is not None:
-        found["vllm_version"] = Default(version, engine.about)
+        found["vllm_version"] = Default(version, rules)
     if not engine.serves:
         return found
     assert version is not None
