@@ -109,8 +109,9 @@ def test_no_two_modules_need_each_other() -> None:
     [
         ("simpy", ("replica.", "run", "bench.")),
         ("torch", ()),
+        ("scipy", ()),
+        ("plotly", ()),
         ("pandas", ("report.", "result")),
-        ("plotly", ("report.",)),
         ("rich", ("report.", "cli.")),
         ("typer", ("cli",)),
     ],
@@ -121,7 +122,19 @@ def test_libraries_stay_in_their_rooms(library: str, allowed: tuple[str, ...]) -
             assert name_of(path).startswith(allowed), f"{name_of(path)} imports {library}"
 
 
-@pytest.mark.parametrize("library", ["pandas", "plotly", "pyarrow", "torch", "scipy"])
+@pytest.mark.parametrize(
+    ("module", "allowed"),
+    [("fcntl", ["sweep.locks"]), ("resource", ["bench.usage"])]
+    + [(name, []) for name in ("grp", "pty", "pwd", "syslog", "termios", "tty")],
+)
+def test_modules_that_windows_lacks_are_imported_where_their_absence_is_handled(
+    module: str, allowed: list[str]
+) -> None:
+    found = [name_of(path) for path in FILES if module in imports(ast.parse(path.read_text()))]
+    assert found == allowed
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow", "torch"])
 def test_heavy_libraries_are_imported_only_when_used(library: str) -> None:
     for path in FILES:
         names = imports(ast.parse(path.read_text()), top_level=True)

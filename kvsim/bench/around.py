@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from kvsim.bench.measure import cpu_s, settings_of
+from kvsim.bench.measure import settings_of
+from kvsim.bench.usage import children_cpu_s, cpu_s
 from kvsim.bench.workloads import WORKLOADS
 
 Parts = dict[str, float]
@@ -81,10 +81,9 @@ def _start_s(*arguments: str) -> float:
     """CPU time of a whole process, the least of three."""
     found = []
     for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = children_cpu_s()
         subprocess.run(
             [sys.executable, "-m", "kvsim", *arguments], check=True, stdout=subprocess.DEVNULL
         )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        found.append(children_cpu_s() - before)
     return min(found)

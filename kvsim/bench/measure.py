@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvsim.bench.usage import cpu_s, peak_rss_mb
 from kvsim.bench.workloads import PURE_TOKENS, WORKLOADS, Checks, pure_decode
 
 if TYPE_CHECKING:
@@ -107,11 +106,11 @@ def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Meas
     workload = WORKLOADS[name]
     settings = settings_of(workload.settings, engine, cost)
     opened = workload.make(trace)
-    ping, before_mb = ping_ns(), _peak_rss_mb()
+    ping, before_mb = ping_ns(), peak_rss_mb()
     with _environments() as environments:
         start = cpu_s()
         result = simulate(opened, settings)
-        spent, peak_mb = cpu_s() - start, _peak_rss_mb()
+        spent, peak_mb = cpu_s() - start, peak_rss_mb()
     computing = result.steps["prefill_seqs"] + result.steps["decode_seqs"] > 0
     return Measurement(
         cpu_s=spent,
@@ -157,12 +156,6 @@ def digest(result: Result) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def cpu_s() -> float:
-    """User and system time of this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 def ping_ns() -> float:
     """The least of five measurements of one `yield env.timeout(1)`."""
     import simpy
@@ -204,8 +197,3 @@ def _scheduled(env: simpy.Environment) -> int:
     """Number of scheduled events, from SimPy's private numbering; there is no public one."""
     number: int = next(env._eid)
     return number
-
-
-def _peak_rss_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

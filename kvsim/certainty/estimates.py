@@ -11,10 +11,12 @@ they cover together. It excludes 0 only where both of them do.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvsim.certainty.student import reach, two_sided
 
 Floats = NDArray[np.float64]
 
@@ -38,11 +40,9 @@ class Estimate(NamedTuple):
     @property
     def p(self) -> float:
         """The chance of a difference at least this large if the true difference is 0."""
-        from scipy.stats import t
-
         if self.error == 0:
             return 1.0 if self.difference == 0 else 0.0
-        p = float(2 * t.sf(abs(self.difference) / self.error, self.freedom))
+        p = two_sided(abs(self.difference) / self.error, self.freedom)
         if self.draws is None:
             return p
         beyond = min((self.draws <= 0).sum(), (self.draws >= 0).sum())
@@ -53,10 +53,8 @@ class Estimate(NamedTuple):
 
         It excludes 0 if and only if `p` is at most `level`.
         """
-        from scipy.stats import t
-
-        reach = float(t.isf(level / 2, self.freedom)) * self.error if self.error else 0.0
-        low, high = self.difference - reach, self.difference + reach
+        half = reach(level, self.freedom) * self.error if self.error else 0.0
+        low, high = self.difference - half, self.difference + half
         if self.draws is None:
             return low, high
         tail = int((len(self.draws) + 1) * level / 2)
@@ -95,14 +93,5 @@ def single(first: Floats, other: Floats, *, whole: bool) -> Estimate:
 
 def _bootstrapped(changes: Floats, seed: int) -> Floats:
     """Ascending means of samples drawn with replacement from the pairs."""
-    from scipy.stats import bootstrap
-
-    drawn: Any = bootstrap(
-        (changes,),
-        np.mean,
-        n_resamples=DRAWS,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-        vectorized=True,
-    )
-    return np.sort(drawn.bootstrap_distribution)
+    drawn = np.random.default_rng(seed).integers(0, len(changes), (DRAWS, len(changes)))
+    return np.sort(changes[drawn].mean(axis=-1))

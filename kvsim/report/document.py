@@ -10,6 +10,7 @@ from string import Template
 
 from kvsim.report.figures import Figure
 from kvsim.report.html import Html, element, join
+from kvsim.report.plotly_js import packed_plotly
 from kvsim.version import __version__
 
 
@@ -17,8 +18,6 @@ def document(
     title: str, header: Html, sections: Mapping[str, Html], figures: Iterable[Figure]
 ) -> str:
     """The whole HTML file; the sections, by title, hold a `figure_place` for each figure."""
-    from plotly.offline import get_plotlyjs
-
     links = (element("a", name, href=f"#{_anchor(name)}") for name in sections)
     body = join(
         (
@@ -36,7 +35,7 @@ def document(
         body=body,
         # `<` could otherwise end the script element that holds the data.
         figures=json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        plotly=get_plotlyjs(),
+        plotly=packed_plotly(),
         script=_text(here, "page.js"),
     )
 

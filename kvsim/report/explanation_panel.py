@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate
+from typing import Any
 
 from kvsim.report.attribution import LABELS, Place, Waterfall
 from kvsim.report.carriers import BLOCKS, LISTED
 from kvsim.report.divergence import DECISIONS, STATES, Divergence
 from kvsim.report.document import figure_place
 from kvsim.report.explanation import Explanation, title_of
-from kvsim.report.figures import Figure, compact, layout, titled
+from kvsim.report.figures import Figure, Points, compact, layout, titled
 from kvsim.report.html import Html, element, join, panel, table
 from kvsim.report.metrics import BLOCKED_BY
 from kvsim.report.numerals import count, number, percent, plural, seconds, signed
 from kvsim.schema import BLOCKED
 
 _ROW_PX, _FRAME_PX, _LETTER_PX = 26, 78, 6.2
+_GAP = 0.2
+"""Part of a row that is free between its bar and the next."""
 
 
 def why(explanation: Explanation, figures: Sequence[Figure]) -> Html:
@@ -114,16 +118,16 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
     labels = [LABELS[part] for part, _ in changes] + ["together"]
     largest = max(abs(ns) for _, ns in changes)
     unit, scale = ("s", 1e9) if largest >= 1e9 else ("ms", 1e6)
+    lengths = [*(float(ns) / scale for _, ns in changes), float(fall.difference) / scale]
+    ends = list(accumulate(lengths[:-1]))
+    colours = ["recompute" if length > 0 else "prefill" for length in lengths[:-1]] + ["used"]
     data = {
-        "type": "waterfall",
+        "type": "bar",
         "orientation": "h",
-        "measure": ["relative"] * len(changes) + ["total"],
-        "x": [*compact(float(ns) / scale for _, ns in changes), 0],
+        "base": compact([0, *ends[:-1], 0]),
+        "x": compact(lengths),
         "y": list(range(len(labels))),
-        "increasing": {"marker": {"color": "var(--recompute)"}},
-        "decreasing": {"marker": {"color": "var(--prefill)"}},
-        "totals": {"marker": {"color": "var(--used)"}},
-        "connector": {"line": {"color": "var(--rule)", "width": 1}},
+        "marker": {"color": [f"var(--{colour})" for colour in colours], "line": {"width": 0}},
         "text": [signed(float(ns) / 1e9, "s") for _, ns in changes]
         + [signed(float(fall.difference) / 1e9, "s")],
         "hovertemplate": "%{text}<extra></extra>",
@@ -141,10 +145,22 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
         },
         hovermode="closest",
         margin={"l": round(_LETTER_PX * max(map(len, ticks))) + 16},
+        bargap=_GAP,
+        shapes=_connectors(compact(ends)),
     )
     title = f"{title_of(fall)} {signed(float(fall.difference) / 1e9, 's')}"
     height = _FRAME_PX + _ROW_PX * len(labels)
     return Figure(id, title, _made_of(names, fall), [data], look, [], height=height)
+
+
+def _connectors(ends: Points) -> list[dict[str, Any]]:
+    """Lines from the end of each bar to the next bar, which begins there."""
+    line = {"color": "var(--rule)", "width": 1}
+    half = (1 - _GAP) / 2
+    return [
+        {"type": "line", "x0": x, "x1": x, "y0": i + half, "y1": i + 1 - half, "line": line}
+        for i, x in enumerate(ends)
+    ]
 
 
 def _made_of(names: tuple[str, str], fall: Waterfall) -> str:

@@ -23,6 +23,7 @@ from kvsim.errors import ConfigError, OutputError
 from kvsim.hardware import hardware_path
 from kvsim.library import find, look_up
 from kvsim.report.plain import plain
+from kvsim.sweep.locks import PLACES, lock, unlock
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 from kvsim.writing import write_text
@@ -30,7 +31,6 @@ from kvsim.writing import write_text
 Record = dict[str, Any]
 
 _KEY_CHARACTERS = 32
-_LOCK_BITS = 60
 _CLASSES = ("engine", "block_manager", "victim")
 """Settings that may be `package.module:Class`."""
 
@@ -85,20 +85,11 @@ class Store:
 
     def claim(self, key: str, *, wait: bool = True) -> bool:
         """Claim a key for this process. False if another process holds it and `wait` is False."""
-        import fcntl
-
-        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
-        try:
-            fcntl.lockf(self._lock_file(), how, 1, _place(key))
-        except BlockingIOError:
-            return False
-        return True
+        return lock(self._lock_file(), _place(key), wait=wait)
 
     def release(self, key: str) -> None:
         """End a claim."""
-        import fcntl
-
-        fcntl.lockf(self._lock_file(), fcntl.LOCK_UN, 1, _place(key))
+        unlock(self._lock_file(), _place(key))
 
     def make(self) -> None:
         """Make the folder. Raises `OutputError`."""
@@ -128,7 +119,7 @@ class Store:
 
 def _place(key: str) -> int:
     """The byte that stands for a key; keys that share a byte only wait for each other."""
-    return int(key[:16], 16) >> (64 - _LOCK_BITS)
+    return int(key[:16], 16) % PLACES
 
 
 def _given(config: RunConfig) -> dict[str, Any]:

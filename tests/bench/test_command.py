@@ -1,6 +1,8 @@
 """`kvsim bench` as a user meets it."""
 
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from kvsim.bench import repeat
 from kvsim.bench.workloads import WORKLOADS, Checks
 from kvsim.cli import main
+from kvsim.errors import ConfigError
 
 NAME = "decode-1"
 
@@ -85,3 +88,10 @@ def test_bad_input_is_one_line(
     code, out, errors = kvsim(capsys, *arguments)
     assert (code, out, errors.count("\n")) == (2, "", 1)
     assert errors.startswith(f"kvsim: {line}")
+
+
+def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.delitem(sys.modules, "kvsim.bench.usage", raising=False)
+    with pytest.raises(ConfigError, match="run it in WSL, on Linux or macOS"):
+        import_module("kvsim.bench.usage")

@@ -10,9 +10,16 @@ from tiny import no_run, tiny_run
 
 import kvsim
 from kvsim.blockmap.watch import BlockMapWatcher
+from kvsim.config import make_config
+from kvsim.cost.crossover import crossings
+from kvsim.cost.profile import load_profile
+from kvsim.hardware import load_hardware
+from kvsim.models import load_model
 from kvsim.report.compare_page import build_comparison
+from kvsim.report.crossover_page import build_crossover
 from kvsim.report.diff_page import build_diff
 from kvsim.report.page import build_page
+from kvsim.report.profile_page import build_profile
 from kvsim.report.replayed import compare_replay
 from kvsim.report.summary import summarise
 
@@ -115,7 +122,16 @@ def mapped():
     return build_page(result.summary, result.requests, result.steps, watcher.block_map())
 
 
+def crossover():
+    found = crossings(
+        load_model("llama-3-8b"), load_hardware("h200-sxm"), make_config({}), [64, 8192], ["layer"]
+    )
+    return build_crossover([found], "h200-sxm", [512, 8192])
+
+
 PAGES = {
+    "profile": lambda: build_profile(load_profile("h200-sxm-llama-3-8b-public")),
+    "crossover": crossover,
     "mapped": mapped,
     "ledger": ledger,
     "report": lambda: report(fake_run(rate=8, swap=True)),
@@ -222,3 +238,21 @@ def test_colours_follow_the_readers_scheme(show):
     page.emulate_media(color_scheme="dark")
     eventually(page, f"{fill} !== '{light}' && {fill}.startsWith('#')")
     assert page.noise == []
+
+
+def test_a_browser_that_cannot_unpack_the_charts_says_which_one_can(browser, tmp_path):
+    page = browser.new_page()
+    page.add_init_script("delete globalThis.DecompressionStream")
+    path = tmp_path / "page.html"
+    path.write_text(PAGES["tiny"](), encoding="utf-8")
+    page.goto(path.as_uri())
+    page.locator("#gpu-blocks", has_text="need a browser of 2023 or later").wait_for()
+    page.close()
+
+
+def test_charts_are_printed(show):
+    page = show("tiny")
+    page.emulate_media(media="print")
+    assert page.locator("#gpu-blocks svg.main-svg").first.is_visible()
+    assert len(page.pdf()) > 20_000
+    page.emulate_media(media="screen")

@@ -126,7 +126,16 @@ def test_the_page_holds_everything(runs):
     ]
     for figure in drawn:
         [trace] = figure["data"]
-        assert trace["measure"][-1] == "total" and len(trace["x"]) == len(trace["y"])
+        *begins, origin = trace["base"]
+        *lengths, together = trace["x"]
+        assert len(begins) == len(lengths) == len(trace["y"]) - 1 == len(trace["text"]) - 1
+        # Each bar begins where the last one ends; the bar of all of them begins at 0.
+        ends = [0, *(begin + length for begin, length in zip(begins, lengths, strict=True))]
+        assert [*begins, together] == pytest.approx(ends, rel=1e-3, abs=1e-3 * abs(together))
+        assert origin == 0
+        assert [shape["x0"] for shape in figure["layout"]["shapes"]] == pytest.approx(
+            ends[1:], rel=1e-3, abs=1e-3 * abs(together)
+        )
 
 
 def test_runs_of_other_requests_or_of_none_are_not_set_side_by_side():

@@ -1,0 +1,35 @@
+"""Counts what a process has used: CPU time and memory, as Unix accounts for them."""
+
+from __future__ import annotations
+
+import sys
+
+from kvsim.errors import ConfigError
+
+try:
+    import resource
+except ImportError:  # Windows
+    raise ConfigError(
+        "bench: Windows does not account for it; run it in WSL, on Linux or macOS"
+    ) from None
+
+
+def cpu_s() -> float:
+    """User and system time of this process so far."""
+    return _cpu_s(resource.RUSAGE_SELF)
+
+
+def children_cpu_s() -> float:
+    """User and system time of the child processes that have ended."""
+    return _cpu_s(resource.RUSAGE_CHILDREN)
+
+
+def peak_rss_mb() -> float:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def _cpu_s(whose: int) -> float:
+    usage = resource.getrusage(whose)
+    return usage.ru_utime + usage.ru_stime
