@@ -24,6 +24,7 @@ from kvsim.workload.contents import (
     earlier_row,
     written_id,
 )
+from kvsim.workload.head import Head
 from kvsim.workload.rows import RowRules
 from kvsim.workload.source import (
     Source,
@@ -46,6 +47,11 @@ _ROW_KEYS = frozenset(
     | {"scope", "salt", "model", "priority", "deadline_s", "tags", "observed"}
     | CONTENT_KEYS
 )
+
+
+def recognises(head: Head) -> bool:
+    """Whether the first line is a header of this format."""
+    return "kvsim_trace" in head.keys
 
 
 def read(source: Source) -> Trace:
@@ -160,7 +166,7 @@ class _RowReader:
             index=len(self._trace.rows),
             id=self._rules.id(table, "id"),
             line=source.line,
-            arrival_ns=self._rules.arrival(table, "arrival_s", NS_PER_S),
+            arrival_ns=self._rules.ordered_arrival(table, "arrival_s", NS_PER_S),
             input_length=input_length,
             output_length=output_length,
             content=content,
