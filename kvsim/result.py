@@ -12,6 +12,7 @@ from kvsim.config import RunConfig, to_table
 from kvsim.engines import ENGINES
 from kvsim.records.tally import Tally
 from kvsim.version import __version__
+from kvsim.workload.arrivals import missing_arrivals
 from kvsim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def provenance(
         "num_cpu_blocks": parts.blocks.cpu.size,
         "steps_in_flight": parts.scheduler.in_flight,
         "watermark_blocks": parts.scheduler.watermark_blocks,
-        "notes": list(parts.notes),
+        "notes": [*parts.notes, *missing_arrivals(trace.rows, config)],
         "memory": parts.memory.describe(),
         "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},
         "link": parts.link.describe(),

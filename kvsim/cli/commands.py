@@ -17,6 +17,7 @@ from kvsim.cli.options import (
     ConfigFile,
     OutDir,
     StartupLog,
+    TraceColumns,
     TraceFormat,
     TracePath,
     VllmCommand,
@@ -40,6 +41,7 @@ def run(
     trace: TracePath = None,
     config: ConfigFile = None,
     trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
     out: OutDir = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write CSV tables.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
@@ -63,7 +65,7 @@ def run(
     watcher = _map_watcher(out) if block_map else None
     word = server_word(startup_log, vllm, vllm_file)
     loaded = load_over(word, config, settings(flags), assignments or ())
-    opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format)
+    opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format, columns)
     result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
     if word.sources:
         result.meta["server"] = dict(word.sources)

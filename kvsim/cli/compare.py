@@ -18,10 +18,12 @@ from kvsim.cli.options import (
     Jobs,
     OutDir,
     StartupLog,
+    TraceColumns,
     TraceFormat,
     TracePath,
     VllmCommand,
     VllmFile,
+    note_arrivals,
     open_noted,
 )
 from kvsim.cli.progress import progress_bar
@@ -70,6 +72,7 @@ def compare(
     ],
     trace: TracePath = None,
     trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
     out: OutDir = None,
     seeds: Seeds = None,
     confidence: Confidence = 0.95,
@@ -107,7 +110,8 @@ def compare(
         loaded = [(name, uncertain(config)) for name, config in loaded]
     from kvsim.replicates import load_of
 
-    load = load_of(None if trace is None else open_noted(trace, trace_format), loaded)
+    load = load_of(None if trace is None else open_noted(trace, trace_format, columns), loaded)
+    note_arrivals(load.of(loaded[0][1].seed), (config for _, config in loaded))
     if seeds is None:
         _compare_once(load, loaded, out)
         return

@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.crossover:crossover",
         "Compare swapping a request out and in with computing it again, by length and link.",
     ),
-    "trace": ("kvsim.cli.trace:app", "Look at a trace, convert it, or make one."),
+    "trace": ("kvsim.cli.trace:app", "Look at a trace, check it, convert it, or make one."),
     "profile": (
         "kvsim.cli.profile:app",
         "Make a profile from measured kernel times, look at it, compare two.",

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from kvsim.config import RunConfig
     from kvsim.workload.trace import Trace
 
 TracePath = Annotated[
     str | None,
-    typer.Option("--trace", metavar="FILE", help="Trace: native, Mooncake or Azure; .gz too."),
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Trace, benchmark result or table of any known format (.gz too), a folder of coding"
+        " sessions, or a shipped one: chat, api, agents, burst.",
+    ),
 ]
 TraceFormat = Annotated[
     str | None, typer.Option(metavar="NAME", help="Its format, if the content is ambiguous.")
+]
+TraceColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="ROLE=COLUMN,...",
+        help="What the columns of a CSV or Parquet trace are, as in"
+        " arrival_ms=ts,input=prompt_tokens,output=completion_tokens.",
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -54,14 +70,24 @@ VllmFile = Annotated[
 ]
 
 
-def open_noted(path: str, trace_format: str | None) -> Trace:
+def open_noted(path: str, trace_format: str | None, columns: str | None) -> Trace:
     """The trace at `path`; the notes of its reader go to standard error."""
     from kvsim.workload import open_trace
 
-    opened = open_trace(path, trace_format)
+    opened = open_trace(path, trace_format, columns)
     for note in opened.notes:
         print(f"note: {note}", file=sys.stderr)
     return opened
+
+
+def note_arrivals(trace: Trace, configs: Iterable[RunConfig]) -> None:
+    """Say on standard error, once, if some of these settings have to send all requests at once."""
+    from kvsim.workload.arrivals import missing_arrivals
+
+    for config in configs:
+        for note in missing_arrivals(trace.rows, config):
+            print(f"note: {note}", file=sys.stderr)
+            return
 
 
 def config_path(config: str | None) -> str | None:

@@ -16,6 +16,7 @@ from kvsim.cli.options import (
     Assignments,
     Jobs,
     StartupLog,
+    TraceColumns,
     TraceFormat,
     TracePath,
     VllmCommand,
@@ -86,6 +87,7 @@ def size(
     backend: BackendName = "local",
     ray_address: RayAddress = None,
     trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
     startup_log: StartupLog = None,
     vllm: VllmCommand = None,
     vllm_file: VllmFile = None,
@@ -107,7 +109,7 @@ def size(
     word = server_word(startup_log, vllm, vllm_file)
     config = load_over(word, base, settings(flags), assignments or ())
     runner = backend_of(backend, ray_address)
-    opened = trace_of(config) if trace is None else open_noted(trace, trace_format)
+    opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
     if hit_rate is not None:
         opened, config = _sharing(opened, config, hit_rate, prefixes)
     knob = make_knob(find, opened, to_table(config), Bounds(low, high))

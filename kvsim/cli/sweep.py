@@ -16,10 +16,12 @@ from kvsim.cli.options import (
     Assignments,
     Jobs,
     StartupLog,
+    TraceColumns,
     TraceFormat,
     TracePath,
     VllmCommand,
     VllmFile,
+    note_arrivals,
     open_noted,
 )
 from kvsim.cli.progress import progress_bar
@@ -103,6 +105,7 @@ def sweep(
     shard: Shard = None,
     merge: Merge = False,
     trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
     startup_log: StartupLog = None,
     vllm: VllmCommand = None,
     vllm_file: VllmFile = None,
@@ -133,9 +136,10 @@ def sweep(
     points = expand(space, table)
     mine = shard_of(len(points), shard)
     runner = backend_of(backend, ray_address)
-    opened = trace_of(config) if trace is None else open_noted(trace, trace_format)
+    opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
     write_plan(out, make_plan(opened, table, points, slo))
     plan = read_plan(out)
+    note_arrivals(opened, (points[i].config for i in mine))
     _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, jobs)
     if shard is None:
         _finish(out, plan)

@@ -1,4 +1,4 @@
-"""`trace`: look at a trace, convert it, or make one."""
+"""`trace`: look at a trace, check it, convert it, or make one."""
 
 from __future__ import annotations
 
@@ -7,24 +7,42 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Look at a trace, convert it, or make one.", no_args_is_help=True)
+from kvsim.cli.options import TraceColumns, TraceFormat
+from kvsim.errors import TraceError
 
-Format = Annotated[
-    str | None,
-    typer.Option("--trace-format", metavar="NAME", help="Its format, if the content is ambiguous."),
-]
+app = typer.Typer(help="Look at a trace, check it, convert it, or make one.", no_args_is_help=True)
 
 
 @app.command()
 def info(
     file: Annotated[str, typer.Argument(metavar="FILE")],
-    trace_format: Format = None,
+    trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
 ) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
     from kvsim.workload import open_trace
     from kvsim.workload.info import render, trace_info
 
-    print(render(trace_info(open_trace(file, trace_format))))
+    print(render(trace_info(open_trace(file, trace_format, columns))))
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE")],
+    trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
+) -> None:
+    """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
+    from kvsim.workload.check import check_trace
+
+    trace, faults = check_trace(file, trace_format, columns)
+    if trace is None:
+        for fault in faults[:-1]:
+            print(f"kvsim: {fault}", file=sys.stderr)
+        raise TraceError(faults[-1])
+    for note in trace.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{file}: {trace.format}, {len(trace.rows):,} requests, no faults")
 
 
 @app.command()
@@ -35,13 +53,14 @@ def convert(
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per hash id in OUT (mooncake), if IN has none.")
     ] = None,
-    trace_format: Format = None,
+    trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
 ) -> None:
     """Write a trace in another format; reports what the format cannot hold."""
     from kvsim.workload import open_trace
     from kvsim.workload.convert import convert as write
 
-    for note in write(open_trace(source, trace_format), target, to, block_size):
+    for note in write(open_trace(source, trace_format, columns), target, to, block_size):
         print(f"note: {note}", file=sys.stderr)
 
 

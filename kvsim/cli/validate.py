@@ -12,6 +12,7 @@ from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
     ConfigFile,
+    TraceColumns,
     TraceFormat,
     TracePath,
     config_path,
@@ -70,6 +71,7 @@ def validate(
     policies: Policies = "recompute,swap,prefix-caching",
     config: ConfigFile = None,
     trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
     out: Results = "runs/validate",
     prepare: Prepare = None,
     source: Source = None,
@@ -96,7 +98,7 @@ def validate(
         raise ConfigError(
             "validate: give --profile FILE, made with `kvsim calibrate` on this device"
         )
-    opened = open_noted(trace, trace_format)
+    opened = open_noted(trace, trace_format, columns)
     made = {} if profile is None else read_json(_profile_path(profile), "kvsim.profile/1")
     loaded = _settings(opened, made, config, settings(flags), assignments or ())
     setup = _setup(opened, loaded, policies)

@@ -26,7 +26,7 @@ def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     With `request_rate`: a random process in file order, exactly as `vllm bench serve` draws it
     (vLLM `benchmarks/serve.py`, `get_request`). Otherwise: the recorded arrivals, spread if
     `spread_ties` is set, then scaled. Rows that wait for another row (`waits_for`) are left out;
-    their entries are 0. Raises `ConfigError` if the trace has no times and no rate is given.
+    their entries are 0. Without times and a rate, all are sent at once, as by a rate of inf.
     """
     free = [index for index, after in enumerate(waits_for(rows, config)) if after < 0]
     if config.request_rate is None:
@@ -80,6 +80,16 @@ def arrival_notes(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
+def missing_arrivals(rows: Sequence[Row], config: RunConfig) -> list[str]:
+    """A note, if neither the trace nor the settings say when requests are sent."""
+    if config.request_rate is not None or not rows or rows[0].arrival_ns is not None:
+        return []
+    return [
+        "the trace has no arrival times: all requests are sent at once, as with --request-rate inf;"
+        " give a rate for anything else"
+    ]
+
+
 def random_stream(seed: int, use: str) -> np.random.Generator:
     """The random numbers for one use, independent of all other uses of the same seed."""
     import numpy as np
@@ -90,9 +100,7 @@ def random_stream(seed: int, use: str) -> np.random.Generator:
 def _recorded_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
     if len(times) < len(rows):
-        raise ConfigError(
-            "the trace has no arrival times; give --request-rate (inf sends all at 0)"
-        )
+        times = [0] * len(rows)
     if config.spread_ties:
         times = _spread(times, config.seed)
     if config.time_scale == 1:

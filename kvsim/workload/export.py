@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError
-from kvsim.workload import mooncake
+from kvsim.workload.formats import mooncake
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
 from kvsim.workload.trace import HashContent, Trace

@@ -207,7 +207,10 @@ def _format(info: dict[str, Any]) -> str:
 def _load_lines(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     arrivals = info["arrivals"]
     if arrivals is None:
-        yield "requests", f"{info['requests']:,}, no arrival times: give --request-rate"
+        yield (
+            "requests",
+            f"{info['requests']:,}, no arrival times: sent at once, or at --request-rate",
+        )
         return
     peaks = " / ".join(f"{rate:.3g}" for rate in arrivals["peak_rate"].values())
     windows = " / ".join(map(str, arrivals["peak_rate"]))

@@ -6,7 +6,9 @@
 {"id":"a/1","session":"a","arrival_s":9,"after":"a/0","delay_s":2,"input_length":99,"output_length":5}
 ```
 
-Names are Mooncake's where the meaning is the same; every time carries its unit.
+Names are Mooncake's where the meaning is the same; every time carries its unit. The page
+docs/reference/trace-format.md describes every key, and docs/reference/trace-format.schema.json the
+form of a line.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kvsim.errors import nearest
+from kvsim.errors import TraceError, nearest
 from kvsim.workload import chain
 from kvsim.workload.contents import (
     CONTENT_KEYS,
@@ -24,6 +26,7 @@ from kvsim.workload.contents import (
     earlier_row,
     written_id,
 )
+from kvsim.workload.head import Head
 from kvsim.workload.rows import RowRules
 from kvsim.workload.source import (
     Source,
@@ -48,26 +51,42 @@ _ROW_KEYS = frozenset(
 )
 
 
+def recognises(head: Head) -> bool:
+    """Whether the first line is a header of this format."""
+    return "kvsim_trace" in head.keys
+
+
 def read(source: Source) -> Trace:
     """A trace in the native format. Raises `TraceError` at the first line that breaks a rule."""
     lines = source.lines()
-    header = parse(source, next(lines))
-    trace = _header(source, header)
-    model = None if header.get("model") is None else string(source, header, "model")
-    reader = _RowReader(source, trace, model)
+    trace, reader = _begin(source, next(lines))
     for line in lines:
         reader.add(parse(source, line))
-    if not trace.rows:
-        raise source.error("no requests after the header; add one request per line")
-    conflict = chain.first_conflict(trace) if trace.hash_kind == "prefix" else None
-    if conflict is not None:
-        row, what = conflict
-        what = f'{what}; fix the ids or declare hash_kind "content"'
-        raise source.error(what, "hash_ids", row.line)
+    _check_whole(source, trace)
     trace.sha256 = source.sha256
     if reader.ignored:
         trace.notes.append(f"keys ignored: {', '.join(sorted(reader.ignored))}")
     return trace
+
+
+def faults(source: Source, most: int) -> list[TraceError]:
+    """The faults of a file, row by row, up to `most`; a row that is faulty is passed over."""
+    found: list[TraceError] = []
+    try:
+        lines = source.lines()
+        trace, reader = _begin(source, next(lines))
+        for line in lines:
+            try:
+                reader.add(parse(source, line))
+            except TraceError as error:
+                found.append(error)
+                if len(found) == most:
+                    return found
+        if not found:
+            _check_whole(source, trace)
+    except TraceError as error:
+        found.append(error)
+    return found
 
 
 def write(trace: Trace, path: str) -> None:
@@ -83,6 +102,25 @@ def lines(trace: Trace) -> Iterator[str]:
     for row in trace.rows:
         table = {} if numbered else {"id": written_id(row)}
         yield _text(table | _row_table(row, trace, shared))
+
+
+def _begin(source: Source, line: str) -> tuple[Trace, _RowReader]:
+    """The trace without rows that a header line begins, and the reader of its rows."""
+    header = parse(source, line)
+    trace = _header(source, header)
+    model = None if header.get("model") is None else string(source, header, "model")
+    return trace, _RowReader(source, trace, model)
+
+
+def _check_whole(source: Source, trace: Trace) -> None:
+    """Refuse what only shows when all rows are read."""
+    if not trace.rows:
+        raise source.error("no requests after the header; add one request per line")
+    conflict = chain.first_conflict(trace) if trace.hash_kind == "prefix" else None
+    if conflict is not None:
+        row, what = conflict
+        what = f'{what}; fix the ids or declare hash_kind "content"'
+        raise source.error(what, "hash_ids", row.line)
 
 
 def _header(source: Source, table: dict[str, Any]) -> Trace:
@@ -160,7 +198,7 @@ class _RowReader:
             index=len(self._trace.rows),
             id=self._rules.id(table, "id"),
             line=source.line,
-            arrival_ns=self._rules.arrival(table, "arrival_s", NS_PER_S),
+            arrival_ns=self._rules.ordered_arrival(table, "arrival_s", NS_PER_S),
             input_length=input_length,
             output_length=output_length,
             content=content,

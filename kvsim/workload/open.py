@@ -2,90 +2,129 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Set
+from pathlib import Path
+from typing import NamedTuple
 
 from kvsim.errors import ConfigError, nearest
-from kvsim.workload import azure, mooncake, native
+from kvsim.library import find, names
+from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
+from kvsim.workload.formats import (
+    aiperf,
+    azure,
+    burstgpt,
+    columns,
+    custom,
+    guidellm,
+    llmservingsim,
+    lmcache,
+    mooncake,
+    openai_batch,
+    qwen,
+    sglang_bench,
+    sharegpt,
+    vidur,
+    vllm_bench,
+    vllm_log,
+    weka,
+)
+from kvsim.workload.head import Head, look
 from kvsim.workload.source import Source, shown
+from kvsim.workload.table import parse_columns, read_table
 from kvsim.workload.trace import Trace
 
-READERS: dict[str, Callable[[Source], Trace]] = {
-    "native": native.read,
-    "mooncake": mooncake.read,
-    "azure": azure.read,
-}
-"""Format → its reader."""
 
-_HEAD_LINES = 50
+class Reader(NamedTuple):
+    """How a format is recognised and read."""
+
+    recognises: Callable[[Head], bool]
+    read: Callable[[Source], Trace]
+
+
+READERS: dict[str, Reader] = {
+    "native": Reader(native.recognises, native.read),
+    "qwen": Reader(qwen.recognises, qwen.read),
+    "llmservingsim": Reader(llmservingsim.recognises, llmservingsim.read),
+    "lmcache": Reader(lmcache.recognises, lmcache.read),
+    "weka": Reader(weka.recognises, weka.read),
+    "guidellm": Reader(guidellm.recognises, guidellm.read),
+    "aiperf": Reader(aiperf.recognises, aiperf.read),
+    "vllm-bench": Reader(vllm_bench.recognises, vllm_bench.read),
+    "sglang-bench": Reader(sglang_bench.recognises, sglang_bench.read),
+    "openai-batch": Reader(openai_batch.recognises, openai_batch.read),
+    "sharegpt": Reader(sharegpt.recognises, sharegpt.read),
+    "custom": Reader(custom.recognises, custom.read),
+    "mooncake": Reader(mooncake.recognises, mooncake.read),
+    "azure": Reader(azure.recognises, azure.read),
+    "vidur": Reader(vidur.recognises, vidur.read),
+    "burstgpt": Reader(burstgpt.recognises, burstgpt.read),
+    "vllm-log": Reader(vllm_log.recognises, vllm_log.read),
+    "table": Reader(columns.recognises, columns.read),
+}
+"""Format → its reader. The first that recognises a file reads it."""
+
 _MOST_NAMES = 12
-_KEY = re.compile(r'"([^"\\]+)"\s*:')
-_CONVERT = "write its rows as kvsim_trace, which has a place for all of it"
-_FOREIGN: tuple[tuple[str, Set[str], str], ...] = (
-    (
-        "a Qwen-Bailian trace",
-        {"chat_id", "parent_chat_id"},
-        "its times are seconds and its ids 16-token blocks: write its rows as kvsim_trace",
-    ),
-    ("an LLMServingSim trace", {"input_toks", "output_toks"}, _CONVERT),
-    ("a WEKA Claude Code session", {"requests", "hash_id_scope"}, _CONVERT),
-    ("a result of vllm bench serve", {"input_lens", "output_lens"}, _CONVERT),
-    ("a result of vllm bench serve", {"request_throughput"}, "give the trace that was sent"),
-    ("a Vidur trace", {"num_prefill_tokens", "num_decode_tokens"}, _CONVERT),
-    ("a BurstGPT trace", {"Request tokens", "Response tokens"}, _CONVERT),
+_REWRITE = "write its rows as kvsim_trace, which has a place for all of it"
+_REFUSED: tuple[tuple[str, Set[str], str], ...] = (
     ("a Mooncake file of texts", {"text_input"}, "give input_length and hash_ids instead"),
     ("a Mooncake file of texts", {"messages"}, "give input_length and hash_ids instead"),
-    ("a Dynamo agentic_mooncake trace", {"dynamo.agentic_mooncake"}, _CONVERT),
+    ("a Dynamo agentic_mooncake trace", {"dynamo.agentic_mooncake"}, _REWRITE),
 )
-"""Known formats without a reader: name, keys or columns that identify them, remedy."""
+"""Known formats without a reader: name, keys that identify them, remedy."""
 
 
-def open_trace(path: str, format: str | None = None) -> Trace:
-    """Read the trace at `path`; `format` (a key of `READERS`) overrides what the content says.
+def open_trace(path: str, format: str | None = None, columns: str | None = None) -> Trace:
+    """Read the trace at `path`, or the shipped one of that name.
 
-    Raises `TraceError` for a file that cannot be read, `ConfigError` for an unknown format.
+    `format` (a key of `READERS`) overrides what the content says. `columns` says which column of a
+    CSV or Parquet file is what, as in `arrival_ms=ts,input=prompt_tokens,output=output_tokens`.
+
+    Raises `TraceError` for a file that cannot be read, `ConfigError` for an unknown format or role.
     """
     if format is not None and format not in READERS:
         known = ", ".join(READERS)
         raise ConfigError(
             f"trace format: no {format!r};{nearest(format, READERS)} it takes {known}"
         )
-    with Source(path) as source:
-        if not source.head(1):
-            raise source.error("empty; a trace has one request per line", line=0)
-        trace = READERS[format or _recognise(source)](source)
+    if format not in (None, "table") and columns is not None:
+        raise ConfigError(f"--columns: is for tables, not for --trace-format {format}; drop one")
+    trace = _read(_located(path), format, columns)
     trace.notes += arrival_notes(trace.rows)
     return trace
 
 
-def _recognise(source: Source) -> str:
-    """The format of a file, by its first line; refuses known formats without a reader by name."""
-    first = source.head(1)[0]
-    is_json = first.lstrip()[:1] in ("{", "[")
-    names = _keys(source, first) if is_json else {cell.strip('" ') for cell in first.split(",")}
-    if "kvsim_trace" in names:
-        return "native"
-    for name, telling, remedy in _FOREIGN:
-        if names >= telling:
-            raise source.error(f"{name}, which kvsim does not read; {remedy}", line=0)
-    if names & {"input_length", "input_tokens"} and names & {"output_length", "output_tokens"}:
-        return "mooncake"
-    if names & set(azure.COLUMNS):
-        return "azure"
-    found = ", ".join(map(shown, sorted(names)[:_MOST_NAMES])) or "none"
-    what = f"unknown format; {'keys' if is_json else 'columns'} found: {found}"
-    raise source.error(f"{what}; formats known: {', '.join(READERS)}", line=0)
+def _read(path: str, format: str | None, columns: str | None) -> Trace:
+    if Path(path).is_dir() and format in (None, "weka") and columns is None:
+        return weka.read_folder(Path(path))
+    with Source(path) as source:
+        head = look(source)
+        if head.is_blank:
+            raise source.error("empty; a trace has one request per line", line=0)
+        if columns is not None:
+            return read_table(source, parse_columns(columns))
+        return READERS[format or _recognise(source, head)].read(source)
 
 
-def _keys(source: Source, first: str) -> set[str]:
-    """Keys of the object that the file begins with, even if it spans lines or is damaged."""
+def _located(path: str) -> str:
+    """The path itself, or that of the shipped trace with this name."""
     try:
-        table = json.loads(first)
-    except (ValueError, RecursionError):
-        return set(_KEY.findall("\n".join(source.head(_HEAD_LINES))))
-    if not isinstance(table, dict):
-        return set(_KEY.findall(first))
-    schema = table.get("schema")
-    return {*table, schema} if isinstance(schema, str) else set(table)
+        if Path(path).exists() or path not in names("traces"):
+            return path
+    except ValueError:  # a path that no file can have
+        return path
+    return str(find("traces", path))
+
+
+def _recognise(source: Source, head: Head) -> str:
+    """The format of a file by its head. Refuses known formats without a reader by name."""
+    for what, telling, remedy in _REFUSED:
+        if head.keys >= telling and "kvsim_trace" not in head.keys:
+            raise source.error(f"{what}, which kvsim does not read; {remedy}", line=0)
+    for name, reader in READERS.items():
+        if reader.recognises(head):
+            return name
+    found = sorted(head.keys or head.columns)[:_MOST_NAMES]
+    listed = ", ".join(map(shown, found)) or "none"
+    what = f"unknown format; {'keys' if head.is_json else 'columns'} found: {listed}"
+    raise source.error(f"{what}; formats known: {', '.join(READERS)}", line=0)

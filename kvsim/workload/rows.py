@@ -9,7 +9,7 @@ from kvsim.workload.trace import Row
 
 
 class RowRules:
-    """Checks each row against earlier rows: unique ids, ordered times, keys on all rows or on none.
+    """Checks each row against earlier rows: unique ids, ordered times, keys on all rows or none.
 
     `rows` and `index_of` (index of each id) grow with `append`. Every method raises `TraceError` at
     the line that the source read last.
@@ -35,22 +35,19 @@ class RowRules:
         """The row's time in nanoseconds; None if no row has one."""
         if not self._on_all_or_none(table, key):
             return None
-        arrival_ns = nanoseconds(self._source, table, key, unit_ns)
-        self.check_order(arrival_ns, key, table[key])
-        return arrival_ns
+        return nanoseconds(self._source, table, key, unit_ns)
 
-    def check_order(self, arrival_ns: int, key: str, value: object) -> None:
-        """Refuse a time before that of the previous row; `value` is how the file writes it."""
-        if self.rows and arrival_ns < (self.rows[-1].arrival_ns or 0):
-            what = f"{shown(value)} is before the previous row's time; sort the file by {key}"
+    def ordered_arrival(self, table: dict[str, Any], key: str, unit_ns: int) -> int | None:
+        """`arrival`, which must not be before that of the previous row."""
+        arrival_ns = self.arrival(table, key, unit_ns)
+        if self.rows and arrival_ns is not None and arrival_ns < (self.rows[-1].arrival_ns or 0):
+            what = f"{shown(table[key])} is before the previous row's time; sort the file by {key}"
             raise self._source.error(what, key)
+        return arrival_ns
 
     def check_total(self, input_length: int, output_length: int, key: str) -> None:
         """Refuse a request of more than `MAX_TOKENS` tokens."""
-        total = input_length + output_length
-        if total > MAX_TOKENS:
-            what = f"with the output it makes {total} tokens, above {MAX_TOKENS}; shorten it"
-            raise self._source.error(what, key)
+        check_total(self._source, input_length, output_length, key)
 
     def append(self, row: Row) -> None:
         """Append a checked row."""
@@ -63,3 +60,11 @@ class RowRules:
             word = "earlier rows lack it" if present else "missing, but earlier rows have it"
             raise self._source.error(f"{word}; give it on all rows or on none", key)
         return present
+
+
+def check_total(source: Source, input_length: int, output_length: int, key: str) -> None:
+    """Refuse a request of more than `MAX_TOKENS` tokens, with the `TraceError` of its line."""
+    total = input_length + output_length
+    if total > MAX_TOKENS:
+        what = f"with the output it makes {total} tokens, above {MAX_TOKENS}; shorten it"
+        raise source.error(what, key)

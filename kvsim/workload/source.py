@@ -8,10 +8,9 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Iterator
-from itertools import chain
-from pathlib import Path
-from typing import IO, Any, NoReturn
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from kvsim.errors import TraceError
 
@@ -22,6 +21,8 @@ MAX_TOKENS = (1 << 24) - 1
 MAX_NS = 1 << 62
 """Times stay below this (146 years), so that they fit into 64 bits with room for a run."""
 
+_BEGINNING_BYTES = 1 << 16
+_TEXT_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -29,21 +30,19 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Source:
     """An open trace file: plain or gzip (recognised by the first two bytes), UTF-8.
 
-    Iterate `lines()` to the end. `line` is the number of the line last read (of the uncompressed
-    text, from 1) and `sha256` covers the uncompressed bytes read so far. Every fault of the file is
-    raised as a `TraceError` of one line.
+    Iterate `lines()` or `texts()` to the end. `line` is the number of the line last read (of the
+    uncompressed text, from 1) and `sha256` covers the uncompressed bytes read so far. Every
+    fault of the file is raised as a `TraceError` of one line.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.line = 0
         self._hash = hashlib.sha256()
-        self._ahead: list[tuple[int, str]] = []
         self._stored = _open(path)
-        self._file: IO[bytes] = self._stored
+        self._file = self._stored
         if self._is_gzip():
-            self._file = io.BufferedReader(gzip.GzipFile(fileobj=self._stored))
-        self._texts = self._read()
+            self._file = io.BufferedReader(gzip.GzipFile(fileobj=self._stored), _BEGINNING_BYTES)
 
     def __enter__(self) -> Source:
         return self
@@ -57,20 +56,33 @@ class Source:
         """Digest of the uncompressed bytes read so far, in hexadecimal."""
         return self._hash.hexdigest()
 
-    def head(self, count: int) -> list[str]:
-        """The first `count` lines that are not blank, or all if there are fewer; reads no rows."""
-        while len(self._ahead) < count:
-            found = next(self._texts, None)
-            if found is None:
-                break
-            self._ahead.append(found)
-        return [text for _, text in self._ahead[:count]]
+    def beginning(self) -> str:
+        """The first characters, for a look at the content before anything is read."""
+        raw = self._guarded(lambda: self._file.peek(_BEGINNING_BYTES), 1)
+        return raw.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace")
 
     def lines(self) -> Iterator[str]:
         """Every line that is not blank, without its line end. Call it once."""
-        for number, text in chain(self._ahead, self._texts):
+        for number, text in self._read():
             self.line = number
             yield text
+
+    def texts(self) -> Iterator[str]:
+        """The whole text in pieces of about 1 MiB, for a file that is one document.
+
+        Call it once, in place of `lines`; `line` stays 0.
+        """
+        decoder = getincrementaldecoder("utf-8")()
+        raw, first = b"-", True
+        while raw:
+            raw = self._guarded(lambda: self._file.read(_TEXT_BYTES), 0)
+            self._hash.update(raw)
+            try:
+                text = decoder.decode(raw, final=not raw)
+            except UnicodeDecodeError:
+                raise self.error("not UTF-8; save it as UTF-8") from None
+            yield text.removeprefix("\ufeff") if first else text
+            first = False
 
     def error(self, what: str, field: str = "", line: int | None = None) -> TraceError:
         """The error `FILE:LINE: FIELD: what`, for the line last read or for `line`; 0: no line."""
@@ -87,7 +99,7 @@ class Source:
 
     def _read(self) -> Iterator[tuple[int, str]]:
         number = 0
-        while raw := self._raw(number + 1):
+        while raw := self._guarded(lambda: self._file.readline(MAX_LINE_BYTES + 1), number + 1):
             number += 1
             self._hash.update(raw)
             if len(raw) > MAX_LINE_BYTES:
@@ -103,9 +115,9 @@ class Source:
             if text and not text.isspace():
                 yield number, text
 
-    def _raw(self, number: int) -> bytes:
+    def _guarded(self, read: Callable[[], bytes], number: int) -> bytes:
         try:
-            return self._file.readline(MAX_LINE_BYTES + 1)
+            return read()
         except EOFError:
             what = "the gzip file ends too early; fetch it again"
         except (gzip.BadGzipFile, zlib.error):
@@ -117,12 +129,11 @@ class Source:
 
 def _open(path: str) -> io.BufferedReader:
     try:
-        return Path(path).open("rb")
+        return io.BufferedReader(io.FileIO(path), _BEGINNING_BYTES)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; give the path of a trace") from None
     except IsADirectoryError:
-        kind = "a folder of WEKA session files" if _is_weka(path) else "a folder"
-        raise TraceError(f"{path}: {kind}; give one trace file") from None
+        raise TraceError(f"{path}: a folder; give one trace file") from None
     except (OSError, ValueError) as error:
         raise TraceError(f"{path}: {_unreadable(error)}") from None
 
@@ -132,27 +143,35 @@ def _unreadable(error: Exception) -> str:
     return f"cannot be read: {reason}; check the path and the disk"
 
 
-def _is_weka(folder: str) -> bool:
-    return next(Path(folder).glob("trace_*.json"), None) is not None
-
-
 def parse(source: Source, text: str) -> dict[str, Any]:
     """The JSON object of a line; no NaN, no infinity, no repeated key."""
     try:
-        value = _DECODER.decode(text)
-    except RecursionError:
-        raise source.error("not JSON: nested too deeply; flatten it") from None
+        value, _ = decode(source, text, whole=True)
     except json.JSONDecodeError as error:
         what = f"not JSON: {error.msg} at column {error.colno}; write one object a line"
         raise source.error(what) from None
+    if not isinstance(value, dict):
+        raise source.error(f"a JSON {_kind(value)}, not an object; write one object a line")
+    return value
+
+
+def decode(source: Source, text: str, start: int = 0, *, whole: bool = False) -> tuple[Any, int]:
+    """A strict JSON value that begins at `start`, and where it ends; `whole`: nothing follows.
+
+    Raises `json.JSONDecodeError` where `text` is not JSON, or not yet, and `TraceError` where it
+    is JSON that no file may have.
+    """
+    try:
+        return (_DECODER.decode(text), len(text)) if whole else _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise source.error("not JSON: nested too deeply; flatten it") from None
+    except json.JSONDecodeError:
+        raise
     except ValueError as error:
         what = str(error)
         if "integer string conversion" in what:
             what = "an integer has too many digits"
         raise source.error(f"not strict JSON: {what}; fix the line") from None
-    if not isinstance(value, dict):
-        raise source.error(f"a JSON {_kind(value)}, not an object; write one object a line")
-    return value
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

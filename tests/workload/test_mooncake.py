@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from made import jsonl, read_with
 
-from kvsim.workload import mooncake, open_trace
+from kvsim.workload import open_trace
+from kvsim.workload.formats import mooncake
 from kvsim.workload.trace import HashContent
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}

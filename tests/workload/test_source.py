@@ -41,14 +41,17 @@ def test_the_digest_covers_the_uncompressed_bytes(tmp_path: Path) -> None:
             assert source.sha256 == hashlib.sha256(TEXT).hexdigest()
 
 
-def test_looking_ahead_loses_no_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", [TEXT, b"\xef\xbb\xbf" + TEXT, gzip.compress(TEXT)])
+def test_looking_ahead_loses_nothing(stored: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_bytes(TEXT)
-    with Source(str(path)) as source:
-        assert source.head(1) == ['{"a":1}']
-        assert source.head(9) == ['{"a":1}', '{"b":"ü"}']
-        assert source.line == 0
-        assert len(list(source.lines())) == 2
+    path.write_bytes(stored)
+    for _ in range(2):
+        with Source(str(path)) as source:
+            assert source.beginning() == TEXT.decode() == source.beginning()
+            assert source.line == 0
+            assert len(list(source.lines())) == 2
+        with Source(str(path)) as source:
+            assert source.beginning() and "".join(source.texts()) == TEXT.decode()
 
 
 def test_values_are_shown_on_one_short_line() -> None:

@@ -8,16 +8,15 @@ block sizes and optional keys; the number of ids per row tells which sizes are p
 from __future__ import annotations
 
 from collections import Counter
-from fractions import Fraction
-from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from kvsim.errors import TraceError
-from kvsim.workload import chain
 from kvsim.workload.contents import MAX_ID
+from kvsim.workload.gather import sort_rows
+from kvsim.workload.hash_blocks import settle_blocks
+from kvsim.workload.head import Head
 from kvsim.workload.rows import RowRules
-from kvsim.workload.runs import collapse, total
+from kvsim.workload.runs import collapse
 from kvsim.workload.source import (
     MAX_TOKENS,
     Source,
@@ -44,6 +43,12 @@ _KEYS = frozenset(
 )
 
 
+def recognises(head: Head) -> bool:
+    """Whether the rows have lengths under Mooncake's names or their aliases."""
+    inputs = head.keys & {"input_length", "input_tokens"}
+    return bool(inputs and head.keys & {"output_length", "output_tokens"})
+
+
 def read(source: Source) -> Trace:
     """A Mooncake trace. Raises `TraceError` at the first line that is wrong.
 
@@ -54,16 +59,17 @@ def read(source: Source) -> Trace:
     reader = _RowReader(source)
     for line in source.lines():
         reader.add(parse(source, line))
+    sorting = sort_rows(reader.rules.rows)
     trace = Trace(
         path=source.path,
         format="mooncake",
         sha256=source.sha256,
         rows=reader.rules.rows,
         source={"format": "mooncake", "file": Path(source.path).name, "sha256": source.sha256},
-        notes=reader.notes(),
+        notes=reader.notes(sorting),
     )
-    if any(row.content for row in trace.rows):
-        _settle_blocks(source, trace, reader.block_size or DEFAULT_BLOCK_SIZE)
+    remedy = "put the right block_size on every row and make sure that timestamp is in ms"
+    settle_blocks(source, trace, reader.block_size or DEFAULT_BLOCK_SIZE, remedy)
     return trace
 
 
@@ -106,8 +112,8 @@ class _RowReader:
         if session is not None:
             self._last_turn[session] = row
 
-    def notes(self) -> list[str]:
-        """What was changed or left out, for the user."""
+    def notes(self, sorting: dict[str, int]) -> list[str]:
+        """What was changed or left out, for the user; `sorting` is that of `sort_rows`."""
         texts = {
             "outputs": "output_length 0 read as 1",
             "unique": "no hash_ids, so nothing is shared",
@@ -121,6 +127,7 @@ class _RowReader:
             for key, text in texts.items()
             if self._counts[key]
         ]
+        notes += [f"{text} ({number:,} of {rows})" for text, number in sorting.items()]
         if any(row.priority for row in self.rules.rows):
             notes.append("priority: lower is served first, as in vLLM (Dynamo: higher first)")
         if self._unknown:
@@ -176,47 +183,3 @@ class _RowReader:
         self._counts["turns"] += 1
         self._counts["delays"] += "delay" not in table
         return delay_ns
-
-
-def _settle_blocks(source: Source, trace: Trace, size: int) -> None:
-    """Find the rounding and the kind of ids of `size` tokens, or refuse them."""
-    counts = [
-        (row, total(row.content.prompt)) for row in trace.rows if type(row.content) is HashContent
-    ]
-    trace.block_size = size
-    if all(n == -(-row.input_length // size) for row, n in counts):
-        trace.partial_hash = True
-    elif all(n == row.input_length // size for row, n in counts):
-        trace.partial_hash = False
-        trace.notes.append("hash_ids of full blocks only: the partial last block has none")
-    else:
-        _refuse_size(source, size, counts)
-    trace.hash_kind = "prefix"
-    conflict = chain.first_conflict(trace)
-    if conflict is not None:
-        trace.hash_kind = "content"
-        row, what = conflict
-        trace.notes.append(
-            f"hash_ids stand for a block alone, not for all before it (line {row.line}: {what})"
-        )
-
-
-def _refuse_size(source: Source, size: int, counts: list[tuple[Row, int]]) -> NoReturn:
-    """Refuse `size`, naming the sizes that fit every row, or the first row that does not fit."""
-    low = max(Fraction(row.input_length, max(n, 1)) for row, n in counts)
-    high = min((Fraction(row.input_length, n - 1) for row, n in counts if n > 1), default=inf)
-    if low < high and all(n for _, n in counts):
-        raise _misfit(source, size, f"[{float(low):g}, {float(high):g})")
-    low = max(Fraction(row.input_length, n + 1) for row, n in counts)
-    high = min((Fraction(row.input_length, n) for row, n in counts if n), default=inf)
-    if low < high:
-        raise _misfit(source, size, f"({float(low):g}, {float(high):g}]")
-    row, n = next((row, n) for row, n in counts if n != -(-row.input_length // size))
-    expected = f"{-(-row.input_length // size)} = ceil({row.input_length}/{size})"
-    raise source.error(f"{n} ids, expected {expected}; fix the ids", "hash_ids", row.line)
-
-
-def _misfit(source: Source, size: int, admitted: str) -> TraceError:
-    what = f"block size {size} does not fit: the id counts admit {admitted}"
-    remedy = "put the right block_size on every row and make sure that timestamp is in ms"
-    return source.error(f"{what}; {remedy}", "hash_ids", line=0)

@@ -1,0 +1,6 @@
+"""Readers of foreign trace formats, one module each: `recognises(head)` and `read(source)`.
+
+A reader looks at content, never at names. It raises `TraceError` for a file that it cannot read as
+what it is, and whatever it drops or changes becomes a note of the trace. The traps of a format are
+in the docstring of its module.
+"""

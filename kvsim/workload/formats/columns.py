@@ -1,0 +1,113 @@
+"""Tables of requests, CSV or Parquet, whose column names say what they hold.
+
+`arrival_s,input_tokens,output_tokens` needs no explanation, and neither do dates. A number without
+a unit does (`timestamp` may be seconds or milliseconds): the file is refused with the `--columns`
+to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsim.workload.head import Head, look, separator_of
+from kvsim.workload.source import Source, shown
+from kvsim.workload.table import UNITS_NS, Columns, header_of, read_table
+from kvsim.workload.trace import Trace
+from kvsim.workload.values import is_date
+
+INPUTS: tuple[str, ...] = (
+    "input",
+    "input_tokens",
+    "input_length",
+    "input_len",
+    "prompt_tokens",
+    "prompt_length",
+)
+INPUTS += ("prompt_len", "prompt", "num_prompt_tokens", "n_input_tokens", "context_tokens")
+OUTPUTS: tuple[str, ...] = (
+    "output",
+    "output_tokens",
+    "output_length",
+    "output_len",
+    "completion_tokens",
+)
+OUTPUTS += ("generated_tokens", "completion", "num_output_tokens", "response_tokens")
+ARRIVALS: tuple[str, ...] = (
+    "arrival",
+    "arrival_time",
+    "timestamp",
+    "time",
+    "ts",
+    "arrived_at",
+    "start_time",
+)
+ARRIVALS += ("request_time", "created_at", "date", "datetime", "start")
+"""Column names, in small letters and without a unit at their end, that say what they hold."""
+_MOST_SHOWN = 12
+
+
+def recognises(head: Head) -> bool:
+    """Whether this is a table: its second line has as many cells as the first, and more than 1."""
+    if head.is_parquet:
+        return True
+    lines = [line for line in head.text.splitlines() if line.strip()]
+    if head.is_json or len(head.columns) < 2 or len(lines) < 2:
+        return False
+    return lines[1].count(separator_of(lines[0])) == lines[0].count(separator_of(lines[0]))
+
+
+def read(source: Source) -> Trace:
+    """The trace in a table. Raises `TraceError` where a column could mean several things."""
+    return read_table(source, _guess(source, header_of(source)))
+
+
+def _guess(source: Source, names: Sequence[str]) -> Columns:
+    plain = {name: _without_unit(name) for name in names}
+    inputs = [name for name in names if plain[name][0] in INPUTS]
+    outputs = [name for name in names if plain[name][0] in OUTPUTS]
+    arrivals = [name for name in names if plain[name][0] in ARRIVALS]
+    if len(inputs) != 1 or len(outputs) != 1 or len(arrivals) > 1:
+        found = ", ".join(shown(name) for name in names[:_MOST_SHOWN])
+        raise _ask(source, f"a table with columns {found}", arrivals, inputs, outputs)
+    if not arrivals:
+        return Columns(input=inputs[0], output=outputs[0])
+    arrival, unit = arrivals[0], plain[arrivals[0]][1]
+    if not unit and not _holds_dates(source, names.index(arrival)):
+        raise _ask(source, f"{shown(arrival)} has no unit", arrivals, inputs, outputs)
+    unit_ns = UNITS_NS.get(unit, 0)
+    return Columns(input=inputs[0], output=outputs[0], arrival=arrival, unit_ns=unit_ns)
+
+
+def _without_unit(name: str) -> tuple[str, str]:
+    """A name in small letters without the unit at its end, and that unit."""
+    plain = name.strip().lower().replace(" ", "_").replace("-", "_")
+    head, _, unit = plain.rpartition("_")
+    return (head, unit) if unit in UNITS_NS else (plain, "")
+
+
+def _holds_dates(source: Source, place: int) -> bool:
+    head = look(source)
+    if head.is_parquet:
+        return True  # the reader knows the type of the column, and refuses plain numbers
+    header, first = [line for line in head.text.splitlines() if line.strip()][:2]
+    return is_date(first.split(separator_of(header))[place].strip('"'))
+
+
+def _ask(
+    source: Source,
+    what: str,
+    arrivals: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> Exception:
+    """The refusal with the option to paste."""
+
+    def one(names: Sequence[str], otherwise: str) -> str:
+        return names[0] if len(names) == 1 else otherwise
+
+    arrival = one(arrivals, "COLUMN")
+    rest = f"input={one(inputs, 'COLUMN')},output={one(outputs, 'COLUMN')}"
+    remedy = f"--columns arrival_s={arrival},{rest} (or arrival_ms, arrival_us, arrival_ns"
+    return source.error(
+        f"{what}; say which column is what: {remedy}; without arrivals leave it out)", line=0
+    )

@@ -1,0 +1,221 @@
+"""Coding sessions as WEKA published them: one JSON object per session, or a folder of such files.
+
+The traps (callanjfox/kv-cache-tester, `traces`):
+
+- Ids are blocks of 64 tokens, chained, **without** the partial last one, and mean nothing outside
+  their file.
+- `t` counts seconds from the start of the session, and in a sub-agent (an entry with `requests` of
+  its own) from the start of that. Files have no date: the sessions of a folder begin at random
+  moments of one hour, the same in every reading.
+- `out` may be 0, which is read as 1. `think_time` may be missing, which is read as 0.
+- A prompt is not always the prompt and output before it: 7 % of the turns rewrite their history.
+  Where a prompt does continue them, its ids also name the blocks that the output filled.
+- Some sessions are copies of each other.
+
+A request follows the one before it in its thread, `think_time` seconds after its end. A sub-agent
+follows the last request of its parent; its parent does not wait for it. `Row.observed` has `ttft_s`
+and `e2e_s`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kvsim.errors import TraceError
+from kvsim.workload.contents import MAX_ID
+from kvsim.workload.document import read_objects
+from kvsim.workload.gather import Gathered
+from kvsim.workload.hash_blocks import settle_kind
+from kvsim.workload.head import Head
+from kvsim.workload.runs import collapse
+from kvsim.workload.source import Source, integer, integers, shown
+from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload.values import NS_PER_S, instant, tokens
+
+WINDOW_S = 3600
+"""The sessions of a folder begin within this time."""
+_COPIES_SHARE = 3
+_OBSERVED = {"ttft": "ttft_s", "api_time": "e2e_s"}
+
+
+def recognises(head: Head) -> bool:
+    """Whether this is a session with ids of its own scope."""
+    return {"requests", "hash_id_scope"} <= head.keys
+
+
+def read(source: Source) -> Trace:
+    """The requests of one session, from time 0. Raises `TraceError` naming the request."""
+    gathered = Gathered(source, "weka")
+    session = _Session(source, gathered, 0)
+    session.read()
+    return _settled(gathered.trace(), session.block_size, source.sha256)
+
+
+def read_folder(path: Path) -> Trace:
+    """The sessions of all files in a folder, in order of their names. Raises `TraceError`."""
+    random = Random("kvsim weka sessions")
+    digest = hashlib.sha256()
+    names: dict[str, str] = {}
+    beginnings = set()
+    gathered = block_size = None
+    for file in _files(path):
+        with Source(str(file)) as source:
+            gathered = gathered or Gathered(source, "weka")
+            gathered.source = source
+            start_ns = round(random.random() * WINDOW_S * NS_PER_S)
+            session = _Session(source, gathered, start_ns)
+            session.read()
+            beginnings.add(session.beginning)
+            digest.update(source.sha256.encode())
+            block_size = block_size or session.block_size
+            if session.block_size != block_size:
+                what = (
+                    f"{session.block_size}, but {block_size} in other files; keep those of one size"
+                )
+                raise source.error(what, "block_size", 0)
+            if session.name in names:
+                what = f"{shown(session.name)} is also in {names[session.name]}; keep one of them"
+                raise source.error(what, "id", 0)
+            names[session.name] = file.name
+    if gathered is None or block_size is None:
+        raise TraceError(f"{path}: a folder without session files; give one trace file")
+    trace = gathered.trace(
+        f"sessions begin at random moments of {WINDOW_S:,} s: files have no date"
+    )
+    if copies := len(names) - len(beginnings):
+        trace.notes.append(
+            f"{copies:,} of {len(names):,} sessions begin with the same {_COPIES_SHARE} requests as"
+            " another and may be copies"
+        )
+    trace.source["file"] = path.name
+    return _settled(replace(trace, path=str(path)), block_size, digest.hexdigest())
+
+
+class _Session:
+    """One file, whose requests are added to those gathered before."""
+
+    def __init__(self, source: Source, gathered: Gathered, start_ns: int) -> None:
+        self.name = ""
+        self.block_size = 0
+        self.beginning = ""
+        """Its first requests as text, by which copies are found."""
+        self._source = source
+        self._gathered = gathered
+        self._start_ns = start_ns
+
+    def read(self) -> None:
+        """Add the requests of the session and of its sub-agents."""
+        table = read_objects(self._source)[0]
+        self.name = self._text(table, "id")
+        self.block_size = integer(self._source, table, "block_size", 1)
+        requests = table.get("requests")
+        if not isinstance(requests, list):
+            raise self._error("requests", "not a list")
+        self.beginning = str(requests[:_COPIES_SHARE])
+        self._thread(requests, self.name, "requests", self._start_ns, None)
+
+    def _thread(
+        self, entries: list[Any], name: str, where: str, start_ns: int, parent: Row | None
+    ) -> None:
+        """Add the requests of a thread; the first follows `parent`."""
+        before, turn = parent, 0
+        last: tuple[Row, list[int]] | None = None
+        for number, entry in enumerate(entries):
+            place = f"{where}[{number}]"
+            if not isinstance(entry, dict):
+                raise self._error(place, "not an object")
+            time_ns = start_ns + instant(self._source, f"{place}.t", entry.get("t"), NS_PER_S)
+            if isinstance(entry.get("requests"), list):
+                inner = f"{name}/{number}"
+                self._thread(entry["requests"], inner, f"{place}.requests", time_ns, before)
+                continue
+            ids = self._ids(entry, place)
+            row = self._request(entry, place, time_ns, before, f"{name}/{number}", name, turn, ids)
+            if last is not None:
+                _name_output(*last, row, ids, self.block_size)
+            before, last, turn = row, (row, ids), turn + 1
+
+    def _request(
+        self,
+        entry: dict[str, Any],
+        place: str,
+        time_ns: int,
+        before: Row | None,
+        id: str,
+        session: str,
+        turn: int,
+        ids: list[int],
+    ) -> Row:
+        output_length = tokens(self._source, f"{place}.out", entry.get("out"), 0)
+        if not output_length:
+            self._gathered.change("out 0 read as 1")
+        delay_ns, think = 0, entry.get("think_time")
+        if think is not None and before is not None:
+            delay_ns = max(0, instant(self._source, f"{place}.think_time", think, NS_PER_S))
+        elif before is not None:
+            self._gathered.change("no think_time: read as 0")
+        observed = {
+            name: float(entry[key])
+            for key, name in _OBSERVED.items()
+            if type(entry.get(key)) in (int, float)
+        }
+        return self._gathered.add(
+            tokens(self._source, f"{place}.in", entry.get("in")),
+            max(1, output_length),
+            time_ns=time_ns,
+            id=id,
+            content=HashContent(collapse(ids)),
+            after=-1 if before is None else before.index,
+            delay_ns=delay_ns,
+            session=session,
+            turn=turn,
+            scope=self.name,
+            model=entry["model"] if isinstance(entry.get("model"), str) else None,
+            observed=observed or None,
+        )
+
+    def _ids(self, entry: dict[str, Any], place: str) -> list[int]:
+        """The ids of a prompt: one for each whole block."""
+        if "hash_ids" not in entry:
+            raise self._error(f"{place}.hash_ids", "missing")
+        ids = integers(self._source, entry, "hash_ids", MAX_ID)
+        length = tokens(self._source, f"{place}.in", entry.get("in"))
+        if len(ids) != length // self.block_size:
+            expected = f"{length // self.block_size} = floor({length}/{self.block_size})"
+            raise self._error(f"{place}.hash_ids", f"{len(ids)} ids, expected {expected}")
+        return ids
+
+    def _text(self, table: dict[str, Any], key: str) -> str:
+        text = table.get(key)
+        if not isinstance(text, str):
+            raise self._error(key, "not a string")
+        return text
+
+    def _error(self, where: str, what: str) -> TraceError:
+        remedy = "give the session as it was published"
+        return self._source.error(f"{what}; {remedy}", where, 0)
+
+
+def _name_output(row: Row, ids: list[int], child: Row, child_ids: list[int], size: int) -> None:
+    """Name the blocks that a row's output filled, if the next prompt of its thread contains it."""
+    length = row.input_length + row.output_length
+    if child.input_length >= length and child_ids[: len(ids)] == ids:
+        output = child_ids[row.input_length // size : length // size]
+        row.content = HashContent(collapse(ids), collapse(output))
+
+
+def _settled(trace: Trace, block_size: int, digest: str) -> Trace:
+    trace.sha256 = trace.source["sha256"] = digest
+    trace.block_size, trace.partial_hash, trace.hash_scope = block_size, False, "session"
+    settle_kind(trace)
+    return trace
+
+
+def _files(folder: Path) -> list[Path]:
+    """The session files of a folder: `trace_*.json` if there are any, else every JSON file."""
+    named = sorted(folder.glob("trace_*.json"))
+    return named or sorted(folder.glob("*.json"))

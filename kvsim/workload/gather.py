@@ -1,0 +1,139 @@
+"""Gathers the requests of a foreign file: drops what failed, sorts, counts time from the first.
+
+Whatever is dropped or changed is counted and becomes a note of the trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kvsim.workload.rows import check_total
+from kvsim.workload.source import Source
+from kvsim.workload.trace import Content, Row, Trace
+
+
+class Gathered:
+    """Requests in the order of a file, until `trace` makes rows of them.
+
+    Every method raises `TraceError` at the line that the source read last.
+    """
+
+    def __init__(self, source: Source, format: str) -> None:
+        self.rows: list[Row] = []
+        """What is kept so far. Their times are the file's, and `after` is an index in this list."""
+        self.source = source
+        """The file that is read now; the files of a folder follow each other."""
+        self._format = format
+        self._dropped: Counter[str] = Counter()
+        self._changed: Counter[str] = Counter()
+        self._named = True
+
+    def add(
+        self,
+        input_length: int,
+        output_length: int,
+        *,
+        time_ns: int | None = None,
+        id: str | None = None,
+        content: Content | None = None,
+        after: int = -1,
+        delay_ns: int = 0,
+        session: str | None = None,
+        turn: int | None = None,
+        scope: str | None = None,
+        model: str | None = None,
+        observed: dict[str, Any] | None = None,
+    ) -> Row:
+        """Keep a request; `time_ns` may count from any moment, but is given for all or for none."""
+        if self.rows and (time_ns is None) != (self.rows[0].arrival_ns is None):
+            what = "a time is missing here or on earlier rows; give it on all rows or on none"
+            raise self.source.error(what)
+        check_total(self.source, input_length, output_length, "")
+        self._named &= id is not None
+        row = Row(
+            index=len(self.rows),
+            id=str(len(self.rows)) if id is None else id,
+            line=self.source.line,
+            arrival_ns=time_ns,
+            input_length=input_length,
+            output_length=output_length,
+            content=content,
+            after=after,
+            delay_ns=delay_ns,
+            session=session,
+            turn=turn,
+            scope=scope,
+            model=model,
+            observed=observed,
+        )
+        self.rows.append(row)
+        return row
+
+    def drop(self, why: str) -> None:
+        """Leave a request out; `why` completes "3 of 40 requests left out: ..."."""
+        self._dropped[why] += 1
+
+    def change(self, what: str) -> None:
+        """Note a change to a request; `what` is followed by the number of requests."""
+        self._changed[what] += 1
+
+    def trace(self, *notes: str) -> Trace:
+        """The trace of all that was added; its notes begin with `notes`."""
+        source = self.source
+        total = len(self.rows) + sum(self._dropped.values())
+        losses = [f"{n:,} of {total:,} requests left out: {w}" for w, n in self._dropped.items()]
+        if not self.rows:
+            raise source.error("; ".join(["no requests in the file", *losses]), line=0)
+        if self.rows[0].arrival_ns is not None:
+            start_ns = min(row.arrival_ns or 0 for row in self.rows)
+            # The rows belong to nobody else yet, so they may still be changed.
+            for row in self.rows:
+                row.arrival_ns = (row.arrival_ns or 0) - start_ns
+        self._changed.update(sort_rows(self.rows))
+        self._name()
+        changes = [f"{what} ({n:,} of {total:,} requests)" for what, n in self._changed.items()]
+        facts = {"format": self._format, "file": Path(source.path).name, "sha256": source.sha256}
+        return Trace(
+            path=source.path,
+            format=self._format,
+            sha256=source.sha256,
+            rows=self.rows,
+            source=facts,
+            notes=[*notes, *losses, *changes],
+        )
+
+    def _name(self) -> None:
+        """Number the rows from 0 if the file does not give each a name of its own."""
+        if self._named and len({row.id for row in self.rows}) == len(self.rows):
+            return
+        if self._named:
+            self._changed["ids are not unique, so requests are numbered"] = len(self.rows)
+        for number, row in enumerate(self.rows):
+            row.id = str(number)
+
+
+def sort_rows(rows: list[Row]) -> dict[str, int]:
+    """Sort rows by time, those of one time as they are; returns what was changed, and how often.
+
+    Changes the rows: `index`, and `after` where it names a later row, which nothing can wait for.
+    """
+    times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
+    late = sum(time < before for before, time in pairwise(times))
+    if not late:
+        return {}
+    rows.sort(key=lambda row: row.arrival_ns or 0)
+    place = {row.index: number for number, row in enumerate(rows)}
+    early = 0
+    for number, row in enumerate(rows):
+        row.index = number
+        row.after = place.get(row.after, -1)
+        if row.after >= number:
+            row.after, row.delay_ns = -1, 0
+            early += 1
+    changes = {"rows before the row above them in time: sorted": late}
+    if early:
+        changes["recorded before the request that it follows: sent at its own time"] = early
+    return changes
