@@ -1,0 +1,275 @@
+"""Writes the pages of docs/reference that are made from the code.
+
+    python docs/site/reference.py
+
+`python -m kvsim.schema > docs/reference/columns.md` writes the page of columns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from rich.table import Table  # noqa: E402
+
+from kvsim.cli.catalogue import catalogue  # noqa: E402
+from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
+from kvsim.config import RunConfig  # noqa: E402
+from kvsim.engines import ENGINES  # noqa: E402
+from kvsim.engines.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
+from kvsim.server.arguments import Used  # noqa: E402
+from kvsim.server.vllm_arguments import VLLM  # noqa: E402
+
+FOLDER = ROOT / "docs" / "reference"
+MADE = "Written from the code by `python docs/site/reference.py`."
+SETTINGS = frozenset(RunConfig.__struct_fields__)
+
+UNITS = {
+    "time_scale": "factor",
+    "request_rate": "requests/s",
+    "burstiness": "shape",
+    "max_concurrency": "requests",
+    "think_time_scale": "factor",
+    "max_think_time_s": "s",
+    "num_prompts": "requests",
+    "n": "samples",
+    "seed": "",
+    "block_size": "tokens",
+    "max_num_seqs": "sequences",
+    "max_num_batched_tokens": "tokens",
+    "max_model_len": "tokens",
+    "watermark": "share of blocks",
+    "long_prefill_token_threshold": "tokens",
+    "tensor_parallel_size": "GPUs",
+    "pipeline_parallel_size": "stages",
+    "data_parallel_size": "replicas",
+    "gpu_memory_utilization": "share of memory",
+    "kv_cache_memory_bytes": "bytes",
+    "cpu_offload_gb": "GiB",
+    "swap_space": "GiB",
+    "num_gpu_blocks_override": "blocks",
+    "num_cpu_blocks_override": "blocks",
+    "goodput": "ms",
+}
+"""Units of the settings that are numbers."""
+
+
+def row(*cells: str) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(" ".join(each.replace("|", "\\|").split()) for each in cells) + " |"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    return "\n".join([row(*head), "|" + "---|" * len(head), *(row(*each) for each in rows)])
+
+
+def settings() -> str:
+    """The page of settings: one table for each panel of `kvsim run --help`."""
+    hints = get_type_hints(RunConfig, include_extras=True)
+    panels: dict[str, list[list[str]]] = {}
+    for key, default in zip(
+        RunConfig.__struct_fields__, RunConfig.__struct_defaults__, strict=True
+    ):
+        about = next(each for each in hints[key].__metadata__ if each.extra is not None)
+        kind = plain(hints[key])
+        numbers = any(each in (int, float) for each in (kind, *get_args(kind)))
+        unit = UNITS[key] if numbers else UNITS.get(key, "")
+        rows = panels.setdefault(about.extra["panel"], [])
+        stated = default is not None and get_origin(kind) is not dict
+        shown = f"`{written(default)}`" if stated else ""
+        rows.append([f"`{key}`", words(kind), shown, unit, vllm_names(key), about.description])
+    head = ("key", "type", "default", "unit", "vLLM", "meaning")
+    parts = [
+        f"# Settings\n\n{MADE}",
+        "Each key is a line of a TOML file (`--config`) and a flag: `max_num_seqs = 64` is"
+        " `--max-num-seqs 64`. A switch that is on by default is turned off with `--no-` before its"
+        " name. The tables at the end are reached with `--set TABLE.KEY=VALUE`.",
+        "No default means that the engine, its release or the model chooses; `kvsim run` prints"
+        " what was chosen, and `summary.json` keeps it under `meta.assumed`. [Engines](engines.md)"
+        " has the values. The column *vLLM* names the argument of `vllm serve` that becomes this"
+        " setting.",
+        *(f"## {panel}\n\n{table(head, rows)}" for panel, rows in panels.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plain(hint: Any) -> Any:
+    """A type without annotations and without `None`."""
+    if get_origin(hint) is Annotated:
+        return plain(get_args(hint)[0])
+    rest = [plain(each) for each in get_args(hint) if each is not type(None)]
+    if get_origin(hint) in (Literal, dict) or not rest:
+        return hint
+    found = rest[0]
+    for each in rest[1:]:
+        found = found | each
+    return found
+
+
+def words(kind: Any) -> str:
+    """A type as people say it."""
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{each}`" for each in get_args(kind))
+    if get_origin(kind) is dict:
+        return "table"
+    named = {int: "whole number", float: "number", str: "text", bool: "switch"}
+    return named[kind] if kind in named else " or ".join(map(words, get_args(kind)))
+
+
+def written(value: Any) -> str:
+    """A value as TOML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def vllm_names(key: str) -> str:
+    """Arguments of `vllm serve` that stand for a setting."""
+    names = [
+        name
+        for name, flag in VLLM.flags.items()
+        if isinstance(flag.effect, Used) and flag.effect.key == key
+    ]
+    return ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
+
+
+def engines() -> str:
+    """The page of engines, their defaults, and all rules that have names."""
+    head = (
+        "engine",
+        "what it is",
+        "block size",
+        "prefix cache",
+        "manager without",
+        "manager with",
+        "also takes",
+        "asynchronous",
+    )
+    rows = [
+        (
+            f"`{name}`",
+            each.about,
+            str(each.block_size),
+            "on" if each.enable_prefix_caching else "off" if each.prefix_manager else "none",
+            named(each.block_manager),
+            named(each.prefix_manager),
+            named(*each.others),
+            "by default" if each.asynchronous is not None else "never",
+        )
+        for name, each in ENGINES.items()
+    ]
+    parts = [
+        f"# Engines and rules\n\n{MADE} `kvsim policies` prints the tables of rules.",
+        "## Engines",
+        table(head, rows),
+        "*Manager without* and *with*: the block manager without and with a prefix cache.",
+        "## Limits of a step that vLLM V1 chooses",
+        "`max_num_seqs` and `max_num_batched_tokens` of an API server (`vllm serve`), by release"
+        " and GPU. `--vllm-version` chooses the release.",
+        table(("release", "GPU", "max_num_seqs", "max_num_batched_tokens"), limits()),
+        *map(rules, catalogue()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def named(*names: str) -> str:
+    """Names set as code; nothing for those that are empty."""
+    return ", ".join(f"`{name}`" for name in names if name)
+
+
+def limits() -> Iterator[tuple[str, str, str, str]]:
+    """Release, GPU and the limits, for a GPU of each tier."""
+    oldest = ".".join(map(str, OLDEST_V1))
+    gpus = (
+        ("NVIDIA GeForce RTX 4090", 24),
+        ("NVIDIA A100-SXM4-80GB", 79),
+        ("NVIDIA H100 80GB HBM3", 79),
+        ("NVIDIA B200", 178),
+    )
+    for version in (oldest, "0.9.0", "0.28.0", "0.33.0"):
+        for name, gib in gpus:
+            seqs, tokens, _ = batch_limits(release(version), name, gib * GIB)
+            yield version, f"{name} ({gib} GiB)", f"{seqs:,}", f"{tokens:,}"
+
+
+def rules(found: Table) -> str:
+    """A table of `kvsim policies` in Markdown."""
+    head = [str(column.header) for column in found.columns]
+    columns = [list(map(str, column.cells)) for column in found.columns]
+    rows = [(f"`{name}`", *map(code, rest)) for name, *rest in zip(*columns, strict=True)]
+    return f"## `{found.title}`\n\n{table(head, rows)}"
+
+
+def code(cell: str) -> str:
+    """A cell with the parameters in it set as code."""
+    return re.sub(r"(?<![\w`])(--[a-z][a-z-]+|[a-z_]+\.[a-z_]+=?[\w./-]*)(?![\w`])", r"`\1`", cell)
+
+
+def commands() -> str:
+    """The page of commands: what each does, its arguments and options."""
+    parts = [f"# Commands\n\n{MADE} `kvsim COMMAND --help` prints the same."]
+    for name in COMMANDS:
+        command = load(name)
+        parts += [f"## `kvsim {name}`", *described(f"kvsim {name}", command)]
+    return "\n\n".join(parts) + "\n"
+
+
+def described(name: str, command: Any) -> Iterator[str]:
+    """A command in Markdown, and the commands inside it."""
+    yield str(command.help).strip()
+    inside = getattr(command, "commands", {})
+    if not inside:
+        words = [name, *(f"{each.metavar or each.name.upper()}" for each in arguments(command))]
+        yield f"```text\n{' '.join(words)} [OPTIONS]\n```"
+    own = [each for each in options(command) if each.name not in SETTINGS | {"cost_model"}]
+    if own:
+        yield table(("option", "default", "meaning"), map(option, own))
+    if len(own) < len(options(command)):
+        yield "Takes all [settings](settings.md) as flags, too."
+    for each, its in inside.items():
+        yield f"### `{name} {each}`"
+        yield from described(f"{name} {each}", its)
+
+
+def arguments(command: Any) -> list[Any]:
+    """Positional arguments of a command."""
+    return [each for each in command.params if each.param_type_name == "argument"]
+
+
+def options(command: Any) -> list[Any]:
+    """Options of a command, except `--help`."""
+    return [
+        each for each in command.params if each.param_type_name == "option" and each.name != "help"
+    ]
+
+
+def option(each: Any) -> tuple[str, str, str]:
+    """Spelling, default and meaning of an option."""
+    spelt = ", ".join(f"`{flag}`" for flag in (*each.opts, *each.secondary_opts))
+    if each.metavar and not each.is_flag:
+        spelt = f"`{each.opts[-1]} {each.metavar}`"
+    default = each.default
+    shown = "" if default in (None, False, (), []) or callable(default) else f"`{written(default)}`"
+    if default is True:
+        shown = "on"
+    return spelt, "required" if each.required else shown, each.help or ""
+
+
+PAGES = {"settings.md": settings, "engines.md": engines, "commands.md": commands}
+"""Pages of docs/reference, and what makes their text."""
+
+
+def main() -> None:
+    """Write all pages."""
+    for name, text in PAGES.items():
+        (FOLDER / name).write_text(text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
