@@ -17,7 +17,6 @@ model = "roofline"
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +27,7 @@ from msgspec import Meta, Struct
 from kvsim.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
 from kvsim.errors import nearest as nearest
+from kvsim.parsing import parse_toml
 from kvsim.sizes import human_readable_int
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -392,14 +392,13 @@ def read_size(key: str, value: Any, where: str) -> Any:
 def read_toml(path: str) -> dict[str, Any]:
     """The table of a TOML file, or a `ConfigError` with its line."""
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        return parse_toml(Path(path).read_bytes().decode())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # also UnicodeDecodeError
+        raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
 def check_keys(table: Mapping[str, Any], where: str) -> None:
@@ -424,8 +423,8 @@ def _assign(table: dict[str, Any], assignment: str) -> None:
     if not equals or not path:
         raise ConfigError(f"--set {assignment}: expected KEY=VALUE or TABLE.KEY=VALUE")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text
     *parents, key = path.strip().split(".")
     for parent in parents:

@@ -13,9 +13,17 @@ Broken promises inside kvsim are `AssertionError`s.
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1200
+"""Characters of a message."""
+_LONGEST_WORD = 200
+"""Characters that are compared with known names: longer ones resemble none."""
+
 
 class KvsimError(Exception):
     """An error that the user can correct; its text is one clear line."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class ConfigError(KvsimError):
@@ -30,9 +38,17 @@ class OutputError(KvsimError):
     """A result cannot be written, or a result folder cannot be read."""
 
 
+def shortened(text: str) -> str:
+    """A message without the middle of what is too long to read: its ends name place and remedy."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 3 :]}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """` did you mean X?` for a message; empty if no known word is near."""
-    found = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
+    word = word[:_LONGEST_WORD].replace("-", "_")
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" did you mean {found[0]!r}?" if found else ""
 
 

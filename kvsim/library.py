@@ -10,8 +10,6 @@ A policy is an *oracle* if its constructor names the parameter `future`: nothing
 from __future__ import annotations
 
 import inspect
-import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +20,7 @@ import msgspec
 
 from kvsim.config import nearest
 from kvsim.errors import ConfigError, KvsimError
+from kvsim.parsing import parse_json
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -91,16 +90,11 @@ def converted(table: Mapping[str, Any], struct: type[T], where: str) -> T:
 def read_json(path: Path) -> dict[str, Any]:
     """The table of a JSON file without NaN and infinities, or a `ConfigError` with its line."""
     try:
-        table = json.loads(
-            path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite
-        )
+        table = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        fault = str(error).partition("; use sys.")[0]  # advice for programmers
-        raise ConfigError(f"{path}: not JSON: {fault}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply; give a flat table of keys") from None
+        raise ConfigError(f"{path}: not JSON: {error}") from None
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: expected a table of keys, got a {type(table).__name__}")
     return table
@@ -182,13 +176,6 @@ def _shipped(folder: str) -> Path:
     package = Path(__file__).parent
     installed = package / f"_{folder}"
     return installed if installed.is_dir() else package.parent / folder
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
-    return number
 
 
 def _parameters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvsim.cost import declares_sums
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Loop, Watcher
 from kvsim.engine.request import Request, Stream
-from kvsim.errors import EngineStopped
+from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
 from kvsim.records.recorder import Recorder
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
     from kvsim.result import Books
 
 Progress = Callable[[int], None]
+
+_LONGEST_NS = 1 << 63
+"""Sums of the times of all requests stay below this, as 64-bit integers."""
+_TOO_LONG = (
+    "the run lasts too long for its result (292 years, all requests together); check the times of"
+    " --cost-model, of cost.link and of the trace"
+)
 
 
 @collector_paused()
@@ -152,6 +160,10 @@ class _Run:
                 stop.remedy,
                 stop.rule,
             )
+        except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
+            raise ConfigError(_TOO_LONG) from None
+        if int(env.now) * max(len(self._trace.rows), 1) >= _LONGEST_NS:
+            raise ConfigError(_TOO_LONG)
         batch.audit()
         if len(batch):
             return _deadlock(batch, int(env.now), len(self.recorder))

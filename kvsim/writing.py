@@ -20,7 +20,15 @@ from kvsim.errors import OutputError
 
 def write_text(path: str | Path, text: str) -> Path:
     """Write one text file, whole or not at all. Raises `OutputError` naming it."""
-    return write_bytes(path, text.encode())
+    return write_bytes(path, encoded(text))
+
+
+def encoded(text: str) -> bytes:
+    """A text as UTF-8; bytes of a file name that were none are written as `\\udcff`.
+
+    JSON reads that as the name again.
+    """
+    return text.encode(errors="backslashreplace")
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:

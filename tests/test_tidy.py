@@ -12,8 +12,8 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"certainty", "collector", "defaults", "errors", "schema", "sizes", "version"},
-    {"config", "engines.versions", "records", "writing"},
+    {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
+    {"config", "engines.versions", "limits", "records", "writing"},
     {"library", "server"},
     {"engine", "hardware", "models"},
     {"blockmap", "link", "notes", "watchers", "workload"},

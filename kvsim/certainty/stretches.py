@@ -51,8 +51,10 @@ def together(figures: Mapping[str, Figure], *, seed: int = 0) -> dict[str, Estim
     length = max(lengths.values())
     if number < FEWEST * length:
         figures = {name: figures[name] for name, own in lengths.items() if FEWEST * own <= number}
-        length = max((lengths[name] for name in figures), default=1)
-    freedom = number // length - 1 if figures else 0
+        if not figures:
+            return {}
+        length = max(lengths[name] for name in figures)
+    freedom = number // length - 1
     draws = _drawn(list(figures.values()), number, length, seed)
     return {
         name: _estimate(figure, draws[:, i], freedom)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import typer
 
 from kvsim.cli.deferred import DeferredGroup
-from kvsim.errors import KvsimError
+from kvsim.errors import KvsimError, shortened
 
 app = typer.Typer(
     name="kvsim",
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append("")
+    # A terminal may lack letters, and file names may hold bytes that are no text.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = app(_repeat_lists(given), standalone_mode=False)
     except KvsimError as error:
@@ -83,5 +87,5 @@ def _repeat_lists(arguments: list[str]) -> list[str]:
 
 
 def _fail(line: str) -> None:
-    print("kvsim: " + " ".join(line.split()), file=sys.stderr)
+    print("kvsim: " + shortened(" ".join(line.split())), file=sys.stderr)
     sys.exit(2)

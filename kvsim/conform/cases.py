@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.conform.record import Record
 from kvsim.errors import TraceError
+from kvsim.parsing import parse_json
 
 PREFIXES = {
     "vllm-0.3.3": "vllm033",
@@ -84,7 +84,7 @@ def _find(folder: Path, name: str) -> Path | None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except ValueError as error:
         raise TraceError(f"{path}: not JSON: {error}") from None
 
@@ -98,7 +98,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                yield number, parse_json(line)
             except ValueError as error:
                 raise TraceError(f"{path}:{number}: not JSON: {error}") from None
 

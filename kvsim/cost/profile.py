@@ -14,12 +14,13 @@ interpolated linearly (`kvsim.cost.table`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, shortened
 from kvsim.library import convert, find, read_json
 
 if TYPE_CHECKING:
@@ -190,6 +191,8 @@ def load_profile(name_or_path: str) -> Profile:
             problem = _problem(getattr(fit, key))
             if problem:
                 raise ConfigError(f"{path}: {name}.{key}: {problem}")
+    if problem := _problem_of_errors(profile.error, "error"):
+        raise ConfigError(f"{path}: {problem}")
     return profile
 
 
@@ -220,6 +223,29 @@ def _problem_of_mixed(grid: MixedGrid) -> str:
                 return f"{len(table)} entries for {len(axis)} points of {name}; give one each"
         tables = [inner for table in tables for inner in table]
     return next((f"{k}: {p}" for k, axis in axes.items() if (p := _problem_of_axis(axis))), "")
+
+
+def _problem_of_errors(error: Mapping[str, Any], where: str) -> str:
+    """The first figure of a table of errors that is none, in words; empty if all are.
+
+    Figures are `points` and what ends in `_percent`; `others` holds tables by block size.
+    """
+    for key, value in error.items():
+        place = f"{where}.{key}"
+        is_figure = key == "points" or key.endswith("_percent")
+        if is_figure and (isinstance(value, bool) or not isinstance(value, int | float)):
+            return f"{place}: {shortened(repr(value))} is not a number; give one"
+        if where == "error" and key == "others":
+            wrong = not isinstance(value, Mapping) or not all(map(_is_table, value.values()))
+            if wrong:
+                return f"{place}: expected a table of errors for each block size"
+        if isinstance(value, Mapping) and (problem := _problem_of_errors(value, place)):
+            return problem
+    return ""
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _problem_of_curve(curve: Curve) -> str:

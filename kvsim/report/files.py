@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
+from kvsim.parsing import parse_json
 from kvsim.report import tables
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
-from kvsim.writing import temporary_folder
+from kvsim.writing import encoded, temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,9 +112,9 @@ def _fill(
     page: str | None,
 ) -> None:
     text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    (folder / SUMMARY).write_text(text, encoding="utf-8", newline="\n")
+    (folder / SUMMARY).write_bytes(encoded(text))
     if page is not None:
-        (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")
+        (folder / PAGE).write_bytes(encoded(page))
     _write_table(folder / REQUESTS.name, iter([tables.requests_table(requests)]), csv=csv)
     _write_table(folder / STEPS.name, tables.steps_tables(steps), csv=csv)
 
@@ -151,7 +152,7 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
 
 def _read_summary(path: Path) -> dict[str, Any]:
     with _reading(path):
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = parse_json(path.read_bytes())
     known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
     if not known or not {"num_requests", "steps"} <= summary.keys():
         raise OutputError(

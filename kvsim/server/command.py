@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import ConfigError
+from kvsim.parsing import parse_json
 from kvsim.server.arguments import Argument, Flag, Table, spelled, unknown_flag
 from kvsim.server.files import read_text, read_yaml
 
@@ -132,8 +133,8 @@ def _merge(table: dict[str, Any], keys: list[str], value: str) -> None:
         inner = table.setdefault(parent, {})
         table = inner if isinstance(inner, dict) else {}
     try:
-        table[last] = json.loads(value)
-    except (ValueError, RecursionError):
+        table[last] = parse_json(value)
+    except ValueError:
         table[last] = value
 
 

@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kvsim.errors import ConfigError
+from kvsim.parsing import parse_json
 from kvsim.server.files import read_yaml
 from kvsim.server.shell import commands
 
@@ -118,8 +118,8 @@ def _of_dockerfile(text: str) -> str:
 def _exec_form(rest: str) -> str:
     """`["vllm", "serve"]` as a shell would write it; the shell form stays."""
     try:
-        words = json.loads(rest)
-    except (ValueError, RecursionError):
+        words = parse_json(rest)
+    except ValueError:
         return rest
     return shlex.join(map(str, words)) if isinstance(words, list) else rest
 

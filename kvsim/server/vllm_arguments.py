@@ -7,10 +7,10 @@ from the `engine/arg_utils.py` of 0.6.3, 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.12.0, 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from kvsim.parsing import parse_json
 from kvsim.server import values
 from kvsim.server.arguments import Effect, Flag, Ignored, Table, Unsimulated, Used
 
@@ -33,8 +33,8 @@ def _only_rope(value: Any) -> bool:
     They may lengthen the context, which `--max-model-len` then says.
     """
     try:
-        table = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        table = parse_json(value) if isinstance(value, str) else value
+    except ValueError:
         return False
     return _empty(table) or (
         isinstance(table, dict) and all(str(key).startswith("rope") for key in table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig, make_config
 from kvsim.errors import ConfigError
+from kvsim.parsing import parse_json
 from kvsim.sweep.values import (
     MOST_VALUES,
     Axis,
@@ -205,7 +205,7 @@ def _read_rows(path: str) -> tuple[Settings, ...]:
 
 def _json_row(where: str, line: str) -> Settings:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict) or not row:

@@ -22,6 +22,7 @@ from kvsim.config import RunConfig, make_config, to_table
 from kvsim.errors import ConfigError, OutputError
 from kvsim.hardware import hardware_path
 from kvsim.library import find, look_up
+from kvsim.parsing import parse_json
 from kvsim.report.plain import plain
 from kvsim.sweep.locks import PLACES, lock, unlock
 from kvsim.version import __version__
@@ -61,7 +62,7 @@ class Store:
     def load(self, key: str) -> Record | None:
         """The result of a run; None if there is none or its file is damaged."""
         try:
-            record = json.loads(self._path(key).read_text(encoding="utf-8"))
+            record = parse_json(self._path(key).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         return record if isinstance(record, dict) and record.get("key") == key else None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError, OutputError
+from kvsim.parsing import parse_json
 from kvsim.report.plain import plain
 from kvsim.sweep.backends import Backend, Done, run_local
 from kvsim.sweep.grid import Point, Settings
@@ -131,7 +132,7 @@ def read_plan(folder: str | Path) -> Plan:
     """Read `sweep.json`. Raises `OutputError` naming the file and the remedy."""
     path = Path(folder) / MANIFEST
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = parse_json(path.read_bytes())
         points = [Planned(**point) for point in table["points"]]
         plan = Plan(table["trace"], table["base"], points, table["slo"])
         version = table["kvsim_version"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple, get_type_hints
@@ -13,6 +12,7 @@ import msgspec
 
 from kvsim.config import RunConfig, nearest
 from kvsim.errors import ConfigError
+from kvsim.parsing import parse_toml
 
 Draw = Callable[[Random], Any]
 
@@ -94,8 +94,8 @@ def parse_law(option: str, text: str) -> Law:
 def value_of(text: str) -> Any:
     """One value: TOML, or a bare word taken as text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text.strip()
 
 
@@ -147,8 +147,8 @@ def _assignment(where: str, text: str) -> tuple[str, str]:
 def _listed(where: str, written: str) -> list[Any]:
     """Values between commas; commas inside brackets and quotes do not separate."""
     try:
-        return list(tomllib.loads(f"values = [{written}]")["values"])
-    except tomllib.TOMLDecodeError:
+        return list(parse_toml(f"values = [{written}]")["values"])
+    except ValueError:
         parts = written.split(",")
     if not all(part.strip() for part in parts):
         raise ConfigError(f"{where}: an empty value between commas")

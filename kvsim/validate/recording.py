@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import ConfigError
+from kvsim.parsing import parse_json
 from kvsim.writing import write_text
 
 SCHEMA = "kvsim.recording/1"
@@ -50,7 +51,7 @@ def write_json(path: str | Path, table: Mapping[str, Any]) -> Path:
 def read_json(path: str | Path, *schemas: str) -> dict[str, Any]:
     """A table of one of these schemas. Raises `ConfigError` that names the file and the remedy."""
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        table = parse_json(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

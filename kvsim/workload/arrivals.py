@@ -55,10 +55,16 @@ def waits_for(rows: Sequence[Row], config: RunConfig) -> list[int]:
 
 
 def think_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
-    """For each row the nanoseconds from that completion to its release, scaled, then capped."""
-    cap_s = inf if config.max_think_time_s is None else config.max_think_time_s
-    cap_ns = min(cap_s * _NS_PER_S, MAX_NS)
-    return [round(min(row.delay_ns * config.think_time_scale, cap_ns)) for row in rows]
+    """For each row the nanoseconds from that completion to its release, scaled, then capped.
+
+    Raises `ConfigError` for times without end.
+    """
+    scale = config.think_time_scale
+    cap_ns = inf if config.max_think_time_s is None else config.max_think_time_s * _NS_PER_S
+    longest_ns = max((row.delay_ns for row in rows), default=0)
+    if isinf(scale) or min(longest_ns * scale, cap_ns) >= MAX_NS:
+        raise ConfigError(f"think_time_scale: {scale:g} makes the run last for centuries")
+    return [round(min(row.delay_ns * scale, cap_ns)) for row in rows]
 
 
 def arrival_notes(rows: Sequence[Row]) -> list[str]:

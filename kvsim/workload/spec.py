@@ -18,11 +18,13 @@ import shlex
 import msgspec
 from msgspec import Struct
 
+from kvsim import limits
 from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
 from kvsim.library import convert, find
+from kvsim.limits import check_size
 from kvsim.workload.lengths import REQUESTS, Lengths, parse_long, synthesise_lengths
-from kvsim.workload.synthetic import synthesise
+from kvsim.workload.synthetic import kind_of, synthesise
 from kvsim.workload.trace import Trace
 
 RANDOM = "random"
@@ -57,6 +59,7 @@ def load_workload(name_or_path: str) -> Workload:
 
 def make_trace(workload: Workload, seed: int) -> Trace:
     """The requests of one seed. Equal arguments give equal traces. Raises `ConfigError`."""
+    check_size("requests", _requests(workload), limits.ROWS)
     if workload.kind != RANDOM:
         for key in _RANDOM_ONLY:
             if getattr(workload, key) != getattr(Workload(RANDOM), key):
@@ -66,8 +69,7 @@ def make_trace(workload: Workload, seed: int) -> Trace:
         raise ConfigError("--rate: random traces have no arrivals; give --request-rate to the run")
     inputs = Lengths(workload.input_len, *parse_long("--long-inputs", workload.long_inputs))
     outputs = Lengths(workload.output_len, *parse_long("--long-outputs", workload.long_outputs))
-    number = REQUESTS if workload.requests is None else workload.requests
-    ratio = workload.range_ratio
+    ratio, number = workload.range_ratio, _requests(workload)
     return synthesise_lengths(inputs, outputs, seed, range_ratio=ratio, requests=number)
 
 
@@ -83,19 +85,31 @@ def made_from(trace: Trace) -> tuple[Workload, int] | None:
 
     None for any other trace, and for one that this version would not make byte for byte.
     """
-    words = shlex.split(str(trace.source.get("command", "")))
-    if trace.source.get("format") != "synthetic" or words[:3] != ["kvsim", "trace", "synth"]:
+    if trace.source.get("format") != "synthetic":
         return None
-    kind, *options = words[3:] or [""]
-    pairs = zip(options[::2], options[1::2], strict=False)
-    given = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs}
     try:
+        words = shlex.split(str(trace.source.get("command", "")))
+        if words[:3] != ["kvsim", "trace", "synth"]:
+            return None
+        kind, *options = words[3:] or [""]
+        pairs = zip(options[::2], options[1::2], strict=False)
+        given = {flag.removeprefix("--").replace("-", "_"): value for flag, value in pairs}
         seed = int(given.pop("seed", "0"))
         workload = msgspec.convert({"kind": kind, **given}, Workload, strict=False)
+        # The file decides how much is made, not what its header says.
+        if _requests(workload) != len(trace.rows):
+            return None
         again = make_trace(workload, seed)
-    except (ConfigError, ValueError):  # ValueError: also from msgspec.
+    except (ConfigError, ValueError):  # ValueError: also of shlex and msgspec.
         return None
     return (workload, seed) if again.sha256 == trace.sha256 else None
+
+
+def _requests(workload: Workload) -> int:
+    """How many requests a workload makes. Raises `ConfigError`."""
+    if workload.requests is not None:
+        return workload.requests
+    return REQUESTS if workload.kind == RANDOM else kind_of(workload.kind).requests
 
 
 _RANDOM_ONLY = ("input_len", "output_len", "range_ratio", "long_inputs", "long_outputs")

@@ -105,12 +105,7 @@ def synthesise(
     `requests`: number of requests. `rate`: sessions or (`api`) requests that begin per second on
     average. Both default to those of the shipped traces. Raises `ConfigError`.
     """
-    if kind not in KINDS:
-        near, known = nearest(kind, (*KINDS, "random")), ", ".join(KINDS)
-        raise ConfigError(
-            f"kind of trace: no {kind!r};{near} it takes {known}; on the command line also random"
-        )
-    load = KINDS[kind]
+    load = kind_of(kind)
     size = load.requests if requests is None else requests
     per_s = load.rate if rate is None else rate
     if size < 1:
@@ -125,6 +120,16 @@ def synthesise(
     command += "" if requests is None else f" --requests {requests}"
     command += "" if rate is None else f" --rate {rate:g}"
     return made_trace(kind, rows, command, load.note)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind with this name. Raises `ConfigError`."""
+    if name not in KINDS:
+        near, known = nearest(name, (*KINDS, "random")), ", ".join(KINDS)
+        raise ConfigError(
+            f"kind of trace: no {name!r};{near} it takes {known}; on the command line also random"
+        )
+    return KINDS[name]
 
 
 def made_trace(kind: str, rows: list[Row], command: str, note: str) -> Trace:

@@ -1,0 +1,49 @@
+"""How much of a trace is taken in, so that a damaged or hostile file cannot take the machine.
+
+Each limit is far above what published traces need. `KVSIM_LIMITS` in the environment, which
+`kvsim --limits X` sets, multiplies all of them. It is part of the environment so that processes
+that kvsim starts keep to it, too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kvsim.errors import ConfigError
+
+VARIABLE = "KVSIM_LIMITS"
+
+ROWS = 4_000_000
+"""Requests of a trace: each is an object that stays in memory for the whole run."""
+LINE_BYTES = 1 << 24
+"""Of one line: enough for a prompt of two million token ids."""
+BLANK_BYTES = 1 << 24
+"""White space between the rows: a gzip file of a megabyte can hold a gigabyte of it."""
+TRACE_BYTES = 1 << 33
+"""Of a whole trace, uncompressed: minutes of reading."""
+OUTPUT_TOKENS = 1 << 20
+"""Of one request: each is a step, and a row of the result."""
+BLOCKS = 1 << 25
+"""Different blocks whose reuse `kvsim trace info` follows: each is an entry of a table in memory,
+and a run of hash ids writes millions of them in one line."""
+
+
+def most(limit: int) -> int:
+    """A limit of this module as it holds now. Raises `ConfigError` for a bad `KVSIM_LIMITS`."""
+    text = os.environ.get(VARIABLE, "1")
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 1e6:
+        raise ConfigError(f"{VARIABLE}: {text!r} is not a factor above 0 and up to 1e6, as in 10")
+    return int(limit * factor)
+
+
+def check_size(what: str, number: int, limit: int) -> None:
+    """Raise `ConfigError` if `number` of `what` is above a limit of this module."""
+    if number > most(limit):
+        raise ConfigError(f"{what}: {number:,} is above the limit of {most(limit):,}; {REMEDY}")
+
+
+REMEDY = "give less, or kvsim --limits 10 ... for ten times as much of everything"

@@ -1,0 +1,52 @@
+"""Parses JSON and TOML that others wrote: every fault is a `ValueError` of one line.
+
+The parsers of the standard library raise `RecursionError` for deep nesting, and advise programmers
+about integers of thousands of digits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+DEEP = "nested too deeply; flatten it"
+DIGITS = "an integer has too many digits"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text without NaN and infinities. Raises `ValueError`."""
+    return _parsed(_DECODER.decode, text.decode() if isinstance(text, bytes) else text)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises `ValueError`."""
+    table: dict[str, Any] = _parsed(tomllib.loads, text)
+    return table
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError(DEEP) from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError(DIGITS) from None
+        raise
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

@@ -1,0 +1,162 @@
+"""Hostile settings, headers and names: one line and exit code 2, or a result; never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shared import SHARED
+
+from kvsim.cli import main
+from kvsim.cost.profile import load_profile
+from kvsim.errors import ConfigError, nearest
+from kvsim.parsing import parse_json, parse_toml
+from kvsim.workload import open_trace
+from kvsim.workload.spec import Workload, made_from, make_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = str(ROOT / "traces" / "chat.jsonl")
+DIGITS, DEEP = "1" * 5000, "[" * 5000 + "]" * 5000
+CONSTANT = ["run", "--trace", CHAT, "--num-prompts", "5", "--cost-model", "constant"]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error of a command that is refused."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    printed = capsys.readouterr()
+    assert stop.value.code == 2, printed.err
+    assert printed.err.count("\n") == 1 and printed.err.startswith("kvsim: "), printed.err
+    return printed.err
+
+
+def header(command: str) -> str:
+    source = {"format": "synthetic", "command": command}
+    rows = [{"arrival_s": i, "input_length": 5, "output_length": 5} for i in range(2)]
+    lines = [{"kvsim_trace": 1, "source": source}, *rows]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kvsim trace synth random --seed 0 --requests 1000000000",
+        "kvsim trace synth chat --requests 1000000000",
+        "kvsim trace synth 'x",
+        "kvsim trace synth random --requests " + DIGITS,
+        "kvsim trace synth random --seed -1 --requests 2",
+    ],
+)
+def test_the_header_of_a_trace_is_no_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evil.jsonl"
+    path.write_text(header(command))
+    asked = []
+    monkeypatch.setattr(
+        "kvsim.workload.lengths.made_trace", lambda kind, rows, *_: asked.append(len(rows))
+    )
+    assert made_from(open_trace(str(path))) is None
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["evil_source_command.jsonl", "quote.jsonl"])
+def test_the_reported_headers_are_harmless(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = SHARED / "repro" / name
+    if not path.is_file():
+        pytest.skip("the reported files are not at hand")
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "naive", "prefix-caching", "--trace", str(path), "--seeds", "2"])
+    assert stop.value.code == 0, capsys.readouterr().err
+
+
+def test_a_workload_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"requests: 1,000,000,000 is above .* --limits 10"):
+        make_trace(Workload("random", requests=10**9), 0)
+    monkeypatch.setenv("KVSIM_LIMITS", "0.000001")
+    with pytest.raises(ConfigError, match="requests: 1,000 is above the limit of 4"):
+        make_trace(Workload("random"), 0)
+    monkeypatch.setenv("KVSIM_LIMITS", "many")
+    with pytest.raises(ConfigError, match="KVSIM_LIMITS: 'many' is not a factor"):
+        make_trace(Workload("random"), 0)
+
+
+@pytest.mark.parametrize("text", [DIGITS, DEEP, "NaN", "[1e999]", b"\xff"])
+def test_faults_of_json_are_one_line(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]{,100}$"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("text", [DIGITS, DEEP, "= 3"])
+def test_faults_of_toml_are_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]{,100}$"):
+        parse_toml(f"x = {text}")
+
+
+@pytest.mark.parametrize("text", [DIGITS, DEEP], ids=["digits", "deep"])
+def test_deep_and_endless_settings(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(f"seed = {text}")
+    assert "bad.toml" in refused(["run", "--trace", CHAT, "--config", str(path)], capsys)
+    refused([*CONSTANT, "--set", f"cost.step_us={text}"], capsys)
+
+
+@pytest.mark.parametrize("step_us", ["1e300", "1e15", "1e12", "1e10"])
+def test_times_beyond_what_a_row_holds(step_us: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(
+        ["run", "--trace", CHAT, "--cost-model", "constant", "--set", f"cost.step_us={step_us}"],
+        capsys,
+    )
+    assert "lasts too long" in line and "--cost-model" in line
+
+
+@pytest.mark.parametrize("scale", ["inf", "1e300"])
+def test_think_times_without_end(scale: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = ["run", "--trace", str(ROOT / "traces" / "agents.jsonl")]
+    assert "think_time_scale" in refused([*trace, "--think-time-scale", scale], capsys)
+
+
+def test_long_words_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(["run", "--trace", CHAT, "--model", "x" * 100_000], capsys)
+    assert len(line) < 1500 and "no model named 'xxx" in line
+    assert "the path of a" in line
+    assert nearest("x" * 10**6, ["x" * 10]) == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"decode": {"points": "many"}},
+        {"decode": {"points": 3, "median_percent": "x" * 5000}},
+        {"decode": {"points": 3, "deep": {"points": 1, "p95_percent": None}}},
+        {"others": 3},
+        {"others": {"16": "x"}},
+    ],
+)
+def test_figures_of_a_profile_are_numbers(error: dict[str, object], tmp_path: Path) -> None:
+    shipped = ROOT / "configs" / "hardware" / "h100-sxm-llama-3-8b-public.json"
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({**json.loads(shipped.read_text()), "error": error}))
+    with pytest.raises(ConfigError, match=r"profile\.json: error\."):
+        load_profile(str(path))
+
+
+def test_names_and_terminals_that_are_not_utf_8(tmp_path: Path) -> None:
+    trace = os.fsencode(tmp_path) + b"/tr\xffce.jsonl"
+    with open(trace, "wb") as file:  # noqa: PTH123 - a name that is no text
+        file.write(Path(CHAT).read_bytes())
+    result = subprocess.run(
+        [*(sys.executable, "-m", "kvsim", "run", "--trace", trace), "--num-prompts=3", "--out=r"],
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "r" / "summary.json").read_bytes())
+    assert os.fsencode(summary["meta"]["trace"]["path"]) == trace
