@@ -17,10 +17,15 @@ requests, and must not see the future (`kvsim.engine.batch.Endings` knows it).
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 """States of a sequence; IGNORED: ended by the engine without completing."""
+
+
+Span = tuple[int, int, int]
+"""Consecutive full blocks `first .. last - 1` of a stream and an offset: the key of block d is
+d * block_size + offset. The blocks next to them have another offset."""
 
 
 class Stream(Protocol):
@@ -53,6 +58,20 @@ class UnitStream(Stream, Protocol):
         ...
 
 
+class SpannedStream(Stream, Protocol):
+    """A stream most of whose keys follow from the key before."""
+
+    def spans(self, first: int, last: int, block_size: int) -> list[Span]:
+        """The full blocks `first .. last - 1` in spans. Their keys may be others than those of
+        `keys`, but they are equal where those are."""
+        ...
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no other stream has any block of this one."""
+        ...
+
+
 class Sequence:
     """One token stream of a request and its block table."""
 
@@ -72,6 +91,7 @@ class Sequence:
         "request",
         "sample",
         "seen",
+        "spans",
         "state",
         "table",
     )
@@ -95,6 +115,8 @@ class Sequence:
         """Tokens that have a slot in the table."""
         self.keys: list[int] = []
         """Keys of the leading full blocks, extended when needed."""
+        self.spans: list[Span] = []
+        """The leading full blocks in spans, extended when needed."""
         self.seen = 0
         """Leading blocks known to be computed (prefix caching)."""
         self.gap = False
@@ -121,6 +143,27 @@ class Sequence:
             assert stream is not None, "block identities are needed"
             keys.extend(stream.keys(len(keys), number, block_size))
         return keys if len(keys) == number else keys[:number]
+
+    def block_spans(self, number: int, block_size: int) -> list[Span]:
+        """At least the first `number` full blocks of known tokens, in spans.
+
+        Always to be asked with the same block size.
+        """
+        spans = self.spans
+        first = spans[-1][1] if spans else 0
+        if first < number:
+            stream = cast(SpannedStream, self.identities(number * block_size))
+            more = stream.spans(first, number, block_size)
+            if spans and spans[-1][2] == more[0][2]:
+                _, last, offset = more[0]
+                more[0] = spans.pop()[0], last, offset
+            spans += more
+        return spans
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no other stream has any block of this one."""
+        return cast(SpannedStream, self._stream).shared_tokens
 
     def identities(self, tokens: int) -> Stream | None:
         """What names its first `tokens` tokens, which must be known; None: nothing does."""

@@ -16,7 +16,7 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import RUNNING, WAITING, Request
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import NAMED, Tables
+from kvsim.engine.tables import Tables
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, priority, tail
 from kvsim.schema import BLOCKED
@@ -255,7 +255,7 @@ class VllmV1(Scheduler):
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
         """End requests that decode together with others."""
         for request in requests:
-            if batch.blocks.lockstep == NAMED:
+            if batch.blocks.needs_keys:
                 sequence = request.sequences[0]
                 batch.blocks.publish(sequence, sequence.length - 1)
             batch.complete(request)

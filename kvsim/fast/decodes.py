@@ -141,7 +141,11 @@ class Decodes:
         cohort.context_tokens += steps * number
         cohort.composed += steps
         cohort.settled = cohort.composed
+        cohort.settled_then = cohort.composed - 1
         cohort.composed_ns = start_ns
+        if cohort.awaited:
+            for step in range(cohort.composed - steps, cohort.composed):
+                cohort.publish(step, step)
         batch.now_ns = cohort.token_ns = ends_ns[-1]
         cohort.together_steps += steps
 
@@ -166,7 +170,8 @@ class Decodes:
         head = batch.waiting[0] if blocked else None
         cohort.given = 0
         if short:
-            cohort.make_room(partial(self._give_way, terms), terms.spare, cohort.leave)
+            leave = cohort.part_with if batch.blocks.needs_keys else cohort.leave
+            cohort.make_room(partial(self._give_way, terms), terms.spare, leave)
         if plan.preempted and terms.mixes:
             blocked = terms.after_preemption
         elif head is not None:

@@ -155,6 +155,8 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, VllmV1)
     if scheduler.victim is not tail:
         return "the victim may be anyone"
+    if blocks.needs_keys and scheduler.in_flight == 1:
+        return "prefix hits change what is admitted"
     if not scheduler.reserve_full_isl or scheduler.long_prefill_token_threshold:
         return "prompts are cut by a rule of their own"
 

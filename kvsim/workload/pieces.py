@@ -1,10 +1,12 @@
-"""Consecutive tokens whose identity a stream knows as a whole."""
+"""Consecutive tokens, or blocks, whose identity a stream knows as a whole."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from kvsim.engine.request import Span
 
 
 class Piece(NamedTuple):
@@ -34,3 +36,30 @@ def span_pieces(
         pieces.append(Piece(first + offsets[span], first, stop))
         first = stop
     return pieces
+
+
+def block_spans(
+    first: int, last: int, block_size: int, stops: Sequence[float], offsets: Sequence[int]
+) -> list[Span]:
+    """The blocks `first .. last - 1` of a stream, by the spans of tokens that hold them.
+
+    The key of a block is that of its last token.
+    """
+    found: list[Span] = []
+    span = -1
+    while first < last:
+        span = bisect_right(stops, (first + 1) * block_size - 1, span + 1)
+        stop = int(min(stops[span], last * block_size)) // block_size
+        found.append((first, stop, offsets[span] + block_size - 1))
+        first = stop
+    return found
+
+
+def joined(spans: Iterable[Span], salt: int = 0) -> list[Span]:
+    """Consecutive spans with `salt` added to their keys, and neighbours of one offset made one."""
+    found: list[Span] = []
+    for first, last, offset in spans:
+        if found and found[-1][2] == offset + salt:
+            first = found.pop()[0]
+        found.append((first, last, offset + salt))
+    return found

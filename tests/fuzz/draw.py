@@ -51,7 +51,7 @@ RULES_OF = {
     "naive": ("growth", "idle_order"),
     "prefix-caching": ("growth", "idle_order", "eviction", *_SHARING),
     "prefix-runs": ("growth",),
-    "vllm-v1-prefix-caching": _SHARING,
+    "vllm-v1-prefix-caching": ("eviction", *_SHARING),
     "nano-vllm": _SHARING,
     "nano-vllm-2025-08": _SHARING,
 }
