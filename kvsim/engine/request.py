@@ -17,7 +17,7 @@ requests, and must not see the future (`kvsim.engine.batch.Endings` knows it).
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 """States of a sequence; IGNORED: ended by the engine without completing."""
@@ -26,6 +26,21 @@ WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 Span = tuple[int, int, int]
 """Consecutive full blocks `first .. last - 1` of a stream and an offset: the key of block d is
 d * block_size + offset. The blocks next to them have another offset."""
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a stream, without regard to salts.
+
+    Pieces of two streams with equal keys begin with the same token after the same tokens. They
+    agree up to the end of the shorter one.
+    """
+
+    key: int
+    """Key of the first token, as of a block of one token."""
+    first: int
+    """Position of the first token in the stream."""
+    last: int
+    """Position after the last token."""
 
 
 class Stream(Protocol):
@@ -61,6 +76,9 @@ class UnitStream(Stream, Protocol):
 class SpannedStream(Stream, Protocol):
     """A stream most of whose keys follow from the key before."""
 
+    salt: int
+    """Offset of every key; 0 without a salt."""
+
     def spans(self, first: int, last: int, block_size: int) -> list[Span]:
         """The full blocks `first .. last - 1` in spans. Their keys may be others than those of
         `keys`, but they are equal where those are."""
@@ -68,7 +86,11 @@ class SpannedStream(Stream, Protocol):
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens behind which no other stream has any block of this one."""
+        """Tokens behind which no block of it ends that another stream has, too."""
+        ...
+
+    def pieces(self, length: int) -> list[Piece]:
+        """The first `length` tokens, in order, without regard to the salt."""
         ...
 
 
@@ -162,7 +184,7 @@ class Sequence:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens behind which no other stream has any block of this one."""
+        """Tokens behind which no block of it ends that another stream has, too."""
         return cast(SpannedStream, self._stream).shared_tokens
 
     def identities(self, tokens: int) -> Stream | None:

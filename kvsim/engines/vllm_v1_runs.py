@@ -100,7 +100,7 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
         self.publish(sequence, min(known, sequence.filled))
 
     def awaited(self, sequence: Sequence) -> bool:
-        return sequence.shared_tokens > sequence.published * self.block_size
+        return sequence.shared_tokens >= (sequence.published + 1) * self.block_size
 
     def own_blocks(self, sequence: Sequence) -> int:
         runs, end = self._runs[sequence], sequence.published

@@ -27,8 +27,8 @@ from sys import maxsize
 
 from xxhash import xxh64_intdigest
 
-from kvsim.engine.request import Span, Stream
-from kvsim.workload.pieces import Piece, block_spans, joined, span_pieces
+from kvsim.engine.request import Piece, Span
+from kvsim.workload.pieces import block_spans, joined, span_pieces
 from kvsim.workload.runs import merge
 from kvsim.workload.trace import (
     HashContent,
@@ -52,12 +52,12 @@ _SALT = 0x9E3779B97F4A7C15F39D
 salts rarely meet."""
 
 
-def streams(trace: Trace) -> list[Stream]:
+def streams(trace: Trace) -> list[SpanStream | TokenStream]:
     """The stream of every row, in order; keys are comparable within this list."""
     builder = _Builder(trace)
     for row in trace.rows:
         builder.add(row)
-    return list(builder.streams)
+    return builder.streams
 
 
 class SpanStream:
@@ -134,7 +134,7 @@ class SpanStream:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens behind which no other stream has this one's: the rest is its row's own."""
+        """Tokens behind which no block ends that another stream has: those are the row's own."""
         spans = int(self._stops[-2]) if len(self._stops) > 1 else 0
         return max(spans, self._keep, self._inherited)
 
@@ -292,7 +292,7 @@ class TokenStream:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens behind which no other stream has this one's: the rest is its row's own."""
+        """Tokens behind which no block ends that another stream has: those are the row's own."""
         return maxsize if self._next_token else max(len(self._tokens), self._inherited)
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:

@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from kvsim.engine.request import Span
-
-
-class Piece(NamedTuple):
-    """Consecutive tokens of a stream, without regard to salts.
-
-    Pieces of two streams with equal keys begin with the same token after the same tokens. They
-    agree up to the end of the shorter one.
-    """
-
-    key: int
-    """Key of the first token, as of a block of one token."""
-    first: int
-    """Position of the first token in the stream."""
-    last: int
-    """Position after the last token."""
+from kvsim.engine.request import Piece, Span
 
 
 def span_pieces(
