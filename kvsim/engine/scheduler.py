@@ -13,9 +13,26 @@ nothing is overridden that they stand for (`kvsim.fast.known`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
+
+
+class Asked(NamedTuple):
+    """What a waiting request asks for."""
+
+    hits: list[int]
+    """What `Tables.match` returned."""
+    saved: int
+    """Tokens that are not charged to the token budget because of hits."""
+    tokens: int
+    """Tokens that are, if it is admitted."""
+    asked: int
+    """Tokens that must fit the rest of the token budget where prompts are not cut."""
+    need: int
+    """Free blocks that it must find."""
 
 
 class Scheduler:

@@ -14,8 +14,8 @@ from functools import partial
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import RUNNING, WAITING, Request
-from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.request import RUNNING, WAITING, Request, Sequence
+from kvsim.engine.scheduler import Asked, Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, priority, tail
@@ -24,6 +24,7 @@ from kvsim.schema import BLOCKED
 SLOTS, TOKENS, BLOCKS, WATERMARK, PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")
 )
+_NOTHING = Asked([], 0, 0, 0, 0)
 
 
 class VllmV1(Scheduler):
@@ -146,18 +147,10 @@ class VllmV1(Scheduler):
             request = waiting[0]
             sequence = request.sequences[0]
             assert not sequence.placeholders, "a step from before its preemption is in flight"
-            hits: list[int] = []
-            saved = tokens = asked = need = 0
+            hits, saved, tokens, asked, need = _NOTHING
             used, running = self.max_num_batched_tokens - self._budget, batch.num_running
             if self._budget and running < self.max_num_seqs:
-                hits = blocks.match(sequence)
-                if blocks.hits_save.charged:
-                    saved = blocks.hit_tokens(sequence, hits)
-                tokens = min(sequence.length - saved, most)
-                asked = tokens if blocks.hits_save.tested else saved + tokens
-                tokens = min(tokens, self._budget)
-                upto = sequence.length if self.reserve_full_isl else saved + tokens
-                need = blocks.need(sequence, upto, hits)
+                hits, saved, tokens, asked, need = self.ask(blocks, sequence, self._budget, most)
             plan.blocked = self.refusal(blocks, blocks.gpu.free, need, asked, used, running)
             if plan.blocked:
                 request.blocked_steps += 1
@@ -191,6 +184,17 @@ class VllmV1(Scheduler):
             request.sequences[0].computed = saved + tokens
 
     # -- rules -----------------------------------------------------------------------------------
+
+    def ask(self, blocks: Tables, sequence: Sequence, left: int, most: int) -> Asked:
+        """What the head of the waiting queue asks for in a step with so many tokens `left`, of
+        which a request may take on `most`."""
+        hits = blocks.match(sequence)
+        saved = blocks.hit_tokens(sequence, hits) if blocks.hits_save.charged else 0
+        tokens = min(sequence.length - saved, most)
+        asked = tokens if blocks.hits_save.tested else saved + tokens
+        tokens = min(tokens, left)
+        upto = sequence.length if self.reserve_full_isl else saved + tokens
+        return Asked(hits, saved, tokens, asked, blocks.need(sequence, upto, hits))
 
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int

@@ -1,4 +1,4 @@
-"""Decode steps of an engine that composes a step while the one before computes.
+"""Steps of an engine that composes a step while the one before computes.
 
 ```
  step i      ├─ computes ─┤
@@ -10,108 +10,198 @@
 
 from __future__ import annotations
 
-from sys import maxsize
+from collections.abc import Callable
+from typing import NamedTuple
 
+from kvsim.engine.loop import Progress
 from kvsim.engine.plan import Flight, Plan
+from kvsim.engine.request import Request
 from kvsim.fast.course import MOST_STEPS, Course
-from kvsim.fast.prompts import asked_tokens
+from kvsim.fast.intake import Chunk, Intake
 from kvsim.schema import completed_row, step_row
 
 
-class Ahead:
-    """Takes decode steps where one step is under way whenever the next one is composed."""
+class Step(NamedTuple):
+    """A step that is under way."""
 
-    def __init__(self, course: Course) -> None:
+    decodes: int
+    """Members of the cohort that take part."""
+    context_tokens: int
+    chunks: list[Chunk]
+    """Prompts in it."""
+    sampling: list[Request]
+    """Those of them that get a token."""
+    row: bytes
+    """Its row, but for times and who finishes."""
+    computing_ns: int
+
+
+class Ahead:
+    """Takes steps where one step is under way whenever the next one is composed."""
+
+    def __init__(self, course: Course, intake: Intake) -> None:
         self._course = course
+        self._intake = intake
         self.why_not = ""
         """Why there is no such step next."""
 
-    def take(self, flight: Flight, now_ns: int, cut_ns: float) -> tuple[int, Flight]:
-        """Take decode steps from `now_ns` on, with `flight` under way.
+    def take(
+        self,
+        flight: Flight,
+        now_ns: int,
+        upcoming: Callable[[], tuple[float, float]],
+        progress: Progress,
+    ) -> tuple[int, Flight]:
+        """Take steps from `now_ns` on, with `flight` under way.
 
         Returns how many, and the step that is under way then. The others are settled, the last of
-        them at `Batch.now_ns`; who ended is in `Course.ended`. Each is composed before `cut_ns`.
+        them at `Batch.now_ns`; who ended is in `Course.ended`. Each is composed before the next
+        event of somebody else, and with all that have arrived by then.
         """
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        scheduler, steps, number, context = course.scheduler, 0, 0, 0
-        plan, start_ns, end_ns, _, row = flight
+        course, batch = self._course, self._course.batch
+        next_ns, horizon_ns = upcoming()
+        steps, idle, tokens = 0, progress.idle_steps, batch.tokens
+        start_ns, end_ns, row = flight.start_ns, flight.end_ns, flight.row
+        under_way: Step | None = None
         batch.now_ns, course.ended = now_ns, []
-        cohort.recruit()
-        while (blocked := self._goes_on()) >= 0:
-            decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
-            composed = self._compose(decodes, context, blocked)
+        while self._goes_on():
+            batch.busy_until_ns = end_ns
+            composed = self._compose()
             batch.now_ns = end_ns
-            if not steps:
-                scheduler.settle(batch, plan, end_ns)
-            elif ended := cohort.book(number):
-                scheduler.last_tokens(batch, ended)
-            row = completed_row(row, start_ns, end_ns, finished=len(batch.ended))
-            course.recorder.packed(row)
+            if under_way is None:
+                course.scheduler.settle(batch, flight.plan, end_ns)
+            else:
+                self._settle(under_way)
+            course.recorder.packed(completed_row(row, start_ns, end_ns, finished=len(batch.ended)))
             steps += 1
-            number, row, start_ns = decodes, composed, end_ns
-            end_ns += course.cost.decode_ns(decodes, context)
+            under_way, row, start_ns = composed, composed.row, end_ns
+            end_ns += composed.computing_ns
+            idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
+            tokens = batch.tokens
             if batch.ended:
                 course.ended += batch.ended
                 batch.ended = []
                 if course.listens:
                     break
-            if start_ns >= cut_ns or steps >= MOST_STEPS:
+            if start_ns >= horizon_ns or steps >= MOST_STEPS or idle >= progress.patience_steps:
                 break
-        if not steps:
+            if next_ns <= start_ns:
+                next_ns = course.arrivals(start_ns)
+                if batch.ended:
+                    break  # They were turned away.
+        if under_way is None:
             return 0, flight
         batch.busy_until_ns = end_ns
-        plan = Plan()
-        plan.run_together(number, cohort.members)
-        plan.decode_seqs = plan.batched_tokens = plan.samples = number
-        plan.context_tokens = context
-        cohort.flying.append(plan)
-        return steps, Flight(plan, start_ns, end_ns, (0, 0), row)
+        progress.steps, progress.idle_steps = progress.steps + steps, idle
+        return steps, Flight(self._plan(under_way), start_ns, end_ns, (0, 0), row)
 
-    def _compose(self, decodes: int, context_tokens: int, blocked: int) -> bytes:
-        """Compose a step of so many members; returns its row, but for times and who finishes."""
-        batch, cohort = self._course.batch, self._course.cohort
-        cohort.grow(decodes)
-        cohort.compose(decodes)
-        if blocked:
-            batch.waiting[0].blocked_steps += 1
-        used, cached, free, cpu, empty, stranded = batch.blocks.census()
-        return step_row(
+    # -- before a step ---------------------------------------------------------------------------
+
+    def _goes_on(self) -> bool:
+        """Whether the next step can be worked out here; if not, `why_not` says why."""
+        course, batch, cohort = self._course, self._course.batch, self._course.cohort
+        cohort.seat()
+        cohort.recruit()
+        if not self._intake.one_prompt():
+            self.why_not = "several prompts are under way"
+            return False
+        number = len(cohort.requests) - len(cohort.sitting)
+        if not number and not batch.others:
+            self.why_not = "nobody decodes"
+            return False
+        left = batch.blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
+        if left < 0 or not self._intake.fits(left, number):
+            self.why_not = "blocks run short"
+            return False
+        if batch.others and number >= course.terms.max_num_batched_tokens:
+            self.why_not = "no tokens are left for a prompt"
+            return False
+        return True
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def _compose(self) -> Step:
+        """Compose the next step."""
+        course, cohort, intake = self._course, self._course.cohort, self._intake
+        batch, plan = course.batch, course.begin()
+        decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
+        if decodes:
+            cohort.given = 0
+            cohort.grow(decodes)
+            cohort.compose(decodes)
+        plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = decodes
+        plan.context_tokens = context
+        running = batch.num_running
+        chunks = intake.continued() if batch.others else []
+        if batch.waiting:
+            admitted = intake.admit(running, sure=False)
+            batch.others.extend([request for request, _, _ in admitted])
+            running += len(admitted)
+            chunks += admitted
+        sampling: list[Request] = []
+        computed = cached = 0
+        if chunks:
+            computed, cached = intake.run(chunks), intake.cached_tokens
+            sampling = self._book(chunks)
+            computing_ns = course.cost.step_ns(plan)
+        else:
+            computing_ns = course.cost.decode_ns(decodes, context)
+        used, idle, free, cpu, empty, stranded = batch.blocks.census()
+        row = step_row(
+            prefill_seqs=len(chunks),
+            prefill_tokens=computed,
+            cached_tokens=cached,
             decode_seqs=decodes,
-            context_tokens=context_tokens,
-            batched_tokens=decodes,
+            context_tokens=context,
+            batched_tokens=plan.batched_tokens,
             waiting=len(batch.waiting),
-            running=len(cohort.requests),
+            running=running,
             used_blocks=used,
-            cached_blocks=cached,
+            cached_blocks=idle,
             free_blocks=free,
             cpu_used_blocks=cpu,
             empty_slots=empty,
             stranded_blocks=stranded,
-            blocked=blocked,
+            blocked=plan.blocked,
         )
+        return Step(decodes, context, chunks, sampling, row, computing_ns)
 
-    def _goes_on(self) -> int:
-        """Why nobody is admitted to the next step (index into `kvsim.schema.BLOCKED`), or 0 where
-        nobody waits; -1: it is not a decode step of the cohort (`why_not`)."""
-        batch, cohort, terms = self._course.batch, self._course.cohort, self._course.terms
-        if batch.others:
-            self.why_not = "a prompt is under way"
-            return -1
-        cohort.seat()
-        blocks = batch.blocks
-        number = len(cohort.requests) - len(cohort.sitting)
-        free = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-        if not number or free <= 0:
-            self.why_not = "blocks run short" if number else "nobody decodes"
-            return -1
-        cohort.given = 0
-        if not batch.waiting:
-            return 0
-        length = batch.waiting[0].sequences[0].length
-        need = -(-length // cohort.size)
-        if blocks.needs_keys:
-            # Hits would save blocks, but neither slots nor budget that there are not.
-            free, need = maxsize, 0
-        asked = asked_tokens(terms, length, number)
-        self.why_not = "somebody is admitted"
-        return terms.refusal(blocks, free, need, asked, number, len(cohort.requests)) or -1
+    def _book(self, chunks: list[Chunk]) -> list[Request]:
+        """Chunks of prompts count as computed from now on; returns who gets a token."""
+        sampling = []
+        for request, tokens, _ in chunks:
+            sequence = request.sequences[0]
+            sequence.computed += tokens
+            if sequence.computed == sequence.length:
+                sequence.placeholders += 1
+                sampling.append(request)
+        return sampling
+
+    def _settle(self, step: Step) -> None:
+        """The tokens of a step exist."""
+        batch, cohort = self._course.batch, self._course.cohort
+        for request in step.sampling:
+            batch.landed(request.sequences[0])
+        if step.decodes and (ended := cohort.book(step.decodes)):
+            self._course.scheduler.last_tokens(batch, ended)
+        over = False
+        for request in step.sampling:
+            if batch.token(request.sequences[0]):
+                batch.complete(request)
+                over = True
+        if over:
+            batch.remove_ended()
+
+    def _plan(self, step: Step) -> Plan:
+        """The plan of the step that is under way when the scheduler takes over."""
+        cohort, plan = self._course.cohort, Plan()
+        if step.decodes:
+            plan.run_together(step.decodes, cohort.members)
+            cohort.flying.append(plan)
+        plan.decode_seqs, plan.context_tokens = step.decodes, step.context_tokens
+        plan.samples = step.decodes + len(step.sampling)
+        plan.singles = [
+            (request, tokens, request in step.sampling) for request, tokens, _ in step.chunks
+        ]
+        plan.batched_tokens = step.decodes + sum([charged for _, _, charged in step.chunks])
+        return plan

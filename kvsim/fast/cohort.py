@@ -349,6 +349,10 @@ class Cohort:
                 known = _known(self.requests[request], step, settled)
                 self.blocks.publish(request.sequences[0], known)
 
+    def publishes(self, step: int) -> bool:
+        """Whether blocks that others may look for are opened or filled in a step."""
+        return bool(self.awaited) and not self.awaited.isdisjoint(self._at_edges(step))
+
     def _at_edges(self, step: int) -> list[Request]:
         """Members that open or fill a block in a step, in running order."""
         opening, filling = self.phases[step % self.size], self.phases[(step + 1) % self.size]

@@ -47,6 +47,10 @@ class Decodes:
         batch, cohort, course = self._batch, self._cohort, self._course
         start_ns, first, number = batch.now_ns, cohort.composed, len(cohort.requests)
         due = self._steps_to_end()
+        if blocked and cohort.awaited:
+            # Whoever waits may find more hits then.
+            later = (step for step in range(1, due) if cohort.publishes(cohort.composed + step))
+            due = next(later, due)
         census = batch.blocks.census()
         ends_ns: list[int] = []
         if due >= LONG_STEPS:
