@@ -79,9 +79,9 @@ class SpannedStream(Stream, Protocol):
     salt: int
     """Offset of every key; 0 without a salt."""
 
-    def spans(self, first: int, last: int, block_size: int) -> list[Span]:
-        """The full blocks `first .. last - 1` in spans. Their keys may be others than those of
-        `keys`, but they are equal where those are."""
+    def spans(self, block_size: int) -> list[Span]:
+        """All full blocks in spans, those of tokens that do not exist yet included. Their keys may
+        be others than those of `keys`, but they are equal where those are."""
         ...
 
     @property
@@ -138,7 +138,7 @@ class Sequence:
         self.keys: list[int] = []
         """Keys of the leading full blocks, extended when needed."""
         self.spans: list[Span] = []
-        """The leading full blocks in spans, extended when needed."""
+        """Its full blocks in spans, once they were asked for."""
         self.seen = 0
         """Leading blocks known to be computed (prefix caching)."""
         self.gap = False
@@ -166,21 +166,15 @@ class Sequence:
             keys.extend(stream.keys(len(keys), number, block_size))
         return keys if len(keys) == number else keys[:number]
 
-    def block_spans(self, number: int, block_size: int) -> list[Span]:
-        """At least the first `number` full blocks of known tokens, in spans.
+    def block_spans(self, block_size: int) -> list[Span]:
+        """All its full blocks in spans, those of tokens that do not exist yet included: for the
+        books alone, not for policies.
 
         Always to be asked with the same block size.
         """
-        spans = self.spans
-        first = spans[-1][1] if spans else 0
-        if first < number:
-            stream = cast(SpannedStream, self.identities(number * block_size))
-            more = stream.spans(first, number, block_size)
-            if spans and spans[-1][2] == more[0][2]:
-                _, last, offset = more[0]
-                more[0] = spans.pop()[0], last, offset
-            spans += more
-        return spans
+        if not self.spans:
+            self.spans = cast(SpannedStream, self._stream).spans(block_size)
+        return self.spans
 
     @property
     def shared_tokens(self) -> int:

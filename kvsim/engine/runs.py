@@ -163,7 +163,7 @@ class RunPool(CountPool):
         that of these spans."""
         at, size, depth = self._at, self._block_size, first
         known = True
-        for _, end, offset in spans:
+        for _, end, offset in spans[-1:] if spans[-1][0] <= first else spans:
             stop = end if end < last else last
             while depth < stop:
                 run = at.get(depth * size + offset) if known else None

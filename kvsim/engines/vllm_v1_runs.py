@@ -57,15 +57,14 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
 
     def match(self, sequence: Sequence) -> list[int]:
         number = (sequence.length - self.full_hit.withheld) // self.block_size
-        spans = sequence.block_spans(number, self.block_size)
-        return cast(_Blocks, self.gpu.find(spans, number))
+        return cast(_Blocks, self.gpu.find(sequence.block_spans(self.block_size), number))
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
-        blocks = -(-upto // self.block_size)
+        blocks, found = -(-upto // self.block_size), len(hits)
         if not self.hits_save.blocks:
-            return max(blocks, len(hits))
-        idle = cast(Hits, hits).idle if hits else 0
-        return max(blocks - len(hits) - len(sequence.table), 0) + idle
+            return max(blocks, found)
+        idle = cast(Hits, hits).idle if found else 0
+        return max(blocks - found - len(sequence.table), 0) + idle
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
         self._lookups += (sequence.length - self.full_hit.withheld) // self.block_size
@@ -80,7 +79,7 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
     def publish(self, sequence: Sequence, upto: int) -> None:
         first, last = sequence.published, upto // self.block_size
         if last > first:
-            spans = sequence.block_spans(last, self.block_size)
+            spans = sequence.block_spans(self.block_size)
             self.gpu.label(self._runs[sequence], spans, first, last)
             sequence.published = last
 

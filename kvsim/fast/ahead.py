@@ -101,22 +101,24 @@ class Ahead:
         """Whether the next step can be worked out here; if not, `why_not` says why."""
         course, batch, cohort = self._course, self._course.batch, self._course.cohort
         cohort.seat()
-        cohort.recruit()
-        if not self._intake.one_prompt():
-            self.why_not = "several prompts are under way"
-            return False
+        others = batch.others
+        if others:
+            cohort.recruit()
         number = len(cohort.requests) - len(cohort.sitting)
-        if not number and not batch.others:
-            self.why_not = "nobody decodes"
-            return False
         left = batch.blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-        if left < 0 or not self._intake.fits(left, number):
-            self.why_not = "blocks run short"
+        self.why_not = "blocks run short"
+        if left < 0:
             return False
-        if batch.others and number >= course.terms.max_num_batched_tokens:
+        if others:
+            if not self._intake.one_prompt():
+                self.why_not = "several prompts are under way"
+                return False
+            if not self._intake.fits(left, number):
+                return False
             self.why_not = "no tokens are left for a prompt"
-            return False
-        return True
+            return number < course.terms.max_num_batched_tokens
+        self.why_not = "nobody decodes"
+        return number > 0
 
     # -- a step ----------------------------------------------------------------------------------
 

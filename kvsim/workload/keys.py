@@ -114,18 +114,22 @@ class SpanStream:
         """Keys: tokens are known by their prefix only."""
         return self.keys(first, last, block_size)
 
-    def spans(self, first: int, last: int, block_size: int) -> list[Span]:
-        """The blocks `first .. last - 1` by the arithmetic of their keys, in order."""
+    def spans(self, block_size: int) -> list[Span]:
+        """All blocks by the arithmetic of their keys, in order; the last span has no end."""
+        offset = self._offsets[-1] + block_size - 1 + self.salt
+        if self._base is None and len(self._stops) == 1:
+            return [(0, maxsize, offset)]
         found: list[Span] = []
+        last = maxsize
         stream: SpanStream | TokenStream | None = self
-        while isinstance(stream, SpanStream) and first < last:
-            own = max(first, stream._keep // block_size)
+        while isinstance(stream, SpanStream) and last:
+            own = stream._keep // block_size
             if own < last:
                 found[:0] = block_spans(own, last, block_size, stream._stops, stream._offsets)
                 last = own
             stream = stream._base
-        if isinstance(stream, TokenStream) and first < last:
-            found[:0] = stream.content_spans(first, last, block_size)
+        if isinstance(stream, TokenStream) and last:
+            found[:0] = stream.content_spans(last, block_size)
         return joined(found, self.salt)
 
     def inherit(self, tokens: int) -> None:
@@ -269,21 +273,21 @@ class TokenStream:
             keys.append(_DIGESTS + xxh64_intdigest(tokens))
         return [*keys[first:known], *self._own(max(first, known), last, block_size)]
 
-    def spans(self, first: int, last: int, block_size: int) -> list[Span]:
-        """The blocks `first .. last - 1` by the arithmetic of numbers that stand for their digests,
-        in order; streams without shared `numbers` cannot be compared."""
-        return joined(self.content_spans(first, last, block_size), self.salt)
+    def spans(self, block_size: int) -> list[Span]:
+        """All blocks by the arithmetic of numbers that stand for their digests, in order; the last
+        span has no end. Streams without shared `numbers` cannot be compared."""
+        return joined(self.content_spans(maxsize, block_size), self.salt)
 
-    def content_spans(self, first: int, last: int, block_size: int) -> list[Span]:
-        """As `spans`, without the salt, neighbours not joined."""
-        known = min(last, self._known(last * block_size) // block_size)
+    def content_spans(self, last: int, block_size: int) -> list[Span]:
+        """The first `last` blocks as `spans`, without the salt, neighbours not joined."""
+        assert self._next_token is None, "some tokens are not known yet"
+        known = min(last, len(self._tokens) // block_size)
         numbers, found = self._numbers, list[Span]()
-        for block, key in enumerate(self.content_keys(first, known, block_size), first):
+        for block, key in enumerate(self.content_keys(0, known, block_size)):
             number = numbers.setdefault(key, len(numbers))
             found.append((block, block + 1, _DIGESTS + (number - block) * block_size))
-        if max(first, known) < last:
-            own = _unique_offset(self._row) - 1 + block_size
-            found.append((max(first, known), last, own))
+        if known < last:
+            found.append((known, last, _unique_offset(self._row) - 1 + block_size))
         return found
 
     def inherit(self, tokens: int) -> None:

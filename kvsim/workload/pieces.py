@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from kvsim.engine.request import Piece, Span
 
@@ -33,7 +34,7 @@ def block_spans(
     span = -1
     while first < last:
         span = bisect_right(stops, (first + 1) * block_size - 1, span + 1)
-        stop = int(min(stops[span], last * block_size)) // block_size
+        stop = last if stops[span] == inf else min(int(stops[span]) // block_size, last)
         found.append((first, stop, offsets[span] + block_size - 1))
         first = stop
     return found

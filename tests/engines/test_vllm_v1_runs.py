@@ -24,9 +24,13 @@ Pair = tuple[Sequence, Sequence]
 """A sequence of the tables block by block, and the same of those in runs."""
 
 
-def span_keys(spans: list[Span], size: int) -> list[int]:
-    """The key of each block."""
-    return [block * size + offset for first, last, offset in spans for block in range(first, last)]
+def span_keys(spans: list[Span], size: int, number: int) -> list[int]:
+    """The keys of the first `number` blocks."""
+    return [
+        block * size + offset
+        for first, last, offset in spans
+        for block in range(first, min(last, number))
+    ]
 
 
 class Twins:
@@ -90,8 +94,7 @@ class Twins:
         for one, other in self.pairs:
             number = one.length // self.size
             keys = one.block_keys(number, self.size)
-            spans = other.block_spans(number, self.size)
-            known = span_keys(spans, self.size)[:number]
+            known = span_keys(other.block_spans(self.size), self.size, number)
             for key, its in zip(keys, known, strict=True):
                 assert alike.setdefault(key, its) == its
         assert len(set(alike.values())) == len(alike), "two contents have one key"
