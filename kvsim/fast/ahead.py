@@ -11,14 +11,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import sub
 from typing import NamedTuple
 
 from kvsim.engine.loop import Progress
 from kvsim.engine.plan import Flight, Plan
 from kvsim.engine.request import Request
 from kvsim.fast.course import MOST_STEPS, Course
+from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Chunk, Intake
 from kvsim.schema import completed_row, step_row
+
+FEW_STEPS = 3
+"""Fewer steps that are alike are taken one by one."""
 
 
 class Step(NamedTuple):
@@ -39,9 +44,12 @@ class Step(NamedTuple):
 class Ahead:
     """Takes steps where one step is under way whenever the next one is composed."""
 
-    def __init__(self, course: Course, intake: Intake) -> None:
+    def __init__(self, course: Course, intake: Intake, decodes: Decodes) -> None:
         self._course = course
         self._intake = intake
+        self._decodes = decodes
+        self._start_ns = self._end_ns = 0
+        """Of the step that is under way."""
         self.why_not = ""
         """Why there is no such step next."""
 
@@ -61,23 +69,28 @@ class Ahead:
         course, batch = self._course, self._course.batch
         next_ns, horizon_ns = upcoming()
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
-        start_ns, end_ns, row = flight.start_ns, flight.end_ns, flight.row
-        under_way: Step | None = None
+        self._start_ns, self._end_ns, row = flight.start_ns, flight.end_ns, flight.row
+        step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
         while self._goes_on():
-            batch.busy_until_ns = end_ns
-            composed = self._compose()
-            batch.now_ns = end_ns
-            if under_way is None:
-                course.scheduler.settle(batch, flight.plan, end_ns)
+            if step is not None and (alike := self._alike(min(next_ns, horizon_ns)))[0]:
+                steps += len(alike[0])
+                step = self._take_alike(step, *alike)
             else:
-                self._settle(under_way)
-            course.recorder.packed(completed_row(row, start_ns, end_ns, finished=len(batch.ended)))
-            steps += 1
-            under_way, row, start_ns = composed, composed.row, end_ns
-            end_ns += composed.computing_ns
+                following = self._compose()
+                batch.now_ns = self._end_ns
+                if step is None:
+                    course.scheduler.settle(batch, flight.plan, self._end_ns)
+                else:
+                    self._settle(step)
+                row = row if step is None else step.row
+                row = completed_row(row, self._start_ns, self._end_ns, finished=len(batch.ended))
+                course.recorder.packed(row)
+                steps += 1
+                step, self._start_ns = following, self._end_ns
+                self._end_ns += following.computing_ns
             idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
-            tokens = batch.tokens
+            tokens, start_ns = batch.tokens, self._start_ns
             if batch.ended:
                 course.ended += batch.ended
                 batch.ended = []
@@ -89,11 +102,11 @@ class Ahead:
                 next_ns = course.arrivals(start_ns)
                 if batch.ended:
                     break  # They were turned away.
-        if under_way is None:
+        if step is None:
             return 0, flight
-        batch.busy_until_ns = end_ns
+        batch.busy_until_ns = self._end_ns
         progress.steps, progress.idle_steps = progress.steps + steps, idle
-        return steps, Flight(self._plan(under_way), start_ns, end_ns, (0, 0), row)
+        return steps, Flight(self._plan(step), self._start_ns, self._end_ns, (0, 0), step.row)
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -126,6 +139,7 @@ class Ahead:
         """Compose the next step."""
         course, cohort, intake = self._course, self._course.cohort, self._intake
         batch, plan = course.batch, course.begin()
+        batch.busy_until_ns = self._end_ns
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
         if decodes:
             cohort.given = 0
@@ -193,6 +207,83 @@ class Ahead:
                 over = True
         if over:
             batch.remove_ended()
+
+    # -- many that are alike ---------------------------------------------------------------------
+
+    def _alike(self, cut_ns: float) -> tuple[list[int], list[int], int]:
+        """The next decode steps, where there are some that are all composed alike before `cut_ns`:
+        when they end, the blocks that they open, and why nobody is admitted; empty: none are."""
+        course, batch, cohort = self._course, self._course.batch, self._course.cohort
+        terms, blocks, end_ns, blocked, floor = course.terms, batch.blocks, self._end_ns, 0, 0
+        none = list[int](), list[int](), 0
+        # About as long as the step before.
+        soon_ns = end_ns + 3 * (end_ns - self._start_ns)
+        if batch.others or cohort.sitting or soon_ns >= cut_ns:
+            return none
+        due = self._decodes.steps_to_end(0)
+        if due < FEW_STEPS:
+            return none
+        if batch.waiting:
+            number = len(cohort.requests)
+            left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
+            _, _, _, asked, need = terms.ask(blocks, batch.waiting[0].sequences[0], number)
+            blocked = terms.refusal(blocks, left, need, asked, number, number)
+            if not blocked or cohort.publishes(cohort.composed):
+                return none
+            due, floor = self._decodes.steps_to_end(blocked), terms.least_free(blocked, need)
+        ends_ns, opened = self._decodes.times(end_ns, floor, cut_ns, due)
+        return (ends_ns, opened, blocked) if len(ends_ns) >= FEW_STEPS else none
+
+    def _take_alike(self, step: Step, ends_ns: list[int], opened: list[int], blocked: int) -> Step:
+        """Compose these steps, and settle all but the last, and the step under way before; returns
+        the last."""
+        course, batch, cohort = self._course, self._course.batch, self._course.cohort
+        first, number, steps = cohort.composed, len(cohort.requests), len(ends_ns)
+        batch.now_ns = self._end_ns
+        self._settle(step)
+        course.recorder.packed(completed_row(step.row, self._start_ns, self._end_ns))
+        row = self._row(number, cohort.context_tokens, blocked, self._end_ns)
+        course.recorder.decodes(row, ends_ns[:-1], opened[:-1])
+        batch.now_ns = ends_ns[0]
+        cohort.count_gaps(number, first)
+        batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
+        for place in range(first, first + steps if cohort.awaited else first):
+            cohort.publish(place, place - 1)
+        batch.blocks.open_together(sum(opened), steps * number)
+        batch.tokens += (steps - 1) * number
+        cohort.context_tokens += steps * number
+        cohort.composed += steps
+        cohort.settled, cohort.settled_then = cohort.composed - 1, cohort.composed - 2
+        cohort.together_steps += steps
+        self._start_ns, self._end_ns = ends_ns[-2:]
+        batch.now_ns = cohort.token_ns = self._start_ns
+        cohort.composed_ns = ends_ns[-3]
+        if blocked:
+            batch.waiting[0].blocked_steps += steps
+        context = cohort.context_tokens - number
+        return Step(number, context, [], [], self._row(number, context, blocked), 0)
+
+    def _row(self, decodes: int, context_tokens: int, blocked: int, start_ns: int = 0) -> bytes:
+        """A step without prompts."""
+        batch = self._course.batch
+        used, cached, free, cpu, empty, stranded = batch.blocks.census()
+        return step_row(
+            start_ns=start_ns,
+            decode_seqs=decodes,
+            context_tokens=context_tokens,
+            batched_tokens=decodes,
+            waiting=len(batch.waiting),
+            running=decodes,
+            used_blocks=used,
+            cached_blocks=cached,
+            free_blocks=free,
+            cpu_used_blocks=cpu,
+            empty_slots=empty,
+            stranded_blocks=stranded,
+            blocked=blocked,
+        )
+
+    # --------------------------------------------------------------------------------------------
 
     def _plan(self, step: Step) -> Plan:
         """The plan of the step that is under way when the scheduler takes over."""

@@ -42,7 +42,7 @@ class Repeat:
         self._decodes = Decodes(course)
         self._intake = Intake(course)
         self._prompts = Prompts(course, self._intake, endings)
-        self._ahead = Ahead(course, self._intake)
+        self._ahead = Ahead(course, self._intake, self._decodes)
         self.stretches = 0
         self.repeated_steps = 0
         """Steps that were taken here, in so many stretches."""
