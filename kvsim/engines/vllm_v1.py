@@ -147,10 +147,9 @@ class VllmV1(Scheduler):
             request = waiting[0]
             sequence = request.sequences[0]
             assert not sequence.placeholders, "a step from before its preemption is in flight"
-            hits, saved, tokens, asked, need = _NOTHING
             used, running = self.max_num_batched_tokens - self._budget, batch.num_running
-            if self._budget and running < self.max_num_seqs:
-                hits, saved, tokens, asked, need = self.ask(blocks, sequence, self._budget, most)
+            asks = self.ask(blocks, sequence, self._budget, running, most)
+            hits, saved, tokens, asked, need = asks
             plan.blocked = self.refusal(blocks, blocks.gpu.free, need, asked, used, running)
             if plan.blocked:
                 request.blocked_steps += 1
@@ -185,9 +184,12 @@ class VllmV1(Scheduler):
 
     # -- rules -----------------------------------------------------------------------------------
 
-    def ask(self, blocks: Tables, sequence: Sequence, left: int, most: int) -> Asked:
+    def ask(self, blocks: Tables, sequence: Sequence, left: int, running: int, most: int) -> Asked:
         """What the head of the waiting queue asks for in a step with so many tokens `left`, of
-        which a request may take on `most`."""
+        which a request may take on `most`, beside so many running requests; nothing where tokens or
+        slots are used up."""
+        if not left or running >= self.max_num_seqs:
+            return _NOTHING
         hits = blocks.match(sequence)
         saved = blocks.hit_tokens(sequence, hits) if blocks.hits_save.charged else 0
         tokens = min(sequence.length - saved, most)

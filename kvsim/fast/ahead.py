@@ -226,7 +226,8 @@ class Ahead:
         if batch.waiting:
             number = len(cohort.requests)
             left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-            _, _, _, asked, need = terms.ask(blocks, batch.waiting[0].sequences[0], number)
+            head = batch.waiting[0].sequences[0]
+            _, _, _, asked, need = terms.ask(blocks, head, number, number)
             blocked = terms.refusal(blocks, left, need, asked, number, number)
             if not blocked or cohort.publishes(cohort.composed):
                 return none

@@ -85,9 +85,9 @@ class Intake:
             sequence = request.sequences[0]
             if gives_up and sequence.length > longest and course.ignore_head():
                 continue
-            hits, saved, tokens, asked, need = ask(blocks, sequence, charged)
+            seqs = running + len(admitted)
+            hits, saved, tokens, asked, need = ask(blocks, sequence, charged, seqs)
             if not sure:
-                seqs = running + len(admitted)
                 plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, charged, seqs)
                 if plan.blocked:
                     request.blocked_steps += 1

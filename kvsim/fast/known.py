@@ -74,8 +74,9 @@ class Terms(NamedTuple):
     after_preemption: int
     """Where steps are mixed: the reason (index into `kvsim.schema.BLOCKED`) for which a step with a
     preemption admits nobody; 0: it may admit."""
-    ask: Callable[[Tables, Sequence, int], Asked]
-    """What a waiting request asks for in a step with so many tokens (`kvsim.engine.scheduler`)."""
+    ask: Callable[[Tables, Sequence, int, int], Asked]
+    """What a waiting request asks for in a step with so many tokens, beside so many running ones
+    (`kvsim.engine.scheduler`)."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
     """Why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""
     turns_away: Callable[[Tables, int, int], str]
@@ -133,7 +134,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
 
     most, size, chunked = scheduler.max_num_batched_tokens, blocks.block_size, scheduler.chunked
 
-    def ask(blocks: Tables, sequence: Sequence, used: int) -> Asked:
+    def ask(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
         length = sequence.length
         left = most - used
         # It asks for more than is left where that is nothing.
@@ -176,8 +177,8 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
 
     most, longest = scheduler.max_num_batched_tokens, scheduler.max_model_len
 
-    def ask(blocks: Tables, sequence: Sequence, used: int) -> Asked:
-        return scheduler.ask(blocks, sequence, most - used, longest)
+    def ask(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
+        return scheduler.ask(blocks, sequence, most - used, running, longest)
 
     def least_free(blocked: int, need: int) -> int:
         # Blocks are looked at last. (Hits that are evicted save no blocks: they are not in use.)

@@ -160,7 +160,7 @@ class Repeat:
             return self._decodes.take_one(0)  # Nobody is admitted beside one who gives way.
         if waiting and not batch.others:
             used = number if terms.mixes else 0
-            _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used)
+            _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used, number)
             room = left if terms.mixes else free
             blocked = terms.refusal(blocks, room, need, asked, used, number)
         if blocked and cohort.publishes(cohort.composed):
