@@ -248,8 +248,8 @@ class Ahead:
         batch.now_ns = ends_ns[0]
         cohort.count_gaps(number, first)
         batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
-        for place in range(first, first + steps if cohort.awaited else first):
-            cohort.publish(place, place - 1)
+        if cohort.awaited:
+            cohort.publish_all(first, first + steps, 1)
         batch.blocks.open_together(sum(opened), steps * number)
         batch.tokens += (steps - 1) * number
         cohort.context_tokens += steps * number

@@ -349,6 +349,17 @@ class Cohort:
                 known = _known(self.requests[request], step, settled)
                 self.blocks.publish(request.sequences[0], known)
 
+    def publish_all(self, first: int, last: int, in_flight: int) -> None:
+        """`publish` for the steps `first .. last - 1`, each composed when so many before it were
+        under way."""
+        opening = {
+            (m.joined - m.filled) % self.size for m in map(self.requests.__getitem__, self.awaited)
+        }
+        edges = opening | {(step - 1) % self.size for step in opening}
+        for step in range(first, last):
+            if step % self.size in edges:
+                self.publish(step, step - in_flight)
+
     def publishes(self, step: int) -> bool:
         """Whether blocks that others may look for are opened or filled in a step."""
         return bool(self.awaited) and not self.awaited.isdisjoint(self._at_edges(step))

@@ -168,8 +168,7 @@ class Decodes:
         cohort.settled_then = cohort.composed - 1
         cohort.composed_ns = start_ns
         if cohort.awaited:
-            for step in range(cohort.composed - steps, cohort.composed):
-                cohort.publish(step, step)
+            cohort.publish_all(cohort.composed - steps, cohort.composed, 0)
         batch.now_ns = cohort.token_ns = ends_ns[-1]
         cohort.together_steps += steps
 
