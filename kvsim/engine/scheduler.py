@@ -13,26 +13,19 @@ nothing is overridden that they stand for (`kvsim.fast.known`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
 
+Asked = tuple[list[int], int, int, int, int]
+"""What a waiting request asks for:
 
-class Asked(NamedTuple):
-    """What a waiting request asks for."""
-
-    hits: list[int]
-    """What `Tables.match` returned."""
-    saved: int
-    """Tokens that are not charged to the token budget because of hits."""
-    tokens: int
-    """Tokens that are, if it is admitted."""
-    asked: int
-    """Tokens that must fit the rest of the token budget where prompts are not cut."""
-    need: int
-    """Free blocks that it must find."""
+1. its hits, as `Tables.match` returned them;
+2. the tokens that are not charged to the token budget because of hits;
+3. the tokens that are, if it is admitted;
+4. the tokens that must fit the rest of the budget where prompts are not cut;
+5. the free blocks that it must find.
+"""
 
 
 class Scheduler:

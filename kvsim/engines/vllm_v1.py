@@ -24,7 +24,7 @@ from kvsim.schema import BLOCKED
 SLOTS, TOKENS, BLOCKS, WATERMARK, PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")
 )
-_NOTHING = Asked([], 0, 0, 0, 0)
+_NOTHING: Asked = ([], 0, 0, 0, 0)
 
 
 class VllmV1(Scheduler):
@@ -196,7 +196,7 @@ class VllmV1(Scheduler):
         asked = tokens if blocks.hits_save.tested else saved + tokens
         tokens = min(tokens, left)
         upto = sequence.length if self.reserve_full_isl else saved + tokens
-        return Asked(hits, saved, tokens, asked, blocks.need(sequence, upto, hits))
+        return hits, saved, tokens, asked, blocks.need(sequence, upto, hits)
 
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int

@@ -51,6 +51,10 @@ MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
 filled."""
 
 
+Ask = Callable[[Tables, Sequence, int, int], Asked]
+"""What a waiting request asks for in a step with so many tokens, beside so many running ones."""
+
+
 class Terms(NamedTuple):
     """What the steps of a scheduler have in common as long as nothing out of the ordinary comes up:
     requests of one sequence are admitted in order, decode together, and give way from the tail."""
@@ -74,9 +78,8 @@ class Terms(NamedTuple):
     after_preemption: int
     """Where steps are mixed: the reason (index into `kvsim.schema.BLOCKED`) for which a step with a
     preemption admits nobody; 0: it may admit."""
-    ask: Callable[[Tables, Sequence, int, int], Asked]
-    """What a waiting request asks for in a step with so many tokens, beside so many running ones
-    (`kvsim.engine.scheduler`)."""
+    ask: Ask
+    """What a waiting request asks for."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
     """Why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""
     turns_away: Callable[[Tables, int, int], str]
@@ -132,15 +135,6 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         # Blocks are looked at first; with fewer, their lack is the reason.
         return {BLOCKS: 0, WATERMARK: need}.get(blocked, need + watermark_blocks)
 
-    most, size, chunked = scheduler.max_num_batched_tokens, blocks.block_size, scheduler.chunked
-
-    def ask(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
-        length = sequence.length
-        left = most - used
-        # It asks for more than is left where that is nothing.
-        tokens = left if chunked and 0 < left < length else length
-        return Asked(_NO_HITS, 0, tokens, tokens, -(-length // size))
-
     def undisturbed(batch: Batch) -> bool:
         if batch.aside:
             return False
@@ -158,7 +152,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         spare=blocks.spare_block,
         requeue=scheduler.requeue if recomputes and not scheduler.chunked else None,
         after_preemption=0,
-        ask=ask,
+        ask=_ask_without_hits(scheduler, blocks),
         refusal=scheduler.refusal,
         turns_away=scheduler.turns_away,
         least_free=least_free,
@@ -177,7 +171,7 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
 
     most, longest = scheduler.max_num_batched_tokens, scheduler.max_model_len
 
-    def ask(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
+    def ask_with_hits(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
         return scheduler.ask(blocks, sequence, most - used, running, longest)
 
     def least_free(blocked: int, need: int) -> int:
@@ -194,12 +188,25 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
         spare=False,
         requeue=scheduler.requeue,
         after_preemption=PREEMPTED,
-        ask=ask,
+        ask=ask_with_hits if blocks.needs_keys else _ask_without_hits(scheduler, blocks),
         refusal=scheduler.refusal,
         turns_away=lambda blocks, tokens, need: "",
         least_free=least_free,
         undisturbed=lambda batch: True,
     )
+
+
+def _ask_without_hits(scheduler: Scheduler, blocks: Tables) -> Ask:
+    most, size, chunked = scheduler.max_num_batched_tokens, blocks.block_size, scheduler.chunked
+
+    def ask(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
+        length = sequence.length
+        left = most - used
+        # It asks for more than is left where that is nothing.
+        tokens = left if chunked and 0 < left < length else length
+        return _NO_HITS, 0, tokens, tokens, -(-length // size)
+
+    return ask
 
 
 TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {

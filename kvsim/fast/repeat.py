@@ -163,7 +163,7 @@ class Repeat:
             _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used, number)
             room = left if terms.mixes else free
             blocked = terms.refusal(blocks, room, need, asked, used, number)
-        if blocked and cohort.publishes(cohort.composed):
+        if blocked and cohort.awaited and cohort.publishes(cohort.composed):
             self._why_not = "a block fills that others may hit"
             return 0
         if batch.others or (waiting and not blocked):
