@@ -25,6 +25,8 @@ from kvsim.schema import completed_row, step_row
 FEW_STEPS = 3
 """Fewer steps that are alike are taken one by one."""
 
+_NONE: tuple[list[int], list[int], int] = ([], [], 0)
+
 
 class Step(NamedTuple):
     """A step that is under way."""
@@ -73,7 +75,12 @@ class Ahead:
         step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
         while self._goes_on():
-            if step is not None and (alike := self._alike(min(next_ns, horizon_ns)))[0]:
+            alike = _NONE
+            # The next steps take about as long as the one before.
+            soon_ns = 4 * self._end_ns - 3 * self._start_ns
+            if soon_ns < next_ns and soon_ns < horizon_ns and step is not None:
+                alike = self._alike(min(next_ns, horizon_ns))
+            if step is not None and alike[0]:
                 steps += len(alike[0])
                 step = self._take_alike(step, *alike)
             else:
@@ -137,14 +144,23 @@ class Ahead:
 
     def _compose(self) -> Step:
         """Compose the next step."""
-        course, cohort, intake = self._course, self._course.cohort, self._intake
-        batch, plan = course.batch, course.begin()
+        course, cohort = self._course, self._course.cohort
+        batch = course.batch
         batch.busy_until_ns = self._end_ns
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
         if decodes:
             cohort.given = 0
             cohort.grow(decodes)
             cohort.compose(decodes)
+        if batch.others or batch.waiting:
+            return self._compose_prompts(decodes, context)
+        row = self._row(decodes, context, 0)
+        return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+
+    def _compose_prompts(self, decodes: int, context: int) -> Step:
+        """Compose the rest of a step with so many decodes: chunks of prompts, if it has any."""
+        course, intake = self._course, self._intake
+        batch, plan = course.batch, course.begin()
         plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = decodes
         plan.context_tokens = context
         running = batch.num_running
@@ -154,14 +170,11 @@ class Ahead:
             batch.others.extend([request for request, _, _ in admitted])
             running += len(admitted)
             chunks += admitted
-        sampling: list[Request] = []
-        computed = cached = 0
-        if chunks:
-            computed, cached = intake.run(chunks), intake.cached_tokens
-            sampling = self._book(chunks)
-            computing_ns = course.cost.step_ns(plan)
-        else:
-            computing_ns = course.cost.decode_ns(decodes, context)
+        if not chunks:
+            row = self._row(decodes, context, plan.blocked)
+            return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+        computed, cached = intake.run(chunks), intake.cached_tokens
+        sampling, computing_ns = self._book(chunks), course.cost.step_ns(plan)
         used, idle, free, cpu, empty, stranded = batch.blocks.census()
         row = step_row(
             prefill_seqs=len(chunks),
@@ -215,14 +228,11 @@ class Ahead:
         when they end, the blocks that they open, and why nobody is admitted; empty: none are."""
         course, batch, cohort = self._course, self._course.batch, self._course.cohort
         terms, blocks, end_ns, blocked, floor = course.terms, batch.blocks, self._end_ns, 0, 0
-        none = list[int](), list[int](), 0
-        # About as long as the step before.
-        soon_ns = end_ns + 3 * (end_ns - self._start_ns)
-        if batch.others or cohort.sitting or soon_ns >= cut_ns:
-            return none
+        if batch.others or cohort.sitting:
+            return _NONE
         due = self._decodes.steps_to_end(0)
         if due < FEW_STEPS:
-            return none
+            return _NONE
         if batch.waiting:
             number = len(cohort.requests)
             left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
@@ -230,10 +240,10 @@ class Ahead:
             _, _, _, asked, need = terms.ask(blocks, head, number, number)
             blocked = terms.refusal(blocks, left, need, asked, number, number)
             if not blocked or cohort.publishes(cohort.composed):
-                return none
+                return _NONE
             due, floor = self._decodes.steps_to_end(blocked), terms.least_free(blocked, need)
         ends_ns, opened = self._decodes.times(end_ns, floor, cut_ns, due)
-        return (ends_ns, opened, blocked) if len(ends_ns) >= FEW_STEPS else none
+        return (ends_ns, opened, blocked) if len(ends_ns) >= FEW_STEPS else _NONE
 
     def _take_alike(self, step: Step, ends_ns: list[int], opened: list[int], blocked: int) -> Step:
         """Compose these steps, and settle all but the last, and the step under way before; returns
@@ -274,7 +284,7 @@ class Ahead:
             context_tokens=context_tokens,
             batched_tokens=decodes,
             waiting=len(batch.waiting),
-            running=decodes,
+            running=batch.num_running,
             used_blocks=used,
             cached_blocks=cached,
             free_blocks=free,
