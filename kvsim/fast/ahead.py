@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import sub
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ class Ahead:
         self._decodes = decodes
         self._start_ns = self._end_ns = 0
         """Of the step that is under way."""
+        self._short = False
+        """Whether somebody has to give way for the next step."""
         self.why_not = ""
         """Why there is no such step next."""
 
@@ -72,6 +75,7 @@ class Ahead:
         next_ns, horizon_ns = upcoming()
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
         self._start_ns, self._end_ns, row = flight.start_ns, flight.end_ns, flight.row
+        plan: Plan | None = flight.plan  # Of the step under way; None: it was composed here.
         step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
         while self._goes_on():
@@ -84,11 +88,14 @@ class Ahead:
                 steps += len(alike[0])
                 step = self._take_alike(step, *alike)
             else:
+                if self._short and step is not None:
+                    plan = self._plan(step)  # Who gives way leaves it.
                 following = self._compose()
                 batch.now_ns = self._end_ns
-                if step is None:
-                    course.scheduler.settle(batch, flight.plan, self._end_ns)
-                else:
+                if plan is not None:
+                    course.scheduler.settle(batch, plan, self._end_ns)
+                    plan = None
+                elif step is not None:
                     self._settle(step)
                 row = row if step is None else step.row
                 row = completed_row(row, self._start_ns, self._end_ns, finished=len(batch.ended))
@@ -127,8 +134,10 @@ class Ahead:
         number = len(cohort.requests) - len(cohort.sitting)
         left = batch.blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
         self.why_not = "blocks run short"
-        if left < 0:
-            return False
+        self._short = left < 0
+        if self._short:
+            # One of several can always go on.
+            return number > 1 and not others and course.terms.requeue is not None
         if others:
             if not self._intake.one_prompt():
                 self.why_not = "several prompts are under way"
@@ -147,6 +156,8 @@ class Ahead:
         course, cohort = self._course, self._course.cohort
         batch = course.batch
         batch.busy_until_ns = self._end_ns
+        if self._short:
+            return self._compose_short()
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
         if decodes:
             cohort.given = 0
@@ -155,6 +166,18 @@ class Ahead:
         if batch.others or batch.waiting:
             return self._compose_prompts(decodes, context)
         row = self._row(decodes, context, 0)
+        return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+
+    def _compose_short(self) -> Step:
+        """Compose a step for which the tail gives way; nobody is admitted to it."""
+        course, cohort, terms = self._course, self._course.cohort, self._course.terms
+        plan = course.begin()
+        give_way = partial(self._decodes.give_way, terms)
+        cohort.make_room(give_way, terms.spare, cohort.part_with)
+        decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
+        cohort.grow(decodes)
+        cohort.compose(decodes)
+        row = self._row(decodes, context, terms.after_preemption, preempted=len(plan.preempted))
         return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
 
     def _compose_prompts(self, decodes: int, context: int) -> Step:
@@ -274,7 +297,9 @@ class Ahead:
         context = cohort.context_tokens - number
         return Step(number, context, [], [], self._row(number, context, blocked), 0)
 
-    def _row(self, decodes: int, context_tokens: int, blocked: int, start_ns: int = 0) -> bytes:
+    def _row(
+        self, decodes: int, context_tokens: int, blocked: int, start_ns: int = 0, preempted: int = 0
+    ) -> bytes:
         """A step without prompts."""
         batch = self._course.batch
         used, cached, free, cpu, empty, stranded = batch.blocks.census()
@@ -283,6 +308,7 @@ class Ahead:
             decode_seqs=decodes,
             context_tokens=context_tokens,
             batched_tokens=decodes,
+            preempted_recompute=preempted,
             waiting=len(batch.waiting),
             running=batch.num_running,
             used_blocks=used,

@@ -187,7 +187,7 @@ class Decodes:
         cohort.given = 0
         if short:
             leave = cohort.part_with if batch.blocks.needs_keys else cohort.leave
-            cohort.make_room(partial(self._give_way, terms), terms.spare, leave)
+            cohort.make_room(partial(self.give_way, terms), terms.spare, leave)
         if plan.preempted and terms.mixes:
             blocked = terms.after_preemption
         elif head is not None:
@@ -224,7 +224,8 @@ class Decodes:
         course.recorder.packed(row)
         return 1
 
-    def _give_way(self, terms: Terms, victim: Request) -> None:
+    def give_way(self, terms: Terms, victim: Request) -> None:
+        """A running request loses its blocks, and waits to be computed again."""
         assert terms.requeue is not None
         self._batch.preempt(victim)
         terms.requeue(self._batch.waiting, victim)
