@@ -140,7 +140,7 @@ def hashed(*prompts: tuple[int, ...]) -> Trace:
 
 def test_offsets_that_follow_each_other_by_chance_are_not_joined() -> None:
     """Neighbours in the queue of two tables: joined, the hits of the third prompt would be lost."""
-    prompts = ((0, 3), (0, 3, 400, 401), (0, 3, 501, 1, 3))
+    prompts = ((0, 3), (400, 401), (0, 3, 501, 1, 3))
     twins = Twins(hashed(*prompts, *prompts), 1, 40, full_hit="last-token")
     for pair in twins.pairs[:3]:
         assert twins.admit(pair, 100)
@@ -148,7 +148,7 @@ def test_offsets_that_follow_each_other_by_chance_are_not_joined() -> None:
     twins.release(twins.pairs[1])
     twins.check()
     found = [len(twins.runs.match(other)) for _, other in twins.pairs[3:]]
-    assert found == [2, 4, 5]
+    assert found == [2, 2, 5]
 
 
 def test_a_hit_that_leaves_a_run_in_its_middle_cuts_it() -> None:
