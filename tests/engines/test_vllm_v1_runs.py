@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fuzz.draw import draw_trace
+from fuzz.equal import assert_equal_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from kvsim.engines.vllm_v1_runs import VllmV1Runs
 from kvsim.run import simulate
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import make_requests
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload.trace import HashContent, ParentContent, Row, Trace
 
 Pair = tuple[Sequence, Sequence]
 """A sequence of the tables block by block, and the same of those in runs."""
@@ -227,6 +228,37 @@ def test_who_is_shown_blocks_finds_blocks(settings: dict[str, Any], expected: ty
     if expected is not None:
         assert type(assemble(config, named=False).blocks) is expected
         assert type(assemble(config).blocks) is VllmV1PrefixTables
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_block_that_fills_lets_in_who_looks_for_it(asynchronous: bool) -> None:
+    """The prompt of r1, as large as the pool, is what r0 is about to say: r1 has to find as many
+    blocks as are free whenever the last one of r0 has just become full."""
+    let_in = 0
+    for keep in (20, 40):
+        for arrival_ms in range(10, 250, 20):
+            rows = [
+                Row(0, "r0", 1, 0, 8, 34),
+                Row(1, "r1", 2, arrival_ms * 1_000_000, 42, 2, ParentContent(0, keep)),
+            ]
+            trace = Trace("made", "native", "", rows)
+            settings = {
+                "model": "tiny",
+                "engine": "vllm-v1",
+                "async_scheduling": asynchronous,
+                "block_size": 4,
+                "num_gpu_blocks_override": 12,
+                "max_model_len": 44,
+                "cost": {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
+                | {"decode_seq_us": 0, "context_token_ns": 0},
+            }
+            where = f"{keep} tokens, {arrival_ms} ms"
+            result = assert_equal_runs(trace, settings, where).result
+            if result is not None:
+                begins, ends = result.requests["first_scheduled_ns"], result.requests["finish_ns"]
+                let_in += result.requests["blocked_steps"][1] > 0 and begins[1] < ends[0]
+    # With a step in flight, a block is known to be full when the next one has been opened.
+    assert let_in == 0 if asynchronous else let_in > 3
 
 
 def test_a_default_run_makes_no_object_for_a_block() -> None:
