@@ -74,8 +74,7 @@ class Ahead:
         course, batch = self._course, self._course.batch
         next_ns, horizon_ns = upcoming()
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
-        self._start_ns, self._end_ns, row = flight.start_ns, flight.end_ns, flight.row
-        plan: Plan | None = flight.plan  # Of the step under way; None: it was composed here.
+        self._start_ns, self._end_ns = flight.start_ns, flight.end_ns
         step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
         while self._goes_on():
@@ -88,21 +87,7 @@ class Ahead:
                 steps += len(alike[0])
                 step = self._take_alike(step, *alike)
             else:
-                if self._short and step is not None:
-                    plan = self._plan(step)  # Who gives way leaves it.
-                following = self._compose()
-                batch.now_ns = self._end_ns
-                if plan is not None:
-                    course.scheduler.settle(batch, plan, self._end_ns)
-                    plan = None
-                elif step is not None:
-                    self._settle(step)
-                row = row if step is None else step.row
-                row = completed_row(row, self._start_ns, self._end_ns, finished=len(batch.ended))
-                course.recorder.packed(row)
-                steps += 1
-                step, self._start_ns = following, self._end_ns
-                self._end_ns += following.computing_ns
+                steps, step = steps + 1, self._take_one(step, flight)
             idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
             tokens, start_ns = batch.tokens, self._start_ns
             if batch.ended:
@@ -121,6 +106,24 @@ class Ahead:
         batch.busy_until_ns = self._end_ns
         progress.steps, progress.idle_steps = progress.steps + steps, idle
         return steps, Flight(self._plan(step), self._start_ns, self._end_ns, (0, 0), step.row)
+
+    def _take_one(self, step: Step | None, flight: Flight) -> Step:
+        """Compose the next step, and settle the one under way: `step`, or else `flight`; returns
+        the next one."""
+        course, batch = self._course, self._course.batch
+        plan, row = (flight.plan, flight.row) if step is None else (None, step.row)
+        if self._short and step is not None:
+            plan = self._plan(step)  # Who gives way leaves it.
+        following = self._compose()
+        batch.now_ns = end_ns = self._end_ns
+        if plan is not None:
+            course.scheduler.settle(batch, plan, end_ns)
+        elif step is not None:
+            self._settle(step)
+        ended = len(batch.ended)
+        course.recorder.packed(completed_row(row, self._start_ns, end_ns, finished=ended))
+        self._start_ns, self._end_ns = end_ns, end_ns + following.computing_ns
+        return following
 
     # -- before a step ---------------------------------------------------------------------------
 
