@@ -24,7 +24,7 @@ from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.engines.versions import Default
 from kvsim.errors import ConfigError
-from kvsim.fast.counted import COUNTED_TWINS
+from kvsim.fast.counted import without_names
 from kvsim.hardware import Hardware
 from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
@@ -83,7 +83,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     given = {**_given(config), **pools, "future": future}
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
-        managers = {name: COUNTED_TWINS.get(kind, kind) for name, kind in managers.items()}
+        managers = {name: without_names(kind, config) for name, kind in managers.items()}
     args = ready(config.block_manager_args, **given)
     blocks = construct("block_manager", managers, manager, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}

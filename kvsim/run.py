@@ -126,8 +126,6 @@ class _Run:
         full_plans = not declares_sums(parts.cost)
         link = Link(self._env, parts.link)
         host = SimulatedTime(self._env, parts.cost, link, clients, full_plans)
-        # A watcher and the accounts of prompts look at requests that are over.
-        kept = watcher is not None or parts.blocks.needs_keys
         loop = Loop(
             host,
             parts.scheduler,
@@ -136,7 +134,8 @@ class _Run:
             refused=refused,
             watcher=watcher,
             progress=progress,
-            over=None if kept else self._shelve,
+            # A watcher looks at requests that are over.
+            over=self._shelve if watcher is None else None,
             repetition=self.shortcuts.repetition(
                 self.recorder, lambda now_ns: self._arrive(now_ns), host.upcoming, clients.listen
             ),
@@ -179,8 +178,8 @@ class _Run:
                 # It did not end by itself.
                 request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
             archive.add(request)
-        if not blocks.needs_keys:
-            requests.let_all_go()
+        prompts = requests.streams[: len(requests)]
+        requests.let_all_go()
         columns = archive.columns()
         self.log = log = self.batch.transitions.columns()
 
@@ -189,10 +188,9 @@ class _Run:
             steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
             if not blocks.needs_keys:
                 return steps, columns | times
-            withheld = blocks.full_hit.withheld
-            prompts = account_prompts(requests, log, blocks.block_size, withheld)
-            requests.let_all_go()
-            return steps, columns | times | prompts
+            withheld, size = blocks.full_hit.withheld, blocks.block_size
+            split = account_prompts(prompts, columns, log, size, withheld)
+            return steps, columns | times | split
 
         return keep_books
 

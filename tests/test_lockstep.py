@@ -15,7 +15,7 @@ import pytest
 from kvsim.fast import decodes, repeat
 from kvsim.run import simulate
 from kvsim.workload.requests import Requests
-from kvsim.workload.trace import Row, TokenContent, Trace
+from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
 
 CASES = int(os.environ.get("KVSIM_TWIN_CASES", "1200"))
 GROUPS = 24
@@ -164,6 +164,7 @@ def settings_in_stretches() -> list[Any]:
     base = {"model": "tiny", "max_model_len": 512, "enable_prefix_caching": False}
     v063, sync = {"engine": "vllm-0.6.3"}, {"disable_async_output_proc": True}
     v1 = {"engine": "vllm-v1", "async_scheduling": False}
+    v1_default = {"engine": "vllm-v1", "enable_prefix_caching": True}
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "max_num_seqs": 32}
     few, many = {"num_gpu_blocks_override": 60}, {"num_gpu_blocks_override": 400}
     cases = {
@@ -175,6 +176,16 @@ def settings_in_stretches() -> list[Any]:
         "mixed steps": {**v1, **many},
         "mixed steps, the tail gives way": {**v1, **few},
         "some are too long": {**v063, "max_model_len": 200, **many},
+        "V1's own defaults": {**v1_default, **many},
+        "V1's own defaults, the tail gives way": {**v1_default, **few},
+        "V1's prefix cache, synchronous": {**v1, "enable_prefix_caching": True, **many},
+        "V1's prefix cache, synchronous, the tail gives way": {
+            **v1,
+            "enable_prefix_caching": True,
+            **few,
+        },
+        "V1's prefix cache, in chunks": {**v1_default, **many, "max_num_batched_tokens": 64}
+        | {"max_num_seqs": 32},
         "a cost of many terms": {**v063, "cost": {"model": "roofline"}, **many},
     }
     return [pytest.param({**base, **case}, id=name) for name, case in cases.items()]
@@ -187,6 +198,13 @@ def test_ordinary_steps_are_taken_in_stretches(settings: dict[str, Any]) -> None
         Row(i, f"r{i}", i + 2, i * 250_000_000, rng.randrange(20, 260), rng.randrange(1, 200))
         for i in range(80)
     ]
+    for row in rows[1::3]:
+        earlier = rows[rng.randrange(row.index)]
+        # Part of an earlier prompt, or all of it and some of its output.
+        keep = rng.choice((earlier.input_length // 2, earlier.input_length + 16))
+        row.content = ParentContent(
+            earlier.index, min(keep, row.input_length, earlier.input_length + earlier.output_length)
+        )
     trace = Trace("made", "native", "", rows)
     settings = {"cost": {"model": "constant"}, **settings}
     fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})

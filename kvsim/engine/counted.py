@@ -64,14 +64,14 @@ class Counted(Tables):
         self.hold(sequence, sequence.length, [])
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
-        assert not hits, "counted blocks have no content"
-        size = self.block_size
+        size, found = self.block_size, len(hits)
+        upto = max(upto, found * size)
         blocks = -(-upto // size)
-        self.gpu.lend(blocks)
+        self.gpu.lend(blocks - found)
         first = self.gpu.first
         sequence.table = range(first, first + blocks)  # type: ignore[assignment]
         sequence.filled = upto
-        sequence.seen = 0
+        sequence.seen = found
         sequence.gap = False
         sequence.access_ns = -1
         self.empty_slots += blocks * size - upto
@@ -122,8 +122,9 @@ class Counted(Tables):
         return len(sequence.table)
 
     def census(self) -> Census:
-        free = self.gpu.free
-        return self.gpu.size - free, 0, free, self.cpu.used, self.empty_slots, 0
+        gpu = self.gpu
+        free, cached = gpu.free, gpu.cached
+        return gpu.size - free, cached, free - cached, self.cpu.used, self.empty_slots, 0
 
     def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
         if blocks:
@@ -133,7 +134,7 @@ class Counted(Tables):
     def lend_together(self, blocks: int) -> None:
         self.gpu.lend(blocks)
 
-    def recount(self, sequence: Sequence) -> None:
+    def recount(self, sequence: Sequence, known: int) -> None:
         first = self.gpu.first
         blocks = -(-sequence.filled // self.block_size)
         sequence.table = range(first, first + blocks)  # type: ignore[assignment]

@@ -17,10 +17,30 @@ requests, and must not see the future (`kvsim.engine.batch.Endings` knows it).
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 """States of a sequence; IGNORED: ended by the engine without completing."""
+
+
+Span = tuple[int, int, int]
+"""Consecutive full blocks `first .. last - 1` of a stream and an offset: the key of block d is
+d * block_size + offset. The blocks next to them have another offset."""
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a stream, without regard to salts.
+
+    Pieces of two streams with equal keys begin with the same token after the same tokens. They
+    agree up to the end of the shorter one.
+    """
+
+    key: int
+    """Key of the first token, as of a block of one token."""
+    first: int
+    """Position of the first token in the stream."""
+    last: int
+    """Position after the last token."""
 
 
 class Stream(Protocol):
@@ -53,6 +73,27 @@ class UnitStream(Stream, Protocol):
         ...
 
 
+class SpannedStream(Stream, Protocol):
+    """A stream most of whose keys follow from the key before."""
+
+    salt: int
+    """Offset of every key; 0 without a salt."""
+
+    def spans(self, block_size: int) -> list[Span]:
+        """All full blocks in spans, those of tokens that do not exist yet included. Their keys may
+        be others than those of `keys`, but they are equal where those are."""
+        ...
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no block of it ends that another stream has, too."""
+        ...
+
+    def pieces(self, length: int) -> list[Piece]:
+        """The first `length` tokens, in order, without regard to the salt."""
+        ...
+
+
 class Sequence:
     """One token stream of a request and its block table."""
 
@@ -72,6 +113,7 @@ class Sequence:
         "request",
         "sample",
         "seen",
+        "spans",
         "state",
         "table",
     )
@@ -95,6 +137,8 @@ class Sequence:
         """Tokens that have a slot in the table."""
         self.keys: list[int] = []
         """Keys of the leading full blocks, extended when needed."""
+        self.spans: list[Span] = []
+        """Its full blocks in spans, once they were asked for."""
         self.seen = 0
         """Leading blocks known to be computed (prefix caching)."""
         self.gap = False
@@ -121,6 +165,21 @@ class Sequence:
             assert stream is not None, "block identities are needed"
             keys.extend(stream.keys(len(keys), number, block_size))
         return keys if len(keys) == number else keys[:number]
+
+    def block_spans(self, block_size: int) -> list[Span]:
+        """All its full blocks in spans, those of tokens that do not exist yet included: for the
+        books alone, not for policies.
+
+        Always to be asked with the same block size.
+        """
+        if not self.spans:
+            self.spans = cast(SpannedStream, self._stream).spans(block_size)
+        return self.spans
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no block of it ends that another stream has, too."""
+        return cast(SpannedStream, self._stream).shared_tokens
 
     def identities(self, tokens: int) -> Stream | None:
         """What names its first `tokens` tokens, which must be known; None: nothing does."""

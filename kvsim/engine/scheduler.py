@@ -17,6 +17,16 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
 
+Asked = tuple[list[int], int, int, int, int]
+"""What a waiting request asks for:
+
+1. its hits, as `Tables.match` returned them;
+2. the tokens that are not charged to the token budget because of hits;
+3. the tokens that are, if it is admitted;
+4. the tokens that must fit the rest of the budget where prompts are not cut;
+5. the free blocks that it must find.
+"""
+
 
 class Scheduler:
     """Decides what each step of an engine does.

@@ -255,8 +255,18 @@ class Tables:
         """Take `blocks` blocks for sequences that decode together, before `open_together`."""
         raise NotImplementedError
 
-    def recount(self, sequence: Sequence) -> None:
-        """Give a sequence that `open_together` served a table for the slots that it has filled."""
+    def recount(self, sequence: Sequence, known: int) -> None:
+        """Give a sequence that `open_together` served a table for the slots that it has filled.
+
+        `known`: its tokens that were known when it got the last of these slots; 0: it got none.
+        """
+
+    def awaited(self, sequence: Sequence) -> bool:
+        """Whether others may look for blocks that a decoding sequence is going to fill.
+
+        If not, who serves it with others need not `publish` them as they fill: `recount` does.
+        """
+        return False
 
     # -- what a manager may do otherwise --------------------------------------------------------
 

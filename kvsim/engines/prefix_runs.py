@@ -30,7 +30,6 @@ from kvsim.engine.counted import Counted, CountPool
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence, UnitStream
 from kvsim.engines.vllm_063_blocks import Naive
-from kvsim.schema import Census
 
 
 class RunPool(CountPool):
@@ -172,7 +171,7 @@ class PrefixRuns(Counted, Naive):
         self._hits += hits
         self.gpu.lend(missing + -(-sequence.length // size) - shared)
         sequence.filled = sequence.length
-        self.recount(sequence)
+        self.recount(sequence, 0)
         self._filled(sequence)
         sequence.seen = hits
 
@@ -182,10 +181,6 @@ class PrefixRuns(Counted, Naive):
     def give_back(self, sequence: Sequence, blocks: int) -> None:
         shared = self.gpu.release(self._units.pop(sequence))
         self.gpu.give_back(blocks - shared)
-
-    def census(self) -> Census:
-        gpu = self.gpu
-        return gpu.used, gpu.cached, gpu.free - gpu.cached, self.cpu.used, self.empty_slots, 0
 
     def audit(self, requests: Iterable[Request]) -> None:
         self.gpu.audit()

@@ -14,9 +14,9 @@ from functools import partial
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import RUNNING, WAITING, Request
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import NAMED, Tables
+from kvsim.engine.request import RUNNING, WAITING, Request, Sequence
+from kvsim.engine.scheduler import Asked, Scheduler
+from kvsim.engine.tables import Tables
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, priority, tail
 from kvsim.schema import BLOCKED
@@ -24,6 +24,7 @@ from kvsim.schema import BLOCKED
 SLOTS, TOKENS, BLOCKS, WATERMARK, PREEMPTED = map(
     BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "preempted")
 )
+_NOTHING: Asked = ([], 0, 0, 0, 0)
 
 
 class VllmV1(Scheduler):
@@ -144,18 +145,9 @@ class VllmV1(Scheduler):
             request = waiting[0]
             sequence = request.sequences[0]
             assert not sequence.placeholders, "a step from before its preemption is in flight"
-            hits: list[int] = []
-            saved = tokens = asked = need = 0
             used, running = self.max_num_batched_tokens - self._budget, batch.num_running
-            if self._budget and running < self.max_num_seqs:
-                hits = blocks.match(sequence)
-                if blocks.hits_save.charged:
-                    saved = blocks.hit_tokens(sequence, hits)
-                tokens = min(sequence.length - saved, most)
-                asked = tokens if blocks.hits_save.tested else saved + tokens
-                tokens = min(tokens, self._budget)
-                upto = sequence.length if self.reserve_full_isl else saved + tokens
-                need = blocks.need(sequence, upto, hits)
+            asks = self.ask(blocks, sequence, self._budget, running, most)
+            hits, saved, tokens, asked, need = asks
             plan.blocked = self.refusal(blocks, blocks.gpu.free, need, asked, used, running)
             if plan.blocked:
                 request.blocked_steps += 1
@@ -189,6 +181,20 @@ class VllmV1(Scheduler):
             request.sequences[0].computed = saved + tokens
 
     # -- rules -----------------------------------------------------------------------------------
+
+    def ask(self, blocks: Tables, sequence: Sequence, left: int, running: int, most: int) -> Asked:
+        """What the head of the waiting queue asks for in a step with so many tokens `left`, of
+        which a request may take on `most`, beside so many running requests; nothing where tokens or
+        slots are used up."""
+        if not left or running >= self.max_num_seqs:
+            return _NOTHING
+        hits = blocks.match(sequence)
+        saved = blocks.hit_tokens(sequence, hits) if blocks.hits_save.charged else 0
+        tokens = min(sequence.length - saved, most)
+        asked = tokens if blocks.hits_save.tested else saved + tokens
+        tokens = min(tokens, left)
+        upto = sequence.length if self.reserve_full_isl else saved + tokens
+        return hits, saved, tokens, asked, blocks.need(sequence, upto, hits)
 
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
@@ -253,7 +259,7 @@ class VllmV1(Scheduler):
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
         """End requests that decode together with others."""
         for request in requests:
-            if batch.blocks.lockstep == NAMED:
+            if batch.blocks.needs_keys:
                 sequence = request.sequences[0]
                 batch.blocks.publish(sequence, sequence.length - 1)
             batch.complete(request)

@@ -65,7 +65,7 @@ class VllmV1PrefixTables(VllmV1Tables):
         self._lookups = 0
         self._hits = 0
         # Requests that decode together get their labels late, which the free list does not mind.
-        own = type(self.gpu.content) is LeastRecentlyUsed
+        own = self.eviction is LeastRecentlyUsed
         self.lockstep = NAMED if own and not self.publish_at.computed else ""
 
     def make_pool(self, size: int, first: int) -> BlockPool:

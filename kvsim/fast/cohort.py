@@ -25,7 +25,8 @@ flight, some of its tokens are still to come: those plans list it in `left`. Who
 of a member's sequence meanwhile finds it true: it is worked out then (`MemberSequence`).
 
 Two kinds of block managers go along (`Tables.lockstep`). Where blocks are counted and not named,
-a step takes a number of blocks. Where they are named, members that open or fill a block in a step
+a step takes a number of blocks; content that nobody can look for is noted when a member leaves.
+Where they are named, members that open or fill a block in a step
 are visited in running order, and the scheduler lets them grow by its own rules.
 
 A batch without a cohort looks at every request in every step. It is the twin: the same decisions,
@@ -48,10 +49,17 @@ from kvsim.engine.tables import COUNTED, NAMED
 class Member:
     """Standing of a request when it joined the cohort."""
 
-    __slots__ = ("cohort", "filled", "joined", "known", "last", "place")
+    __slots__ = ("cohort", "filled", "joined", "known", "last", "length", "place")
 
     def __init__(
-        self, cohort: Cohort, place: int, joined: int, last: int, filled: int, known: int
+        self,
+        cohort: Cohort,
+        place: int,
+        joined: int,
+        last: int,
+        filled: int,
+        length: int,
+        known: int,
     ) -> None:
         self.cohort = cohort
         self.place = place
@@ -62,6 +70,8 @@ class Member:
         """Steps of the cohort composed when its last token will be."""
         self.filled = filled
         """Its tokens that had a slot."""
+        self.length = length
+        """Its tokens that were known."""
         self.known = known
         """Its tokens that were known or being sampled."""
 
@@ -90,6 +100,8 @@ class Cohort:
         self.phases: list[dict[Request, int]] = [{} for _ in range(self.size)]
         """Step modulo block size → members that open a block in it, in running order, and their
         places in that order."""
+        self.awaited: set[Request] = set()
+        """Members whose blocks others may look for as soon as they fill (`Tables.awaited`)."""
         self._ends: dict[int, dict[Request, None]] = {}
         """Steps settled → members whose last token exists by then; some may have left since."""
         self.next_ends: list[int] = []
@@ -104,6 +116,8 @@ class Cohort:
         """Steps of the cohort."""
         self.context_tokens = 0
         """Sum of the lengths of the members that are not sitting, the next token included."""
+        self.settled_then = 0
+        """Steps settled when the last one was composed."""
         self.composed_ns = 0
         self.token_ns = 0
         """When the last step was composed, and when the last one settled had its tokens."""
@@ -183,6 +197,7 @@ class Cohort:
         """A step of so many members, who have their slots, begins now."""
         self.context_tokens += number
         self.composed += 1
+        self.settled_then = self.settled
         self.composed_ns = self.batch.now_ns
         self.together_steps += 1
 
@@ -257,9 +272,9 @@ class Cohort:
 
         `apart`: whether it did not get its last one with the others.
         """
-        step, filled = self.composed, sequence.filled
-        known, last = sequence.length + sequence.placeholders, step + tokens
-        member = Member(self, self._places, step, last, filled, known)
+        step, filled, length = self.composed, sequence.filled, sequence.length
+        known, last = length + sequence.placeholders, step + tokens
+        member = Member(self, self._places, step, last, filled, length, known)
         self.requests[request] = sequence.member = member
         self._places += 1
         self.phases[(step - filled) % self.size][request] = member.place
@@ -274,6 +289,8 @@ class Cohort:
             if newcomers is None:
                 newcomers = self._newcomers[step] = {}
             newcomers[request] = None
+        if self.blocks.awaited(sequence):
+            self.awaited.add(request)
         sequence.__class__ = MemberSequence
 
     def make_room(
@@ -315,15 +332,44 @@ class Cohort:
         blocks = self.blocks
         if blocks.lockstep == COUNTED:
             blocks.open_together(len(opening), number, self.given)
+            if self.awaited:
+                self.publish(self.composed, self.settled)
             return
-        filling = self.phases[(self.composed + 1) % self.size]
-        visited = list(opening or filling)
-        if opening and filling:
-            both = {**opening, **filling}
-            visited = sorted(both, key=both.__getitem__)
+        visited = self._at_edges(self.composed)
         for request in visited:
             self._visit(request)
         blocks.empty_slots -= number - len(visited)
+
+    def publish(self, step: int, settled: int) -> None:
+        """Members whose blocks others may look for fill or open one in a step, which was composed
+        when so many were settled."""
+        for request in self._at_edges(step):
+            if request in self.awaited:
+                known = _known(self.requests[request], step, settled)
+                self.blocks.publish(request.sequences[0], known)
+
+    def publish_all(self, first: int, last: int, in_flight: int) -> None:
+        """`publish` for the steps `first .. last - 1`, each composed when so many before it were
+        under way."""
+        opening = {
+            (m.joined - m.filled) % self.size for m in map(self.requests.__getitem__, self.awaited)
+        }
+        edges = opening | {(step - 1) % self.size for step in opening}
+        for step in range(first, last):
+            if step % self.size in edges:
+                self.publish(step, step - in_flight)
+
+    def publishes(self, step: int) -> bool:
+        """Whether blocks that others may look for are opened or filled in a step."""
+        return bool(self.awaited) and not self.awaited.isdisjoint(self._at_edges(step))
+
+    def _at_edges(self, step: int) -> list[Request]:
+        """Members that open or fill a block in a step, in running order."""
+        opening, filling = self.phases[step % self.size], self.phases[(step + 1) % self.size]
+        if not (opening and filling):
+            return list(opening or filling)
+        both = {**opening, **filling}
+        return sorted(both, key=both.__getitem__)
 
     def _visit(self, request: Request) -> None:
         """Let the scheduler grow one member by its own rules; its fields are true meanwhile."""
@@ -358,14 +404,19 @@ class Cohort:
 
     def part_with(self, request: Request) -> None:
         """Bring a member up to date, its block table included, and let it leave."""
-        grown = self.grown and request not in self.sitting
+        member, sequence = self.requests[request], request.sequences[0]
+        sits = request in self.sitting
+        grown = self.grown and not sits
+        composed, settled = member.last if sits else self.composed, self.settled_then
+        if grown:
+            composed, settled = composed + 1, self.settled
+        known = _known(member, composed - 1, settled)
         self.leave(request)
-        sequence = request.sequences[0]
         if grown:
             sequence.filled += 1
             self._parted.append(request)
             self.grown -= 1
-        self.blocks.recount(sequence)
+        self.blocks.recount(sequence, known)
 
     def leave(self, request: Request) -> None:
         """Bring a member up to date, but for its block table, and let it leave: it is about to give
@@ -374,6 +425,8 @@ class Cohort:
         joined, composed, settled = member.joined, self.composed, self.settled
         sequence = request.sequences[0]
         sequence.__class__, sequence.member = Sequence, None
+        if self.awaited:
+            self.awaited.discard(request)
         if self.sitting and request in self.sitting:
             del self.sitting[request]
             composed = member.last
@@ -418,6 +471,15 @@ class Cohort:
             self.batch.complete(request)
         self.lingering = []
         return parting
+
+
+def _known(member: Member, step: int, settled: int) -> int:
+    """A member's tokens that were known when a step was composed, with so many settled; 0: it took
+    no part in it."""
+    if step <= member.joined:
+        return member.length if step == member.joined else 0
+    # Whatever was in flight when it joined had its token by then.
+    return member.known + max(0, settled - member.joined)
 
 
 def _slot(name: str) -> Any:

@@ -46,14 +46,9 @@ class Decodes:
         """
         batch, cohort, course = self._batch, self._cohort, self._course
         start_ns, first, number = batch.now_ns, cohort.composed, len(cohort.requests)
-        due = self._steps_to_end()
+        due = self.steps_to_end(blocked)
         census = batch.blocks.census()
-        ends_ns: list[int] = []
-        if due >= LONG_STEPS:
-            ends_ns, opened = self._long(floor_blocks, cut_ns, due)
-        if not ends_ns:
-            free = census[1] + census[2]
-            ends_ns, opened = self._short(free, floor_blocks, cut_ns, due)
+        ends_ns, opened = self.times(start_ns, floor_blocks, cut_ns, due)
         steps = len(ends_ns)
         if not steps:
             return 0
@@ -78,12 +73,39 @@ class Decodes:
             course.end(ended)
         return steps
 
-    def _short(
-        self, free: int, floor_blocks: int, cut_ns: float, steps: int
+    def times(
+        self, now_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
-        """When steps end and how many blocks they open, step by step."""
+        """When the next decode steps end, the first of which begins now, and how many blocks they
+        open; at most so many steps, up to the first that ends at `cut_ns` or later.
+
+        None where a block may lack, or fewer are free than `floor_blocks` (see `take`).
+        """
+        if steps >= LONG_STEPS:
+            ends_ns, opened = self._long(now_ns, floor_blocks, cut_ns, steps)
+            if ends_ns:
+                return ends_ns, opened
+        return self._short(now_ns, floor_blocks, cut_ns, steps)
+
+    def steps_to_end(self, blocked: int) -> int:
+        """Steps until somebody may have got its last token or, where somebody waits, until a block
+        fills that it may hit."""
+        cohort = self._cohort
+        ends, composed = cohort.next_ends, cohort.composed
+        while ends and ends[0] <= composed:
+            heappop(ends)
+        due = ends[0] - composed
+        if blocked and cohort.awaited:
+            later = (step for step in range(1, due) if cohort.publishes(composed + step))
+            due = next(later, due)
+        return due
+
+    def _short(
+        self, now_ns: int, floor_blocks: int, cut_ns: float, steps: int
+    ) -> tuple[list[int], list[int]]:
+        """As `times`, step by step."""
         cohort, course = self._cohort, self._course
-        phases, size, now_ns = cohort.phases, cohort.size, self._batch.now_ns
+        phases, size, free = cohort.phases, cohort.size, self._batch.blocks.gpu.free
         number, context = len(cohort.requests), cohort.context_tokens
         decode_ns, mixes = course.cost.decode_ns, course.terms.mixes
         ends_ns: list[int] = []
@@ -102,10 +124,12 @@ class Decodes:
                 break
         return ends_ns, opened
 
-    def _long(self, floor_blocks: int, cut_ns: float, steps: int) -> tuple[list[int], list[int]]:
-        """As `_short`, all steps at once; empty where there are few, or blocks may run short."""
+    def _long(
+        self, start_ns: int, floor_blocks: int, cut_ns: float, steps: int
+    ) -> tuple[list[int], list[int]]:
+        """As `times`, all steps at once; empty where there are few, or blocks may run short."""
         cohort, course = self._cohort, self._course
-        number, size, start_ns = len(cohort.requests), cohort.size, self._batch.now_ns
+        number, size = len(cohort.requests), cohort.size
         last_ns, within = cohort.token_ns - cohort.composed_ns, None
         if cut_ns < inf:
             within = int(cut_ns) - start_ns
@@ -135,16 +159,12 @@ class Decodes:
         cohort.context_tokens += steps * number
         cohort.composed += steps
         cohort.settled = cohort.composed
+        cohort.settled_then = cohort.composed - 1
         cohort.composed_ns = start_ns
+        if cohort.awaited:
+            cohort.publish_all(cohort.composed - steps, cohort.composed, 0)
         batch.now_ns = cohort.token_ns = ends_ns[-1]
         cohort.together_steps += steps
-
-    def _steps_to_end(self) -> int:
-        """Steps until somebody may have got its last token."""
-        ends, composed = self._cohort.next_ends, self._cohort.composed
-        while ends and ends[0] <= composed:
-            heappop(ends)
-        return ends[0] - composed
 
     # -- one by itself ---------------------------------------------------------------------------
 
@@ -160,7 +180,8 @@ class Decodes:
         head = batch.waiting[0] if blocked else None
         cohort.given = 0
         if short:
-            cohort.make_room(partial(self._give_way, terms), terms.spare, cohort.leave)
+            leave = cohort.part_with if batch.blocks.needs_keys else cohort.leave
+            cohort.make_room(partial(self.give_way, terms), terms.spare, leave)
         if plan.preempted and terms.mixes:
             blocked = terms.after_preemption
         elif head is not None:
@@ -192,7 +213,8 @@ class Decodes:
         course.recorder.packed(row)
         return 1
 
-    def _give_way(self, terms: Terms, victim: Request) -> None:
+    def give_way(self, terms: Terms, victim: Request) -> None:
+        """A running request loses its blocks, and waits to be computed again."""
         assert terms.requeue is not None
         self._batch.preempt(victim)
         terms.requeue(self._batch.waiting, victim)

@@ -17,8 +17,9 @@ from sys import maxsize
 from typing import Any, NamedTuple
 
 from kvsim.engine.batch import Batch
-from kvsim.engine.request import Request
-from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.scheduler import Asked, Scheduler
+from kvsim.engine.sharing import HITS_SAVE
 from kvsim.engine.tables import COUNTED, NAMED, Tables
 from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
@@ -30,13 +31,14 @@ from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.rules.means import by_width, recompute
 from kvsim.rules.victims import tail
 
+_NO_HITS: list[int] = []
 _PROMPTS = {"_prompts", "_saved", "_hindrance", "_never", "turns_away", "refusal"}
 
 FREE: dict[type[Scheduler], frozenset[str]] = {
     Vllm063Async: frozenset(_PROMPTS),
     Vllm063: frozenset(_PROMPTS),
-    VllmV1Async: frozenset({"_admitted", "refusal"}),
-    VllmV1: frozenset({"_admitted", "refusal"}),
+    VllmV1Async: frozenset({"_admitted", "ask", "refusal"}),
+    VllmV1: frozenset({"_admitted", "ask", "refusal"}),
     Scheduler: frozenset(),
 }
 """Scheduler → methods that say nothing about requests that decode together, beside those that any
@@ -47,6 +49,10 @@ ANYWHERE = frozenset({"__init__", "arrive", "compose"})
 MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
 """Block managers with names whose tables a cohort may leave alone until a block is opened or
 filled."""
+
+
+Ask = Callable[[Tables, Sequence, int, int], Asked]
+"""What a waiting request asks for in a step with so many tokens, beside so many running ones."""
 
 
 class Terms(NamedTuple):
@@ -72,6 +78,8 @@ class Terms(NamedTuple):
     after_preemption: int
     """Where steps are mixed: the reason (index into `kvsim.schema.BLOCKED`) for which a step with a
     preemption admits nobody; 0: it may admit."""
+    ask: Ask
+    """What a waiting request asks for."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
     """Why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""
     turns_away: Callable[[Tables, int, int], str]
@@ -144,6 +152,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         spare=blocks.spare_block,
         requeue=scheduler.requeue if recomputes and not scheduler.chunked else None,
         after_preemption=0,
+        ask=_ask_without_hits(scheduler, blocks),
         refusal=scheduler.refusal,
         turns_away=scheduler.turns_away,
         least_free=least_free,
@@ -155,11 +164,18 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, VllmV1)
     if scheduler.victim is not tail:
         return "the victim may be anyone"
+    if blocks.needs_keys and not (scheduler.chunked and blocks.hits_save == HITS_SAVE["admission"]):
+        return "prefix hits change what is admitted"
     if not scheduler.reserve_full_isl or scheduler.long_prefill_token_threshold:
         return "prompts are cut by a rule of their own"
 
+    most, longest = scheduler.max_num_batched_tokens, scheduler.max_model_len
+
+    def ask_with_hits(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
+        return scheduler.ask(blocks, sequence, most - used, running, longest)
+
     def least_free(blocked: int, need: int) -> int:
-        # Blocks are looked at last.
+        # Blocks are looked at last. (Hits that are evicted save no blocks: they are not in use.)
         return need if blocked == V1_WATERMARK else 0
 
     return Terms(
@@ -172,11 +188,25 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
         spare=False,
         requeue=scheduler.requeue,
         after_preemption=PREEMPTED,
+        ask=ask_with_hits if blocks.needs_keys else _ask_without_hits(scheduler, blocks),
         refusal=scheduler.refusal,
         turns_away=lambda blocks, tokens, need: "",
         least_free=least_free,
         undisturbed=lambda batch: True,
     )
+
+
+def _ask_without_hits(scheduler: Scheduler, blocks: Tables) -> Ask:
+    most, size, chunked = scheduler.max_num_batched_tokens, blocks.block_size, scheduler.chunked
+
+    def ask(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
+        length = sequence.length
+        left = most - used
+        # It asks for more than is left where that is nothing.
+        tokens = left if chunked and 0 < left < length else length
+        return _NO_HITS, 0, tokens, tokens, -(-length // size)
+
+    return ask
 
 
 TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {

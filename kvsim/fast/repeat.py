@@ -25,7 +25,8 @@ from kvsim.engine.request import Request
 from kvsim.fast.ahead import Ahead
 from kvsim.fast.course import MOST_STEPS, Course
 from kvsim.fast.decodes import Decodes
-from kvsim.fast.prompts import Prompts, asked_tokens
+from kvsim.fast.intake import Intake
+from kvsim.fast.prompts import Prompts
 
 
 class Repeat:
@@ -39,8 +40,9 @@ class Repeat:
         self._course = course
         self._upcoming = upcoming
         self._decodes = Decodes(course)
-        self._prompts = Prompts(course, endings)
-        self._ahead = Ahead(course)
+        self._intake = Intake(course)
+        self._prompts = Prompts(course, self._intake, endings)
+        self._ahead = Ahead(course, self._intake, self._decodes)
         self.stretches = 0
         self.repeated_steps = 0
         """Steps that were taken here, in so many stretches."""
@@ -56,11 +58,8 @@ class Repeat:
     def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
         """Take steps from `now_ns` on, up to `Batch.now_ns`; whether there were any."""
         if flying:
-            next_ns, horizon_ns = self._upcoming()
-            steps, flying[0] = self._ahead.take(flying[0], now_ns, min(next_ns, horizon_ns))
+            steps, flying[0] = self._ahead.take(flying[0], now_ns, self._upcoming, progress)
             self._why_not = self._ahead.why_not
-            if steps:
-                progress.steps, progress.idle_steps = progress.steps + steps, 0
         else:
             steps = self._stretch(now_ns, progress) if self._may_begin() else 0
         if steps:
@@ -118,7 +117,7 @@ class Repeat:
             self._why_not = "a request is about to end"
             return False
         cohort.recruit()
-        if not self._one_prompt():
+        if not self._intake.one_prompt():
             self._why_not = "several prompts are under way"
             return False
         if not course.terms.undisturbed(course.batch):
@@ -136,27 +135,16 @@ class Repeat:
             and all(each.sequences[0].length <= course.terms.longest for each in lingering)
         )
 
-    def _one_prompt(self) -> bool:
-        """Whether nobody runs beside the cohort but, where steps are mixed, one in its prompt."""
-        others, terms = self._course.batch.others, self._course.terms
-        if not others:
-            return True
-        sequence = others[0].sequences[0]
-        if len(others) > 1 or not (terms.mixes and sequence.prompt_stage):
-            return False
-        # The last token alone counts as a decode in vLLM V1.
-        return not terms.by_chunk or sequence.computed < sequence.length - 1
-
     def _steps(self, cut_ns: float) -> int:
         """Take the next step, and where it is a decode step, those that are the same; returns how
         many, 0 where the scheduler has to compose."""
         course, batch = self._course, self._course.batch
         cohort, terms = course.cohort, course.terms
         waiting, blocks, number = batch.waiting, batch.blocks, len(cohort.requests)
-        if batch.others and not self._one_prompt():
+        if batch.others and not self._intake.one_prompt():
             cohort.recruit()
             number = len(cohort.requests)
-            if not self._one_prompt():
+            if not self._intake.one_prompt():
                 self._why_not = "several prompts are under way"
                 return 0
         if waiting and waiting[0].sequences[0].length > terms.longest:
@@ -171,13 +159,13 @@ class Repeat:
         if left < 0 and terms.after_preemption and number:
             return self._decodes.take_one(0)  # Nobody is admitted beside one who gives way.
         if waiting and not batch.others:
-            length = waiting[0].sequences[0].length
-            need = -(-length // cohort.size)
-            if terms.mixes:
-                asked = asked_tokens(terms, length, number)
-                blocked = terms.refusal(blocks, left, need, asked, number, number)
-            else:
-                blocked = terms.refusal(blocks, free, need, length, 0, number)
+            used = number if terms.mixes else 0
+            _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used, number)
+            room = left if terms.mixes else free
+            blocked = terms.refusal(blocks, room, need, asked, used, number)
+        if blocked and cohort.awaited and cohort.publishes(cohort.composed):
+            self._why_not = "a block fills that others may hit"
+            return 0
         if batch.others or (waiting and not blocked):
             if terms.mixes and left <= 0 and not course.decodes_fit():
                 return self._decodes.take_one(blocked)

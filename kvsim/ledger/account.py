@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import SpannedStream
 from kvsim.ledger import kernels, standings, time
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
@@ -63,18 +63,20 @@ def account_times(
 
 
 def account_prompts(
-    requests: Sequence[Request],
+    streams: Sequence[SpannedStream],
+    requests: Mapping[str, Any],
     transitions: Mapping[str, Ints],
     block_size: int,
     withheld: int,
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of the requests of a run with prefix caching.
 
-    `withheld`: tokens at the end of a prompt that are never looked up (`blocks.sharing.FullHit`).
+    `streams`: of the requests, in order. `withheld`: tokens at the end of a prompt that are never
+    looked up (`blocks.sharing.FullHit`).
     """
-    parts = split_prompts(requests, transitions, Rules(block_size, withheld))
-    admitted = [r.input_length if r.first_scheduled_ns >= 0 else 0 for r in requests]
-    check_sums("a prompt", parts, PROMPT_PARTS, np.array(admitted, dtype=np.int64))
+    parts = split_prompts(streams, requests, transitions, Rules(block_size, withheld))
+    admitted = np.where(requests["first_scheduled_ns"] >= 0, requests["input_length"], 0)
+    check_sums("a prompt", parts, PROMPT_PARTS, admitted)
     return parts
 
 

@@ -9,21 +9,21 @@ ends within a block is seen. The meaning of the parts: `kvsim.ledger.parts`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import Piece, SpannedStream
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.records import transitions as kinds
-from kvsim.workload.keys import SpanStream, TokenStream
-from kvsim.workload.pieces import Piece
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _RELEASE, _ADMISSION = range(2)
 """Order of events at one instant: blocks are released before requests are admitted."""
+_COLD = PROMPT_PARTS.index("cold_tokens")
 
 
 class Rules(NamedTuple):
@@ -59,29 +59,42 @@ class Known:
 
 
 def split_prompts(
-    requests: Sequence[Request], transitions: Mapping[str, Ints], rules: Rules
+    streams: Sequence[SpannedStream],
+    requests: Mapping[str, Ints],
+    transitions: Mapping[str, Ints],
+    rules: Rules,
 ) -> dict[str, Ints]:
-    """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted."""
-    parts = np.zeros((len(requests), len(PROMPT_PARTS)), dtype=np.int64)
+    """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
+
+    `streams`: of the requests, in order; `requests`: their columns. A prompt of which no other
+    stream has anything is all cold; only the others are compared.
+    """
+    lengths, reached = requests["input_length"], _reached(requests, transitions)
+    parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64)
+    shared = [stream.shared_tokens for stream in streams]
+    alone = np.array([not tokens for tokens in shared], dtype=bool)
+    cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
+    parts[cold, _COLD] = np.minimum(lengths, reached)[cold]
+    parts[cold, -1] = (lengths - parts[:, _COLD])[cold]
     past, coming, anywhere = Known(), Known(), Known()
-    lost = _first_losses(transitions)
-    salted = any(_stream(request).salt for request in requests)
-    for _, kind, place, tokens in sorted(_events(requests, transitions, rules.block_size)):
-        request = requests[place]
-        stream = _stream(request)
+    salted = any(stream.salt for stream in streams)
+    events = _events(requests, transitions, rules.block_size, ~cold)
+    hits = requests["num_cached_tokens"]
+    for _, kind, place, tokens in sorted(events):
+        stream = streams[place]
         if kind == _RELEASE:
-            pieces = stream.pieces(tokens)
+            pieces = stream.pieces(min(tokens, shared[place]))
             past.add(stream.salt, pieces)
             if salted:
                 anywhere.add(0, pieces)
             continue
-        pieces = stream.pieces(request.input_length)
+        pieces = stream.pieces(min(tokens, shared[place]))
         known = past.prefix(stream.salt, pieces)
         held = coming.prefix(stream.salt, pieces)
         elsewhere = anywhere.prefix(0, pieces) if salted else 0
         coming.add(stream.salt, pieces)
-        whole = classify(request.input_length, request.cached_tokens, known, held, elsewhere, rules)
-        parts[place] = cut_off(whole, _reached(request, lost))
+        whole = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
+        parts[place] = cut_off(whole, int(reached[place]))
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
 
 
@@ -121,20 +134,40 @@ def cut_off(parts: tuple[int, ...], reached: int) -> tuple[int, ...]:
 
 
 def _events(
-    requests: Sequence[Request], transitions: Mapping[str, Ints], block_size: int
+    requests: Mapping[str, Ints], transitions: Mapping[str, Ints], block_size: int, asked: Bools
 ) -> Iterator[tuple[tuple[int, int, int], int, int, int]]:
-    """(order, kind, index, tokens that are computed) of each admission and release."""
-    for place, request in enumerate(requests):
-        if request.first_scheduled_ns >= 0:
-            order = request.first_scheduled_ns, _ADMISSION, request.arrival_ns
-            yield order, _ADMISSION, place, 0
-            if request.finish_ns >= 0:
-                yield (request.finish_ns, _RELEASE, 0), _RELEASE, place, _computed(request)
+    """(order, kind, index, tokens) of each admission and release of the requests that are `asked`
+    about; the tokens are those of the prompt, or those that are computed."""
+    computed = _computed(requests)
+    chosen = np.flatnonzero(asked & (requests["first_scheduled_ns"] >= 0))
+    names = ("first_scheduled_ns", "arrival_ns", "finish_ns", "input_length")
+    columns = (requests[name][chosen].tolist() for name in names)
+    for place, start_ns, arrival_ns, finish_ns, length in zip(
+        chosen.tolist(), *columns, strict=True
+    ):
+        yield (start_ns, _ADMISSION, arrival_ns), _ADMISSION, place, length
+        if finish_ns >= 0:
+            yield (finish_ns, _RELEASE, 0), _RELEASE, place, int(computed[place])
     losing = np.isin(transitions["kind"], (kinds.PREEMPTED, kinds.SWAPPED_OUT))
+    losing &= asked[transitions["request"]]
     columns = (transitions[name][losing].tolist() for name in kinds.TRANSITION_COLUMNS)
     for place, kind, time_ns, value in zip(*columns, strict=True):
         tokens = value * block_size if kind == kinds.SWAPPED_OUT else value
-        yield (time_ns, _RELEASE, 0), _RELEASE, place, min(tokens, _computed(requests[place]))
+        yield (time_ns, _RELEASE, 0), _RELEASE, place, min(tokens, int(computed[place]))
+
+
+def _reached(requests: Mapping[str, Ints], transitions: Mapping[str, Ints]) -> Ints:
+    """Prompt tokens of each request computed or found before it lost its blocks or the run ended.
+
+    The progress of an incomplete prompt is unknown; then only its hits are counted.
+    """
+    lengths, cached = requests["input_length"], requests["num_cached_tokens"]
+    firsts_ns = requests["first_token_ns"]
+    reached: Ints = np.where(firsts_ns >= 0, lengths, cached)
+    for place, (time_ns, tokens) in _first_losses(transitions).items():
+        if firsts_ns[place] < 0 or firsts_ns[place] > time_ns:
+            reached[place] = max(cached[place], min(tokens, lengths[place]))
+    return reached
 
 
 def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]:
@@ -147,24 +180,8 @@ def _first_losses(transitions: Mapping[str, Ints]) -> dict[int, tuple[int, int]]
     return losses
 
 
-def _reached(request: Request, losses: Mapping[int, tuple[int, int]]) -> int:
-    """Prompt tokens computed or found before the request lost its blocks or the run ended.
-
-    The progress of an incomplete prompt is unknown; then only its hits are counted.
-    """
-    first = request.first_token_ns
-    if request.index in losses:
-        time_ns, tokens = losses[request.index]
-        if first < 0 or first > time_ns:
-            return max(request.cached_tokens, min(tokens, request.input_length))
-    return request.input_length if first >= 0 else request.cached_tokens
-
-
-def _computed(request: Request) -> int:
+def _computed(requests: Mapping[str, Ints]) -> Ints:
     """Tokens of the first sample whose KV existed in the end: all but the newest."""
-    return max(0, request.input_length + request.output_tokens // request.n - 1)
-
-
-def _stream(request: Request) -> SpanStream | TokenStream:
-    stream: Any = request.sequences[0].identities(0)
-    return stream  # type: ignore[no-any-return]
+    generated = requests["output_tokens"] // requests["n"]
+    computed: Ints = np.maximum(0, requests["input_length"] + generated - 1)
+    return computed

@@ -23,11 +23,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import inf
+from sys import maxsize
 
 from xxhash import xxh64_intdigest
 
-from kvsim.engine.request import Stream
-from kvsim.workload.pieces import Piece, span_pieces
+from kvsim.engine.request import Piece, Span
+from kvsim.workload.pieces import block_spans, joined, span_pieces
 from kvsim.workload.runs import merge
 from kvsim.workload.trace import (
     HashContent,
@@ -51,12 +52,12 @@ _SALT = 0x9E3779B97F4A7C15F39D
 salts rarely meet."""
 
 
-def streams(trace: Trace) -> list[Stream]:
+def streams(trace: Trace) -> list[SpanStream | TokenStream]:
     """The stream of every row, in order; keys are comparable within this list."""
     builder = _Builder(trace)
     for row in trace.rows:
         builder.add(row)
-    return list(builder.streams)
+    return builder.streams
 
 
 class SpanStream:
@@ -69,6 +70,7 @@ class SpanStream:
 
     __slots__ = (
         "_base",
+        "_inherited",
         "_input_length",
         "_keep",
         "_offsets",
@@ -100,6 +102,7 @@ class SpanStream:
         self._offsets = (*(offset for _, offset in spans), _unique_offset(row))
         self._base = base
         self._keep = keep
+        self._inherited = 0
         self.salt = salt
         """Offset of every key; 0 without a salt."""
 
@@ -110,6 +113,34 @@ class SpanStream:
     def contents(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys: tokens are known by their prefix only."""
         return self.keys(first, last, block_size)
+
+    def spans(self, block_size: int) -> list[Span]:
+        """All blocks by the arithmetic of their keys, in order; the last span has no end."""
+        offset = self._offsets[-1] + block_size - 1 + self.salt
+        if self._base is None and len(self._stops) == 1:
+            return [(0, maxsize, offset)]
+        found: list[Span] = []
+        last = maxsize
+        stream: SpanStream | TokenStream | None = self
+        while isinstance(stream, SpanStream) and last:
+            own = stream._keep // block_size
+            if own < last:
+                found[:0] = block_spans(own, last, block_size, stream._stops, stream._offsets)
+                last = own
+            stream = stream._base
+        if isinstance(stream, TokenStream) and last:
+            found[:0] = stream.content_spans(last, block_size)
+        return joined(found, self.salt)
+
+    def inherit(self, tokens: int) -> None:
+        """Note that another stream begins with so many tokens of this one."""
+        self._inherited = max(self._inherited, tokens)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no block ends that another stream has: those are the row's own."""
+        spans = int(self._stops[-2]) if len(self._stops) > 1 else 0
+        return max(spans, self._keep, self._inherited)
 
     def sample(self, index: int) -> SpanStream:
         """A sample `index` > 0: the same prompt with an output of its own."""
@@ -184,7 +215,17 @@ class TokenStream:
     in the region of `row` alone, of `rows` streams in use.
     """
 
-    __slots__ = ("_input_length", "_keys", "_next_token", "_row", "_rows", "_tokens", "salt")
+    __slots__ = (
+        "_inherited",
+        "_input_length",
+        "_keys",
+        "_next_token",
+        "_numbers",
+        "_row",
+        "_rows",
+        "_tokens",
+        "salt",
+    )
 
     def __init__(
         self,
@@ -194,8 +235,13 @@ class TokenStream:
         row: int = 0,
         rows: int = 1,
         salt: int = 0,
+        numbers: dict[int, int] | None = None,
     ) -> None:
+        """`numbers`: of the streams that are compared, digest of a block → its number in the order
+        in which blocks are first asked for (`spans`)."""
         self._tokens = array("q", prompt)
+        self._numbers = {} if numbers is None else numbers
+        self._inherited = 0
         self._next_token: Callable[[int], int] | None = None
         if callable(output):
             self._next_token = output
@@ -226,6 +272,32 @@ class TokenStream:
                 tokens = (keys[-1] - _DIGESTS).to_bytes(8, "little") + tokens
             keys.append(_DIGESTS + xxh64_intdigest(tokens))
         return [*keys[first:known], *self._own(max(first, known), last, block_size)]
+
+    def spans(self, block_size: int) -> list[Span]:
+        """All blocks by the arithmetic of numbers that stand for their digests, in order; the last
+        span has no end. Streams without shared `numbers` cannot be compared."""
+        return joined(self.content_spans(maxsize, block_size), self.salt)
+
+    def content_spans(self, last: int, block_size: int) -> list[Span]:
+        """The first `last` blocks as `spans`, without the salt, neighbours not joined."""
+        assert self._next_token is None, "some tokens are not known yet"
+        known = min(last, len(self._tokens) // block_size)
+        numbers, found = self._numbers, list[Span]()
+        for block, key in enumerate(self.content_keys(0, known, block_size)):
+            number = numbers.setdefault(key, len(numbers))
+            found.append((block, block + 1, _DIGESTS + (number - block) * block_size))
+        if known < last:
+            found.append((known, last, _unique_offset(self._row) - 1 + block_size))
+        return found
+
+    def inherit(self, tokens: int) -> None:
+        """Note that another stream begins with so many tokens of this one."""
+        self._inherited = max(self._inherited, tokens)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no block ends that another stream has: those are the row's own."""
+        return maxsize if self._next_token else max(len(self._tokens), self._inherited)
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
         """The first `number` blocks, each by itself, because there are no hash ids."""
@@ -282,6 +354,8 @@ class _Builder:
         self._nodes = 0
         self._segments: dict[tuple[object, str], int] = {}
         """(preceding segment or scope, name) → number of the region."""
+        self._numbers: dict[int, int] = {}
+        """Digest of a block → its number."""
 
     def add(self, row: Row) -> None:
         """Append the stream of the next row."""
@@ -291,9 +365,12 @@ class _Builder:
         stream: SpanStream | TokenStream
         match row.content:
             case TokenContent(prompt, output):
-                stream = TokenStream(prompt, output or (), row=index, rows=rows, salt=salt)
+                stream = TokenStream(
+                    prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
+                )
             case ParentContent(parent, keep):
                 base = self.streams[parent]
+                base.inherit(keep)
                 stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
             case HashContent() as content:
                 spans = list(self._hash_spans(row, content))

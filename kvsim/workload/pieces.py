@@ -1,25 +1,12 @@
-"""Consecutive tokens whose identity a stream knows as a whole."""
+"""Consecutive tokens, or blocks, whose identity a stream knows as a whole."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from math import inf
 
-
-class Piece(NamedTuple):
-    """Consecutive tokens of a stream, without regard to salts.
-
-    Pieces of two streams with equal keys begin with the same token after the same tokens. They
-    agree up to the end of the shorter one.
-    """
-
-    key: int
-    """Key of the first token, as of a block of one token."""
-    first: int
-    """Position of the first token in the stream."""
-    last: int
-    """Position after the last token."""
+from kvsim.engine.request import Piece, Span
 
 
 def span_pieces(
@@ -34,3 +21,30 @@ def span_pieces(
         pieces.append(Piece(first + offsets[span], first, stop))
         first = stop
     return pieces
+
+
+def block_spans(
+    first: int, last: int, block_size: int, stops: Sequence[float], offsets: Sequence[int]
+) -> list[Span]:
+    """The blocks `first .. last - 1` of a stream, by the spans of tokens that hold them.
+
+    The key of a block is that of its last token.
+    """
+    found: list[Span] = []
+    span = -1
+    while first < last:
+        span = bisect_right(stops, (first + 1) * block_size - 1, span + 1)
+        stop = last if stops[span] == inf else min(int(stops[span]) // block_size, last)
+        found.append((first, stop, offsets[span] + block_size - 1))
+        first = stop
+    return found
+
+
+def joined(spans: Iterable[Span], salt: int = 0) -> list[Span]:
+    """Consecutive spans with `salt` added to their keys, and neighbours of one offset made one."""
+    found: list[Span] = []
+    for first, last, offset in spans:
+        if found and found[-1][2] == offset + salt:
+            first = found.pop()[0]
+        found.append((first, last, offset + salt))
+    return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from kvsim.engine.request import Request, Stream
-from kvsim.workload.keys import streams
+from kvsim.engine.request import Request
+from kvsim.workload.keys import SpanStream, TokenStream, streams
 from kvsim.workload.trace import Row, Trace
 
 
@@ -19,7 +19,8 @@ class Requests(Sequence[Request]):
         """`keyed`: make block identities; `n`: samples of each request."""
         self._rows = rows
         self._samples = n
-        self._identities: Sequence[Stream] = streams(trace) if keyed else ()
+        self.streams: Sequence[SpanStream | TokenStream] = streams(trace) if keyed else ()
+        """Block identities of each row of the trace, if there are any."""
         self._held: list[Request | None] = [None] * len(rows)
 
     def __len__(self) -> int:
@@ -36,7 +37,7 @@ class Requests(Sequence[Request]):
         if held is not None:
             return held
         row = self._rows[index]
-        stream = self._identities[row.index] if self._identities else None
+        stream = self.streams[row.index] if self.streams else None
         request = self._held[index] = Request(
             row.index,
             row.id,

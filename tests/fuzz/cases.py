@@ -11,6 +11,8 @@ from fuzz.draw import (
     draw_clients,
     draw_configuration,
     draw_cost,
+    draw_heirs,
+    draw_pressure,
     draw_room,
     draw_settings,
     draw_trace,
@@ -72,9 +74,20 @@ def check_scratch(seed: int, limit_s: float = LIMIT_S) -> str:
     return assert_equal_runs(trace, settings, where, may_crash=True, limit_s=limit_s).kind
 
 
+def check_runs(seed: int, limit_s: float = LIMIT_S) -> str:
+    """vLLM V1 with its prefix cache, which is kept in runs, against the cache block by block."""
+    rng = random.Random(f"runs {seed}")
+    trace = draw_trace(rng) if rng.random() < 0.5 else draw_heirs(rng)
+    settings = draw_settings(rng, "vllm-v1", "vllm-v1-prefix-caching")
+    if rng.random() < 0.5:
+        settings = draw_pressure(rng, settings)
+    return assert_equal_runs(trace, settings, f"runs {seed}", limit_s=limit_s).kind
+
+
 KINDS: dict[str, Callable[..., str]] = {
     "configurations": check_configuration,
     "policies": check_policy,
+    "runs": check_runs,
     "scratch": check_scratch,
 }
 """Kind of cases -> what checks the case of a seed."""

@@ -51,7 +51,7 @@ RULES_OF = {
     "naive": ("growth", "idle_order"),
     "prefix-caching": ("growth", "idle_order", "eviction", *_SHARING),
     "prefix-runs": ("growth",),
-    "vllm-v1-prefix-caching": _SHARING,
+    "vllm-v1-prefix-caching": ("eviction", *_SHARING),
     "nano-vllm": _SHARING,
     "nano-vllm-2025-08": _SHARING,
 }
@@ -91,6 +91,38 @@ def draw_trace(rng: random.Random) -> Trace:
             row.delay_ns = rng.choice((0, TICK_NS, rng.randrange(3 * TICK_NS)))
         trace.rows.append(row)
     return trace
+
+
+def draw_heirs(rng: random.Random) -> Trace:
+    """Requests whose outputs are in the prompts, or the outputs, of others."""
+    trace = Trace("drawn", "native", "", [], block_size=rng.choice((1, 2, 4)), hash_kind="prefix")
+    now_ns = 0
+    for index in range(rng.randrange(3, 25)):
+        now_ns += rng.choice((0, 0, TICK_NS, 3 * TICK_NS, rng.randrange(30 * TICK_NS)))
+        length, output = rng.randrange(1, 30), rng.randrange(1, rng.choice((4, 40, 80)))
+        content: Content | None = None
+        draw = rng.random()
+        if draw < 0.4:
+            # All of them have the same text, some of them more of it.
+            content = TokenContent((0,) * length, (0,) * output)
+        elif draw < 0.8 and index:
+            parent = rng.choice(trace.rows)
+            most = parent.input_length + parent.output_length
+            keep = rng.randrange(most + 1)
+            length = keep + rng.randrange(1, 9)
+            content = ParentContent(parent.index, keep)
+        trace.rows.append(Row(index, f"r{index}", index + 2, now_ns, length, output, content))
+    return trace
+
+
+def draw_pressure(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings with small blocks, and a pool in which somebody has to give way."""
+    size = rng.choice((1, 1, 2, 4))
+    longest = rng.choice((60, 120, 200))
+    blocks = longest // size + rng.choice((1, 3, 20, 60))
+    small = {"block_size": size, "max_model_len": longest, "num_gpu_blocks_override": blocks}
+    tokens = {"max_num_batched_tokens": max(64, longest)}
+    return {**settings, **small, **tokens, "max_num_seqs": rng.choice((3, 8, 32))}
 
 
 def _draw_gaps(rng: random.Random) -> Callable[[], int]:

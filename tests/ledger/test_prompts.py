@@ -15,11 +15,10 @@ from worlds import config, hashed
 import kvsim
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
+from kvsim.engine.request import Piece, Request
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.workload.keys import streams
-from kvsim.workload.pieces import Piece
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -75,6 +74,25 @@ def test_a_prefix_that_ends_within_a_block_is_lost_to_granularity() -> None:
     ]
     result = run(Trace("in memory", "native", "0" * 64, rows))
     assert tokens(result, 1) == {"num_cached": 8, "partial_block": 3, "cold": 3}
+
+
+def test_a_prompt_of_its_own_is_cold_as_far_as_it_was_computed() -> None:
+    """Nobody shares anything: r0 is preempted in its prompt, r2 is never admitted."""
+    rows = [
+        Row(0, "r0", 2, 0, 10, 30),
+        Row(1, "r1", 3, 1_000_000, 20, 20),
+        Row(2, "r2", 4, 2_000_000, 10, 5),
+    ]
+    trace = Trace("in memory", "native", "0" * 64, rows)
+    table = engine(
+        "v1", num_gpu_blocks_override=12, max_model_len=44, max_num_seqs=3, max_num_batched_tokens=4
+    )
+    result = kvsim.simulate(trace, table)
+    for place in range(3):
+        found = tokens(result, place)
+        assert found.keys() <= {"cold", "unreached"}
+        assert sum(found.values()) == rows[place].input_length
+    assert tokens(result, 0) == {"cold": 10}
 
 
 def test_a_prefix_shorter_than_a_block_is_lost_altogether() -> None:
@@ -288,8 +306,11 @@ def test_pieces_find_the_same_prefixes_as_tokens_one_by_one(data: st.DataObject)
         made.append(row)
     trace = Trace("in memory", "native", "0" * 64, made, block_size=4, hash_kind="prefix")
     known, seen = Known(), set[int]()
-    for stream in streams(trace):
-        pieces: list[Piece] = stream.pieces(32)  # type: ignore[attr-defined]
+    everybody = [set(identities(stream, 40)) for stream in streams(trace)]
+    for place, stream in enumerate(streams(trace)):
+        own = identities(stream, 40)[stream.shared_tokens :]
+        assert all(keys.isdisjoint(own) for keys in everybody[:place] + everybody[place + 1 :])
+        pieces: list[Piece] = stream.pieces(32)
         keys = identities(stream, 32)
         assert [p.first for p in pieces] == [0, *(p.last for p in pieces[:-1])]
         dull = next((i for i, key in enumerate(keys) if key not in seen), 32)

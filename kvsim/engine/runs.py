@@ -1,0 +1,326 @@
+"""Blocks with content in runs: one object for as many neighbours as share their fate.
+
+```
+ table A   0 ······ 5 ········ 9              A and B begin alike, and part after 5 blocks
+ table B   0 ······ 5 ············ 13
+
+ runs      [0 ── 5)  refs 2
+              ├─ successor ─► [5 ─── 9)  refs 1, of A
+              └ (B's own)     [5 ─────── 13)  refs 1, of B
+
+ A ends    [5 ─── 9) joins the tail of the queue as one entry; [0 ── 5) is B's alone
+ evicted   from the queue's first run, its last block first: what begins a prefix goes last
+```
+
+Nothing that is decided depends on which physical block holds what, only on how many are blank,
+which content is resident, and in which order idle content is evicted. All of that is true of whole
+runs, because of these invariants:
+
+1. The blocks of a run have the same holders; if there are none, they are neighbours in the order
+   of eviction, the last of the run first.
+2. A key is in one interval of keys. All copies of an interval (several blocks may hold the same)
+   are cut at the same places.
+3. The runs of a table cover its content without a hole: each of them, or what was cut off from it
+   (`Run.successor`), reaches to where the next one starts.
+4. The content of a table, and every hit, ends where a run ends.
+5. If a key is resident, so are all before it. For a table holds a prefix, and gives its blocks back
+   from the last to the first.
+
+A hit that ends inside a run cuts it (4). A table lets a run grow, or joins two, only where nobody
+else holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from kvsim.engine.counted import CountPool
+from kvsim.engine.request import Span
+
+
+class Run:
+    """Consecutive blocks with content, of which all that is decided is the same."""
+
+    __slots__ = ("copies", "end", "next", "offset", "prev", "refs", "start", "successor")
+
+    def __init__(self, start: int, end: int, offset: int, refs: int) -> None:
+        self.start = start
+        """Its blocks are the blocks `start .. end - 1` of every sequence that holds them."""
+        self.end = end
+        self.offset = offset
+        """As of a `Span`."""
+        self.refs = refs
+        """Tables that hold it."""
+        self.copies: list[Run] | None = None
+        """All runs with this content, the one labelled first in front; None: it is the only one."""
+        self.successor: Run | None = None
+        """What was cut off behind it; true as long as somebody holds both."""
+        self.prev = self
+        self.next = self
+        """Its neighbours in the queue, if nobody holds it."""
+
+
+class Hits(Sequence[int]):
+    """The leading blocks of a sequence that are resident, as runs; without names, as `Counted`
+    tables are."""
+
+    __slots__ = ("idle", "number", "runs")
+
+    def __init__(self, runs: list[Run], number: int, idle: int) -> None:
+        self.runs = runs
+        self.number = number
+        """Blocks. Each run counts up to where the next one starts, the last one up to here."""
+        self.idle = idle
+        """Blocks among them that no table holds."""
+
+    def __len__(self) -> int:
+        return self.number
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        return range(self.number)[place]
+
+
+class RunPool(CountPool):
+    """A number of blocks: in use, idle with content, and blank. The content is known in runs.
+
+    The moves are those of `kvsim.engines.vllm_v1_blocks.ContentPool` under its `lru` eviction:
+    blank blocks are given out before any content is evicted, idle content goes in the order in
+    which it was given back, of one table the last block first, and of several blocks with one
+    content the one labelled first is hit.
+    """
+
+    def __init__(self, size: int, first: int, block_size: int) -> None:
+        super().__init__(size, first)
+        self._block_size = block_size
+        self._at: dict[int, Run] = {}
+        """Key of the first block of a run → the run, or of its copies the one labelled first."""
+        self._queue = Run(0, 0, 0, 0)
+        """Before the idle run that is evicted next, and behind the one that goes last."""
+        self._cached = 0
+
+    @property
+    def free(self) -> int:
+        return self._left + self._cached
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    @property
+    def used(self) -> int:
+        return self.size - self._left - self._cached
+
+    def idle_runs(self) -> Iterator[Run]:
+        """Runs that no table holds, the one that is evicted next in front."""
+        run = self._queue.next
+        while run is not self._queue:
+            yield run
+            run = run.next
+
+    def find(self, spans: list[Span], limit: int) -> Hits:
+        """The leading blocks of a sequence that are resident, at most `limit`."""
+        at, size = self._at, self._block_size
+        runs: list[Run] = []
+        depth = idle = 0
+        for _, last, offset in spans:
+            stop = last if last < limit else limit
+            while depth < stop:
+                run = at.get(depth * size + offset)
+                if run is None:
+                    return Hits(runs, depth, idle)
+                upto = run.end if run.end < stop else stop
+                if not run.refs:
+                    idle += upto - depth
+                runs.append(run)
+                depth = upto
+        return Hits(runs, depth, idle)
+
+    def hold(self, hits: Hits) -> list[Run]:
+        """One more table holds what `find` has just returned; returns the runs of the table."""
+        runs, end = hits.runs, hits.number
+        for run in reversed(runs):
+            if run.end > end:
+                self._cut(run, end)
+            end = run.start
+            if not run.refs:
+                self._leave(run)
+                self._cached -= run.end - end
+            run.refs += 1
+        return runs
+
+    def lend(self, number: int) -> None:
+        if number > self._left:
+            self._evict(number - self._left)
+        super().lend(number)
+
+    def label(self, runs: list[Run], spans: list[Span], first: int, last: int) -> None:
+        """The blocks `first .. last - 1` of a table, whose content so far is in `runs`, are given
+        that of these spans."""
+        at, size, depth = self._at, self._block_size, first
+        known = True
+        for _, end, offset in spans[-1:] if spans[-1][0] <= first else spans:
+            stop = end if end < last else last
+            while depth < stop:
+                run = at.get(depth * size + offset) if known else None
+                if run is None:
+                    known = False  # Nor is anything behind it.
+                    self._append(runs, depth, stop, offset)
+                    depth = stop
+                else:
+                    if run.end > stop:
+                        self._cut(run, stop)
+                    self._copy(runs, run)
+                    depth = run.end
+
+    def release(self, runs: list[Run], end: int) -> None:
+        """One table less holds these runs, which cover its first `end` blocks."""
+        queue, before = self._queue, self._queue
+        for run in reversed(runs):
+            start = run.start
+            for part in [run] if run.end == end else reversed(list(parts(run, end))):
+                part.refs -= 1
+                if part.refs:
+                    continue
+                self._cached += part.end - part.start
+                # Neighbours in the queue are joined only along one table: offsets of two chains
+                # may follow each other by chance.
+                if (
+                    before is not queue
+                    and before.start == part.end
+                    and before.offset == part.offset
+                    and before.copies is None
+                    and part.copies is None
+                ):
+                    part.end, part.successor = before.end, None
+                    self._leave(before)
+                    self._forget(before)
+                self._enter(part, queue)
+                before = part
+            end = start
+
+    # -- parts of moves --------------------------------------------------------------------------
+
+    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> None:
+        """A table has new content behind its runs."""
+        if runs:
+            tail = runs[-1]
+            while tail.end < start:
+                assert tail.successor is not None
+                tail = tail.successor
+            if tail.refs == 1 and tail.copies is None and tail.offset == offset:
+                tail.end, tail.successor = end, None
+                return
+        run = self._at[start * self._block_size + offset] = Run(start, end, offset, 1)
+        runs.append(run)
+
+    def _copy(self, runs: list[Run], known: Run) -> None:
+        """A table has, behind its runs, what a run holds already."""
+        copy = Run(known.start, known.end, known.offset, 1)
+        if known.copies is None:
+            known.copies = [known]
+        known.copies.append(copy)
+        copy.copies = known.copies
+        runs.append(copy)
+
+    def _cut(self, run: Run, depth: int) -> None:
+        """A run, and every copy of it, ends at a depth; what is behind it is a run of its own."""
+        rests = []
+        for front in run.copies or (run,):
+            rest = Run(depth, front.end, front.offset, front.refs)
+            front.end, rest.successor, front.successor = depth, front.successor, rest
+            rests.append(rest)
+            if not rest.refs:
+                self._enter(rest, front)
+        if len(rests) > 1:
+            for rest in rests:
+                rest.copies = rests
+        self._at[depth * self._block_size + run.offset] = rests[0]
+
+    def _evict(self, number: int) -> None:
+        """Make blocks blank: those of the runs that were given back first, each from its tail."""
+        self._cached -= number
+        self._left += number
+        while number:
+            run = self._queue.next
+            here = run.end - run.start
+            if here > number:
+                if run.copies is None:
+                    run.end, run.successor = run.end - number, None
+                    return
+                self._cut(run, run.end - number)
+                continue
+            number -= here
+            self._leave(run)
+            self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        """A run is no more."""
+        key = run.start * self._block_size + run.offset
+        copies = run.copies
+        if copies is None:
+            del self._at[key]
+            return
+        copies.remove(run)
+        self._at[key] = copies[0]
+        if len(copies) == 1:
+            copies[0].copies = None
+
+    @staticmethod
+    def _enter(run: Run, follower: Run) -> None:
+        """Take a run into the queue, before another one."""
+        run.prev, run.next = follower.prev, follower
+        run.prev.next = follower.prev = run
+
+    def _leave(self, run: Run) -> None:
+        run.prev.next, run.next.prev = run.next, run.prev
+        # Else it would keep in memory who was beside it.
+        run.prev = run.next = self._queue
+
+    # -- audits ----------------------------------------------------------------------------------
+
+    def audit(self) -> None:
+        super().audit()
+        idle = list(self.idle_runs())
+        assert self._cached == sum(run.end - run.start for run in idle), "blocks are miscounted"
+        assert all(run.refs == 0 for run in idle), "a run is idle and in use"
+        assert 0 <= self._left + self._cached <= self.size, "blocks were lost or invented"
+        for key, run in self._at.items():
+            assert run.start < run.end, "an empty run is kept"
+            assert key == run.start * self._block_size + run.offset, "a run is misfiled"
+            if run.copies is not None:
+                assert run.copies[0] is run and len(run.copies) > 1, "copies are misfiled"
+                alike = {(each.start, each.end, each.offset) for each in run.copies}
+                assert len(alike) == 1, "copies are cut at different places"
+
+    def audit_tables(self, tables: Iterable[tuple[list[Run], int]]) -> int:
+        """Assert that runs are held as often as they occur in these tables, given as their runs and
+        the blocks that these cover; returns the blocks that they hold."""
+        held: dict[Run, int] = {}
+        for runs, end in tables:
+            ends = [run.start for run in runs[1:]] + [end]
+            assert (runs[0].start if runs else end) == 0, "the content of a table has a hole"
+            for run, upto in zip(runs, ends if runs else [], strict=True):
+                pieces = list(parts(run, upto))
+                assert pieces[-1].end == upto, "a table ends inside a run"
+                for part in pieces:
+                    held[part] = held.get(part, 0) + 1
+        resident = [run for first in self._at.values() for run in first.copies or (first,)]
+        counted = {run: run.refs for run in resident if run.refs}
+        assert held == counted, "references and tables disagree"
+        idle = {run for run in resident if not run.refs}
+        assert idle == set(self.idle_runs()), "an idle run cannot be hit or evicted"
+        return sum(run.end - run.start for run in held)
+
+
+def parts(run: Run, end: int) -> Iterator[Run]:
+    """A run and what was cut off behind it, up to a depth."""
+    yield run
+    while run.end < end:
+        assert run.successor is not None, "the content of a table has a hole"
+        run = run.successor
+        yield run

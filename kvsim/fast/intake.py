@@ -1,0 +1,128 @@
+"""Prompts in a step that is worked out in numbers: who goes on with his, and who is admitted.
+
+```
+ waiting   a  b  c  d          admitted in order until one is refused: a, b, c
+ step      ▓▓▓▓▓▓ ▓▓▓ ▓▓░░     c gets what is left of the token budget, and goes on in the next step
+ then      a and b have a token, and join the cohort; c is one of `Batch.others`
+```
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.request import RUNNING, Request
+from kvsim.fast.course import Course
+
+Chunk = tuple[Request, int, int]
+"""A request, the tokens of it that a step takes on, and those of them that are charged to
+`max_num_batched_tokens`."""
+
+
+class Intake:
+    """Puts chunks of prompts into the step of a course."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._batch = course.batch
+        self.cached_tokens = 0
+        """Of the chunks that were run last, tokens that are not computed because of hits."""
+
+    def one_prompt(self) -> bool:
+        """Whether nobody runs beside the cohort but, where steps are mixed, one in its prompt."""
+        others, terms = self._batch.others, self._course.terms
+        if not others:
+            return True
+        sequence = others[0].sequences[0]
+        if len(others) > 1 or not (terms.mixes and sequence.prompt_stage):
+            return False
+        # The last token alone counts as a decode in vLLM V1.
+        return not terms.by_chunk or sequence.computed < sequence.length - 1
+
+    def fits(self, left: int, decodes: int) -> bool:
+        """Whether `left` blocks are enough for the prompt under way, if there is one, beside so
+        many decodes."""
+        batch, terms = self._batch, self._course.terms
+        if not batch.others:
+            return True
+        blocks, sequence = batch.blocks, batch.others[0].sequences[0]
+        if left > terms.max_num_batched_tokens // blocks.block_size + 1:
+            return True
+        if not terms.by_chunk:
+            return blocks.growth_need(sequence) <= left
+        room = terms.max_num_batched_tokens - decodes
+        upto = sequence.computed + min(sequence.length - sequence.computed, room)
+        return blocks.need(sequence, upto, []) <= left
+
+    def continued(self) -> list[Chunk]:
+        """Go on with the prompt that is under way."""
+        batch, terms, plan = self._batch, self._course.terms, self._course.plan
+        request = batch.others[0]
+        sequence, blocks = request.sequences[0], batch.blocks
+        computed = sequence.computed
+        tokens = min(sequence.length - computed, terms.max_num_batched_tokens - plan.batched_tokens)
+        if not tokens:
+            return []
+        if terms.by_chunk:
+            blocks.extend(sequence, computed + tokens)
+            if blocks.needs_keys:
+                blocks.publish(sequence, computed + tokens)
+        plan.batched_tokens += tokens
+        return [(request, tokens, tokens)]
+
+    def admit(self, running: int, sure: bool) -> list[Chunk]:
+        """Admit from the head of the waiting queue until one is refused, beside `running` ones.
+
+        `sure`: the first is known to be admissible.
+        """
+        batch, course = self._batch, self._course
+        terms, plan = course.terms, course.plan
+        blocks, waiting = batch.blocks, batch.waiting
+        ask, refusal, longest = terms.ask, terms.refusal, terms.longest
+        gives_up, by_chunk = not terms.chunked, terms.by_chunk
+        shares = by_chunk and blocks.needs_keys
+        charged, admitted = plan.batched_tokens, list[Chunk]()
+        while waiting:
+            request = waiting[0]
+            sequence = request.sequences[0]
+            if gives_up and sequence.length > longest and course.ignore_head():
+                continue
+            seqs = running + len(admitted)
+            hits, saved, tokens, asked, need = ask(blocks, sequence, charged, seqs)
+            if not sure:
+                plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, charged, seqs)
+                if plan.blocked:
+                    request.blocked_steps += 1
+                    break
+            sure = False
+            waiting.popleft()
+            if by_chunk:
+                blocks.hold(sequence, saved + tokens, hits)
+            else:
+                blocks.allocate(sequence)
+            if shares:
+                blocks.publish(sequence, saved + tokens)
+            sequence.state = RUNNING
+            if request.first_scheduled_ns < 0 and not batch.busy_until_ns > batch.now_ns:
+                request.first_scheduled_ns = batch.now_ns
+            else:
+                batch.scheduled(request)
+            admitted.append((request, saved + tokens, tokens))
+            charged += tokens
+        plan.batched_tokens = charged
+        return admitted
+
+    def run(self, chunks: list[Chunk]) -> int:
+        """Put chunks into the plan; returns how many of their tokens are computed."""
+        batch, plan, keyed = self._batch, self._course.plan, self._batch.blocks.needs_keys
+        computed = found = 0
+        for request, tokens, _ in chunks:
+            sequence = request.sequences[0]
+            before = sequence.computed
+            cached, samples = 0, before + tokens == sequence.length
+            if keyed or request.num_preemptions:
+                cached, samples = batch.take_on(request, sequence, tokens)
+            plan.chunks.append((tokens - cached, before + cached))
+            plan.samples += samples
+            computed += tokens - cached
+            found += cached
+        self.cached_tokens = found
+        return computed
