@@ -81,9 +81,10 @@ def run(language: str, code: str, folder: str) -> str:
 
 
 def lines(printed: str, part: str | None) -> Iterator[str]:
-    """The lines of an output that a page shows, without spaces at their ends."""
+    """The lines of an output that a page shows, with plain spaces and single empty lines."""
     first, _, last = (part or "").partition(" … ")
-    shown = re.sub(r"\s*\n\n\s*\n", "\n\n", re.sub(r" +\n", "\n", printed)).strip("\n").splitlines()
+    plain = re.sub(r"[^\S\n]", " ", printed)
+    shown = re.sub(r"\n\n+", "\n\n", re.sub(r" +\n", "\n", plain)).strip("\n").splitlines()
     begin = next((i for i, line in enumerate(shown) if first in line), None)
     if begin is None:
         raise RuntimeError(f"no line with {first!r} in:\n{printed}")

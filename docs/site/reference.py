@@ -95,7 +95,7 @@ def settings() -> str:
         "No default means that the engine, its release or the model chooses; `kvsim run` prints"
         " what was chosen, and `summary.json` keeps it under `meta.assumed`. [Engines](engines.md)"
         " has the values. The column *vLLM* names the argument of `vllm serve` that becomes this"
-        " setting.",
+        " setting, where there is one.",
         *(f"## {panel}\n\n{table(head, rows)}" for panel, rows in panels.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -136,7 +136,8 @@ def vllm_names(key: str) -> str:
         for name, flag in VLLM.flags.items()
         if isinstance(flag.effect, Used) and flag.effect.key == key
     ]
-    return ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
+    others = [f"`--{name.replace('_', '-')}`" for name in names if name != key]
+    return ", ".join(["same"] * (key in names) + others)
 
 
 def engines() -> str:
