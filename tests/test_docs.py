@@ -1,9 +1,11 @@
 """README and documentation site: what they name exists, what they print is what is printed."""
 
+import json
 import os
 import re
 import runpy
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvsim.cli.deferred import COMMANDS, load
+from kvsim.workload import native
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -86,6 +89,32 @@ def test_there_are_commands_to_check() -> None:
 def test_the_reference_is_up_to_date(name: str) -> None:
     text = (DOCS / "reference" / name).read_text(encoding="utf-8")
     assert text == MADE[name](), "python docs/site/reference.py"
+
+
+def test_the_schema_of_settings_takes_the_shipped_configurations() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((DOCS / "reference" / "settings.schema.json").read_text())
+    paths = sorted((ROOT / "configs" / "runs").glob("*.toml"))
+    assert paths
+    for path in paths:
+        jsonschema.validate(tomllib.loads(path.read_text()), schema)
+    jsonschema.validate({"max_model_len": "32K"}, schema)
+    for wrong in ({"max_model_lenght": 4096}, {"n": 0}, {"sessions": "open"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+def test_the_schema_of_traces_knows_every_key_of_the_reader() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((DOCS / "reference" / "trace.schema.json").read_text())
+    assert set(schema["$defs"]["header"]["properties"]) == native._HEADER_KEYS
+    assert set(schema["$defs"]["request"]["properties"]) == native._ROW_KEYS
+    validator = jsonschema.Draft202012Validator(schema)
+    for path in sorted((ROOT / "traces").glob("*.jsonl")):
+        for line in path.read_text().splitlines()[:50]:
+            validator.validate(json.loads(line))
+    for wrong in ({}, {"input_length": 0, "output_length": 1}, {"kvsim_trace": 1, "n": 1}):
+        assert not validator.is_valid(wrong)
 
 
 def test_exit_codes_are_all_explained() -> None:

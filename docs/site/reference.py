@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,11 +17,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import msgspec  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from kvsim.cli.catalogue import catalogue  # noqa: E402
 from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
-from kvsim.config import RunConfig  # noqa: E402
+from kvsim.config import SIZES, RunConfig  # noqa: E402
 from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
 from kvsim.server.arguments import Used  # noqa: E402
@@ -96,6 +98,8 @@ def settings() -> str:
         " what was chosen, and `summary.json` keeps it under `meta.assumed`. [Engines](engines.md)"
         " has the values. The column *vLLM* names the argument of `vllm serve` that becomes this"
         " setting, where there is one.",
+        "[`settings.schema.json`](settings.schema.json) is the JSON schema of such a file, for"
+        " editors that check and complete.",
         *(f"## {panel}\n\n{table(head, rows)}" for panel, rows in panels.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -262,7 +266,24 @@ def option(each: Any) -> tuple[str, str, str]:
     return spelt, "required" if each.required else shown, each.help or ""
 
 
-PAGES = {"settings.md": settings, "engines.md": engines, "commands.md": commands}
+def settings_schema() -> str:
+    """The JSON schema of a TOML of settings, for editors that check and complete."""
+    schema = msgspec.json.schema(RunConfig)
+    properties = schema["$defs"]["RunConfig"]["properties"]
+    for key in SIZES:
+        properties[key] = {"description": properties[key]["description"], "type": SIZE_TYPES}
+    return json.dumps(schema, indent=1, default=str) + "\n"
+
+
+SIZE_TYPES = ["integer", "string", "null"]
+"""Numbers that may be written with a suffix, as 32K."""
+
+PAGES = {
+    "settings.md": settings,
+    "engines.md": engines,
+    "commands.md": commands,
+    "settings.schema.json": settings_schema,
+}
 """Pages of docs/reference, and what makes their text."""
 
 
