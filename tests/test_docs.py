@@ -161,6 +161,9 @@ def test_an_example_that_fails_or_prints_something_else_is_an_error(tmp_path: Pa
     page.write_text(block.format("kvsim run --trace nowhere", ""))
     with pytest.raises(RuntimeError, match="exit code 2"):
         OUTPUTS["fresh"](page)
+    page.write_text("<!-- run -->\n\n```sh\necho new\n```\n")
+    with pytest.raises(RuntimeError, match="without a block below it"):
+        OUTPUTS["fresh"](page)
     page.write_text(block.format("echo new", "old"))
     with pytest.raises(RuntimeError, match="no line with 'old'"):
         OUTPUTS["fresh"](page)
