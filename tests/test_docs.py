@@ -158,7 +158,7 @@ def test_an_example_that_fails_or_prints_something_else_is_an_error(tmp_path: Pa
     block = "<!-- run -->\n```sh\n{}\n```\n\n<!-- output: {} -->\n```text\nold\n```\n"
     page.write_text(block.format("echo new", "new"))
     assert OUTPUTS["fresh"](page) == page.read_text().replace("old", "new")
-    page.write_text(block.format("kvsim run --trace nowhere", ""))
+    page.write_text(block.format("kvsim run --trace nowhere", "requests"))
     with pytest.raises(RuntimeError, match="exit code 2"):
         OUTPUTS["fresh"](page)
     page.write_text("<!-- run -->\n\n```sh\necho new\n```\n")

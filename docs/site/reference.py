@@ -148,7 +148,6 @@ def engines() -> str:
     """The page of engines, their defaults, and all rules that have names."""
     head = (
         "engine",
-        "what it is",
         "block size",
         "prefix cache",
         "manager without",
@@ -159,7 +158,6 @@ def engines() -> str:
     rows = [
         (
             f"`{name}`",
-            each.about,
             str(each.block_size),
             "on" if each.enable_prefix_caching else "off" if each.prefix_manager else "none",
             named(each.block_manager),
