@@ -1,9 +1,11 @@
 """README and documentation site: what they name exists, what they print is what is printed."""
 
+import json
 import os
 import re
 import runpy
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,13 @@ from typing import Any
 import pytest
 
 from kvsim.cli.deferred import COMMANDS, load
+from kvsim.workload import native
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 MADE = runpy.run_path(str(DOCS / "site" / "reference.py"))["PAGES"]
 OUTPUTS = runpy.run_path(str(DOCS / "site" / "outputs.py"))
-FIRST = ("README.md", "start.md")
-"""Pages whose examples always run; `KVSIM_WHOLE=1` runs those of all pages."""
 
 CODE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(kvsim [a-z][^`]*)`")
@@ -90,6 +91,32 @@ def test_the_reference_is_up_to_date(name: str) -> None:
     assert text == MADE[name](), "python docs/site/reference.py"
 
 
+def test_the_schema_of_settings_takes_the_shipped_configurations() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((DOCS / "reference" / "settings.schema.json").read_text())
+    paths = sorted((ROOT / "configs" / "runs").glob("*.toml"))
+    assert paths
+    for path in paths:
+        jsonschema.validate(tomllib.loads(path.read_text()), schema)
+    jsonschema.validate({"max_model_len": "32K"}, schema)
+    for wrong in ({"max_model_lenght": 4096}, {"n": 0}, {"sessions": "open"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+def test_the_schema_of_traces_knows_every_key_of_the_reader() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((DOCS / "reference" / "trace.schema.json").read_text())
+    assert set(schema["$defs"]["header"]["properties"]) == native._HEADER_KEYS
+    assert set(schema["$defs"]["request"]["properties"]) == native._ROW_KEYS
+    validator = jsonschema.Draft202012Validator(schema)
+    for path in sorted((ROOT / "traces").glob("*.jsonl")):
+        for line in path.read_text().splitlines()[:50]:
+            validator.validate(json.loads(line))
+    for wrong in ({}, {"input_length": 0, "output_length": 1}, {"kvsim_trace": 1, "n": 1}):
+        assert not validator.is_valid(wrong)
+
+
 def test_exit_codes_are_all_explained() -> None:
     codes = set()
     for path in (ROOT / "kvsim" / "cli").glob("*.py"):
@@ -100,8 +127,8 @@ def test_exit_codes_are_all_explained() -> None:
 
 @pytest.mark.parametrize("page", OUTPUTS["pages"](), ids=name_of)
 def test_examples_print_what_the_page_shows(page: Path) -> None:
-    if page.name not in FIRST and not os.environ.get("KVSIM_WHOLE"):
-        pytest.skip("set KVSIM_WHOLE=1 for the examples of all pages")
+    if page.name != "README.md" and not os.environ.get("KVSIM_WHOLE"):
+        pytest.skip("set KVSIM_WHOLE=1 for the examples of all pages, or docs/site/outputs.py")
     assert page.read_text() == OUTPUTS["fresh"](page), "python docs/site/outputs.py"
 
 
@@ -131,8 +158,11 @@ def test_an_example_that_fails_or_prints_something_else_is_an_error(tmp_path: Pa
     block = "<!-- run -->\n```sh\n{}\n```\n\n<!-- output: {} -->\n```text\nold\n```\n"
     page.write_text(block.format("echo new", "new"))
     assert OUTPUTS["fresh"](page) == page.read_text().replace("old", "new")
-    page.write_text(block.format("kvsim run --trace nowhere", ""))
+    page.write_text(block.format("kvsim run --trace nowhere", "requests"))
     with pytest.raises(RuntimeError, match="exit code 2"):
+        OUTPUTS["fresh"](page)
+    page.write_text("<!-- run -->\n\n```sh\necho new\n```\n")
+    with pytest.raises(RuntimeError, match="without a block below it"):
         OUTPUTS["fresh"](page)
     page.write_text(block.format("echo new", "old"))
     with pytest.raises(RuntimeError, match="no line with 'old'"):

@@ -25,8 +25,9 @@ BLOCK = re.compile(
     r"<!-- (?P<what>run|output)(?:: (?P<range>.+?))? -->\n"
     r"```(?P<language>\w+)\n(?P<text>(?:(?!```).*\n)*)```"
 )
-INSTALLED = re.compile(r"^python3 -m venv .*\.venv/bin/kvsim", re.MULTILINE)
-"""The README installs first; here it is installed."""
+MARK = re.compile(r"^<!-- (?:run|output)\b", re.MULTILINE)
+INSTALL = re.compile(r"^python3 -m venv .* && (?=\.venv/bin/kvsim)", re.MULTILINE)
+"""The README installs first, and calls what it installed; here it is installed."""
 
 
 def pages() -> list[Path]:
@@ -38,9 +39,12 @@ def pages() -> list[Path]:
 def fresh(page: Path) -> str:
     """The text of a page with the outputs that its examples print now.
 
-    Raises `RuntimeError` with the message of an example that fails.
+    Raises `RuntimeError` with the message of an example that fails, and for a comment that is not
+    right above a block.
     """
     text = page.read_text(encoding="utf-8")
+    if len(BLOCK.findall(text)) != len(MARK.findall(text)):
+        raise RuntimeError(f"{page}: there is a comment `run` or `output` without a block below it")
     pieces, end, printed = [], 0, ""
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
@@ -69,7 +73,8 @@ def prepare(folder: Path) -> None:
 
 def run(language: str, code: str, folder: str) -> str:
     """What a block prints on standard output."""
-    arguments = ["bash", "-euo", "pipefail", "-c", INSTALLED.sub("kvsim", code)]
+    script = INSTALL.sub("", code).replace(".venv/bin/kvsim", "kvsim")
+    arguments = ["bash", "-euo", "pipefail", "-c", script]
     environment = {**os.environ, "COLUMNS": "100", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
     if language == "python":
         arguments = [sys.executable, "-c", code]
@@ -81,9 +86,10 @@ def run(language: str, code: str, folder: str) -> str:
 
 
 def lines(printed: str, part: str | None) -> Iterator[str]:
-    """The lines of an output that a page shows, without spaces at their ends."""
+    """The lines of an output that a page shows, with plain spaces and single empty lines."""
     first, _, last = (part or "").partition(" … ")
-    shown = re.sub(r"\s*\n\n\s*\n", "\n\n", re.sub(r" +\n", "\n", printed)).strip("\n").splitlines()
+    plain = re.sub(r"[^\S\n]", " ", printed)
+    shown = re.sub(r"\n\n+", "\n\n", re.sub(r" +\n", "\n", plain)).strip("\n").splitlines()
     begin = next((i for i, line in enumerate(shown) if first in line), None)
     if begin is None:
         raise RuntimeError(f"no line with {first!r} in:\n{printed}")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,11 +17,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import msgspec  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from kvsim.cli.catalogue import catalogue  # noqa: E402
 from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
-from kvsim.config import RunConfig  # noqa: E402
+from kvsim.config import SIZES, RunConfig  # noqa: E402
 from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
 from kvsim.server.arguments import Used  # noqa: E402
@@ -95,7 +97,9 @@ def settings() -> str:
         "No default means that the engine, its release or the model chooses; `kvsim run` prints"
         " what was chosen, and `summary.json` keeps it under `meta.assumed`. [Engines](engines.md)"
         " has the values. The column *vLLM* names the argument of `vllm serve` that becomes this"
-        " setting.",
+        " setting, where there is one.",
+        "[`settings.schema.json`](settings.schema.json) is the JSON schema of such a file, for"
+        " editors that check and complete.",
         *(f"## {panel}\n\n{table(head, rows)}" for panel, rows in panels.items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -136,14 +140,14 @@ def vllm_names(key: str) -> str:
         for name, flag in VLLM.flags.items()
         if isinstance(flag.effect, Used) and flag.effect.key == key
     ]
-    return ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
+    others = [f"`--{name.replace('_', '-')}`" for name in names if name != key]
+    return ", ".join(["same"] * (key in names) + others)
 
 
 def engines() -> str:
     """The page of engines, their defaults, and all rules that have names."""
     head = (
         "engine",
-        "what it is",
         "block size",
         "prefix cache",
         "manager without",
@@ -154,7 +158,6 @@ def engines() -> str:
     rows = [
         (
             f"`{name}`",
-            each.about,
             str(each.block_size),
             "on" if each.enable_prefix_caching else "off" if each.prefix_manager else "none",
             named(each.block_manager),
@@ -261,7 +264,24 @@ def option(each: Any) -> tuple[str, str, str]:
     return spelt, "required" if each.required else shown, each.help or ""
 
 
-PAGES = {"settings.md": settings, "engines.md": engines, "commands.md": commands}
+def settings_schema() -> str:
+    """The JSON schema of a TOML of settings, for editors that check and complete."""
+    schema = msgspec.json.schema(RunConfig)
+    properties = schema["$defs"]["RunConfig"]["properties"]
+    for key in SIZES:
+        properties[key] = {"description": properties[key]["description"], "type": SIZE_TYPES}
+    return json.dumps(schema, indent=1, default=str) + "\n"
+
+
+SIZE_TYPES = ["integer", "string", "null"]
+"""Numbers that may be written with a suffix, as 32K."""
+
+PAGES = {
+    "settings.md": settings,
+    "engines.md": engines,
+    "commands.md": commands,
+    "settings.schema.json": settings_schema,
+}
 """Pages of docs/reference, and what makes their text."""
 
 
