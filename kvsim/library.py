@@ -27,18 +27,19 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _KINDS = {
-    "models": ("model", "models", ".toml"),
-    "hardware": ("hardware", "hardware", ".toml"),
-    "profiles": ("profile", "hardware", ".json"),
-    "runs": ("run", "runs", ".toml"),
-    "workloads": ("workload", "workloads", ".toml"),
+    "models": ("model", "configs/models", ".toml"),
+    "hardware": ("hardware", "configs/hardware", ".toml"),
+    "profiles": ("profile", "configs/hardware", ".json"),
+    "runs": ("run", "configs/runs", ".toml"),
+    "workloads": ("workload", "configs/workloads", ".toml"),
+    "traces": ("trace", "traces", ".jsonl"),
 }
-"""Kind -> (word in messages, folder of `configs`, suffix)."""
+"""Kind -> (word in messages, folder, suffix)."""
 
 
 def find(kind: str, name_or_path: str) -> Path:
     """The file that `name_or_path` means, for a kind of `models`, `hardware`, `profiles`, `runs`,
-    `workloads`.
+    `workloads`, `traces`.
 
     A file that exists is taken as it is; anything else must be the name of a shipped file.
     Raises `ConfigError` with the nearest right name and the list of names.
@@ -47,10 +48,10 @@ def find(kind: str, name_or_path: str) -> Path:
     if path.is_file():
         return path
     word, folder, suffix = _KINDS[kind]
-    shipped = _shipped() / folder / f"{name_or_path}{suffix}"
+    shipped = _shipped(folder) / f"{name_or_path}{suffix}"
     if name_or_path in names(kind):
         return shipped
-    if len(path.parts) > 1 or path.suffix in (".toml", ".json"):
+    if len(path.parts) > 1 or path.suffix in (".toml", ".json", ".jsonl"):
         raise ConfigError(f"{name_or_path}: no such file; give a {word} file that exists")
     raise ConfigError(
         f"no {word} named {name_or_path!r};{nearest(name_or_path.lower(), names(kind))}"
@@ -61,7 +62,7 @@ def find(kind: str, name_or_path: str) -> Path:
 def names(kind: str) -> list[str]:
     """Names of the shipped files of a kind, in alphabetical order."""
     _, folder, suffix = _KINDS[kind]
-    return sorted(path.stem for path in (_shipped() / folder).glob(f"*{suffix}"))
+    return sorted(path.stem for path in _shipped(folder).glob(f"*{suffix}"))
 
 
 def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:
@@ -176,11 +177,11 @@ def build(
         raise ConfigError(f"{label}: {type(error).__name__}: {error}") from error
 
 
-def _shipped() -> Path:
-    """The folder `configs`: inside the package in a wheel, beside it in a checkout."""
+def _shipped(folder: str) -> Path:
+    """A folder of shipped files: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).parent
-    installed = package / "_configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    installed = package / f"_{folder}"
+    return installed if installed.is_dir() else package.parent / folder
 
 
 def _finite(text: str) -> float:
