@@ -38,7 +38,7 @@ _KINDS = {
 
 def find(kind: str, name_or_path: str) -> Path:
     """The file that `name_or_path` means, for a kind of `models`, `hardware`, `profiles`, `runs`,
-    `workloads`.
+    `workloads`, `traces`.
 
     A file that exists is taken as it is; anything else must be the name of a shipped file.
     Raises `ConfigError` with the nearest right name and the list of names.
@@ -50,7 +50,7 @@ def find(kind: str, name_or_path: str) -> Path:
     shipped = _shipped(folder) / f"{name_or_path}{suffix}"
     if name_or_path in names(kind):
         return shipped
-    if len(path.parts) > 1 or path.suffix in (".toml", ".json"):
+    if len(path.parts) > 1 or path.suffix in (".toml", ".json", ".jsonl"):
         raise ConfigError(f"{name_or_path}: no such file; give a {word} file that exists")
     raise ConfigError(
         f"no {word} named {name_or_path!r};{nearest(name_or_path.lower(), names(kind))}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvsim import library
 from kvsim.engine.future import Future
 from kvsim.errors import ConfigError
-from kvsim.library import build
+from kvsim.library import build, find, names
 
 
 class Base:
@@ -94,3 +96,22 @@ def test_only_who_names_the_future_gets_it() -> None:
 def test_whatever_a_constructor_raises_is_one_line(constructor: type, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build("x", constructor, {}, **GIVEN)
+
+
+def test_shipped_traces_are_found_by_name() -> None:
+    assert {"agents", "api", "burst", "chat"} <= set(names("traces"))
+    assert find("traces", "chat").read_text().startswith("{")
+    with pytest.raises(ConfigError, match="no trace named 'caht'; did you mean 'chat'"):
+        find("traces", "caht")
+
+
+def test_files_of_an_installed_package_are_inside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A wheel holds `configs` as `kvsim/_configs` and `traces` as `kvsim/_traces`."""
+    for name in ("_configs/models/small.toml", "_traces/short.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert (names("models"), names("traces")) == (["small"], ["short"])
+    assert find("traces", "short") == tmp_path / "_traces" / "short.jsonl"

@@ -1,7 +1,8 @@
 """The fast core against its dull twin: the same step records and request metrics, always.
 
 Cases are drawn from a seed, small and under memory pressure, with clocks that tie as often as not.
-`KVSIM_TWIN_CASES` asks for more of them; a failing case names its seed.
+A part of them runs each time, the others with `-m long`. `KVSIM_TWIN_CASES` asks for more; a
+failing case names its seed.
 """
 
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import mostly_long
 
 from kvsim.fast import decodes, repeat
 from kvsim.run import simulate
@@ -92,7 +94,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=4))
 def test_fast_and_dull_decide_and_measure_the_same(
     group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from conformance.corpus import (
     recorded_lines,
 )
 from conformance.generate_nano import make_case
+from marks import long, mostly_long
 from shared import needs_shared
 from twins import nano as twin
 
@@ -26,6 +27,7 @@ HEAD, OLD = "nano-vllm", "nano-vllm-2025-08"
 FUZZ = {HEAD: "nano", OLD: "nano_aug2025"}
 ENGINES = pytest.mark.parametrize("engine", [HEAD, OLD])
 SEEDS = range(6000 if WHOLE else 500)
+GROUPS = 5
 
 RECORDED = [
     pytest.param(engine, folder, id=f"{engine}-{folder.name}")
@@ -52,6 +54,7 @@ def test_recorded_random_cases(engine: str, kind: str) -> None:
         check(engine, case)
 
 
+@long
 @needs_shared("conformance")
 @pytest.mark.parametrize(("engine", "folder"), RECORDED)
 def test_the_twin_follows_the_recorded_cases(engine: str, folder: Path) -> None:
@@ -62,14 +65,16 @@ def test_the_twin_follows_the_recorded_cases(engine: str, folder: Path) -> None:
 
 
 @ENGINES
-def test_random_cases_against_the_twin(engine: str) -> None:
-    for seed in SEEDS:
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
+def test_random_cases_against_the_twin(engine: str, group: int) -> None:
+    for seed in SEEDS[group::GROUPS]:
         config, trace = make_case(seed)
         log = list(run_case(engine, config, trace, audit=True))
         expected = by_the_rules(engine, config, trace)
         assert_equal(expected, log, f"{engine}, seed {seed}: twin | kvsim")
 
 
+@long
 @ENGINES
 def test_random_cases_reach_the_rare_rules(engine: str) -> None:
     hits = preemptions = deaths = chunks = nothing_to_compute = 0

@@ -17,6 +17,7 @@ from conformance.corpus import (
     recorded_lines,
 )
 from conformance.generate_vllm033 import make_case
+from marks import long, mostly_long
 from shared import needs_shared
 from twins.vllm033 import step_log
 
@@ -25,6 +26,7 @@ from kvsim.conform.builders import run_case
 ENGINE = "vllm-0.3.3"
 FOLDER = CORPUS / "vllm-0.3.3"
 SEEDS = range(6000 if WHOLE else 700)
+GROUPS = 5
 
 recorded = pytest.mark.parametrize(
     "folder", recorded_folders(ENGINE, FOLDER / "cases"), ids=lambda folder: folder.name
@@ -43,6 +45,7 @@ def test_recorded_random_cases() -> None:
         check(ENGINE, case)
 
 
+@long
 @needs_shared("conformance/vllm-0.3.3")
 @recorded
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
@@ -51,13 +54,15 @@ def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
     assert_equal(case.recorded, step_log(case.config, case.trace), f"{case.name}: recorded | twin")
 
 
-def test_random_cases_against_the_twin() -> None:
-    for seed in SEEDS:
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
+def test_random_cases_against_the_twin(group: int) -> None:
+    for seed in SEEDS[group::GROUPS]:
         config, trace = make_case(seed)
         log = list(run_case(ENGINE, config, trace, audit=True))
         assert_equal(step_log(config, trace), log, f"seed {seed}: twin | kvsim")
 
 
+@long
 def test_random_cases_reach_the_rare_rules() -> None:
     seen: Counter[str] = Counter()
     for seed in range(300):

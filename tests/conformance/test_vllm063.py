@@ -17,6 +17,7 @@ from conformance.corpus import (
     recorded_lines,
 )
 from conformance.generate_vllm063 import make_case
+from marks import long, mostly_long
 from shared import needs_shared
 from twins.vllm063 import step_log
 
@@ -28,6 +29,7 @@ FOLDERS = pytest.mark.parametrize(
     "folder", recorded_folders(ENGINE, CORPUS / "cases"), ids=lambda folder: folder.name
 )
 SEEDS = range(16_000 if WHOLE else 500)
+GROUPS = 5
 ONE_SAMPLE_LEFT = (1541, 6171, 10104, 11053, 11443)
 """A request is down to one sample, not its first, which waits for blocks again."""
 
@@ -45,6 +47,7 @@ def test_recorded_random_cases(name: str) -> None:
         check(ENGINE, case)
 
 
+@long
 @needs_shared("conformance")
 @FOLDERS
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
@@ -54,6 +57,7 @@ def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
     assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
 
 
+@long
 @needs_shared("conformance")
 @FUZZ
 def test_the_twin_follows_the_recorded_random_cases(name: str) -> None:
@@ -63,13 +67,15 @@ def test_the_twin_follows_the_recorded_random_cases(name: str) -> None:
         assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
 
 
-def test_random_cases_against_the_twin() -> None:
-    for seed in (*SEEDS, *ONE_SAMPLE_LEFT):
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
+def test_random_cases_against_the_twin(group: int) -> None:
+    for seed in (*SEEDS, *ONE_SAMPLE_LEFT)[group::GROUPS]:
         config, rows = make_case(seed)
         log = list(run_case(ENGINE, config, rows, audit=True))
         assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
 
 
+@long
 def test_random_cases_reach_the_rare_rules() -> None:
     seen: Counter[str] = Counter()
     for seed in range(400):

@@ -17,6 +17,7 @@ from conformance.corpus import (
     recorded_lines,
 )
 from conformance.generate_v1 import make_case
+from marks import long, mostly_long
 from shared import needs_shared
 from twins.vllm_v1 import step_log
 
@@ -26,6 +27,7 @@ ENGINE = "vllm-v1"
 FUZZ = pytest.mark.parametrize("name", ["v1", "v1-hard"])
 FOLDERS = recorded_folders(ENGINE, CORPUS / "cases")
 SEEDS = range(10_000 if WHOLE else 600)
+GROUPS = 5
 
 
 def trace(*rows: tuple[float, int, int], priorities: tuple[int, ...] = ()) -> list[dict[str, Any]]:
@@ -68,6 +70,7 @@ def test_recorded_random_cases(name: str) -> None:
         check(ENGINE, case)
 
 
+@long
 @needs_shared("conformance")
 @FUZZ
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:
@@ -77,13 +80,15 @@ def test_the_twin_follows_the_recorded_cases(name: str) -> None:
         assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
 
 
-def test_random_cases_against_the_twin() -> None:
-    for seed in SEEDS:
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
+def test_random_cases_against_the_twin(group: int) -> None:
+    for seed in SEEDS[group::GROUPS]:
         config, rows = make_case(seed)
         log = list(run_case(ENGINE, config, rows, audit=True))
         assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
 
 
+@long
 def test_random_cases_reach_the_rare_rules() -> None:
     seen = dict.fromkeys(("hits", "chunks", "preempted", "ended in the queue", "refused"), 0)
     for seed in range(300):

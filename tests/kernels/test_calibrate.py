@@ -10,6 +10,7 @@ import pytest
 from batches import DEVICE, torch
 from kvsim_kernels import provenance
 from kvsim_kernels.rows import read_rows
+from marks import long
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,6 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@long
 def test_a_calibration_says_what_it_measured_and_how_well(made: Path) -> None:
     profile = json.loads(made.read_text())
     assert profile["model"]["name"] == "tiny" and profile["model"]["dtype"] == "float32"
@@ -68,6 +70,7 @@ def test_a_calibration_says_what_it_measured_and_how_well(made: Path) -> None:
     assert all(us > 0 for line in profile["fit"]["decode_v2"]["us"] for us in line)
 
 
+@long
 def test_rows_of_a_sweep_are_measured_once(made: Path) -> None:
     _, rows = read_rows(made.with_suffix(".16.rows.jsonl"))
     kept = [json.dumps([r[k] for k in ("kernel", "method", "split", "shape", "round")])
@@ -76,6 +79,7 @@ def test_rows_of_a_sweep_are_measured_once(made: Path) -> None:
     assert {row["session"] for row in rows if row["kernel"] == "session"} == {0, 1}
 
 
+@long
 def test_fitting_the_rows_again_makes_the_same_bytes(made: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     done = calibrate("--fit", str(made.with_suffix(".16.rows.jsonl")), "--out", str(again))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from batches import DEVICE, torch
 from kvsim_kernels import compile_check, triton_attend
+from marks import long
 
 KERNELS = Path(compile_check.__file__).parents[1]
 
@@ -56,15 +57,18 @@ def usages(tmp_path_factory: pytest.TempPathFactory) -> Usages:
     return {usage["name"]: usage for usage in json.loads(done.stdout)}
 
 
+@long
 def test_every_checked_variant_exists(usages: Usages) -> None:
     assert sorted(usages) == sorted(CHECKED)
 
 
+@long
 @pytest.mark.parametrize("name", CHECKED)
 def test_nothing_spills(usages: Usages, name: str) -> None:
     assert usages[name]["fits"], usages[name]
 
 
+@long
 @pytest.mark.parametrize("name", [n for n in CHECKED if "bf16/" in n and "reduce" not in n])
 def test_dots_use_the_tensor_cores(usages: Usages, name: str) -> None:
     instruction = "hgmma" if name.startswith("prefill") else "hmma"

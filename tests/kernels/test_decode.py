@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvsim_kernels import dispatch, flex_impl, reference, torch_impl, triton_decode
 from kvsim_kernels.pages import Attention, Pages
+from marks import long
 
 EDGES = [0, 1, 15, 16, 17, 511, 512, 513]
 """Padding, one token, around a block of 16, around a partition."""
@@ -63,12 +64,14 @@ def check_triton(
     assert_close(one, two.double().cpu(), shape.dtype)
 
 
+@long
 @pytest.mark.parametrize("layout", ["layer", "cross"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_edge_lengths_in_every_dtype_and_layout(dtype: torch.dtype, layout: str) -> None:
     check_triton(EDGES, Shape(dtype=dtype, layout=layout))
 
 
+@long
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_groups_and_block_sizes(group: int, block_size: int) -> None:
@@ -76,11 +79,13 @@ def test_groups_and_block_sizes(group: int, block_size: int) -> None:
     check_triton(lengths, Shape(heads=2 * group, block_size=block_size))
 
 
+@long
 @pytest.mark.parametrize("block_size", [64, 128])
 def test_large_blocks(block_size: int) -> None:
     check_triton([1, block_size - 1, block_size, block_size + 1], Shape(block_size=block_size))
 
 
+@long
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_size", [128, 256])
 def test_head_sizes(head_size: int, dtype: torch.dtype) -> None:
@@ -95,17 +100,20 @@ def test_shared_prefix_blocks() -> None:
     check_triton([40, 513, 100], Shape(shared_blocks=2))
 
 
+@long
 @pytest.mark.parametrize("window", [1, 16, 20, 500, 600])
 def test_sliding_window(window: int | None) -> None:
     check_triton([0, 1, 19, 20, 21, 513, 1030], Shape(), Attention(window=window))
 
 
+@long
 @pytest.mark.parametrize("window", [None, 20])
 def test_alibi(window: int | None) -> None:
     slopes = torch.tensor([2.0**-h for h in range(1, 9)])
     check_triton(EDGES, Shape(), Attention(window=window, alibi_slopes=slopes))
 
 
+@long
 @pytest.mark.parametrize("window", [None, 8500])
 def test_more_partitions_than_are_merged_at_once(window: int | None) -> None:
     """The bias puts the largest score of one head into the last merge, of the other the first."""
@@ -118,6 +126,7 @@ def test_a_scale_of_ones_own() -> None:
     check_triton(SHORT, Shape(), Attention(scale=0.03))
 
 
+@long
 @pytest.mark.parametrize("layout", ["layer", "cross"])
 def test_fp8_cache(layout: str) -> None:
     shape = Shape(dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn, layout=layout)
@@ -133,6 +142,7 @@ def test_surplus_partitions_change_nothing() -> None:
     assert torch.equal(few, many)
 
 
+@long
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_batch_of_padding_rows_gives_zeros(version: str) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -142,6 +152,7 @@ def test_a_batch_of_padding_rows_gives_zeros(version: str) -> None:
     assert torch.equal(out.cpu(), torch.zeros(out.shape))
 
 
+@long
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_block_ids_beyond_int32_offsets(version: str) -> None:
     """Block 5 starts past element 2**31; only the pages it touches are ever backed by memory."""
@@ -184,6 +195,7 @@ def test_any_small_batch(
     check_triton(lengths, shape, Attention(window=window), seed)
 
 
+@long
 @pytest.mark.parametrize("layout", ["layer", "cross"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -208,6 +220,7 @@ def test_torch_twins(
     assert_close(twin.decode(query, pages, attention), expected, dtype)
 
 
+@long
 @pytest.mark.parametrize("chosen", ["v1", "v2"])
 def test_dispatch_launches_what_the_rule_says(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(7)

@@ -14,6 +14,7 @@ from batches import (
 )
 from kvsim_kernels import reference, torch_impl, triton_decode, triton_prefill
 from kvsim_kernels.pages import Attention, Pages
+from marks import long
 
 CHUNKS = [(1, 0), (7, 0), (1, 40), (0, 5), (20, 45), (33, 3), (64, 63)]
 """(tokens of the chunk, tokens of context before it) of each sequence."""
@@ -48,22 +49,26 @@ def check(chunks: list[tuple[int, int]], shape: Shape, attention: Attention | No
     assert_close(run_triton(query, starts, pages, attention), expected, shape.dtype)
 
 
+@long
 @pytest.mark.parametrize("layout", ["layer", "cross"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_chunks_with_context_in_every_dtype_and_layout(dtype: torch.dtype, layout: str) -> None:
     check(CHUNKS, Shape(heads=4, dtype=dtype, layout=layout))
 
 
+@long
 @pytest.mark.parametrize("block_size", [8, 32, 64, 128])
 def test_block_sizes(block_size: int) -> None:
     check([(1, 0), (block_size + 1, block_size - 1)], Shape(heads=4, block_size=block_size))
 
 
+@long
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_groups(group: int) -> None:
     check([(9, 20)], Shape(heads=group, kv_heads=1))
 
 
+@long
 @pytest.mark.parametrize("head_size", [128, 256])
 def test_head_sizes(head_size: int) -> None:
     check([(18, 30), (1, 5)], Shape(heads=2, head_size=head_size, dtype=torch.float16))
@@ -73,11 +78,13 @@ def test_a_chunk_of_more_than_one_query_tile() -> None:
     check([(130, 10)], Shape(heads=1, kv_heads=1, dtype=torch.float16))
 
 
+@long
 @pytest.mark.parametrize("window", [1, 17, 50])
 def test_sliding_window(window: int | None) -> None:
     check(CHUNKS, Shape(heads=4), Attention(window=window))
 
 
+@long
 @pytest.mark.parametrize("window", [None, 20])
 def test_alibi(window: int | None) -> None:
     check(CHUNKS, Shape(), Attention(window=window, alibi_slopes=SLOPES))
@@ -115,6 +122,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
     assert_close(torch.cat(parts), whole.double().cpu(), torch.float32)
 
 
+@long
 @pytest.mark.parametrize("layout", ["layer", "cross"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
