@@ -6,12 +6,12 @@ import gzip
 from pathlib import Path
 
 import pytest
+from foreign import SAMPLES
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import TraceError
 from kvsim.workload import READERS, open_trace
-from tests.workload.foreign import SAMPLES
 
 STRANGE = (
     *("", "-1", "0", "-0.5", "9" * 30, "1e400", "1e9999999", "NaN", "null", "true", "[]", "{}"),

@@ -8,10 +8,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from shared import SHARED, needs_shared
 
 from kvsim.errors import TraceError
 from kvsim.workload import open_trace
-from tests.shared import SHARED, needs_shared
 
 EXPECTED = {
     "BurstGPT_1.csv": ("burstgpt", 19),

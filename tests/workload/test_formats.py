@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from foreign import SAMPLES, weka
 
 from kvsim.errors import TraceError
 from kvsim.workload import READERS, Trace, native, open_trace
 from kvsim.workload.trace import HashContent, TokenContent
-from tests.workload.foreign import SAMPLES, weka
 
 MS = 1_000_000
 
