@@ -86,7 +86,8 @@ class Gathered:
         total = len(self.rows) + sum(self._dropped.values())
         losses = [f"{n:,} of {total:,} requests left out: {w}" for w, n in self._dropped.items()]
         if not self.rows:
-            raise source.error("; ".join(["no requests in the file", *losses]), line=0)
+            what = "; ".join(["no requests in the file", *losses, "give one that has some"])
+            raise source.error(what, line=0)
         if self.rows[0].arrival_ns is not None:
             start_ns = min(row.arrival_ns or 0 for row in self.rows)
             # The rows belong to nobody else yet, so they may still be changed.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.library import find, names
 from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
@@ -108,12 +108,16 @@ def _read(path: str, format: str | None, columns: str | None) -> Trace:
 
 def _located(path: str) -> str:
     """The path itself, or that of the shipped trace with this name."""
+    shipped = names("traces")
     try:
-        if Path(path).exists() or path not in names("traces"):
+        if Path(path).exists():
             return path
     except ValueError:  # a path that no file can have
         return path
-    return str(find("traces", path))
+    if path in shipped:
+        return str(find("traces", path))
+    near = f"{nearest(path, shipped)} give the path of a trace, or one of {', '.join(shipped)}"
+    raise TraceError(f"{path}: no such file;{near}")
 
 
 def _recognise(source: Source, head: Head) -> str:

@@ -96,7 +96,7 @@ class Trace:
 
     path: str
     format: str
-    """`native`, `mooncake`, `azure`."""
+    """The reader's name (`kvsim.workload.READERS`)."""
     sha256: str
     """Digest of the uncompressed bytes."""
     rows: list[Row]

@@ -40,7 +40,7 @@ def instant(source: Source, field: str, value: object, unit_ns: int) -> int:
         number = Decimal("NaN")
     if isinstance(value, bool) or not number.is_finite():
         raise source.error(f"{shown(value)} is not a number; give one", field)
-    if abs(number) * unit_ns >= MAX_NS:
+    if number.copy_abs() > (MAX_NS - 1) // unit_ns:
         what = f"{shown(value)} is too large for a time; is the unit right? fix it"
         raise source.error(what, field)
     return round(number * unit_ns)

@@ -15,7 +15,7 @@ from made import make_trace
 
 from kvsim.config import make_config
 from kvsim.errors import ConfigError
-from kvsim.workload.arrivals import release_times, think_times, waits_for
+from kvsim.workload.arrivals import missing_arrivals, release_times, think_times, waits_for
 from kvsim.workload.trace import Row
 
 S = 1_000_000_000
@@ -34,10 +34,14 @@ def test_recorded_times_are_scaled() -> None:
     assert release_times(rows_at(3, 5, 10), make_config({"time_scale": 0.5})) == [2, 2, 5]
 
 
-def test_without_times_a_rate_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="--request-rate"):
-        release_times(rows_at(None, None), make_config({}))
-    assert release_times(rows_at(None, None), make_config({"request_rate": inf})) == [0, 0]
+def test_without_times_all_are_sent_at_once_and_a_note_says_so() -> None:
+    without, with_rate = make_config({}), make_config({"request_rate": inf})
+    for config in (without, with_rate):
+        assert release_times(rows_at(None, None), config) == [0, 0]
+    (note,) = missing_arrivals(rows_at(None, None), without)
+    assert "as with --request-rate inf" in note
+    assert not missing_arrivals(rows_at(None, None), with_rate)
+    assert not missing_arrivals(rows_at(0, 1), without)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
