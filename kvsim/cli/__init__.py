@@ -15,6 +15,7 @@ import typer
 
 from kvsim.cli.deferred import DeferredGroup
 from kvsim.errors import KvsimError, shortened
+from kvsim.limits import VARIABLE, factor
 
 app = typer.Typer(
     name="kvsim",
@@ -31,8 +32,14 @@ app = typer.Typer(
 def _without_command(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
+    limits: str = typer.Option(
+        None, metavar="X", help="Multiply the limits on the size of traces, as in --limits 10."
+    ),
 ) -> None:
     """The version, or the help and exit code 2."""
+    if limits is not None:
+        os.environ[VARIABLE] = limits
+        factor()
     if version:
         from kvsim.version import __version__
 

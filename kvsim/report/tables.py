@@ -95,6 +95,14 @@ def misfit(layout: pa.Schema, table: Table) -> str:
     return ""
 
 
+def missing(read: pa.Table, table: Table) -> str:
+    """The first column with a null that it cannot have, in words; empty if there is none."""
+    for column in table.columns:
+        if not column.null and column.name in read.column_names and read[column.name].null_count:
+            return f"column {column.name}: a value is missing"
+    return ""
+
+
 def columns_of(table: pa.Table) -> dict[str, Any]:
     """The columns that a table was made from."""
     return {

@@ -18,7 +18,8 @@ from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.sweep.points import Task, run_point
-from kvsim.sweep.store import Record, Store
+from kvsim.sweep.records import Record
+from kvsim.sweep.store import Store
 from kvsim.workload.trace import Trace
 
 Done = Callable[[int], None]

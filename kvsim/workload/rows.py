@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsim import limits
 from kvsim.workload.source import MAX_TOKENS, Source, identifier, nanoseconds, shown
 from kvsim.workload.trace import Row
 
@@ -20,6 +21,7 @@ class RowRules:
         self.index_of: dict[str, int] = {}
         self._source = source
         self._present: dict[str, bool] = {}
+        self._most_output = limits.most(limits.OUTPUT_TOKENS)
 
     def id(self, table: dict[str, Any], key: str) -> str:
         """The row's id; if no row has one, its number from 0."""
@@ -46,11 +48,14 @@ class RowRules:
             raise self._source.error(what, key)
 
     def check_total(self, input_length: int, output_length: int, key: str) -> None:
-        """Refuse a request of more than `MAX_TOKENS` tokens."""
+        """Refuse a request of more than `MAX_TOKENS` tokens, or with too long an output."""
         total = input_length + output_length
         if total > MAX_TOKENS:
             what = f"with the output it makes {total} tokens, above {MAX_TOKENS}; shorten it"
             raise self._source.error(what, key)
+        if output_length > self._most_output:
+            what = f"an output of {output_length:,} tokens is"
+            raise self._source.excess(what, self._most_output)
 
     def append(self, row: Row) -> None:
         """Append a checked row."""
