@@ -25,7 +25,7 @@ from kvsim.parsing import parse_json
 from kvsim.report import checked, tables
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
 from kvsim.version import __version__
-from kvsim.writing import encoded, temporary_folder
+from kvsim.writing import encoded, move_all, temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ def write_results(
             cells = tables.block_map_table(block_map)
             _write_table(partial / BLOCK_MAP.name, iter([cells]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
-        return [path.replace(out / path.name) for path in written]
+        return move_all(written, out)
 
 
 def read_results(directory: str | Path) -> Results:

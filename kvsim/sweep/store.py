@@ -58,6 +58,11 @@ class Store:
         self._folder = Path(folder) / "points"
         self._locks: int | None = None
 
+    @property
+    def folder(self) -> Path:
+        """Where the results are."""
+        return self._folder
+
     def load(self, key: str) -> Record | None:
         """The result of a run; None if there is none or its file is damaged.
 

@@ -30,7 +30,7 @@ from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.store import Store, address
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
-from kvsim.writing import write_text
+from kvsim.writing import encoded, write_bytes
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
@@ -126,10 +126,24 @@ def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
     return [Outcome(p.settings, p.seed, dict(records[p.key] or {})) for p in plan.points]
 
 
-def write_plan(folder: str | Path, plan: Plan) -> None:
-    """Write `sweep.json`, whole or not at all. Raises `OutputError`."""
-    text = json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(Path(folder) / MANIFEST, text + "\n")
+def manifest(plan: Plan) -> str:
+    """The content of `sweep.json`."""
+    return json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_plan(folder: str | Path, plan: Plan, *results: str) -> None:
+    """Write `sweep.json`, whole or not at all. Raises `OutputError`.
+
+    `results`: names of files that are removed if they belong to another plan.
+    """
+    path, content = Path(folder) / MANIFEST, encoded(manifest(plan))
+    try:
+        if path.exists() and path.read_bytes() != content:
+            for name in results:
+                path.with_name(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from None
+    write_bytes(path, content)
 
 
 def read_plan(folder: str | Path) -> Plan:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.run import simulate
@@ -27,7 +26,7 @@ from kvsim.sweep.records import Record
 from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.sweep import Outcome, Plan
 from kvsim.workload.trace import Row, Trace
-from kvsim.writing import encoded, write_bytes
+from kvsim.writing import encoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,14 +34,15 @@ if TYPE_CHECKING:
 TABLE = "sweep.parquet"
 
 
-def write_table(folder: str | Path, plan: Plan, outcomes: Sequence[Outcome]) -> Path:
-    """Write `sweep.parquet`, whole or not at all. Raises `OutputError`."""
+def table_bytes(plan: Plan, outcomes: Sequence[Outcome]) -> bytes:
+    """The content of `sweep.parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     buffer = pa.BufferOutputStream()
     pq.write_table(sweep_table(plan, outcomes), buffer, compression="zstd")
-    return write_bytes(Path(folder) / TABLE, buffer.getvalue().to_pybytes())
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
 
 
 def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
