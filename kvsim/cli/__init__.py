@@ -74,9 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         _end_interrupted()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     if code == _INTERRUPTED:  # as typer returns it

@@ -135,16 +135,16 @@ def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
 
     piece = next(pieces)
     with ExitStack() as opened:
-        writers = [pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))]
+        parquet = pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))
+        opened.enter_context(parquet)
         if csv:
             from pyarrow.csv import CSVWriter
 
-            writers.append(CSVWriter(f"{path}.csv", piece.schema))
-        for writer in writers:
-            opened.enter_context(writer)
+            sheet = opened.enter_context(CSVWriter(f"{path}.csv", piece.schema))
         for each in chain([piece], pieces):
-            for writer in writers:
-                writer.write_table(each)
+            parquet.write_table(each)
+            if csv:
+                sheet.write_table(tables.without_formulas(each))
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
