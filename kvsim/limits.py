@@ -23,21 +23,26 @@ TRACE_BYTES = 1 << 33
 """Of a whole trace, uncompressed: minutes of reading."""
 OUTPUT_TOKENS = 1 << 20
 """Of one request: each is a step, and a row of the result."""
-BLOCKS = 1 << 25
+BLOCKS = 1 << 23
 """Different blocks whose reuse `kvsim trace info` follows: each is an entry of a table in memory,
 and a run of hash ids writes millions of them in one line."""
 
 
-def most(limit: int) -> int:
-    """A limit of this module as it holds now. Raises `ConfigError` for a bad `KVSIM_LIMITS`."""
+def factor() -> float:
+    """What multiplies the limits now. Raises `ConfigError` for a bad `KVSIM_LIMITS`."""
     text = os.environ.get(VARIABLE, "1")
     try:
-        factor = float(text)
+        number = float(text)
     except ValueError:
-        factor = 0.0
-    if not 0 < factor <= 1e6:
-        raise ConfigError(f"{VARIABLE}: {text!r} is not a factor above 0 and up to 1e6, as in 10")
-    return int(limit * factor)
+        number = 0.0
+    if not 0 < number <= 1e6:
+        raise ConfigError(f"--limits: {text!r} is not a factor above 0 and up to 1e6, as in 10")
+    return number
+
+
+def most(limit: int) -> int:
+    """A limit of this module as it holds now."""
+    return int(limit * factor())
 
 
 def check_size(what: str, number: int, limit: int) -> None:

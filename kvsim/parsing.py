@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 DEEP = "nested too deeply; flatten it"
 DIGITS = "an integer has too many digits"
+_MOST_DIGITS = 300
+"""Such integers are floats, too."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -38,6 +40,20 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
         raise
 
 
+def is_flat(value: Any, most: int = 30) -> bool:
+    """Whether plain values are nested at most so deeply, so that functions may call themselves."""
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return most > 0 and all(is_flat(each, most - 1) for each in inner)
+
+
+def _short(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(DIGITS)
+    return int(text)
+
+
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number of JSON")
 
@@ -49,4 +65,4 @@ def _finite(text: str) -> float:
     return number
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_short)

@@ -26,6 +26,7 @@ from kvsim.errors import ConfigError
 from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
 from kvsim.result import Result
 from kvsim.run import simulate
+from kvsim.workers import in_processes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
 from kvsim.workload.trace import Trace
 
@@ -254,14 +255,13 @@ def _run_all(
     run: Callable[[Load, RunConfig], T], tasks: Sequence[tuple[Load, RunConfig]], jobs: int | None
 ) -> Iterator[T]:
     """Results in the order of the tasks, whichever ends first."""
-    from joblib import Parallel, cpu_count, delayed
+    from joblib import cpu_count
 
     number = min(jobs or cpu_count(), len(tasks))
     if number <= 1:
         yield from (run(*task) for task in tasks)
     else:
-        pool = Parallel(n_jobs=number, batch_size=1, return_as="generator")
-        yield from pool(delayed(run)(*task) for task in tasks)
+        yield from in_processes(run, tasks, number)
 
 
 _METRIC = {metric.key: metric for metric in METRICS}

@@ -9,13 +9,23 @@ a temporary folder beside it  ──written in full──► moved into place
 from __future__ import annotations
 
 import gzip
+import os
+import signal
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import BinaryIO
 
 from kvsim.errors import OutputError
+
+_PREFIX = ".kvsim-"
+_SETTLED_S = 1.0
+"""From this age on, a temporary folder that nobody claims was left by a process that was killed."""
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -59,6 +69,22 @@ def replacing_stream(path: str | Path) -> Iterator[BinaryIO | gzip.GzipFile]:
                 yield packed
 
 
+def write_together(folder: str | Path, texts: Mapping[str, str | bytes]) -> None:
+    """Write several files of a folder, by name: all of them or none. Raises `OutputError`."""
+    out = Path(folder)
+    with temporary_folder(out, out) as partial:
+        for name, text in texts.items():
+            content = encoded(text) if isinstance(text, str) else text
+            (partial / name).write_bytes(content)
+        move_all([partial / name for name in texts], out)
+
+
+def move_all(paths: Iterable[Path], folder: Path) -> list[Path]:
+    """Move finished files into a folder, without a stop by a signal in between."""
+    with _undisturbed():
+        return [path.replace(folder / path.name) for path in paths]
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to; on success, the file there replaces `path`.
@@ -80,8 +106,14 @@ def temporary_folder(inside: Path, target: Path) -> Iterator[Path]:
     made = not inside.exists()
     try:
         inside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".kvsim-", dir=inside) as folder:
-            yield Path(folder)
+        _remove_stale(inside)
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=inside) as folder:
+            claim = _claim(Path(folder))
+            try:
+                yield Path(folder)
+            finally:
+                if claim >= 0:
+                    os.close(claim)
     except BaseException as error:
         if made:
             with suppress(OSError):
@@ -92,3 +124,55 @@ def temporary_folder(inside: Path, target: Path) -> Iterator[Path]:
         raise OutputError(
             f"{target}: cannot be written: {reason}; free some space or choose another place"
         ) from None
+
+
+def _remove_stale(inside: Path) -> None:
+    """Remove temporary folders whose processes were killed."""
+    for folder in inside.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _SETTLED_S and (claim := _claim(folder)) >= 0:
+                rmtree(folder, ignore_errors=True)
+                os.close(claim)
+
+
+def _claim(folder: Path) -> int:
+    """A descriptor that claims a folder until it is closed or its process ends.
+
+    -1 where another process has the claim, and on systems without such claims.
+    """
+    if sys.platform == "win32":
+        return -1
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that end the process take effect when this is over.
+
+    Masks would not do: a signal that one thread blocks is handled in another one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP.
+        if number is not None and (handler := signal.getsignal(number)) is not None:
+            before[number] = handler
+            signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)

@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
-    {"config", "engines.versions", "limits", "records", "writing"},
+    {"config", "engines.versions", "limits", "records", "workers", "writing"},
     {"library", "server"},
     {"engine", "hardware", "models"},
     {"blockmap", "link", "notes", "watchers", "workload"},

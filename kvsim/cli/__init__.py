@@ -1,7 +1,7 @@
 """The command line: the only place that prints and exits.
 
 Results go to standard output and to files; notes, progress and errors to standard error. Exit
-codes: 0 done, 2 bad input (one line says what and where), 130 interrupted.
+codes: `docs/reference/exit-codes.md`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from typing import NoReturn
 
 import typer
 
 from kvsim.cli.deferred import DeferredGroup
+from kvsim.cli.stopping import exit_code, heed_signals
 from kvsim.errors import KvsimError, shortened
+from kvsim.limits import VARIABLE, factor
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="kvsim",
@@ -31,8 +36,14 @@ app = typer.Typer(
 def _without_command(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
+    limits: str = typer.Option(
+        None, metavar="X", help="Multiply the limits on the size of traces, as in --limits 10."
+    ),
 ) -> None:
     """The version, or the help and exit code 2."""
+    if limits is not None:
+        os.environ[VARIABLE] = limits
+        factor()
     if version:
         from kvsim.version import __version__
 
@@ -52,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A terminal may lack letters, and file names may hold bytes that are no text.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    heed_signals()
     try:
         code = app(_repeat_lists(given), standalone_mode=False)
     except KvsimError as error:
@@ -61,13 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(2)
         _fail(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
-        print("kvsim: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _end_interrupted()
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
+    if code == _INTERRUPTED:  # as typer returns it
+        _end_interrupted()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -84,6 +94,11 @@ def _repeat_lists(arguments: list[str]) -> list[str]:
             listing = False
         out.append(argument)
     return out
+
+
+def _end_interrupted() -> NoReturn:
+    print("kvsim: interrupted", file=sys.stderr)
+    sys.exit(exit_code())
 
 
 def _fail(line: str) -> None:

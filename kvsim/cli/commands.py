@@ -94,7 +94,7 @@ def report(
     from kvsim.writing import write_text
 
     summary, requests, steps = read_results(directory)
-    block_map = read_block_map(directory, summary["meta"])
+    block_map = read_block_map(directory, summary)
     print(write_text(Path(directory) / PAGE, build_page(summary, requests, steps, block_map)))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -187,10 +189,7 @@ def _show(
         render_certainty(comparison, summaries, make_console())
         _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
     if out is not None:
-        from kvsim.writing import write_text
-
-        _write(results, out, comparison)
-        write_text(Path(out) / "comparison.json", record + "\n")
+        _write(results, out, comparison, {"comparison.json": record + "\n"})
         if not as_json:
             page = Path(out) / "comparison.html"
             make_console().print(f"\nwritten to {out}: open {page}", highlight=False)
@@ -217,16 +216,19 @@ def _write(
     results: Results,
     out: str,
     comparison: Comparison | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
+    """Write the results of every run, then the page with the `others`, texts by file name."""
     from kvsim.report.compare_page import build_comparison
     from kvsim.report.files import write_results
-    from kvsim.writing import write_text
+    from kvsim.writing import write_together
 
+    runs = [_run_of(name, result) for name, result in results]
+    page = build_comparison(runs, comparison)
     for name, result in results:
         tables = result.summary, result.requests, result.steps
         write_results(Path(out) / name, *tables, transitions=result.transitions)
-    runs = [_run_of(name, result) for name, result in results]
-    write_text(Path(out) / "comparison.html", build_comparison(runs, comparison))
+    write_together(out, {**others, "comparison.html": page})
 
 
 def _whole(result: Result) -> Result:

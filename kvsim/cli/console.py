@@ -13,7 +13,11 @@ def make_console() -> Console:
     """Standard output, for tables and colours."""
     from rich.console import Console
 
-    return Console()
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # as any other output does; Rich would exit with code 1
+
+    return Piped()
 
 
 def make_table(*columns: str, title: str | None = None, texts: int = 1, **look: Any) -> Table:

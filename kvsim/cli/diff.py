@@ -39,11 +39,11 @@ def diff(
     if out is None:
         return
     from kvsim.report.diff_page import build_diff
-    from kvsim.writing import write_text
+    from kvsim.writing import write_together
 
-    write_text(Path(out) / "diff.json", record + "\n")
-    page = write_text(Path(out) / "diff.html", build_diff(*runs))
+    write_together(out, {"diff.json": record + "\n", "diff.html": build_diff(*runs)})
     if not as_json:
+        page = Path(out) / "diff.html"
         make_console().print(f"\nwritten to {out}: open {page}", highlight=False)
 
 

@@ -117,8 +117,10 @@ def sweep(
     A sweep may be stopped at any moment; the same command continues it.
     """
     from kvsim.sweep.grid import expand, parse_space
+    from kvsim.sweep.page import PAGE
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
+    from kvsim.sweep.table import TABLE
     from kvsim.workload.spec import trace_of
 
     if merge:
@@ -137,7 +139,7 @@ def sweep(
     mine = shard_of(len(points), shard)
     runner = backend_of(backend, ray_address)
     opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
-    write_plan(out, make_plan(opened, table, points, slo))
+    write_plan(out, make_plan(opened, table, points, slo), TABLE, PAGE)
     plan = read_plan(out)
     note_arrivals(opened, (points[i].config for i in mine))
     _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, jobs)
@@ -196,20 +198,20 @@ def _finish(out: str, plan: Plan) -> None:
     from kvsim.sweep.choose import choose
     from kvsim.sweep.page import PAGE, build_page
     from kvsim.sweep.store import Store
-    from kvsim.sweep.sweep import gather
-    from kvsim.sweep.table import write_table
-    from kvsim.writing import write_text
+    from kvsim.sweep.sweep import MANIFEST, gather, manifest
+    from kvsim.sweep.table import TABLE, table_bytes
+    from kvsim.writing import write_together
 
     outcomes = gather(Store(out), plan, out)
-    path = write_table(out, plan, outcomes)
     chosen = choose(plan, outcomes)
-    page = write_text(Path(out) / PAGE, build_page(plan, chosen))
+    table, page = table_bytes(plan, outcomes), build_page(plan, chosen)
+    write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
     console = make_console()
     for text, _ in chosen.verdict:
         console.print(text, highlight=False)
     if chosen.best:
         console.print(_best(chosen))
-    console.print(f"written to {path}: open {page}", highlight=False)
+    console.print(f"written to {Path(out) / TABLE}: open {Path(out) / PAGE}", highlight=False)
 
 
 def _best(chosen: Chosen) -> Table:

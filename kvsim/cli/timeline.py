@@ -31,5 +31,5 @@ def timeline(
     summary, requests, steps = read_results(directory)
     chosen = {find_request(requests, each) for each in request} if request else None
     window = run_window(steps, requests, begin_s, end_s)
-    listed = events(summary, requests, steps, read_transitions(directory), window, chosen)
+    listed = events(summary, requests, steps, read_transitions(directory, summary), window, chosen)
     print(write_tracks(out, summary["meta"], listed))

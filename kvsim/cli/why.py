@@ -29,7 +29,7 @@ def why(
 
     summary, requests, steps = read_results(directory)
     index = find_request(requests, request)
-    story = tell(summary, requests, steps, read_transitions(directory), index)
+    story = tell(summary, requests, steps, read_transitions(directory, summary), index)
     console = make_console()
     _render(story, console)
     if html is not None:

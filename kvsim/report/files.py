@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
 from kvsim.parsing import parse_json
-from kvsim.report import tables
+from kvsim.report import checked, tables
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
-from kvsim.writing import encoded, temporary_folder
+from kvsim.version import __version__
+from kvsim.writing import encoded, move_all, temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,7 @@ def write_results(
             cells = tables.block_map_table(block_map)
             _write_table(partial / BLOCK_MAP.name, iter([cells]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
-        return [path.replace(out / path.name) for path in written]
+        return move_all(written, out)
 
 
 def read_results(directory: str | Path) -> Results:
@@ -71,35 +72,44 @@ def read_results(directory: str | Path) -> Results:
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder; {_REMEDY}")
     summary = _read_summary(folder / SUMMARY)
-    requests, steps = _read_columns(folder, REQUESTS), _read_columns(folder, STEPS)
+    meta = summary["meta"]
+    requests, steps = _read_columns(folder, REQUESTS, meta), _read_columns(folder, STEPS, meta)
     if len(requests["id"]) != summary["num_requests"] or len(steps["start_ns"]) != summary["steps"]:
         raise OutputError(
             f"{folder}: {SUMMARY} counts {summary['num_requests']} requests and {summary['steps']}"
             f" steps, its tables hold {len(requests['id'])} and {len(steps['start_ns'])}: files of"
             " different runs; run it again"
         )
+    _refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
+    _refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
+    _refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
     return summary, requests, steps
 
 
-def read_transitions(directory: str | Path) -> dict[str, Any]:
+def read_transitions(directory: str | Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read the transitions of a run. Raises `OutputError` naming the file and the remedy."""
-    return _read_columns(Path(directory), TRANSITIONS)
+    folder, meta = Path(directory), summary["meta"]
+    transitions = _read_columns(folder, TRANSITIONS, meta)
+    problem = checked.problem_of_transitions(transitions, summary["num_requests"])
+    _refuse(_path(folder, TRANSITIONS), problem, meta)
+    return transitions
 
 
-def read_block_map(directory: str | Path, meta: Mapping[str, Any]) -> BlockMap | None:
+def read_block_map(directory: str | Path, summary: Mapping[str, Any]) -> BlockMap | None:
     """The block map of a run; None if the run has none. Raises `OutputError` naming the file.
 
-    `meta` says whether the run has a block map, so a map that another run left in the folder is
-    ignored.
+    The summary says whether the run has a block map, so a map that another run left in the folder
+    is ignored.
     """
+    meta = summary["meta"]
     if not meta.get("block_map"):
         return None
-    block_map = tables.block_map_of(_read_columns(Path(directory), BLOCK_MAP))
-    if len(block_map.time_ns) != meta["block_map"]["samples"]:
-        raise OutputError(
-            f"{_path(Path(directory), BLOCK_MAP)}: the block map of another run; run it again"
-        )
-    return block_map
+    folder = Path(directory)
+    columns = _read_columns(folder, BLOCK_MAP, meta)
+    samples = meta["block_map"]["samples"]
+    problem = checked.problem_of_block_map(columns, samples, summary["num_requests"])
+    _refuse(_path(folder, BLOCK_MAP), problem, meta)
+    return tables.block_map_of(columns)
 
 
 def _fill(
@@ -125,16 +135,16 @@ def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
 
     piece = next(pieces)
     with ExitStack() as opened:
-        writers = [pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))]
+        parquet = pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))
+        opened.enter_context(parquet)
         if csv:
             from pyarrow.csv import CSVWriter
 
-            writers.append(CSVWriter(f"{path}.csv", piece.schema))
-        for writer in writers:
-            opened.enter_context(writer)
+            sheet = opened.enter_context(CSVWriter(f"{path}.csv", piece.schema))
         for each in chain([piece], pieces):
-            for writer in writers:
-                writer.write_table(each)
+            parquet.write_table(each)
+            if csv:
+                sheet.write_table(tables.without_formulas(each))
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
@@ -155,13 +165,24 @@ def _read_summary(path: Path) -> dict[str, Any]:
         summary = parse_json(path.read_bytes())
     known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
     if not known or not {"num_requests", "steps"} <= summary.keys():
-        raise OutputError(
-            f"{path}: not a kvsim summary; give a folder that `kvsim run --out` wrote"
-        )
+        raise OutputError(f"{path}: not a kvsim summary; {_REMEDY}")
+    _refuse(path, checked.problem_of_meta(summary["meta"]), summary["meta"])
     return dict(summary)
 
 
-def _read_columns(folder: Path, table: Table) -> dict[str, Any]:
+def _refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
+    """Raise `OutputError` if there is a problem; names the version of kvsim if it was another."""
+    if not problem:
+        return
+    version = meta.get("kvsim_version")
+    if isinstance(version, str) and version != __version__:
+        raise OutputError(
+            f"{path}: {problem}; of kvsim {version}, this is {__version__}: run it again"
+        )
+    raise OutputError(f"{path}: {problem}; run it again with this version of kvsim")
+
+
+def _read_columns(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     path = _path(folder, table)
@@ -169,10 +190,13 @@ def _read_columns(folder: Path, table: Table) -> dict[str, Any]:
     # still closes its file when the interpreter exits aborts the process.
     with _reading(path), path.open("rb") as opened:
         file = pq.ParquetFile(opened, pre_buffer=False)
-        if wrong := tables.misfit(file.schema_arrow, table):
-            raise OutputError(f"{path}: {wrong}; run it again with this version of kvsim")
+        _refuse(path, tables.misfit(file.schema_arrow, table), meta)
         kept = [column.name for column in table.held(file.schema_arrow.names)]
-        return tables.columns_of(file.read(kept, use_threads=False))
+        read = file.read(kept, use_threads=False)
+        _refuse(path, tables.missing(read, table), meta)
+        columns = tables.columns_of(read)
+    _refuse(path, checked.problem_of_table(table, columns), meta)
+    return columns
 
 
 def _path(folder: Path, table: Table) -> Path:

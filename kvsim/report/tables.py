@@ -95,6 +95,28 @@ def misfit(layout: pa.Schema, table: Table) -> str:
     return ""
 
 
+def without_formulas(table: pa.Table) -> pa.Table:
+    """The table for a spreadsheet: texts that it would run as formulas begin with an apostrophe.
+
+    Source: OWASP, "CSV Injection".
+    """
+    from pyarrow import compute
+
+    for place, column in enumerate(table.columns):
+        if column.type == TEXT:
+            safe = compute.replace_substring_regex(column, r"\A([=+\-@\t\r])", r"'\1")
+            table = table.set_column(place, table.column_names[place], safe)
+    return table
+
+
+def missing(read: pa.Table, table: Table) -> str:
+    """The first column with a null that it cannot have, in words; empty if there is none."""
+    for column in table.columns:
+        if not column.null and column.name in read.column_names and read[column.name].null_count:
+            return f"column {column.name}: a value is missing"
+    return ""
+
+
 def columns_of(table: pa.Table) -> dict[str, Any]:
     """The columns that a table was made from."""
     return {

@@ -41,6 +41,8 @@ class Column(NamedTuple):
     type: str = INTEGER
     null: bool = False
     """Null where it never happened or is undefined; in memory, -1."""
+    least: int = 0
+    """The least value of an integer that is not null."""
     label: str = ""
     """For people: the short name of a part of a whole."""
     attribute: str = ""

@@ -49,7 +49,7 @@ BLOCK_MAP = Table(
         _map("owned_blocks", "blocks", "in tables of one request"),
         _map("shared_blocks", "blocks", "in tables of several requests"),
         _map("kept_blocks", "blocks", "in no table: a declared prefix, a reservation, a leak"),
-        _map("owner", "", "index of the request that owns most owned blocks; -1: none"),
+        _map("owner", "", "index of the request that owns most owned blocks; -1: none", least=-1),
         _map("owner_blocks", "blocks", "owned by it"),
     ),
 )

@@ -41,7 +41,7 @@ REQUESTS = Table(
         _trace("input_length", "tokens", "of the prompt"),
         _trace("output_length", "tokens", "that one sample has in the trace"),
         _request("output_tokens", "tokens", "generated, of all samples"),
-        _trace("priority", "", "lower is served first"),
+        _trace("priority", "", "lower is served first", least=-(1 << 31)),
         _request("n", "sequences", "sampled from the prompt"),
         _phase("queue_s", meaning="from arrival to first step"),
         _phase("ttft_s", meaning="from arrival to first token (TTFT)"),

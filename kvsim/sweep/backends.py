@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,8 +17,11 @@ from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.sweep.points import Task, run_point
-from kvsim.sweep.store import Record, Store
+from kvsim.sweep.records import Record
+from kvsim.sweep.store import Store
+from kvsim.workers import in_processes
 from kvsim.workload.trace import Trace
+from kvsim.writing import temporary_folder
 
 Done = Callable[[int], None]
 Backend = Callable[[Store, Trace, Sequence[Task], int | None, Done], None]
@@ -36,7 +38,7 @@ def run_local(
     store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
 ) -> None:
     """Run in processes of this machine, each of which stores its own results."""
-    from joblib import Parallel, cpu_count, delayed
+    from joblib import cpu_count
 
     number = min(jobs or cpu_count(), len(tasks))
     if number <= 1:
@@ -44,11 +46,11 @@ def run_local(
             _fetch(store, task, trace)
             done(1)
         return
-    with tempfile.TemporaryDirectory(prefix="kvsim-") as folder:
-        path = Path(folder) / "trace"
+    with temporary_folder(store.folder, store.folder) as folder:
+        path = folder / "trace"
         path.write_bytes(pickle.dumps(trace))
-        pool = Parallel(n_jobs=number, batch_size=1, return_as="generator_unordered")
-        for _ in pool(delayed(_fetch_from)(store, task, str(path)) for task in tasks):
+        each = ((store, task, str(path)) for task in tasks)
+        for _ in in_processes(_fetch_from, each, number, ordered=False):
             done(1)
 
 

@@ -12,8 +12,8 @@ from kvsim.report.numerals import count, plural, show
 from kvsim.report.wording import Remark, time_source
 from kvsim.sweep.grid import Settings
 from kvsim.sweep.points import REFUSED
+from kvsim.sweep.records import Record
 from kvsim.sweep.slo import Objectives, parse_slo
-from kvsim.sweep.store import Record
 from kvsim.sweep.sweep import Outcome, Plan
 from kvsim.sweep.table import reason
 

@@ -13,7 +13,7 @@ from kvsim.sweep.choose import Chosen, Configuration, sources, value_words
 from kvsim.sweep.figures import effect_figures, tradeoff_figures
 from kvsim.sweep.heat import heat_maps, key_to_maps
 from kvsim.sweep.parallel import parallel_figure
-from kvsim.sweep.store import Record
+from kvsim.sweep.records import Record
 from kvsim.sweep.sweep import Plan
 
 PAGE = "sweep.html"

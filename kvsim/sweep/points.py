@@ -10,7 +10,7 @@ from kvsim.errors import ConfigError
 from kvsim.report.plain import plain
 from kvsim.report.provenance import flat
 from kvsim.run import simulate
-from kvsim.sweep.store import Record
+from kvsim.sweep.records import Record
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 

@@ -25,11 +25,10 @@ from kvsim.library import find, look_up
 from kvsim.parsing import parse_json
 from kvsim.report.plain import plain
 from kvsim.sweep.locks import PLACES, lock, unlock
+from kvsim.sweep.records import Record, checked_record
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 from kvsim.writing import write_text
-
-Record = dict[str, Any]
 
 _KEY_CHARACTERS = 32
 _CLASSES = ("engine", "block_manager", "victim")
@@ -59,13 +58,23 @@ class Store:
         self._folder = Path(folder) / "points"
         self._locks: int | None = None
 
+    @property
+    def folder(self) -> Path:
+        """Where the results are."""
+        return self._folder
+
     def load(self, key: str) -> Record | None:
-        """The result of a run; None if there is none or its file is damaged."""
+        """The result of a run; None if there is none or its file is damaged.
+
+        Raises `OutputError` for a file that cannot be read.
+        """
+        path = self._path(key)
         try:
-            record = parse_json(self._path(key).read_bytes())
+            return checked_record(parse_json(path.read_bytes()), key)
         except (FileNotFoundError, ValueError):
             return None
-        return record if isinstance(record, dict) and record.get("key") == key else None
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be read: {error.strerror}") from None
 
     def save(self, record: Record) -> None:
         """Store a result, whole or not at all. The caller must hold the claim on its key."""

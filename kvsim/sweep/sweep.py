@@ -16,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError, OutputError
-from kvsim.parsing import parse_json
+from kvsim.parsing import is_flat, parse_json
 from kvsim.report.plain import plain
 from kvsim.sweep.backends import Backend, Done, run_local
 from kvsim.sweep.grid import Point, Settings
 from kvsim.sweep.points import Task
-from kvsim.sweep.store import Record, Store, address
+from kvsim.sweep.records import Manifest, Record, Versioned
+from kvsim.sweep.slo import parse_slo
+from kvsim.sweep.store import Store, address
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
-from kvsim.writing import write_text
+from kvsim.writing import encoded, write_bytes
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
@@ -122,10 +126,24 @@ def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
     return [Outcome(p.settings, p.seed, dict(records[p.key] or {})) for p in plan.points]
 
 
-def write_plan(folder: str | Path, plan: Plan) -> None:
-    """Write `sweep.json`, whole or not at all. Raises `OutputError`."""
-    text = json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(Path(folder) / MANIFEST, text + "\n")
+def manifest(plan: Plan) -> str:
+    """The content of `sweep.json`."""
+    return json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_plan(folder: str | Path, plan: Plan, *results: str) -> None:
+    """Write `sweep.json`, whole or not at all. Raises `OutputError`.
+
+    `results`: names of files that are removed if they belong to another plan.
+    """
+    path, content = Path(folder) / MANIFEST, encoded(manifest(plan))
+    try:
+        if path.exists() and path.read_bytes() != content:
+            for name in results:
+                path.with_name(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from None
+    write_bytes(path, content)
 
 
 def read_plan(folder: str | Path) -> Plan:
@@ -133,16 +151,20 @@ def read_plan(folder: str | Path) -> Plan:
     path = Path(folder) / MANIFEST
     try:
         table = parse_json(path.read_bytes())
-        points = [Planned(**point) for point in table["points"]]
-        plan = Plan(table["trace"], table["base"], points, table["slo"])
-        version = table["kvsim_version"]
+        version = msgspec.convert(table, Versioned).kvsim_version
+        if version != __version__:
+            raise OutputError(f"{path}: of kvsim {version}, this is {__version__}; run it again")
+        checked = msgspec.convert(table, Manifest)
+        if not is_flat(table) or len({tuple(point.settings) for point in checked.points}) > 1:
+            raise ValueError
+        if checked.slo is not None:
+            parse_slo(checked.slo)
     except OSError as error:
         raise OutputError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ConfigError, ValueError):  # also of msgspec
         raise OutputError(f"{path}: damaged or not written by kvsim; {_REMEDY}") from None
-    if version != __version__:
-        raise OutputError(f"{path}: of kvsim {version}, this is {__version__}; run it again")
-    return plan
+    points = [Planned(point.settings, point.seed, point.key) for point in checked.points]
+    return Plan(table["trace"], checked.base, points, checked.slo)
 
 
 def shard_of(number_of_points: int, text: str | None) -> range:

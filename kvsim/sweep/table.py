@@ -18,16 +18,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.run import simulate
 from kvsim.sweep.points import ENGINE_FACTS, figures_of
+from kvsim.sweep.records import Record
 from kvsim.sweep.slo import parse_slo
-from kvsim.sweep.store import Record
 from kvsim.sweep.sweep import Outcome, Plan
 from kvsim.workload.trace import Row, Trace
-from kvsim.writing import write_bytes
+from kvsim.writing import encoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,14 +34,15 @@ if TYPE_CHECKING:
 TABLE = "sweep.parquet"
 
 
-def write_table(folder: str | Path, plan: Plan, outcomes: Sequence[Outcome]) -> Path:
-    """Write `sweep.parquet`, whole or not at all. Raises `OutputError`."""
+def table_bytes(plan: Plan, outcomes: Sequence[Outcome]) -> bytes:
+    """The content of `sweep.parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     buffer = pa.BufferOutputStream()
     pq.write_table(sweep_table(plan, outcomes), buffer, compression="zstd")
-    return write_bytes(Path(folder) / TABLE, buffer.getvalue().to_pybytes())
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content
 
 
 def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
@@ -55,8 +55,8 @@ def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
     }
     columns["seed"] = pa.array([outcome.seed for outcome in outcomes], pa.int64())
     columns["key"] = pa.array([record["key"] for record in records], pa.string())
-    columns["outcome"] = pa.array([record["outcome"]["kind"] for record in records], pa.string())
-    columns["reason"] = pa.array([reason(record) for record in records], pa.string())
+    columns["outcome"] = _text_column([record["outcome"]["kind"] for record in records])
+    columns["reason"] = _text_column([reason(record) for record in records])
     if plan.slo is not None:
         objectives = parse_slo(plan.slo)
         columns["meets_slo"] = pa.array([objectives.met(record) for record in records], pa.bool_())
@@ -67,7 +67,7 @@ def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
         values = [record["figures"].get(key) for record in records]
         columns[key] = pa.array(values, pa.int64() if is_whole else pa.float64())
     described = {key: value for key, value in plan.describe().items() if key != "points"}
-    about = {"kvsim": json.dumps(described, ensure_ascii=False)}
+    about = {"kvsim": encoded(json.dumps(described, ensure_ascii=False))}
     return pa.table(columns).replace_schema_metadata(about)
 
 
@@ -95,7 +95,7 @@ def _all_kinds(records: Sequence[Record]) -> dict[str, bool]:
     kinds = dict(figure_kinds())
     for record in records:
         for key, value in record["figures"].items():
-            kinds.setdefault(key, isinstance(value, int))
+            kinds[key] = kinds.get(key, True) and not isinstance(value, float)
     return kinds
 
 
@@ -105,14 +105,20 @@ def _settings_column(values: Sequence[Any]) -> pa.Array:
 
     if all(isinstance(value, bool) for value in values):
         return pa.array(values, pa.bool_())
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+    if all(type(value) is int and abs(value) < 1 << 63 for value in values):
         return pa.array(values, pa.int64())
     try:
         if any(isinstance(value, bool) for value in values):
             raise TypeError
         return pa.array([float(value) for value in values], pa.float64())
     except (TypeError, ValueError):
-        return pa.array([_text(value) for value in values], pa.string())
+        return _text_column([_text(value) for value in values])
+
+
+def _text_column(texts: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([encoded(text).decode() for text in texts], pa.string())
 
 
 def _text(value: Any) -> str:

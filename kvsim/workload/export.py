@@ -2,7 +2,8 @@
 
 Every row has exactly `timestamp` (integer ms), `input_length`, `output_length` and `hash_ids`
 (one per block, the partial last block included), without a header: what vLLM, SGLang, AIPerf,
-GuideLLM and Dynamo all read.
+GuideLLM and Dynamo all read. Where ids stand for another number of tokens than 512, rows have a
+`block_size`, too: without it, nobody could tell, and kvsim would not read the file back.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> li
     write_lines(path, _lines(trace, identities, size))
     notes = _losses(trace, identities, size)
     if size != mooncake.DEFAULT_BLOCK_SIZE:
-        notes.append(f"tell every reader that ids stand for {size} tokens: most assume 512")
+        notes.append(
+            f"tell every reader that ids stand for {size} tokens: most assume 512, and do not look"
+            " at the key block_size of the rows"
+        )
     command = bench_command(path, size, len(trace.rows))
     return [*notes, f"to replay it (vLLM assumes 16-token ids, seconds, 1,000 rows): {command}"]
 
@@ -91,6 +95,8 @@ def _lines(trace: Trace, identities: Sequence[Stream], size: int) -> Iterator[st
             "output_length": row.output_length,
             "hash_ids": ids,
         }
+        if size != mooncake.DEFAULT_BLOCK_SIZE:
+            table["block_size"] = size
         yield json.dumps(table)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.engine.request import Stream
+from kvsim.limits import BLOCKS, check_size
 from kvsim.workload.trace import Row
 
 
@@ -40,11 +41,16 @@ class Reuse:
 
 
 def find_reuse(rows: Sequence[Row], streams: Sequence[Stream], block_size: int) -> Reuse:
-    """The reuse in one pass over the prompts' keys, at `block_size` tokens per block."""
+    """The reuse in one pass over the prompts' keys, at `block_size` tokens per block.
+
+    Raises `ConfigError` if there are more different blocks than `kvsim.limits` has room for.
+    """
     last_user: dict[int, int] = {}
     blocks, limits, runs = [], [], []
     for row, stream in zip(rows, streams, strict=True):
-        keys = stream.keys(0, row.input_length // block_size, block_size)
+        full = row.input_length // block_size
+        check_size("different blocks", max(full, len(last_user)), BLOCKS)
+        keys = stream.keys(0, full, block_size)
         blocks.append(len(keys))
         limits.append((row.input_length - 1) // block_size)
         runs.append(_runs(keys, last_user))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsim import limits
 from kvsim.workload.source import MAX_TOKENS, Source, identifier, nanoseconds, shown
 from kvsim.workload.trace import Row
 
@@ -46,7 +47,7 @@ class RowRules:
         return arrival_ns
 
     def check_total(self, input_length: int, output_length: int, key: str) -> None:
-        """Refuse a request of more than `MAX_TOKENS` tokens."""
+        """Refuse a request of too many tokens (`check_total`)."""
         check_total(self._source, input_length, output_length, key)
 
     def append(self, row: Row) -> None:
@@ -63,8 +64,14 @@ class RowRules:
 
 
 def check_total(source: Source, input_length: int, output_length: int, key: str) -> None:
-    """Refuse a request of more than `MAX_TOKENS` tokens, with the `TraceError` of its line."""
+    """Refuse a request of more than `MAX_TOKENS` tokens, or with too long an output.
+
+    Raises the `TraceError` of its line.
+    """
     total = input_length + output_length
     if total > MAX_TOKENS:
         what = f"with the output it makes {total} tokens, above {MAX_TOKENS}; shorten it"
         raise source.error(what, key)
+    most_output = limits.most(limits.OUTPUT_TOKENS)
+    if output_length > most_output:
+        raise source.excess(f"an output of {output_length:,} tokens is", most_output)

@@ -12,10 +12,9 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from kvsim import limits
 from kvsim.errors import TraceError
 
-MAX_LINE_BYTES = 1 << 26
-"""A longer line is refused, so that a damaged or hostile file cannot fill the memory."""
 MAX_TOKENS = (1 << 24) - 1
 """Most tokens of one request, prompt and output together."""
 MAX_NS = 1 << 62
@@ -97,14 +96,22 @@ class Source:
             self._stored.close()
             raise self.error(_unreadable(error)) from None
 
+    def excess(self, what: str, most: int, line: int | None = None) -> TraceError:
+        """The error of `what` that is above a limit of `kvsim.limits`."""
+        return self.error(f"{what} above the limit of {most:,}; {limits.REMEDY}", line=line)
+
     def _read(self) -> Iterator[tuple[int, str]]:
-        number = 0
-        while raw := self._guarded(lambda: self._file.readline(MAX_LINE_BYTES + 1), number + 1):
+        number = size = blank = rows = 0
+        most_bytes, most_rows = limits.most(limits.TRACE_BYTES), limits.most(limits.ROWS)
+        longest, most_blank = limits.most(limits.LINE_BYTES), limits.most(limits.BLANK_BYTES)
+        while raw := self._guarded(lambda: self._file.readline(longest + 1), number + 1):
             number += 1
             self._hash.update(raw)
-            if len(raw) > MAX_LINE_BYTES:
-                what = f"the line is longer than {MAX_LINE_BYTES:,} bytes; write one request a line"
-                raise self.error(what, line=number)
+            size += len(raw)
+            if len(raw) > longest:
+                raise self.excess("a line of bytes", longest, number)
+            if size > most_bytes:
+                raise self.excess("bytes", most_bytes, number)
             if number == 1:
                 raw = raw.removeprefix(_BYTE_ORDER_MARK)
             try:
@@ -113,7 +120,14 @@ class Source:
                 what = f"not UTF-8 at byte {error.start + 1} of the line; save it as UTF-8"
                 raise self.error(what, line=number) from None
             if text and not text.isspace():
+                rows += 1
+                if rows > most_rows:
+                    raise self.excess("rows", most_rows, number)
                 yield number, text
+            else:
+                blank += len(raw)
+                if blank > most_blank:
+                    raise self.excess("bytes of blank lines", most_blank, number)
 
     def _guarded(self, read: Callable[[], bytes], number: int) -> bytes:
         try:

@@ -1,5 +1,6 @@
 """Hostile settings, headers and names: one line and exit code 2, or a result; never a traceback."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from shared import SHARED
 
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.parsing import parse_json, parse_toml
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload, made_from, make_trace
@@ -79,7 +80,7 @@ def test_a_workload_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="requests: 1,000 is above the limit of 4"):
         make_trace(Workload("random"), 0)
     monkeypatch.setenv("KVSIM_LIMITS", "many")
-    with pytest.raises(ConfigError, match="KVSIM_LIMITS: 'many' is not a factor"):
+    with pytest.raises(ConfigError, match="--limits: 'many' is not a factor"):
         make_trace(Workload("random"), 0)
 
 
@@ -160,3 +161,61 @@ def test_names_and_terminals_that_are_not_utf_8(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     summary = json.loads((tmp_path / "r" / "summary.json").read_bytes())
     assert os.fsencode(summary["meta"]["trace"]["path"]) == trace
+
+
+def zipped(tmp_path: Path, text: bytes) -> str:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(text))
+    return str(path)
+
+
+ROW = b'{"timestamp":0,"input_length":5,"output_length":5}\n'
+HASHES = b'{"kvsim_trace":1,"block_size":1,"hash_kind":"prefix","partial_hash":true}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ROW + b"\n" * (1 << 25), ":16777218: bytes of blank lines above the limit of 16,777,216"),
+        (ROW + b" " * (1 << 25), ":2: a line of bytes above the limit of 16,777,216"),
+        (ROW.replace(b'length":5}', b'length":1048577}'), ":1: .*an output of 1,048,577 tokens"),
+    ],
+    ids=["blank lines", "a blank line", "output"],
+)
+def test_what_a_small_file_unfolds_to_is_bounded(tmp_path: Path, text: bytes, message: str) -> None:
+    with pytest.raises(TraceError, match=rf"{message}.* --limits 10"):
+        open_trace(zipped(tmp_path, text))
+
+
+def test_rows_and_bytes_of_a_trace_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zipped(tmp_path, ROW * 9)
+    monkeypatch.setattr("kvsim.limits.ROWS", 8)
+    with pytest.raises(TraceError, match=":9: rows above the limit of 8"):
+        open_trace(path)
+    monkeypatch.setenv("KVSIM_LIMITS", "10")
+    assert len(open_trace(path).rows) == 9
+    monkeypatch.setattr("kvsim.limits.TRACE_BYTES", 5)
+    with pytest.raises(TraceError, match=":1: bytes above the limit of 50"):
+        open_trace(path)
+
+
+def test_one_run_of_hash_ids_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    length = (1 << 24) - 2
+    row = {"input_length": length, "output_length": 1, "hash_runs": [[0, length]]}
+    path = zipped(tmp_path, HASHES + json.dumps(row).encode())
+    assert "different blocks: 16,777,214 is above" in refused(["trace", "info", path], capsys)
+
+
+def test_limits_are_raised_by_a_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsim.limits.ROWS", 1)
+    path = zipped(tmp_path, ROW * 9)
+    assert "--limits 10" in refused(["trace", "info", path], capsys)
+    monkeypatch.setenv("KVSIM_LIMITS", "1")  # set again by the flag, and undone by the test
+    with pytest.raises(SystemExit) as stop:
+        main(["--limits", "10", "trace", "info", path])
+    assert stop.value.code == 0
+    assert "--limits: 'x'" in refused(["--limits", "x", "trace", "info", path], capsys)

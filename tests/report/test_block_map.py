@@ -106,11 +106,12 @@ def test_a_picture_that_is_too_large_becomes_coarser(monkeypatch):
 def test_a_map_comes_back_from_its_file(tmp_path, limits):
     result, block_map = watched(**limits)
     meta = {"block_map": {"samples": len(block_map.time_ns)}}
+    summary = {**result.summary, "meta": meta}
     for folder in ("a", "b"):
         write_results(
             tmp_path / folder, result.summary, result.requests, result.steps, block_map=block_map
         )
-    back = read_block_map(tmp_path / "a", meta)
+    back = read_block_map(tmp_path / "a", summary)
     for one, other in zip(back[1:], block_map[1:], strict=True):
         assert one.dtype == other.dtype and (one == other).all()
     assert all((a == b).all() for a, b in zip(back.groups, block_map.groups, strict=True))
@@ -127,9 +128,10 @@ def test_a_map_of_nothing_comes_back():
 def test_a_map_that_is_not_this_runs_is_not_shown(tmp_path):
     result, block_map = watched()
     write_results(tmp_path, result.summary, result.requests, result.steps, block_map=block_map)
-    assert read_block_map(tmp_path, {}) is None
+    assert read_block_map(tmp_path, {"meta": {}}) is None
+    other = {"num_requests": 9, "meta": {"block_map": {"samples": 1}}}
     with pytest.raises(OutputError, match="block map of another run"):
-        read_block_map(tmp_path, {"block_map": {"samples": 1}})
+        read_block_map(tmp_path, other)
     pq.write_table(pa.table({"time_ns": [1]}), tmp_path / "block_map.parquet")
     with pytest.raises(OutputError, match=r"column on_cpu is missing, expected int64; run it"):
-        read_block_map(tmp_path, {"block_map": {"samples": 1}})
+        read_block_map(tmp_path, other)

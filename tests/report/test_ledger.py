@@ -96,7 +96,7 @@ def test_the_ledger_survives_the_disk(preempted, cached, tmp_path):
         assert set(PROMPT_PARTS[1:]).isdisjoint(requests) == (name == "a")
         for column in KERNELS:
             assert (steps[column] == result.steps[column]).all()
-        for column, values in read_transitions(out).items():
+        for column, values in read_transitions(out, summary).items():
             assert (values == result.transitions[column]).all()
 
 

@@ -15,6 +15,13 @@ from kvsim.sweep.store import Store, address
 
 CONFIG = make_config({"request_rate": 50.0, "max_model_len": 256})
 KEY = "0123456789abcdef" * 2
+RECORD = {
+    "key": KEY,
+    "kvsim_version": "1",
+    "config": {},
+    "outcome": {"kind": "refused"},
+    "figures": {"a": 0.1, "b": None},
+}
 
 
 @pytest.fixture
@@ -60,7 +67,7 @@ def test_an_address_depends_on_the_code_of_a_policy(load, tmp_path, monkeypatch)
 
 
 def test_what_is_saved_is_loaded(store):
-    record = {"key": KEY, "figures": {"a": 0.1, "b": None, "c": "é"}}
+    record = {**RECORD, "outcome": {"kind": "refused", "explanation": "é"}}
     assert store.load(KEY) is None
     store.save(record)
     assert store.load(KEY) == record
@@ -70,7 +77,7 @@ def test_what_is_saved_is_loaded(store):
 def test_a_damaged_file_is_no_result(store, tmp_path, damage):
     (tmp_path / "points" / f"{KEY}.json").write_bytes(damage)
     assert store.load(KEY) is None
-    assert store.fetch(KEY, lambda: {"key": KEY, "new": True})["new"]
+    assert store.fetch(KEY, lambda: {**RECORD, "new": True})["new"]
     assert store.load(KEY)["new"]
 
 
@@ -83,7 +90,7 @@ def test_a_result_is_run_once_and_a_failed_run_leaves_nothing(store, tmp_path):
     assert store.load(KEY) is None
     runs = []
     for _ in range(3):
-        store.fetch(KEY, lambda: runs.append(1) or {"key": KEY})
+        store.fetch(KEY, lambda: runs.append(1) or RECORD)
     assert len(runs) == 1
     assert {path.name for path in (tmp_path / "points").iterdir()} == {f"{KEY}.json", "locks"}
 
@@ -93,7 +100,7 @@ def _run_slowly(store, log):
         with log.open("a") as file:
             file.write("run\n")
         time.sleep(0.3)
-        return {"key": KEY}
+        return RECORD
 
     store.fetch(KEY, run)
 

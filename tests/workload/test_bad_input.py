@@ -312,8 +312,9 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_line_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim.workload.source.MAX_LINE_BYTES", 100)
-    refused(jsonl(tmp_path, PLAIN, ROW, ROW | {"x_": "y" * 100}), 3, "longer than 100 bytes")
+    monkeypatch.setattr("kvsim.limits.LINE_BYTES", 100)
+    says = "a line of bytes above the limit of 100; give less, or kvsim --limits 10"
+    refused(jsonl(tmp_path, PLAIN, ROW, ROW | {"x_": "y" * 100}), 3, says)
 
 
 FOREIGN: dict[str, tuple[str, str]] = {

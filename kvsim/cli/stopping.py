@@ -1,0 +1,34 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does, so that nothing half-written stays behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+_INTERRUPTS = [signal.SIGINT]
+"""The signals that came, Ctrl-C first."""
+
+
+def heed_signals() -> None:
+    """From now on, SIGTERM and SIGHUP raise `KeyboardInterrupt`.
+
+    A signal that is ignored, as under `nohup`, stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    del _INTERRUPTS[1:]
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP.
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def exit_code() -> int:
+    """The exit code of an interrupted command, as shells have it: 130, 143 or 129."""
+    return 128 + _INTERRUPTS[-1]
+
+
+def _interrupt(number: int, _: object) -> None:
+    _INTERRUPTS.append(signal.Signals(number))
+    signal.signal(number, signal.SIG_DFL)  # A second one ends the process at once.
+    raise KeyboardInterrupt

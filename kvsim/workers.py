@@ -1,0 +1,47 @@
+"""Runs tasks in processes of this machine, which end with this process however it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from threading import Thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_LOOKS_S = 1.0
+"""How often a process looks whether its parent is still there."""
+
+
+def in_processes(
+    run: Callable[..., T], tasks: Iterable[tuple[Any, ...]], number: int, *, ordered: bool = True
+) -> Iterator[T]:
+    """What `run(*task)` returns, for each task, in `number` processes.
+
+    In the order of the tasks, or as they end.
+    """
+    from joblib import Parallel, delayed
+
+    kind = "generator" if ordered else "generator_unordered"
+    pool = Parallel(n_jobs=number, batch_size=1, return_as=kind)
+    yield from pool(delayed(_run)(os.getpid(), run, task) for task in tasks)
+
+
+def _run(parent: int, run: Callable[..., T], task: tuple[Any, ...]) -> T:
+    if os.getppid() == parent:
+        _end_with(parent)
+    return run(*task)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent: a parent that is killed cannot say so."""
+    Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOKS_S)
+    os._exit(1)
