@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -34,6 +35,12 @@ LAYERS = [
 
 MOST_LINES = 600
 MOST_LINES_PER_FUNCTION = 60
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file of the package, parsed."""
+    return ast.parse(path.read_text())
 
 
 def name_of(path: Path) -> str:
@@ -71,7 +78,7 @@ def type_checking_blocks(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_modules_import_only_from_lower_layers(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     own, entry = layer_of(name_of(path).removesuffix(".__init__") or "__init__")
     for name in set(imports(tree)) - type_checking_blocks(tree):
         if not name.startswith("kvsim."):
@@ -94,9 +101,7 @@ def test_no_two_modules_need_each_other() -> None:
     needs = {
         name: {
             other
-            for other in (
-                each.removeprefix("kvsim.") for each in imports(ast.parse(path.read_text()))
-            )
+            for other in (each.removeprefix("kvsim.") for each in imports(parsed(path)))
             if other in names and not f"{name}.".startswith(f"{other}.")
         }
         for name, path in names.items()
@@ -118,7 +123,7 @@ def test_no_two_modules_need_each_other() -> None:
 )
 def test_libraries_stay_in_their_rooms(library: str, allowed: tuple[str, ...]) -> None:
     for path in FILES:
-        if any(name.split(".")[0] == library for name in imports(ast.parse(path.read_text()))):
+        if any(name.split(".")[0] == library for name in imports(parsed(path))):
             assert name_of(path).startswith(allowed), f"{name_of(path)} imports {library}"
 
 
@@ -130,14 +135,14 @@ def test_libraries_stay_in_their_rooms(library: str, allowed: tuple[str, ...]) -
 def test_modules_that_windows_lacks_are_imported_where_their_absence_is_handled(
     module: str, allowed: list[str]
 ) -> None:
-    found = [name_of(path) for path in FILES if module in imports(ast.parse(path.read_text()))]
+    found = [name_of(path) for path in FILES if module in imports(parsed(path))]
     assert found == allowed
 
 
 @pytest.mark.parametrize("library", ["pandas", "pyarrow", "torch"])
 def test_heavy_libraries_are_imported_only_when_used(library: str) -> None:
     for path in FILES:
-        names = imports(ast.parse(path.read_text()), top_level=True)
+        names = imports(parsed(path), top_level=True)
         assert all(name.split(".")[0] != library for name in names), f"{path} imports {library}"
 
 
@@ -145,7 +150,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
     for path in FILES:
         if name_of(path).startswith("cli"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("print", "exit", "quit"), f"{path}:{node.lineno}"
 
@@ -154,7 +159,7 @@ def test_policies_never_read_the_true_output_length() -> None:
     """Only the stop test, and what is kept for oracles, may know how long an output becomes."""
     for folder in ("engine", "engines", "fast", "rules", "cost"):
         for path in (PACKAGE / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef) and node.name in ("Endings", "Future"):
                     for inner in ast.walk(node):
                         inner.oracle = True  # type: ignore[attr-defined]
@@ -165,7 +170,7 @@ def test_policies_never_read_the_true_output_length() -> None:
 def test_short_cuts_hold_a_batch_and_are_none() -> None:
     """No class of `fast` continues one of another file, but for what it stands in for."""
     for path in (PACKAGE / "fast").rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name != "MemberSequence":
@@ -178,7 +183,7 @@ def test_short_cuts_hold_a_batch_and_are_none() -> None:
 def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> None:
     """Nobody asks an object by `getattr` whether it has something."""
     for path in (PACKAGE / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("getattr", "hasattr"), f"{path}:{node.lineno}"
 
@@ -194,7 +199,7 @@ def test_modules_and_functions_stay_short(path: Path) -> None:
 
 def test_public_modules_classes_and_functions_say_what_they_mean() -> None:
     for path in FILES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         assert ast.get_docstring(tree), f"{path} has no docstring"
         for node in tree.body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):

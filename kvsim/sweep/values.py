@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple, get_type_hints
 
@@ -113,6 +114,7 @@ def check_key(where: str, key: str) -> None:
         raise ConfigError(f"{where}: {key!r} is no setting; write {shape}=VALUES")
 
 
+@cache
 def whole(key: str) -> bool:
     """Whether a setting takes whole numbers only."""
     hint = get_type_hints(RunConfig, include_extras=True).get(key, float)

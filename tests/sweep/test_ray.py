@@ -1,6 +1,7 @@
 """A sweep on a Ray cluster of this machine gives the bytes of a local one."""
 
 import pytest
+from marks import long
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsim[ray]'")
 
@@ -10,6 +11,7 @@ SPACE = [
 ]
 
 
+@long
 def test_on_ray_as_in_local_processes(kvsim, folder):
     kvsim("sweep", *SPACE, "--out", "local", "--jobs", "1")
     kvsim("sweep", *SPACE, "--shard", "1/4", "--out", "ray", "--jobs", "1")

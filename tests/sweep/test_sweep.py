@@ -10,6 +10,7 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
+from marks import long
 
 from kvsim.config import load_config, to_table
 from kvsim.run import simulate
@@ -130,6 +131,7 @@ def test_equal_bytes_for_any_number_of_processes_and_any_parts(kvsim, folder):
     assert described["trace"]["name"] == "load.jsonl"
 
 
+@long
 def test_killed_at_any_moment_nothing_is_lost_or_repeated(folder, environment):
     """A run that was killed begins again; one that ended never does."""
     (folder / "counting.py").write_text(COUNTING_COST)
