@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from kvsim.cli.deferred import COMMANDS, load
-from kvsim.workload import native
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -102,19 +101,6 @@ def test_the_schema_of_settings_takes_the_shipped_configurations() -> None:
     for wrong in ({"max_model_lenght": 4096}, {"n": 0}, {"sessions": "open"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
-
-
-def test_the_schema_of_traces_knows_every_key_of_the_reader() -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((DOCS / "reference" / "trace.schema.json").read_text())
-    assert set(schema["$defs"]["header"]["properties"]) == native._HEADER_KEYS
-    assert set(schema["$defs"]["request"]["properties"]) == native._ROW_KEYS
-    validator = jsonschema.Draft202012Validator(schema)
-    for path in sorted((ROOT / "traces").glob("*.jsonl")):
-        for line in path.read_text().splitlines()[:50]:
-            validator.validate(json.loads(line))
-    for wrong in ({}, {"input_length": 0, "output_length": 1}, {"kvsim_trace": 1, "n": 1}):
-        assert not validator.is_valid(wrong)
 
 
 def test_exit_codes_are_all_explained() -> None:
