@@ -144,10 +144,9 @@ def sweep(
     note_arrivals(opened, (points[i].config for i in mine))
     _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, jobs)
     if shard is None:
-        _finish(out, plan)
-    else:
-        print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join all parts")
-        print("with kvsim sweep --merge DIR... --out DIR")
+        return _finish(out, plan)
+    print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join all parts")
+    print("with kvsim sweep --merge DIR... --out DIR")
 
 
 def backend_of(name: str, address: str | None) -> Backend:
