@@ -144,9 +144,11 @@ def sweep(
     note_arrivals(opened, (points[i].config for i in mine))
     _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, jobs)
     if shard is None:
-        return _finish(out, plan)
-    print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join all parts")
-    print("with kvsim sweep --merge DIR... --out DIR")
+        _finish(out, plan)
+    else:
+        print(
+            f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join them by --merge"
+        )
 
 
 def backend_of(name: str, address: str | None) -> Backend:

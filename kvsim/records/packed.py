@@ -38,6 +38,9 @@ class PackedColumns(Mapping[str, Ints]):
     def __getitem__(self, name: str) -> Ints:
         return self.part(name, 0, self.rows)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns  # without unpacking it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.library import find, names
 from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.formats import (
@@ -108,9 +107,11 @@ def _read(path: str, format: str | None, columns: str | None) -> Trace:
 
 def _located(path: str) -> str:
     """The path itself, or that of the shipped trace with this name."""
-    shipped = names("traces")
     if "\0" in path or Path(path).exists():  # `Source` says what is wrong with the former
         return path
+    from kvsim.library import find, names  # msgspec is absent where `kvsim.validate` measures
+
+    shipped = names("traces")
     if path in shipped:
         return str(find("traces", path))
     near = f"{nearest(path, shipped)} give the path of a trace, or one of {', '.join(shipped)}"

@@ -284,5 +284,5 @@ def test_missing_keys_are_named(tmp_path: Path, profile: dict[str, Any], key: st
 
 def test_not_a_number_is_refused(tmp_path: Path, profile: dict[str, Any]) -> None:
     profile["fit"]["step"] = [float("nan"), 1, 0]
-    with pytest.raises(ConfigError, match="NaN is not a finite number"):
+    with pytest.raises(ConfigError, match="NaN is not a number of JSON"):
         load_profile(save(tmp_path, profile))

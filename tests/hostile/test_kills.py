@@ -24,6 +24,8 @@ def start(arguments: list[str], cwd: Path) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Whoever is started in the background inherits that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -72,7 +74,12 @@ def test_a_sweep_that_is_stopped_leaves_no_process(number: int, code: int, tmp_p
     started = children(running.pid)
     assert len(started) >= 2
     running.send_signal(number)
-    _, said = running.communicate(timeout=60)
+    try:
+        _, said = running.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.communicate()
+        raise
     assert running.returncode == code, said
     assert until(lambda: not any(map(alive, started)), 30), started
     assert not (tmp_path / "out" / "sweep.parquet").exists()
@@ -114,6 +121,10 @@ def test_a_signal_waits_until_all_files_are_moved(
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_together(tmp_path, {"a": "1", "b": "2"})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write_together(tmp_path, {"a": "1", "b": "2"})
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]

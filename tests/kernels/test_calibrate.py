@@ -90,7 +90,7 @@ def test_fitting_the_rows_again_makes_the_same_bytes(made: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "nope", "--device", "cpu"], "no model named 'nope'; give one of the"),
+        (["--model", "nope", "--device", "cpu"], "no model named 'nope'; give one of "),
         (["--model", "tiny", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["--device", "cpu", "--out", "/nowhere/p.json"], "/nowhere: no such folder"),
         (["--model", "tiny", "--device", "cpu", "--max-num-seqs", "1"], "--max-num-seqs: 1 leaves"),
