@@ -146,9 +146,7 @@ def sweep(
     if shard is None:
         _finish(out, plan)
     else:
-        print(
-            f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join them by --merge"
-        )
+        print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join with --merge")
 
 
 def backend_of(name: str, address: str | None) -> Backend:
