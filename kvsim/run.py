@@ -161,8 +161,6 @@ class _Run:
             )
         except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
             raise ConfigError(_TOO_LONG) from None
-        if int(env.now) * max(len(self._trace.rows), 1) >= _LONGEST_NS:
-            raise ConfigError(_TOO_LONG)
         batch.audit()
         if len(batch):
             return _deadlock(batch, int(env.now), len(self.recorder))
@@ -181,6 +179,7 @@ class _Run:
         prompts = requests.streams[: len(requests)]
         requests.let_all_go()
         columns = archive.columns()
+        _check_sum(columns, outcome.time_ns)
         self.log = log = self.batch.transitions.columns()
 
         def keep_books() -> Books:
@@ -211,6 +210,16 @@ class _Run:
         """A request is over: what it came to is smaller than it is."""
         self.archive.add(request)
         self.requests.let_go(request)
+
+
+def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:
+    """Refuse a result whose sums over requests would not fit into 64 bits."""
+    released_ns, finish_ns = requests["released_ns"], requests["finish_ns"]
+    ended = finish_ns >= 0
+    spent_ns = (finish_ns - released_ns)[ended].sum(dtype=float)
+    spent_ns += (float(now_ns) - released_ns[~ended]).sum(dtype=float)
+    if max(spent_ns, now_ns) >= _LONGEST_NS:
+        raise ConfigError(_TOO_LONG)
 
 
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:

@@ -13,7 +13,7 @@ def v1_log(
 ) -> str:
     """vLLM 0.14 to 0.20: size and concurrency are two lines, behind the names of processes."""
     server, engine = "(APIServer pid=1) INFO 04-15 07:22:41", f"({process}) INFO 04-15 07:23:01"
-    folder = "/root/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e"
+    folder = "/cache/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e"
     config = (
         f"model='{folder}', speculative_config=None, tokenizer='t', dtype=torch.bfloat16,"
         " max_seq_len=32768, tensor_parallel_size=1, pipeline_parallel_size=1,"

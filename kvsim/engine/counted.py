@@ -51,6 +51,35 @@ class CountPool(BlockPool):
         assert 0 <= self._left <= self.size, "blocks were lost or invented"
 
 
+class CachePool(CountPool):
+    """A number of blocks: in use, idle with content, and blank, which are given out first."""
+
+    def __init__(self, size: int, first: int = 0) -> None:
+        super().__init__(size, first)
+        self._cached = 0
+        """Idle blocks with content; `_left` are blank."""
+
+    @property
+    def free(self) -> int:
+        return self._left + self._cached
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    def lend(self, number: int) -> None:
+        missing = number - self._left
+        if missing > 0:
+            self._cached -= missing
+            self._left += missing
+            self._evict(missing)
+        super().lend(number)
+
+    def _evict(self, number: int) -> None:
+        """Forget the content of so many idle blocks, which count as blank already."""
+        raise NotImplementedError
+
+
 class Counted(Tables):
     """Moves of `Tables` on tables without names, for requests of one sequence.
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
-from kvsim.engine.counted import CountPool
+from kvsim.engine.counted import CachePool
 from kvsim.engine.request import Span
 
 
@@ -85,8 +85,8 @@ class Hits(Sequence[int]):
         return range(self.number)[place]
 
 
-class RunPool(CountPool):
-    """A number of blocks: in use, idle with content, and blank. The content is known in runs.
+class RunPool(CachePool):
+    """A pool that knows its content in runs.
 
     The moves are those of `kvsim.engines.vllm_v1_blocks.ContentPool` under its `lru` eviction:
     blank blocks are given out before any content is evicted, idle content goes in the order in
@@ -101,19 +101,6 @@ class RunPool(CountPool):
         """Key of the first block of a run → the run, or of its copies the one labelled first."""
         self._queue = Run(0, 0, 0, 0)
         """Before the idle run that is evicted next, and behind the one that goes last."""
-        self._cached = 0
-
-    @property
-    def free(self) -> int:
-        return self._left + self._cached
-
-    @property
-    def cached(self) -> int:
-        return self._cached
-
-    @property
-    def used(self) -> int:
-        return self.size - self._left - self._cached
 
     def idle_runs(self) -> Iterator[Run]:
         """Runs that no table holds, the one that is evicted next in front."""
@@ -152,11 +139,6 @@ class RunPool(CountPool):
                 self._cached -= run.end - end
             run.refs += 1
         return runs
-
-    def lend(self, number: int) -> None:
-        if number > self._left:
-            self._evict(number - self._left)
-        super().lend(number)
 
     def label(self, runs: list[Run], spans: list[Span], first: int, last: int) -> None:
         """The blocks `first .. last - 1` of a table, whose content so far is in `runs`, are given
@@ -242,9 +224,7 @@ class RunPool(CountPool):
         self._at[depth * self._block_size + run.offset] = rests[0]
 
     def _evict(self, number: int) -> None:
-        """Make blocks blank: those of the runs that were given back first, each from its tail."""
-        self._cached -= number
-        self._left += number
+        """Forget the runs that were given back first, each from its tail."""
         while number:
             run = self._queue.next
             here = run.end - run.start

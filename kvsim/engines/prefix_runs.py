@@ -26,14 +26,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import cast
 
-from kvsim.engine.counted import Counted, CountPool
+from kvsim.engine.counted import CachePool, Counted
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence, UnitStream
 from kvsim.engines.vllm_063_blocks import Naive
 
 
-class RunPool(CountPool):
-    """A number of blocks: in use, idle with content, and blank."""
+class UnitPool(CachePool):
+    """A pool that knows its content by hash id."""
 
     def __init__(self, size: int, first: int = 0) -> None:
         super().__init__(size, first)
@@ -43,26 +43,11 @@ class RunPool(CountPool):
         """Hash id → tables that hold it, if there are any."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Resident ids that no table holds; the first is evicted next."""
-        self._cached = 0
-        """Blocks of idle ids."""
-
-    @property
-    def free(self) -> int:
-        return self._left + self._cached
-
-    @property
-    def cached(self) -> int:
-        return self._cached
-
-    def lend(self, number: int) -> None:
-        if number > self._left:
-            self._evict(number - self._left)
-        super().lend(number)
 
     def hold(self, units: list[tuple[int, int]]) -> tuple[int, int]:
         """One more table holds the prompt made of these `(hash id, blocks)`.
 
-        Answers its leading blocks that were resident, and how many are to be taken for the rest.
+        Returns its leading blocks that were resident, and how many are to be taken for the rest.
         """
         resident, holders = self.resident, self.holders
         hits = missing = 0
@@ -119,9 +104,7 @@ class RunPool(CountPool):
         assert all(blocks > 0 for blocks in self.resident.values()), "an empty id is kept"
 
     def _evict(self, number: int) -> None:
-        """Make blocks blank: those of the ids released first, each from its tail."""
-        self._cached -= number
-        self._left += number
+        """Forget the blocks of the ids released first, each from its tail."""
         resident, idle = self.resident, self._idle
         while number:
             unit = next(iter(idle))
@@ -138,7 +121,7 @@ class PrefixRuns(Counted, Naive):
 
     needs_keys = True
     swaps = False
-    gpu: RunPool
+    gpu: UnitPool
 
     def __init__(
         self,
@@ -155,7 +138,7 @@ class PrefixRuns(Counted, Naive):
         self._hits = 0
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        return RunPool(size, first)
+        return UnitPool(size, first)
 
     @property
     def lookups(self) -> tuple[int, int]:

@@ -8,14 +8,12 @@ content only when it is given back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from kvsim.engine.counted import Counted
-from kvsim.engine.order import MakeOrder
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.runs import Hits, Run, RunPool, parts
-from kvsim.engine.sharing import FullHit, HitsSave, PublishAt
 from kvsim.engine.tables import COUNTED, Pairs
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.rules.eviction import LeastRecentlyUsed
@@ -29,24 +27,8 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
 
     gpu: RunPool  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        block_size: int,
-        num_gpu_blocks: int,
-        *,
-        eviction: str | MakeOrder = "lru",
-        publish_at: str | PublishAt = "allocation",
-        hits_save: str | HitsSave = "admission",
-        full_hit: str | FullHit = "last-block",
-    ) -> None:
-        super().__init__(
-            block_size,
-            num_gpu_blocks,
-            eviction=eviction,
-            publish_at=publish_at,
-            hits_save=hits_save,
-            full_hit=full_hit,
-        )
+    def __init__(self, block_size: int, num_gpu_blocks: int, **rules: Any) -> None:
+        super().__init__(block_size, num_gpu_blocks, **rules)
         assert self.eviction is LeastRecentlyUsed, "runs go in the order of their release"
         self.lockstep = COUNTED if self.lockstep else ""
         self._runs: dict[Sequence, list[Run]] = {}

@@ -11,7 +11,6 @@
 """
 
 from kvsim.models.geometry import Model, Shard
-from kvsim.models.hugging_face import from_hugging_face
 from kvsim.models.loading import load_model, model_of
 from kvsim.models.parts import Experts, KvGroup, Latent, Linear
 from kvsim.models.weights import DTYPE_BYTES, Quantization
@@ -25,7 +24,6 @@ __all__ = [
     "Model",
     "Quantization",
     "Shard",
-    "from_hugging_face",
     "load_model",
     "model_of",
 ]

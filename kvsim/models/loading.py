@@ -11,7 +11,6 @@ from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
 from kvsim.library import convert, find, names, read_json
 from kvsim.models.geometry import Model
-from kvsim.models.hugging_face import from_hugging_face
 from kvsim.models.names import meaning, nearest_names
 
 
@@ -32,6 +31,8 @@ def load_model(name_or_path: str) -> Model:
         path /= "config.json"
     if _is(Path.is_file, path):
         if path.suffix == ".json":
+            from kvsim.models.hugging_face import from_hugging_face
+
             return from_hugging_face(read_json(path), str(path))
         return convert(read_toml(str(path)), Model, str(path))
     return _shipped(name_or_path)

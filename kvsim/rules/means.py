@@ -20,7 +20,7 @@ from kvsim.engine.request import RUNNING, Request
 from kvsim.rules.groups import width
 
 Means = Callable[[Request, Batch], str]
-"""Answers `recompute` or `swap` for a victim of a batch; nothing is changed."""
+"""Returns `recompute` or `swap` for a victim of a batch; nothing is changed."""
 
 
 class Prices(Protocol):

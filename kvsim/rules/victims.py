@@ -30,7 +30,7 @@ from kvsim.rules.groups import by_priority
 from kvsim.workload.arrivals import random_stream
 
 Victim = Callable[[Sequence[Request], Tables], Request]
-"""Answers one of the candidates, of which there is at least one. The block tables are for reading
+"""Returns one of the candidates, of which there is at least one. The block tables are for reading
 only."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engines.prefix_runs import RunPool
+from kvsim.engines.prefix_runs import UnitPool
 from kvsim.run import simulate
 from kvsim.workload.trace import HashContent, Row, Trace
 
@@ -64,7 +64,7 @@ def test_it_decides_what_a_cache_by_block_decides(seed: int) -> None:
 
 
 def test_a_pool_evicts_the_tail_of_what_was_released_first() -> None:
-    pool = RunPool(10)
+    pool = UnitPool(10)
     old, new = [(1, 3), (2, 2)], [(1, 3), (3, 1)]
     assert pool.hold(old) == (0, 5)
     pool.take_many(5)
@@ -81,7 +81,7 @@ def test_a_pool_evicts_the_tail_of_what_was_released_first() -> None:
 
 def test_a_shorter_prompt_holds_no_more_of_an_id_than_it_needs() -> None:
     """What else was resident of it is blank: an admission counts on no more than it needs."""
-    pool = RunPool(4)
+    pool = UnitPool(4)
     _, missing = pool.hold([(1, 3)])
     pool.lend(missing)
     pool.give_back(missing - pool.release([(1, 3)]))

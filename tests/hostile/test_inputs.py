@@ -14,8 +14,10 @@ from kvsim.cli import main
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.parsing import parse_json, parse_toml
+from kvsim.run import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload, made_from, make_trace
+from kvsim.workload.trace import Row, Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = str(ROOT / "traces" / "chat.jsonl")
@@ -106,13 +108,22 @@ def test_deep_and_endless_settings(
     refused([*CONSTANT, "--set", f"cost.step_us={text}"], capsys)
 
 
-@pytest.mark.parametrize("step_us", ["1e300", "1e15", "1e12", "1e10"])
+@pytest.mark.parametrize("step_us", ["1e300", "1e15", "1e12", "1e11"])
 def test_times_beyond_what_a_row_holds(step_us: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(
         ["run", "--trace", CHAT, "--cost-model", "constant", "--set", f"cost.step_us={step_us}"],
         capsys,
     )
     assert "lasts too long" in line and "--cost-model" in line
+
+
+def test_a_long_run_of_many_short_requests_fits() -> None:
+    """300 requests over three years: 2 ** 63 ns are passed by their number times the run's time,
+    not by the time that they spend."""
+    rows = [Row(i, f"r{i}", i + 2, i * 330_000 * 10**9, 40, 20) for i in range(300)]
+    assert rows[-1].arrival_ns * len(rows) > 1 << 63
+    result = simulate(Trace("made", "native", "", rows), {"model": "tiny"})
+    assert result.summary["completed"] == len(rows)
 
 
 @pytest.mark.parametrize("scale", ["inf", "1e300"])
