@@ -35,6 +35,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_lengths",
         "_together",
         "batched_tokens",
         "blocked",
@@ -49,6 +50,7 @@ class Plan:
         "prefills",
         "samples",
         "single_decodes",
+        "single_lengths",
         "singles",
         "swapped_in",
         "swaps_in",
@@ -61,12 +63,15 @@ class Plan:
         """`entries` of the requests that were looked at one by one."""
         self.single_decodes: list[Request] = []
         """`decodes` among them."""
+        self.single_lengths: list[int] = []
+        """The lengths that count for `context_tokens`, of each running sequence of theirs."""
         self.prefills: list[Prefill] = []
         self.together = 0
         """Further requests, which produce one token each: the members of a cohort."""
         self.place = 0
         """How many of `singles` are before them in the batch."""
         self._together: list[Request] | Callable[[], list[Request]] = []
+        self._lengths: list[int] | Callable[[], list[int]] = []
         self.left: list[tuple[int, Request]] = []
         """(place in the running order, request) of members that left the cohort while this step was
         under way."""
@@ -113,11 +118,30 @@ class Plan:
             self._together = self._together()
         return self._together
 
-    def run_together(self, number: int, members: Callable[[], list[Request]]) -> None:
+    def lengths(self) -> list[int]:
+        """The length of each decoding sequence, the token of this step included: `context_tokens`
+        is their sum. To be asked while the step is priced."""
+        lengths = self._lengths() if callable(self._lengths) else self._lengths
+        return self.single_lengths + lengths
+
+    def longest(self, number: int) -> list[int]:
+        """The first of `lengths` in descending order; see there."""
+        return sorted(self.lengths(), reverse=True)[:number]
+
+    def run_together(
+        self,
+        number: int,
+        members: Callable[[], list[Request]],
+        lengths: list[int] | Callable[[], list[int]],
+    ) -> None:
         """Let a cohort of `number` requests take part, at this place of the batch."""
         self.together = number
         self.place = len(self.singles)
-        self._together = members
+        self._together, self._lengths = members, lengths
+
+    def know_longest(self, lengths: list[int]) -> None:
+        """Of the cohort's lengths, nobody will ask for more than these, the longest."""
+        self._lengths = lengths
 
     @property
     def copied_blocks(self) -> int:
