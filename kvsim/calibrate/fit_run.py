@@ -161,8 +161,8 @@ class _Bench:
         self.prices_uneven = isinstance(tail, Tail) and tail.used
         self.reduces = isinstance(profile.fit.all_reduce, AllReduce)
         self._real = observed(trace)
-        self.part: NDArray[np.int64] = self._real.index[:first]
-        self.rest: NDArray[np.int64] = self._real.index[first:]
+        self.part: NDArray[np.int64] = self._real.places[:first]
+        self.rest: NDArray[np.int64] = self._real.places[first:]
         if min(len(self.part), len(self.rest)) < FEWEST:
             raise ConfigError(
                 f"{trace.path}: {len(self.part)} measured requests to fit and {len(self.rest)} to"
@@ -173,20 +173,19 @@ class _Bench:
     def replay(self, values: Values) -> Floats:
         """Seconds of all measured requests: first those of the part, then the rest."""
         with TemporaryDirectory() as folder:
-            path = f"{folder}/profile.json"
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(to_json(with_constants(self.profile, values)))
+            path = Path(folder) / "profile.json"
+            path.write_text(to_json(with_constants(self.profile, values)), encoding="utf-8")
             kept = {key: each for key, each in self._config.cost.items() if key == "link"}
-            cost = {**kept, "model": "table", "profile": path}
+            cost = {**kept, "model": "table", "profile": str(path)}
             result = simulate(self._trace, msgspec.structs.replace(self._config, cost=cost))
         self._done(1)
         ours = replayed(result)
-        if len(in_both(ours, self._real)) < len(self._real.index):
+        if len(in_both(ours, self._real)) < len(self._real.places):
             raise ConfigError(
                 f"{self._trace.path}: the replay does not complete every measured request; see"
                 " kvsim run with the same settings"
             )
-        return ours.of(self._real.index)
+        return ours.of(self._real.places)
 
     def misses(self, values: Values) -> Floats:
         """The logarithms of ours over real, of each statistic of the part."""

@@ -23,15 +23,14 @@ Floats = NDArray[np.float64]
 
 
 class Latencies(NamedTuple):
-    """Seconds of `METRICS` (columns) of requests (rows); `index`: their places in the trace."""
+    """Seconds of `METRICS` (columns) of requests (rows); `places`: theirs in the trace."""
 
-    index: NDArray[np.int64]
+    places: NDArray[np.int64]
     seconds: Floats
 
-    def of(self, index: NDArray[np.int64]) -> Floats:
+    def of(self, places: NDArray[np.int64]) -> Floats:
         """The rows of these requests, which are among them."""
-        places = np.searchsorted(self.index, index)
-        rows: Floats = self.seconds[places]
+        rows: Floats = self.seconds[np.searchsorted(self.places, places)]
         return rows
 
 
@@ -69,7 +68,7 @@ def replayed(result: Result) -> Latencies:
 
 def in_both(one: Latencies, other: Latencies) -> NDArray[np.int64]:
     """The requests that are in both, in the order of the trace."""
-    both: NDArray[np.int64] = np.intersect1d(one.index, other.index)
+    both: NDArray[np.int64] = np.intersect1d(one.places, other.places)
     return both
 
 

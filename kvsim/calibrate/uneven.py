@@ -33,7 +33,7 @@ COLUMNS = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_sk
 
 class Batch(NamedTuple):
     """A measured uneven batch: `longer` of `sequences` are `long` tokens long, the others `short`,
-    beside a chunk of `new` tokens after `context`."""
+    beside a chunk of `new` tokens after `context`. Counts are whole numbers."""
 
     sequences: int
     longer: int
@@ -101,10 +101,10 @@ def _measured(
     found: list[tuple[Batch, float]] = []
     ratios: list[float] = []
     for _, (n, longer, new, context, short, long, mean, mean_us, us) in numbers(path, COLUMNS):
+        n, longer, new, context, short, long = map(int, (n, longer, new, context, short, long))
         even_us = mixes((new, context, n, mean)) if new else decodes((n, mean))
         if even_us:
-            counts = map(int, (n, longer, new, context, short, long))
-            found.append((Batch(*counts, us=us), even_us))
+            found.append((Batch(n, longer, new, context, short, long, us), even_us))
             ratios.append(mean_us / even_us)
     unit = iterations if ratios and median(ratios) > iterations**0.5 else 1
     for batch, even_us in found:
