@@ -36,6 +36,8 @@ from kvsim.workload.trace import Trace
 
 WORTH = 0.1
 """Share of the misses that a constant has to take away."""
+ENOUGH = 0.002
+"""A mean miss, of 1, that nothing has to explain."""
 FEWEST = 20
 """Fewest requests of either part."""
 _ROUNDS = 4
@@ -214,7 +216,7 @@ def _chosen(bench: _Bench) -> tuple[_Found, dict[str, str]]:
     """
     found = _Found({}, {}, _size(bench.misses({})))
     open_names = [name for name in CONSTANTS if name != "all_reduce_factor" or bench.reduces]
-    while open_names:
+    while open_names and found.left > ENOUGH:
         tried = {name: _search(bench, found.values, name) for name in open_names}
         best = min(tried, key=lambda name: tried[name].left)
         if tried[best].left > (1 - WORTH) * found.left:
@@ -225,7 +227,7 @@ def _chosen(bench: _Bench) -> tuple[_Found, dict[str, str]]:
             }
         found = tried[best]
         open_names.remove(best)
-    return found, {}
+    return found, dict.fromkeys(open_names, "there is nothing left that it could explain")
 
 
 def _search(bench: _Bench, start: Values, further: str) -> _Found:
@@ -272,7 +274,7 @@ def _weights(misses: Floats) -> Floats:
 
 
 def _size(misses: Floats) -> float:
-    return float(np.abs(misses).sum())
+    return float(np.abs(misses).mean())
 
 
 def _standard_errors(slopes: Floats, misses: Floats) -> list[float]:

@@ -26,8 +26,7 @@ class AllReduces:
         if large is not None and gpus > 1:
             first = ceil(large.from_bytes / token_bytes)
             self.breaks = [first - 1, first] if first > 1 else []
-        first, last = 0, 2 * max([1, *self.breaks])
-        points = sorted({first, *self.breaks, last})
+        points = sorted({1, *self.breaks, 2 * max([1, *self.breaks])})
         self._line = Line(points, [us(tokens) for tokens in points])
 
     def us(self, tokens: float) -> float:

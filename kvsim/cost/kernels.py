@@ -131,8 +131,9 @@ class Kernels:
             if chunks and self._fused is not None:
                 us = self._fused.us(chunks, seqs, context / seqs)
                 self.outside = self._fused.outside
-                if (uneven := self._uneven) is not None:
-                    us += uneven.mixed_us(chunks, seqs, context, plan.longest(uneven.longest))
+                uneven = self._uneven
+                if uneven is not None and (longest := plan.longest(uneven.longest)):
+                    us += uneven.mixed_us(chunks, seqs, context, longest)
                 return us
             line = self._decode_line(seqs)
             us = line.at(context)

@@ -26,7 +26,6 @@ Measured against uneven batches, it is held in `Profile.error["uneven"]`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import mul
 
 from kvsim.cost.profile import Tail
 
@@ -35,17 +34,15 @@ MOST = 15
 
 
 class Uneven:
-    """Times of one layer for a `Tail`."""
+    """Times of one layer for a `Tail`, in whole picoseconds per token, so that sums are exact."""
 
     def __init__(self, tail: Tail) -> None:
-        self._tail = tail
-        count = min(int(tail.alone_ns / tail.share_ns), MOST) if tail.share_ns else MOST
-        excess = [tail.alone_ns - k * tail.share_ns for k in range(1, count + 1)]
-        self._excess = [ns for ns in excess if ns > 0]
-        last = self._excess[-1:]
-        self._weights = [b - a for a, b in zip([0.0, *self._excess], self._excess, strict=False)]
-        self._weights += [-ns for ns in last]
-        self.longest = len(self._weights)
+        self._unsplit_seqs, self._tile = tail.unsplit_seqs, tail.tile
+        self._alone, self._share = round(1000 * tail.alone_ns), round(1000 * tail.share_ns)
+        self._count = min(self._alone // self._share, MOST) if self._share else MOST
+        """So many sequences that are left do not fill the GPU."""
+        self._rest = self._alone - self._count * self._share
+        self.longest = self._count + 1
         """How many of the longest lengths matter."""
 
     def decode_us(self, sequences: int, context_tokens: int, longest: Sequence[int]) -> float:
@@ -53,16 +50,12 @@ class Uneven:
 
         `context_tokens` is the sum of their lengths, `longest` the first in descending order.
         """
-        if sequences < self._tail.unsplit_seqs or sequences < 2:
+        if sequences < self._unsplit_seqs:
             return 0.0
-        excess = self._excess
-        ns = 0.0
-        for each, length, following in zip(excess, longest, longest[1:], strict=False):
-            ns += (length - following) * each
-        if sequences <= len(excess):
-            shortest = longest[sequences - 1]
-            ns += (sequences * shortest - context_tokens) / sequences * excess[sequences - 1]
-        return ns / 1000
+        if sequences <= self._count:
+            ahead = sequences * longest[0] - context_tokens  # of the mean, times sequences
+            return self._alone * ahead / sequences / 1e6
+        return self._held_up(longest) / 1e6
 
     def mixed_us(
         self,
@@ -72,14 +65,22 @@ class Uneven:
         longest: Sequence[int],
     ) -> float:
         """As `decode_us`, of a launch that also serves chunks: (tokens, tokens before them)."""
-        tile, most = self._tail.tile, self.longest
+        tile, most, mean = self._tile, self.longest, context_tokens / sequences
         tiles: list[float] = []
         for new, context in chunks:
             tiles += range(context + new, context, -tile)[:most]
-        mean, weights = context_tokens / sequences, self._weights
-        even = [*tiles, *[mean] * min(sequences, most)]
-        even.sort(reverse=True)
-        tiles += longest
-        tiles.sort(reverse=True)
-        ns: float = sum(map(mul, weights, tiles)) - sum(map(mul, weights, even))
-        return ns / 1000
+        last = longest[-1] if sequences >= most else 0
+        highest = max(tiles)
+        lengths = sorted([*longest, *tiles], reverse=True) if highest > last else longest
+        held_up = self._held_up(lengths)
+        if highest > mean or sequences < most:
+            even = [*tiles, *[mean] * min(sequences, most)]
+            even.sort(reverse=True)
+            held_up -= self._held_up(even)
+        return held_up / 1e6
+
+    def _held_up(self, longest: Sequence[float]) -> float:
+        """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0."""
+        count = self._count
+        ps = self._alone * longest[0] - self._share * sum(longest[:count])
+        return ps - self._rest * longest[count] if len(longest) > count else ps

@@ -36,6 +36,7 @@ class Plan:
 
     __slots__ = (
         "_lengths",
+        "_longest",
         "_together",
         "batched_tokens",
         "blocked",
@@ -71,7 +72,8 @@ class Plan:
         self.place = 0
         """How many of `singles` are before them in the batch."""
         self._together: list[Request] | Callable[[], list[Request]] = []
-        self._lengths: list[int] | Callable[[], list[int]] = []
+        self._lengths: Callable[[], list[int]] | None = None
+        self._longest: list[int] | None = None
         self.left: list[tuple[int, Request]] = []
         """(place in the running order, request) of members that left the cohort while this step was
         under way."""
@@ -121,18 +123,19 @@ class Plan:
     def lengths(self) -> list[int]:
         """The length of each decoding sequence, the token of this step included: `context_tokens`
         is their sum. To be asked while the step is priced."""
-        lengths = self._lengths() if callable(self._lengths) else self._lengths
-        return self.single_lengths + lengths
+        return self.single_lengths + self._lengths() if self._lengths else self.single_lengths
 
     def longest(self, number: int) -> list[int]:
         """The first of `lengths` in descending order; see there."""
+        if self._longest is not None:
+            return self._longest
         return sorted(self.lengths(), reverse=True)[:number]
 
     def run_together(
         self,
         number: int,
         members: Callable[[], list[Request]],
-        lengths: list[int] | Callable[[], list[int]],
+        lengths: Callable[[], list[int]],
     ) -> None:
         """Let a cohort of `number` requests take part, at this place of the batch."""
         self.together = number
@@ -140,8 +143,8 @@ class Plan:
         self._together, self._lengths = members, lengths
 
     def know_longest(self, lengths: list[int]) -> None:
-        """Of the cohort's lengths, nobody will ask for more than these, the longest."""
-        self._lengths = lengths
+        """All that anybody will ask for are the longest lengths, in descending order."""
+        self._longest = lengths
 
     @property
     def copied_blocks(self) -> int:
