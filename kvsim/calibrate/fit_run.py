@@ -40,7 +40,7 @@ ENOUGH = 0.002
 """A mean miss, of 1, that nothing has to explain."""
 FEWEST = 20
 """Fewest requests of either part."""
-_ROUNDS = 4
+_ROUNDS = 5
 
 
 class Constant(NamedTuple):
@@ -236,8 +236,9 @@ def _search(bench: _Bench, start: Values, further: str) -> _Found:
     names = list(values)
     misses = bench.misses(values)
     spread = dict.fromkeys(names, float("inf"))
-    for _ in range(_ROUNDS):
-        slopes = np.column_stack([_slope(bench, values, misses, name) for name in names])
+    for number in range(_ROUNDS):
+        closer = 2**number  # A replay is a staircase: slopes over wide steps first.
+        slopes = np.column_stack([_slope(bench, values, misses, name, closer) for name in names])
         weights = _weights(misses)
         scaled = slopes * weights[:, None]
         move = -np.linalg.lstsq(scaled, misses * weights, rcond=None)[0]
@@ -259,8 +260,8 @@ def _search(bench: _Bench, start: Values, further: str) -> _Found:
     return _Found(values, spread, _size(misses))
 
 
-def _slope(bench: _Bench, values: Values, misses: Floats, name: str) -> Floats:
-    step = CONSTANTS[name].step
+def _slope(bench: _Bench, values: Values, misses: Floats, name: str, closer: int) -> Floats:
+    step = CONSTANTS[name].step / closer
     slope: Floats = (bench.misses({**values, name: values[name] + step}) - misses) / step
     return slope
 
