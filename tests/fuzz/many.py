@@ -55,8 +55,10 @@ def main() -> int:
     ends: Counter[str] = Counter()
     classes: dict[str, list[tuple[int, str]]] = defaultdict(list)
     with ProcessPoolExecutor(args.processes) as pool:
-        for seed, end, failure in pool.map(partial(attempt, check), seeds, chunksize=PROGRESS):
+        for seed, end, failure in pool.map(partial(attempt, check), seeds, chunksize=5):
             ends[end] += 1
+            if failure:
+                print(f"seed {seed}: {failure}", file=sys.stderr)
             if ends.total() % PROGRESS == 0:
                 print(f"{ends.total()} cases: {dict(ends)}", file=sys.stderr)
             if failure:
