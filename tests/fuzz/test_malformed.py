@@ -29,6 +29,6 @@ def test_any_input_is_refused_or_taken_as_it_says(kind: str, group: int) -> None
 
 @long
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, 1016])
 def test_a_kill_leaves_nothing_half_done(seed: int) -> None:
     check_kill(seed)
