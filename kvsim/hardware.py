@@ -103,7 +103,7 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Launch floors and small kernels of one layer, per step."""
     step_overhead_us: AtLeast0
     """Host work between two steps that the GPU waits for."""
-    multiprocessors: int | None = None
+    multiprocessors: Annotated[int, Meta(ge=1)] | None = None
     """Streaming multiprocessors, where they are known."""
     link_bandwidth_gb_s: Above0
     """Host link, one direction, as reached by large copies from pinned memory."""

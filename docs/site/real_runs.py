@@ -22,7 +22,9 @@ from kvsim.calibrate.llmservingsim import import_profile
 from kvsim.calibrate.observed import errors_percent, observed, replayed, worst
 from kvsim.config import make_config
 from kvsim.cost.profile import Profile, Tail
-from kvsim.hardware import AllReduce
+from kvsim.cost.shipped import profile_for
+from kvsim.hardware import AllReduce, load_hardware
+from kvsim.models import model_of
 from kvsim.run import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
@@ -89,8 +91,18 @@ class Bench:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "profile.json"
             path.write_text(to_json(profile), encoding="utf-8")
-            cost = {"model": "table", "profile": str(path)}
-            result = simulate(self.trace, {**self.run.settings, **settings, "cost": cost})
+            return self._errors({**settings, "cost": {"model": "table", "profile": str(path)}})
+
+    def shipped(self) -> float | None:
+        """The greatest error with the shipped profile of the GPU; None: there is none."""
+        config = make_config(self.run.settings)
+        hardware = load_hardware(config.hardware_name)
+        if profile_for(model_of(config), hardware, config) is None:
+            return None
+        return worst(self._errors({}))
+
+    def _errors(self, settings: dict[str, Any]) -> dict[str, float]:
+        result = simulate(self.trace, {**self.run.settings, **settings})
         ours, real = replayed(result), observed(self.trace)
         return errors_percent(ours.of(real.places), real.seconds)
 
@@ -131,6 +143,7 @@ def ingredients(bench: Bench) -> dict[str, float | None]:
     blocks = bench.run.settings["num_gpu_blocks_override"]
     return {
         "**nothing fitted, the default**": bench.worst(made),
+        "the shipped profile of the GPU": bench.shipped(),
         "uneven batches priced": bench.worst(with_tail(made, True)),
         "uneven batches not priced": bench.worst(with_tail(made, False)),
         "no all-reduce": bench.worst(with_link(made, None)) if several else None,

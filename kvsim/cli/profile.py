@@ -176,6 +176,7 @@ def show(
             f"{made.name}, {made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}",
         ),
         ("engine", f"block_size {profile.engine.block_size}"),
+        *((f"term: {name}", text) for name, text in profile.terms.items()),
         *((f"error: {k}", _words(v)) for k, v in profile.error.items() if not _tabled(k, v)),
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]

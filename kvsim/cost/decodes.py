@@ -51,7 +51,8 @@ class PricesLongest(PricesDecodes, Protocol):
 
     Sums are not enough where a long sequence holds a step up. `step_ns` asks `Plan.longest` for
     them; the other methods are given the same, in descending order and the token of the (first)
-    step included. In a series of steps, each length grows by one with every step.
+    step included. In a series of steps, each length grows by one with every step. A class declares
+    all of it by defining the three itself.
     """
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvsim.cost.decodes import PricesDecodes, PricesLongest
+from kvsim.cost import PricesDecodes, PricesLongest, longest_asked
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
@@ -38,8 +38,9 @@ class Course:
         self.scheduler = scheduler
         self.terms = terms
         self.cost = cost
-        self._longest = cost if isinstance(cost, PricesLongest) and cost.longest_decodes else None
-        if self._longest is not None:
+        self._asked = longest_asked(cost)
+        self._longest = cost if self._asked and isinstance(cost, PricesLongest) else None
+        if self._asked:
             cohort.rank()
         self.recorder = recorder
         self.arrivals = arrivals
@@ -59,7 +60,7 @@ class Course:
         cost = self._longest
         if cost is None:
             return self.cost.decode_ns(sequences, context_tokens)
-        longest = self.cohort.longest(cost.longest_decodes, step)
+        longest = self.cohort.longest(self._asked, step)
         return cost.decode_ns(sequences, context_tokens, longest)
 
     def decode_run_ns(self, steps: int, within_ns: int | None) -> list[int]:
@@ -68,7 +69,7 @@ class Course:
         number, context = len(cohort.requests), cohort.context_tokens
         if cost is None:
             return self.cost.decode_run_ns(number, context, steps, within_ns)
-        longest = cohort.longest(cost.longest_decodes, cohort.composed)
+        longest = cohort.longest(self._asked, cohort.composed)
         return cost.decode_run_ns(number, context, steps, within_ns, longest)
 
     def count_decodes(self, number: int, context_tokens: int, step: int) -> None:
@@ -78,7 +79,7 @@ class Course:
         plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = number
         plan.context_tokens = context_tokens
         if cost is not None:
-            plan.know_longest(self.cohort.longest(cost.longest_decodes, step))
+            plan.know_longest(self.cohort.longest(self._asked, step))
 
     def begin(self) -> Plan:
         """Start to compose a step by its sums."""

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from kvsim.config import make_config
 from kvsim.cost import TableCost, declares_sums
-from kvsim.cost.decodes import PricesLongest
+from kvsim.cost.decodes import PricesLongest, cut
 from kvsim.cost.profile import Tail
 from kvsim.cost.tail import Uneven
+from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.models import load_model
@@ -124,6 +125,31 @@ def test_it_is_declared_labelled_and_switched_off() -> None:
     assert "uneven batches: derived from the tables of even ones" in cost.source
     assert "uneven batches" not in without.source
     assert (cost.describe()["uneven"], without.describe()["uneven"]) == (True, False)
+
+
+def test_a_class_that_knows_no_lengths_is_given_none(trace: Path) -> None:
+    """What a user overrides decides: here, steps of sums alone."""
+    cost = {"model": "cost.test_tail:Sums", "profile": PUBLIC}
+    fast, twin = (
+        simulate(trace, {**SETTINGS, "cost": cost, "exact_twin": exact}) for exact in (False, True)
+    )
+    assert fast.meta["fast_path"]["repeated_steps"] > 100
+    assert (fast.steps["end_ns"] == twin.steps["end_ns"]).all()
+
+
+class Sums(TableCost):
+    """A decode step of 10 ms, whatever the lengths."""
+
+    def step_ns(self, plan: Plan) -> int:
+        return 10_000_000 + 1000 * plan.decode_seqs
+
+    def decode_ns(self, sequences: int, context_tokens: int) -> int:  # type: ignore[override]
+        return 10_000_000 + 1000 * sequences
+
+    def decode_run_ns(  # type: ignore[override]
+        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
+    ) -> list[int]:
+        return cut([self.decode_ns(sequences, context_tokens)] * steps, within_ns)
 
 
 def test_a_profile_without_the_term_is_not_asked_for_it() -> None:
