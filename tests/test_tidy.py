@@ -28,6 +28,7 @@ LAYERS = [
     {"run"},
     {"__init__", "bench", "replicates", "sweep", "validate"},
     {"size"},
+    {"fit"},
     {"cli"},
     {"__main__"},
 ]

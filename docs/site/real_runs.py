@@ -17,12 +17,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from kvsim.calibrate.document import to_json
-from kvsim.calibrate.fit_run import fit_run, with_constants
 from kvsim.calibrate.llmservingsim import import_profile
-from kvsim.calibrate.observed import errors_percent, observed, replayed, worst
 from kvsim.config import make_config
 from kvsim.cost.profile import Profile, Tail
 from kvsim.cost.shipped import profile_for
+from kvsim.fit.constants import fit_run, with_constants
+from kvsim.fit.observed import errors_percent, observed, replayed, worst
 from kvsim.hardware import AllReduce, load_hardware
 from kvsim.models import model_of
 from kvsim.run import simulate
@@ -142,7 +142,7 @@ def ingredients(bench: Bench) -> dict[str, float | None]:
     made, several = bench.profile, bench.run.tp > 1
     blocks = bench.run.settings["num_gpu_blocks_override"]
     return {
-        "**nothing fitted, the default**": bench.worst(made),
+        "**imported tables, nothing fitted**": bench.worst(made),
         "the shipped profile of the GPU": bench.shipped(),
         "uneven batches priced": bench.worst(with_tail(made, True)),
         "uneven batches not priced": bench.worst(with_tail(made, False)),

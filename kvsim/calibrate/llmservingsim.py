@@ -107,16 +107,15 @@ def read_bundle(
     attention, beside = _on_grid(_attention(attention_path), meta, meta_path)
     gpu = _text(meta, "gpu", meta_path)
     hardware = hardware or _known(gpu)
-    decode, mixed = _decode(attention, attention_path), _mixed(attention, attention_path)
     if tp > 1 and hardware is None:
         raise ConfigError(
             f"{meta_path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r}; give"
             " the figures of its links (--hardware)"
         )
+    decode, mixed = _decode(attention, attention_path), _mixed(attention, attention_path)
     uneven = None
     if hardware is not None and hardware.multiprocessors:
-        kv_heads = model.shard(tp).kv_heads
-        tail = derived(decode, mixed, kv_heads, hardware.multiprocessors)
+        tail = derived(decode, mixed, model.shard(tp).kv_heads, hardware.multiprocessors)
         uneven = judged(tail, decode, mixed, tables / "skew.csv", _iterations(meta))
     fit = Fit(
         dense=_dense(tables / "dense.csv", model.num_hidden_layers),
@@ -132,23 +131,31 @@ def read_bundle(
         source="measured" if tp == 1 else "estimated",
         created=str(meta.get("profiled_at", ""))[:10],
         device={"name": gpu},
-        software={
-            "vllm": _text(meta, "vllm_version", meta_path),
-            "cuda": str(meta.get("cuda_version", "")),
-            "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
-        },
+        software=_software(meta, meta_path),
         model=_profiled(model, meta, meta_path, tp),
         engine=ProfiledEngine(block_size=_block_size(engine, meta_path)),
         fit=fit,
-        error={
-            "held_out": "rows off the grid" if beside else "none: imported as measured",
-            **attention_errors(fit, beside),
-            "step": "host time not measured: taken as 0",
-            **_said_of_uneven(uneven),
-        },
+        error=_errors(fit, beside, uneven),
         terms=_terms(fit, hardware),
     )
     return Bundle(profile, beside)
+
+
+def _software(meta: dict[str, Any], path: Path) -> dict[str, str]:
+    return {
+        "vllm": _text(meta, "vllm_version", path),
+        "cuda": str(meta.get("cuda_version", "")),
+        "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
+    }
+
+
+def _errors(fit: Fit, beside: Attention, uneven: Judged | None) -> dict[str, Any]:
+    return {
+        "held_out": "rows off the grid" if beside else "none: imported as measured",
+        **attention_errors(fit, beside),
+        "step": "host time not measured: taken as 0",
+        **_said_of_uneven(uneven),
+    }
 
 
 def _known(gpu: str) -> Hardware | None:

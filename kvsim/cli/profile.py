@@ -23,6 +23,14 @@ from kvsim.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
+Measured = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
+    ),
+]
+
 app = typer.Typer(
     help="Make a profile from measured kernel times, look at it, compare two.",
     no_args_is_help=True,
@@ -46,13 +54,7 @@ def import_(
         str | None,
         typer.Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
     ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
-        ),
-    ] = None,
+    hardware: Measured = None,
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="GPUs that share each layer.")
     ] = 1,
@@ -129,16 +131,16 @@ def fit_run(
     **flags: Any,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.calibrate import fit_run as fitting
     from kvsim.calibrate.document import to_json
     from kvsim.config import load_config
     from kvsim.cost.profile import load_profile
+    from kvsim.fit import constants
     from kvsim.writing import write_text
 
     loaded = load_config(config_path(config), settings(flags), assignments or (), {})
     trace = open_noted(run, trace_format, columns)
     with spinner("fitting") as done:
-        profile = fitting.fit_run(load_profile(name), trace, loaded, first, done)
+        profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
     found, console = profile.fitted, make_console()
     table = make_table("constant", "value", "standard error", "refused", texts=1)
     for key, value in found["constants"].items():

@@ -9,12 +9,12 @@ import pytest
 from marks import long
 
 from kvsim.calibrate.document import to_json
-from kvsim.calibrate.fit_run import FEWEST, fit_run, with_constants
-from kvsim.calibrate.observed import errors_percent, in_both, observed, replayed, worst
 from kvsim.cli import main
 from kvsim.config import make_config
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
+from kvsim.fit.constants import FEWEST, fit_run, with_constants
+from kvsim.fit.observed import errors_percent, in_both, observed, replayed, worst
 from kvsim.run import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.calibrate.document import to_json
-from kvsim.calibrate.observed import Floats, errors_percent, in_both, observed, replayed
 from kvsim.config import RunConfig
 from kvsim.cost.profile import Curve, Fit, Profile, Tail
 from kvsim.errors import ConfigError
+from kvsim.fit.observed import Floats, errors_percent, in_both, observed, replayed
 from kvsim.hardware import AllReduce
 from kvsim.run import simulate
 from kvsim.workload.trace import Trace
