@@ -56,6 +56,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.size:size",
         "Find the least memory, the highest rate or the best limit that keeps the objectives.",
     ),
+    "advise": (
+        "kvsim.cli.advise:advise",
+        "Try the settings that matter, and say which to change for these objectives.",
+    ),
     "validate": (
         "kvsim.cli.validate:validate",
         "Run the scheduler on a real engine and show how far the profile is off.",
