@@ -23,11 +23,11 @@ LAYERS = [
     {"calibrate", "engines", "ledger", "replica"},
     {"assumed", "conform", "fast", "report"},
     {"checks"},
-    {"assembly"},
+    {"assembly", "notebook"},
     {"result", "tracks"},
     {"run"},
     {"__init__", "bench", "replicates", "sweep", "validate"},
-    {"size"},
+    {"advise", "size"},
     {"cli"},
     {"__main__"},
 ]

@@ -97,7 +97,7 @@ def _line(advice: Advice, word: ServerWord, vllm: str | None, vllm_file: str | N
     if engine is None or engine.vllm_version is None:
         changes = {"engine": best.engine, **advice.best.settings}
         return shlex.join(["kvsim", "run", *flags(changes)])
-    settings = given_settings(best, assemble(best).model)
+    settings = given_settings(best, assemble(best).model.source)
     pool = "num_gpu_blocks_override"
     if word.counted_with.get(pool) == advice.base.config.num_gpu_blocks_override:
         settings.pop(pool, None)  # what the log counted, and no argument

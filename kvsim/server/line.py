@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvsim.config import RunConfig, to_table
-from kvsim.models import Model
 from kvsim.server.arguments import Argument, Used, spelled
 from kvsim.server.values import switch
 from kvsim.server.vllm_arguments import VLLM
@@ -32,10 +31,11 @@ def flags(values: Mapping[str, Any]) -> list[str]:
     return [word for name, value in values.items() for word in _words(name, value)]
 
 
-def given_settings(config: RunConfig, model: Model) -> dict[str, Any]:
+def given_settings(config: RunConfig, source: str) -> dict[str, Any]:
     """The settings that differ from kvsim's defaults and for which the server has an argument.
 
-    A model that is shipped under a short name gets the name under which it is published.
+    A model that is shipped under a short name gets the name under which it is published, which
+    `source` says: where its geometry comes from, as in `Model.source`.
     """
     usual = to_table(RunConfig())
     given = {
@@ -43,7 +43,7 @@ def given_settings(config: RunConfig, model: Model) -> dict[str, Any]:
         for key, value in to_table(config).items()
         if key in _NAMES and value is not None and value != usual[key]
     }
-    published = re.search(r"config\.json of (\S+/\S+)", model.source)
+    published = re.search(r"config\.json of (\S+/\S+)", source)
     short = "/" not in config.model_name
     given["model"] = published[1] if published and short else config.model_name
     return given

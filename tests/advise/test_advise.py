@@ -13,6 +13,7 @@ from kvsim.cli import main
 from kvsim.config import RunConfig, make_config
 from kvsim.engines import ENGINES
 from kvsim.errors import ConfigError
+from kvsim.models import model_of
 from kvsim.replicates import Load, load_of
 from kvsim.report.numerals import SPACE
 from kvsim.run import simulate
@@ -163,9 +164,7 @@ def test_the_line_says_what_is_advised_and_keeps_the_rest():
 def test_a_line_made_of_settings_means_these_settings():
     table = {"max_num_batched_tokens": 4096, "kv_cache_dtype": "fp8", "async_scheduling": False}
     config = make_config({**table, "model": "llama-3-8b"})
-    from kvsim.models import model_of
-
-    line = serve_line([], given_settings(config, model_of(config)))
+    line = serve_line([], given_settings(config, model_of(config).source))
     assert "meta-llama/Meta-Llama-3-8B" in line
     assert settings_of_text(line)[0].settings.items() >= table.items()
     assert flags({"a_b": True, "c": False}) == ["--a-b", "--no-c"]
