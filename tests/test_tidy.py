@@ -115,9 +115,9 @@ def test_no_two_modules_need_each_other() -> None:
         ("simpy", ("replica.", "run", "bench.")),
         ("torch", ()),
         ("scipy", ()),
-        ("plotly", ()),
-        ("pandas", ("report.", "result")),
-        ("rich", ("report.", "cli.")),
+        ("plotly", ("notebook", "result")),
+        ("pandas", ("notebook", "report.", "result")),
+        ("rich", ("notebook", "report.", "cli.")),
         ("typer", ("cli",)),
     ],
 )
