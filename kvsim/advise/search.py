@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.advise.trials import Change, Untried, changed, changes_of
+from kvsim.advise.trials import Change, Changes, Untried, changed
 from kvsim.certainty.comparison import Pair
 from kvsim.certainty.estimates import paired
 from kvsim.certainty.looks import Look, plan_looks
-from kvsim.certainty.verdicts import Verdict, judge
+from kvsim.certainty.verdicts import Finding, Verdict, judge
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.replicates import LEVEL, MARGIN, Load, Progress, redrawn, replicate
@@ -111,7 +111,8 @@ class _Bench(NamedTuple):
     """Where changes are tried."""
 
     load: Load
-    objectives: Objectives
+    seed: int
+    """The first seed."""
     exact: bool
     jobs: int | None
     progress: Progress | None
@@ -120,11 +121,10 @@ class _Bench(NamedTuple):
         """Run these on all the first `seeds` seeds on which they have not been run."""
         for done in sorted({len(each.runs) for each in tried}):
             group = [each for each in tried if len(each.runs) == done]
-            first = self.load.run_seed
             rows = replicate(
                 self.load,
                 [each.config for each in group],
-                range(first + done, first + seeds),
+                range(self.seed + done, self.seed + seeds),
                 _replayed if self.exact else _condensed,
                 jobs=self.jobs,
                 progress=self.progress,
@@ -157,35 +157,35 @@ def advise(
     load: Load,
     config: RunConfig,
     objectives: Objectives,
+    changes: Changes,
     *,
     seeds: int = SEEDS,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Advice:
-    """Try the changes of `kvsim.advise.trials` on a configuration, and put together what helps.
+    """Try changes of a configuration, and put together those that help.
 
     A change is run on at most `seeds` seeds, and on fewer once its verdict is settled. Where
     nothing is random, one exact replay of each is compared. Raises `ConfigError` where the engine
     does not start, or where the base leaves requests unserved, so that no objective can be met.
     """
-    changes, untried = changes_of(config)
     varied = redrawn(load, [("", config)])
-    bench = _Bench(load, objectives, not varied, jobs, progress)
+    bench = _Bench(load, config.seed, not varied, jobs, progress)
     base = Tried((), config)
-    singles = [Tried((change,), change.config) for change in changes]
-    looks = plan_looks(seeds, _SINGLES * LEVEL) if varied else [Look(1, _SINGLES * LEVEL)]
+    singles = [Tried((change,), change.config) for change in changes.tried]
+    level = _SINGLES * LEVEL
+    looks = plan_looks(seeds, level) if varied else [Look(1, level)]
     bench.run([base], looks[0].seeds)
     decides = _tightest(base, objectives)
+    unsettled = singles
     for look in looks:
-        open_ = [each for each in singles if each.verdict is None or not each.verdict.settled]
-        open_ = [each for each in open_ if None not in each.values(decides)]
-        if not open_:
+        bench.run([base, *unsettled], look.seeds)
+        bench.judge(base, unsettled, decides, look.level)
+        unsettled = [each for each in unsettled if each.verdict and not each.verdict.settled]
+        if not unsettled:
             break
-        bench.run([base, *open_], look.seeds)
-        bench.judge(base, open_, decides, look.level)
-    advice = Advice(
-        objectives, decides, base, singles, untried, base, varied, seeds if varied else 1
-    )
+    planned = looks[-1].seeds
+    advice = Advice(objectives, decides, base, singles, changes.untried, base, varied, planned)
     return advice._replace(best=_combined(bench, advice))
 
 
@@ -194,24 +194,26 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
     objectives, base = advice.objectives, advice.base
     helpful = [each for each in advice.singles if advice.helps(each)]
     helpful.sort(key=lambda each: each.load(objectives))
-    firm = [each.changes[0] for each in helpful if not each.changes[0].trial.caveat]
-    by_key: dict[str, Change] = {}
-    for change in firm:
-        by_key.setdefault(change.key, change)
-    best, chosen = base, list(by_key.values())[:MOST_COMBINED]
-    for change in chosen:
-        candidate = _with(base, (*best.changes, change))
-        if candidate is None:
-            continue
-        bench.run([candidate], len(base.runs))
-        decides = _tightest(best, objectives)
-        bench.judge(best, [candidate], decides, (1 - _SINGLES) * LEVEL / (len(chosen) + 1))
-        if best is base or _helps(candidate, best, decides, objectives):
-            best = candidate
-    if best is not base:
-        level = (1 - _SINGLES) * LEVEL / (len(chosen) + 1)
+    by_key: dict[str, Tried] = {}
+    for each in helpful:
+        if not each.changes[0].trial.caveat:
+            by_key.setdefault(each.changes[0].key, each)
+    firm = list(by_key.values())[:MOST_COMBINED]
+    if not firm:
+        return base
+    best, *others = firm
+    level = (1 - _SINGLES) * LEVEL / (len(others) + 1)
+    for other in others:
+        candidate = _with(base, (*best.changes, *other.changes))
+        if candidate is not None:
+            bench.run([best, candidate], len(base.runs))
+            decides = _tightest(best, objectives)
+            bench.judge(best, [candidate], decides, level)
+            if _helps(candidate, best, decides, objectives):
+                best = candidate
+    if best is not firm[0]:
         bench.judge(base, [best], advice.decides, level)
-    return best
+    return best if advice.helps(best) else firm[0]
 
 
 def _with(base: Tried, changes: tuple[Change, ...]) -> Tried | None:
@@ -240,6 +242,12 @@ def _tightest(base: Tried, objectives: Objectives) -> Objective:
                 f"advise: the run ends early with these settings: {outcome['explanation']};"
                 f" {outcome['remedy']}"
             )
+        for each in objectives.each:
+            if each.value(figures) is None:
+                raise ConfigError(
+                    f"advise: --slo {each}: a run with these settings has no such figure; a goodput"
+                    " needs limits, as in --goodput ttft:500"
+                )
         if objectives.load(run.record) == inf:
             raise ConfigError(
                 f"advise: {figures['failed']} requests are not served with these settings, and"
@@ -269,8 +277,8 @@ def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) 
     if verdict is not None:
         return verdict
     change = after - before
-    finding = "equal" if abs(change) <= MARGIN * abs(before) else "significant"
-    return Verdict("same" if not change else finding, change, change, change, 0.0, level)  # type: ignore[arg-type]
+    finding: Finding = "significant" if abs(change) > MARGIN * abs(before) else "equal"
+    return Verdict(finding if change else "same", change, change, change, 0.0, level)
 
 
 def _condensed(result: Result) -> Run:

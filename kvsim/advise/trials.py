@@ -119,21 +119,29 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
 """What is tried, by engine; on one of the user's own, what most engines have."""
 
 
-def changes_of(base: RunConfig) -> tuple[list[Change], list[Untried]]:
+class Changes(NamedTuple):
+    """What there is to try on a base."""
+
+    tried: list[Change]
+    untried: list[Untried]
+
+
+def changes_of(base: RunConfig) -> Changes:
     """The changes to try on these settings, and those that are not possible.
 
     Raises `ConfigError` where the engine does not start with the base itself.
     """
     parts = assemble(base)
-    tried: list[Change] = []
-    untried: list[Untried] = []
+    found = Changes([], [])
     for trial in TRIALS.get(base.engine, (*_STEPS, _MEMORY, _SHARING)):
         for value in _values(trial, parts):
             try:
-                tried.append(Change(trial.key, value, trial, changed(base, {trial.key: value})))
+                config = changed(base, {trial.key: value})
             except ConfigError as error:
-                untried.append(Untried(trial.key, value, str(error)))
-    return tried, untried
+                found.untried.append(Untried(trial.key, value, str(error)))
+            else:
+                found.tried.append(Change(trial.key, value, trial, config))
+    return found
 
 
 def changed(base: RunConfig, settings: dict[str, Any]) -> RunConfig:

@@ -75,9 +75,12 @@ def advise(
     opened = open_noted(trace, trace_format, columns)
     note_arrivals(opened, [loaded])
     load = load_of(opened, [("", loaded)])
-    most = (1 + len(changes_of(loaded)[0]) + MOST_COMBINED) * seeds
+    changes = changes_of(loaded)
+    most = (1 + len(changes.tried) + MOST_COMBINED) * seeds
     with progress_bar(most, "trying settings", quiet_below=2) as progress:
-        advice = search(load, loaded, objectives, seeds=seeds, jobs=jobs, progress=progress)
+        advice = search(
+            load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
+        )
     line = _line(advice, word, vllm, vllm_file)
     if as_json:
         print(json.dumps(record(advice, line), indent=1, ensure_ascii=False))

@@ -30,6 +30,10 @@ ROOFLINE = {"cost": {"model": "roofline"}, "max_model_len": 1024}
 FEW_SLOTS = {**ROOFLINE, "request_rate": 40.0, "max_num_seqs": 3, "num_gpu_blocks_override": 400}
 
 
+def advised(load, config, slo, seeds=2):
+    return advise(load, config, parse_slo(slo), changes_of(config), seeds=seeds, jobs=1)
+
+
 class Asked(NamedTuple):
     """A load, settings and the advice on them."""
 
@@ -48,7 +52,7 @@ def few_slots(trace):
     """The planted fault: three slots for 40 requests a second."""
     config = make_config(FEW_SLOTS)
     load = load_of(trace, [("", config)])
-    return Asked(load, config, advise(load, config, parse_slo(SLO), seeds=4, jobs=1))
+    return Asked(load, config, advised(load, config, SLO, seeds=4))
 
 
 def test_a_planted_fault_is_found_and_mended(few_slots):
@@ -94,7 +98,7 @@ def test_a_change_that_alters_answers_is_shown_but_not_part_of_the_line(trace, m
     only(monkeypatch, "kv_cache_dtype", "gpu_memory_utilization", "watermark")
     config = make_config({**FEW_SLOTS, "max_num_seqs": 64, "num_gpu_blocks_override": 64})
     load = load_of(trace, [("", config)])
-    advice = advise(load, config, parse_slo("p99_ttft<1ms"), seeds=4, jobs=1)
+    advice = advised(load, config, "p99_ttft<1ms", seeds=4)
     [small] = [each for each in advice.singles if each.changes[0].key == "kv_cache_dtype"]
     assert small.config.num_gpu_blocks_override == 128, "the same bytes"
     assert advice.helps(small)
@@ -108,7 +112,9 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
     spread = [replace(row, arrival_ns=i * 10**9) for i, row in enumerate(trace.rows[:12])]
     slow = replace(trace, rows=spread, source={})
     config = make_config({**ROOFLINE, "engine": "vllm-0.3.3"})
-    advice = advise(load_of(slow, [("", config)]), config, parse_slo(SLO), jobs=1)
+    advice = advise(
+        load_of(slow, [("", config)]), config, parse_slo(SLO), changes_of(config), jobs=1
+    )
     assert not advice.redrawn
     assert {len(each.runs) for each in advice.singles} == {1}
     assert advice.best is advice.base
@@ -118,7 +124,7 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_settings_that_the_engine_has_are_tried(engine):
     base = make_config({"engine": engine, "max_model_len": 4096})
-    changes, _ = changes_of(base)
+    changes = changes_of(base).tried
     assert len({change.key for change in changes}) >= 3
     own = {trial.key for trial in TRIALS[engine]}
     assert {change.key for change in changes} <= own
@@ -131,7 +137,7 @@ def test_releases_are_asked_only_what_they_know():
 
     def keys(version):
         base = make_config({"vllm_version": version, "max_model_len": 4096})
-        return {change.key for change in changes_of(base)[0]}
+        return {change.key for change in changes_of(base).tried}
 
     newer = {"watermark", "scheduler_reserve_full_isl"}
     assert not newer & keys("0.12.0")
@@ -183,6 +189,7 @@ def test_the_record_holds_everything(few_slots):
     [
         (["--slo", "p99_tfft<2s"], "p99_ttft"),
         (["--slo", SLO, "--max-model-len", "64"], "rejected<="),
+        (["--slo", "goodput>3"], "no such figure"),
         (["--slo", SLO, "--num-gpu-blocks-override", "3"], "max_model_len"),
         (["--slo", SLO, "--seeds", "1"], "--seeds"),
         ([], "--slo"),
