@@ -176,10 +176,12 @@ def advise(
     level = _SINGLES * LEVEL
     looks = plan_looks(seeds, level) if varied else [Look(1, level)]
     bench.run([base], looks[0].seeds)
+    _check(base, objectives)
     decides = _tightest(base, objectives)
     unsettled = singles
     for look in looks:
         bench.run([base, *unsettled], look.seeds)
+        _check(base, objectives)
         bench.judge(base, unsettled, decides, look.level)
         unsettled = [each for each in unsettled if each.verdict and not each.verdict.settled]
         if not unsettled:
@@ -213,7 +215,9 @@ def _combined(bench: _Bench, advice: Advice) -> Tried:
                 best = candidate
     if best is not firm[0]:
         bench.judge(base, [best], advice.decides, level)
-    return best if advice.helps(best) else firm[0]
+    best = best if advice.helps(best) else firm[0]
+    bench.run([best], len(base.runs))
+    return best
 
 
 def _with(base: Tried, changes: tuple[Change, ...]) -> Tried | None:
@@ -233,8 +237,17 @@ def _helps(tried: Tried, first: Tried, decides: Objective, objectives: Objective
     return matters and improves and tried.load(objectives) < first.load(objectives)
 
 
-def _tightest(base: Tried, objectives: Objectives) -> Objective:
-    """The objective that uses most of its limit. Raises `ConfigError` if none can be met."""
+def _tightest(tried: Tried, objectives: Objectives) -> Objective:
+    """The objective that uses most of its limit."""
+
+    def use(objective: Objective) -> float:
+        return fmean(objective.load(run.record["figures"]) for run in tried.runs)
+
+    return max(objectives.each, key=use)
+
+
+def _check(base: Tried, objectives: Objectives) -> None:
+    """Refuse a base whose runs do not finish, lack a figure, or leave requests unserved."""
     for run in base.runs:
         figures, outcome = run.record["figures"], run.record["outcome"]
         if outcome["kind"] != "finished":
@@ -248,17 +261,13 @@ def _tightest(base: Tried, objectives: Objectives) -> Objective:
                     f"advise: --slo {each}: a run with these settings has no such figure; a goodput"
                     " needs limits, as in --goodput ttft:500"
                 )
-        if objectives.load(run.record) == inf:
+        each_use = [each.load(figures) for each in objectives.each]
+        if objectives.load(run.record) == inf and inf not in each_use:
             raise ConfigError(
                 f"advise: {figures['failed']} requests are not served with these settings, and"
                 " --slo allows none; raise --max-model-len, or allow them, as in"
                 f" --slo '{objectives.text},rejected<={figures['failed']}'"
             )
-    return max(objectives.each, key=lambda each: fmean(_loads(base, each)))
-
-
-def _loads(tried: Tried, objective: Objective) -> list[float]:
-    return [objective.load(run.record["figures"]) for run in tried.runs]
 
 
 def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) -> Verdict | None:

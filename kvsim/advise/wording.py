@@ -47,11 +47,11 @@ def method(advice: Advice) -> str:
 def rows(advice: Advice) -> Iterator[Row]:
     """Every value by itself, below its setting; then the values that belong together.
 
-    Values with which every run was the same share a line.
+    Values that make no difference share a line.
     """
     for key, members in groupby(advice.singles, key=lambda each: each.changes[0].key):
         yield Row(key)
-        for same, group in groupby(members, key=_is_same):
+        for same, group in groupby(members, key=lambda m: _finding(advice, m) == NO_DIFFERENCE):
             listed = list(group)
             if same:
                 values = ", ".join(_value(each.changes[0]) for each in listed)
@@ -122,7 +122,8 @@ def _change(advice: Advice) -> str:
         else f"which meets all objectives on {met} of {plural(seeds, 'seed')}"
     )
     changes = " and ".join(f"{each.key} {_value(each)}" for each in best.changes)
-    return f"Set {changes}: {_figure(advice, best)} instead ({_interval(advice, best)}), {outcome}."
+    becomes = f"{decides.metric.label} becomes {show(best.mean(decides), decides.metric.unit)}"
+    return f"Set {changes}: {becomes} (difference {_interval(advice, best)}), {outcome}."
 
 
 def _others(advice: Advice) -> str:
@@ -144,10 +145,6 @@ def _others(advice: Advice) -> str:
     return f"{'; '.join(parts) or 'Every setting tried makes a difference, or may make one'}."
 
 
-def _is_same(tried: Tried) -> bool:
-    return tried.verdict is not None and tried.verdict.finding == "same"
-
-
 def _judged(advice: Advice, tried: Tried) -> tuple[str, str]:
     """The difference with its interval, and the finding."""
     finding, verdict = _finding(advice, tried), tried.verdict
@@ -156,7 +153,7 @@ def _judged(advice: Advice, tried: Tried) -> tuple[str, str]:
     interval = (
         f"{signed(verdict.difference, advice.decides.metric.unit)} ({_interval(advice, tried)})"
     )
-    return (NO_DIFFERENCE, "") if finding == NO_DIFFERENCE else (interval, finding)
+    return interval, finding
 
 
 def _finding(advice: Advice, tried: Tried) -> str:
