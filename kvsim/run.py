@@ -217,7 +217,7 @@ class _Run:
 def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
     """Steps that the outputs take, each step one token of as many sequences as may run."""
     outputs = [row.output_length for row in rows]
-    full = sum(outputs) * parts.config.n // parts.scheduler.max_num_seqs
+    full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
     return max(full, *outputs)
 
 
