@@ -439,7 +439,8 @@ class Engine:
                 self.process(self.pending.pop(0))
         elif batch:
             self.process(self.pending.pop(0))
-        if batch is None and self.last is None and not self.alive:
+        drained = self.overlap and self.last is not None
+        if batch is None and not drained and not self.alive:
             self.ratio = self.init
         self.last = batch
         record["free_end"], record["evictable_end"] = tree.free, tree.evictable

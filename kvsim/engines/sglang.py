@@ -1,0 +1,736 @@
+"""The scheduler of SGLang 0.5.23 (`managers/scheduler.py`, `managers/schedule_policy.py`).
+
+A step either *extends* prompts or *decodes*; as long as a prompt can be admitted, nothing decodes.
+An admission reserves what the running requests are expected to generate still: what their clients
+announced, times a *ratio* that falls with every decode step. Where that was too hopeful and memory
+runs out, requests are *retracted*: they lose their pages, and wait behind everybody.
+
+```
+ waiting ── prefill ──► extend batch ── next step ──► running batch ── decode ──► ... ──► finished
+    ▲                        (an unfinished chunk goes on first)       │
+    └────────────────────────────── retract ───────────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import cast
+
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request, Sequence, Stream
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engines.sglang_blocks import SglangTables
+from kvsim.engines.sglang_budget import Budget, Lives, State, life
+from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
+from kvsim.engines.sglang_radix import Node
+from kvsim.errors import EngineStopped
+
+STOP_TOKENS = 5
+"""A prompt within so many tokens of the longest sequence is not served."""
+
+
+class Group:
+    """Requests of a step; the running batch is one, too."""
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        self.requests = list(requests)
+        self.extends = False
+        """Whether it computed prompts in its last step."""
+        self.chunked: Request | None = None
+        """Whose prompt was unfinished when it was made."""
+        self.silent = True
+        """Whether nobody in it may generate anything."""
+        self.computed_tokens = 0
+        """Tokens that it computed when it was made; later steps count them again."""
+
+    def keep(self, stays: Callable[[Request], bool]) -> bool:
+        """Drop who does not stay, or has ended; returns whether anybody left."""
+        before = len(self.requests)
+        self.requests = [each for each in self.requests if each.finish_ns < 0 and stays(each)]
+        return len(self.requests) < before
+
+
+def _everybody(request: Request) -> bool:
+    return True
+
+
+class Sglang(Scheduler):
+    """SGLang 0.5.23 without overlap: a step is settled before the next is composed.
+
+    Arguments have SGLang's names, but for those that every engine has: `max_num_seqs` is its
+    `max_running_requests`, `max_num_batched_tokens` its `chunked_prefill_size`, `block_size` its
+    `page_size`, `max_model_len` its `context_length`.
+    """
+
+    counts_composed = True
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_chunked_prefill: bool = True,
+        max_prefill_tokens: int = 16384,
+        prefill_max_requests: int | None = None,
+        max_queued_requests: int | None = None,
+        min_free_slots_delay: int | None = None,
+        prefill_decode_interval: int = 0,
+        prefill_decode_interval_min_bs: int = 0,
+        schedule_policy: str = "fcfs",
+        schedule_conservativeness: float = 1.0,
+        enable_mixed_chunk: bool = False,
+        enable_priority_scheduling: bool = False,
+        disable_priority_preemption: bool = False,
+        schedule_low_priority_values_first: bool = False,
+        priority_scheduling_preemption_threshold: int = 10,
+        retraction_policy: str = "length",
+        enable_prefix_caching: bool = True,
+        refresh_waiting: bool = True,
+        init_new_token_ratio: float = 0.7,
+        min_new_token_ratio_factor: float = 0.14,
+        new_token_ratio_decay_steps: int = 600,
+        retract_decode_steps: int = 20,
+        clip_max_new_tokens: int = 4096,
+        in_batch_check_threshold: int = 32,
+        in_batch_deprioritize_threshold: int = 32,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.chunked = enable_chunked_prefill
+        self.max_prefill_tokens = max_prefill_tokens
+        self.prefill_max_requests = prefill_max_requests
+        self.max_queued_requests = max_queued_requests
+        self.interval = prefill_decode_interval
+        self.interval_min_seqs = prefill_decode_interval_min_bs
+        self.mixes = enable_mixed_chunk and enable_chunked_prefill
+        self.has_priorities = enable_priority_scheduling
+        self.preempts = enable_priority_scheduling and not disable_priority_preemption
+        self.preemption_threshold = priority_scheduling_preemption_threshold
+        if retraction_policy not in ("length", "priority"):
+            raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
+        self.retracts_by_priority = retraction_policy == "priority"
+        self.retract_decode_steps = retract_decode_steps
+        self.clip_tokens = clip_max_new_tokens
+        if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
+            raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
+        self.order = QueueOrder(
+            schedule_policy,
+            priorities=enable_priority_scheduling,
+            refreshes=refresh_waiting,
+            check_threshold=in_batch_check_threshold,
+            deprioritize_threshold=in_batch_deprioritize_threshold,
+        )
+        self._size = block_size
+        self._pool_tokens = num_gpu_blocks * block_size
+        self._slots = min(max(1, max_num_seqs), self._pool_tokens // 2)
+        self._delay = min(min_free_slots_delay or 0, self._slots)
+        self._sign = 1 if schedule_low_priority_values_first else -1
+        self._first_ratio = min(init_new_token_ratio * schedule_conservativeness, 1)
+        self._least_ratio = min(self._first_ratio * min_new_token_ratio_factor, 1)
+        self._decay = (self._first_ratio - self._least_ratio) / new_token_ratio_decay_steps
+        self.ratio: float = self._first_ratio
+        """Share of what clients announced that requests are expected to generate."""
+        self._idle = False
+        """Whether the event loop found nothing to do and nobody to wait for."""
+        self._standings: dict[Request, Standing] = {}
+        self._entries = count()
+        self._running = Group()
+        self._last: Group | None = None
+        self.unfinished: Request | None = None
+        """Whose prompt is computed in chunks, and has not been computed to its end."""
+        self.full = False
+        """Whether the running batch was found to be full; then no admission is tried."""
+        self._armed = 0
+        """Steps that decodes still have before the next prefill."""
+        self._computed_tokens = 0
+        self._pending: deque[set[Request]] = deque()
+        """Requests of the steps in flight."""
+        self._turned_away: list[Request] = []
+        """Requests that lost their place in the queue to one that arrived."""
+
+    @property
+    def running_batch(self) -> list[Request]:
+        """Who decodes together, in order. Further requests have pages: those whose prompts were
+        computed last, and one whose prompt is unfinished."""
+        return self._running.requests
+
+    def free_slots(self, batch: Batch) -> int:
+        """Requests that could have pages besides."""
+        return self._slots - batch.num_running
+
+    # -- requests come ---------------------------------------------------------------------------
+
+    def arrive(self, batch: Batch, request: Request) -> None:
+        """Take a request in, or turn it away (`managers/scheduler.py`, `handle_generate_request`)."""
+        prompt, size = request.input_length, self._size
+        if prompt >= self.max_model_len:
+            batch.refuse(request, "too-long")
+            return
+        longest = min(self.max_model_len - 1, self._pool_tokens - 1)
+        announced = longest if request.max_tokens is None else request.max_tokens
+        limit = max(0, min(announced, longest - prompt - 1))
+        paged = -(-prompt // size) * size
+        limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
+        served = prompt < longest - STOP_TOKENS
+        rank = self._sign * request.priority
+        self._standings[request] = Standing(limit, rank, request.ignore_eos, served)
+        if not served:
+            batch.replace_prompt(request, self.stand_in(request), 1)
+        loser = self._enqueue(batch, request)
+        if loser is request:
+            batch.refuse(request, "queue-full")
+        elif loser is not None:
+            self._turned_away.append(loser)
+
+    def stand_in(self, request: Request) -> Stream:
+        """The prompt that replaces one that is too long: token 0, whatever follows it."""
+        return _Zero(request.index)
+
+    def _enqueue(self, batch: Batch, request: Request) -> Request | None:
+        """Join the queue; returns who has no place in it, if anybody."""
+        waiting, standings, most = batch.waiting, self._standings, self.max_queued_requests
+        loser = None
+        if most is not None and len(waiting) >= most:
+            loser = request
+            if self.has_priorities and waiting:
+                worst = max(waiting, key=lambda each: (standings[each].rank, standings[each].entry))
+                if standings[request].rank < standings[worst].rank:
+                    loser = worst
+                    waiting.remove(worst)
+            if loser is request:
+                return loser
+        standing = standings[request]
+        standing.entry, standing.since_tokens = next(self._entries), self._computed_tokens
+        batch.arrive(request)
+        return loser
+
+    # -- composing a step ------------------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        """Decide what the next step does."""
+        plan = batch.begin(now_ns)
+        if self._idle:
+            self.ratio = self._first_ratio
+        for request in self._turned_away:
+            self._abort(batch, request, "queue-full")
+        self._turned_away.clear()
+        group = self._schedule(batch)
+        while group is None and self._spins(batch):
+            group = self._schedule(batch)
+        self._idle = group is None and not (batch or self._pending)
+        if group is not None:
+            self._computed_tokens += group.computed_tokens
+            self._pending.append(set(group.requests))
+        self._last = group
+        plan.batched_tokens = sum(each.charged for each in plan.prefills) + plan.decode_seqs
+        return batch.composed()
+
+    def _spins(self, batch: Batch) -> bool:
+        """Whether the event loop goes round once more at once: prompts wait for decode steps that
+        there is nothing for."""
+        return bool(self._armed) and not self._pending and len(batch) > 0
+
+    def _schedule(self, batch: Batch) -> Group | None:
+        """What the event loop runs next (`get_next_batch_to_run`); None: nothing."""
+        unfinished, last, running = self.unfinished, self._last, self._running
+        if unfinished is not None:
+            self._checkpoint(batch, unfinished)
+        if last is not None and last.extends:
+            leave = (unfinished, last.chunked)
+            if last.keep(lambda each: each not in leave):
+                self.full = False
+            if last.requests and running.requests:
+                running.requests += last.requests
+                running.silent = running.silent and last.silent
+            elif last.requests:
+                self._running = running = last
+                self.full = False
+        if running.keep(_everybody):
+            self.full = False
+        group = None
+        if self._armed > 0 and len(running.requests) >= self.interval_min_seqs:
+            self._armed -= 1
+        else:
+            self._armed = 0
+            group = self._prefill(batch)
+        if group is not None:
+            self._armed = self.interval
+        elif running.requests and not running.silent:
+            group = self._decode(batch)
+        return group
+
+    # -- prefill ---------------------------------------------------------------------------------
+
+    def _prefill(self, batch: Batch) -> Group | None:
+        """A step that computes prompts (`get_new_batch_prefill`); None: there is none."""
+        running, unfinished = self._running.requests, self.unfinished
+        if self.preempts or not running:
+            self.full = False
+        if (self.full or not batch.waiting) and unfinished is None:
+            return None
+        slots = min(self._slots - len(running), self.free_slots(batch))
+        if unfinished is None:
+            if 1 < self._delay > slots and running:
+                return None
+            if slots <= 0 and not self.preempts:
+                self.full = True
+                return None
+        blocks = _tables(batch)
+        engine = Engine(blocks, running, self._computed_tokens, self._standings)
+        batch.waiting = self.order.sort(batch.waiting, engine)
+        riders = len(running) if self.mixes else 0
+        expected = 0.0
+        for request in running:
+            expected += self._expected(request)
+        chunk = self.max_num_batched_tokens if self.chunked else None
+        budget = Budget(blocks, riders, expected, self.max_prefill_tokens, chunk)
+        adder = _Prefill(self, batch, budget)
+        chosen = adder.choose(unfinished)
+        for request in adder.preempted:
+            self._queue_again(batch, request, retracted=False)
+        if not chosen:
+            return None
+        if self.unfinished is not None:
+            # Of two that were cut, the engine knows the later one alone: the other decodes next,
+            # without the rest of its prompt.
+            self._standings[self.unfinished].middle_chunks += 1
+        return self._extend(batch, chosen)
+
+    def _expected(self, request: Request) -> float:
+        """Tokens that a running request is expected to generate still."""
+        standing = self._standings[request]
+        rest = min(standing.limit_tokens - _generated(request), self.clip_tokens)
+        return rest * (1.0 if standing.ignore_eos else self.ratio)
+
+    def _extend(self, batch: Batch, chosen: list[Request]) -> Group:
+        """Give the chosen requests pages for their chunks, and put them into the plan."""
+        blocks, standings, size = _tables(batch), self._standings, self._size
+        group = Group(chosen)
+        group.extends = True
+        group.chunked = self.unfinished
+        group.silent = all(standings[each].limit_tokens == 0 for each in chosen)
+        chunks = [(each, standings[each].end, standings[each].prefix) for each in chosen]
+        group.computed_tokens = sum(end - prefix for _, end, prefix in chunks)
+        blocks.make_room(group.computed_tokens + (size * len(chosen) if size > 1 else 0))
+        need = sum(-(-end // size) - -(-prefix // size) for _, end, prefix in chunks)
+        if need > blocks.gpu.blank:
+            raise _out_of_memory(chosen[0], need, blocks.gpu.blank)
+        for request, end, prefix in chunks:
+            sequence = request.sequences[0]
+            blocks.extend(sequence, end)
+            before = sequence.computed
+            batch.run_prefill(request, end - before, charged=end - prefix)
+            sequence.computed = end
+        if self.mixes and self._running.requests:
+            self._mix(batch, group)
+        return group
+
+    def _mix(self, batch: Batch, group: Group) -> None:
+        """Let the running requests decode in the same step, if there is memory for all of them."""
+        running = self._running
+        self._drop_finishing()
+        if not running.requests or not self._fits(batch, running.requests):
+            return
+        self._one_more(batch, running.requests)
+        for request in running.requests:
+            # The result of its prefill may be pending; it is cached as far as it is known now.
+            sequence = request.sequences[0]
+            self._standings[request].end = min(sequence.filled, sequence.length)
+        group.requests += running.requests
+        group.computed_tokens += len(running.requests)
+        group.silent = group.silent and running.silent
+        self._running = Group()
+
+    # -- decode ----------------------------------------------------------------------------------
+
+    def _decode(self, batch: Batch) -> Group | None:
+        """A step of the running batch (`update_running_batch`); None: there is none."""
+        running = self._running
+        before = len(running.requests)
+        finishing = self._drop_finishing()
+        if not running.requests:
+            self.full = False
+            return None
+        if self._fits(batch, running.requests):
+            self.ratio = max(self.ratio - self._decay, self._least_ratio)
+        elif finishing:
+            self.full = False
+            return None
+        else:
+            self._retract(batch)
+        if len(running.requests) < before:
+            self.full = False
+        if not running.requests:
+            return None
+        self._one_more(batch, running.requests)
+        running.extends = False
+        return running
+
+    def _drop_finishing(self) -> bool:
+        """Take out of the running batch whose last token is being computed; whether there are."""
+        if not self._pending:
+            return False
+        inside, standings = self._pending[-1], self._standings
+
+        def goes_on(request: Request) -> bool:
+            last = _generated(request) + 1 >= standings[request].limit_tokens
+            return not (last and request in inside)
+
+        dropped = self._running.keep(goes_on)
+        if dropped:
+            self.full = False
+        return dropped
+
+    def _fits(self, batch: Batch, requests: list[Request]) -> bool:
+        """Whether each of them can have one more token, after evictions."""
+        blocks, size = _tables(batch), self._size
+        need = size * sum(each.sequences[0].filled % size == 0 for each in requests)
+        blocks.make_room(need)
+        return blocks.unused_tokens >= need
+
+    def _one_more(self, batch: Batch, requests: list[Request]) -> None:
+        """Give each of them a slot for one more token; pages of several tokens are made room for
+        although few of them are needed."""
+        blocks = _tables(batch)
+        blocks.make_room(len(requests) * self._size)
+        for request in requests:
+            sequence = request.sequences[0]
+            upto = sequence.filled + 1
+            blocks.extend(sequence, upto)
+            batch.run_token(request, upto)
+            sequence.computed = upto
+
+    def _retract(self, batch: Batch) -> None:
+        """Take the pages of running requests until the others fit (`retract_decode`): who has
+        generated least goes first. The others are in that order from now on."""
+        standings = self._standings
+
+        def worth(request: Request) -> tuple[int, ...]:
+            key = (_generated(request), -request.input_length)
+            return (-standings[request].rank, *key) if self.retracts_by_priority else key
+
+        kept = sorted(self._running.requests, key=worth, reverse=True)
+        retracted: list[Request] = []
+        while not retracted or not self._fits(batch, kept):
+            if len(kept) == 1:
+                break
+            request = kept.pop()
+            self._give_up(batch, request, len(kept))
+            retracted.append(request)
+        if len(kept) <= 1 and not self._fits(batch, kept):
+            for request in kept:
+                batch.others.remove(request)
+                batch.blocks.free(request.sequences[0])
+                self._abort(batch, request, "out-of-memory")
+            kept = []
+        self._running.requests = kept
+        self.ratio = self._ratio_of(kept)
+        for request in retracted:
+            self._queue_again(batch, request, retracted=True)
+
+    def _ratio_of(self, kept: list[Request]) -> float:
+        """The ratio after a retraction: what those that are left have generated, and a little."""
+        if not kept:
+            return 0.0
+        generated = sum(map(_generated, kept)) + self.retract_decode_steps * len(kept)
+        return min(1, generated / (sum(self._standings[each].limit_tokens for each in kept) + 1))
+
+    # -- giving up -------------------------------------------------------------------------------
+
+    def _give_up(self, batch: Batch, request: Request, left: int) -> None:
+        """Take all pages of a request, and make room for what `left` others generate soon."""
+        batch.others.remove(request)
+        batch.preempt(request)
+        _tables(batch).make_room(left * self.retract_decode_steps)
+        standing = self._standings[request]
+        standing.prefix = standing.end = standing.middle_chunks = 0
+        standing.retracted = True
+
+    def _queue_again(self, batch: Batch, request: Request, retracted: bool) -> None:
+        """A request that was given up, retracted or for one with a better priority, waits at the
+        end of the queue, if there is a place."""
+        loser = self._enqueue(batch, request)
+        if loser is not None:
+            self._abort(batch, loser, "queue-full")
+
+    def _abort(self, batch: Batch, request: Request, reason: str) -> None:
+        """End a request that is in no queue and has no pages."""
+        del self._standings[request]
+        batch.ignore(request, reason)
+
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """The step's time has passed (`batch_result_processor.py`)."""
+        batch.now_ns = now_ns
+        blocks = _tables(batch)
+        self._pending.popleft()
+        blocks.gpu.collect()
+        for place, (request, _, _) in enumerate(plan.singles):
+            if request.finish_ns >= 0:
+                continue
+            standing = self._standings[request]
+            if standing.retracted:
+                continue
+            if place < len(plan.prefills) and standing.middle_chunks:
+                standing.middle_chunks -= 1
+                continue
+            last = batch.token(request.sequences[0])
+            if last or not standing.served or _generated(request) >= standing.limit_tokens:
+                self._complete(batch, request)
+            elif place < len(plan.prefills):
+                self._checkpoint(batch, request)
+        blocks.gpu.apply()
+        batch.remove_ended()
+
+    def _complete(self, batch: Batch, request: Request) -> None:
+        """A request has its last token: what it computed is cached."""
+        sequence = request.sequences[0]
+        upto = sequence.filled
+        if self._standings.pop(request).served:
+            upto = min(upto, sequence.length)
+        else:
+            request.reason = "too-long"
+        _tables(batch).checkpoint(sequence, upto, request.priority)
+        batch.complete(request)
+
+    def _checkpoint(self, batch: Batch, request: Request) -> None:
+        """What a request has computed of its prompt is cached, once."""
+        standing = self._standings[request]
+        if standing.end > standing.prefix:
+            _tables(batch).checkpoint(request.sequences[0], standing.end, request.priority)
+            standing.prefix = standing.end
+
+
+class SglangOverlap(Sglang):
+    """SGLang 0.5.23 with overlap, its default: a step is composed while the one before computes, so
+    tokens and ends are seen one step late (`event_loop_overlap`)."""
+
+    in_flight = 2
+
+
+class _Prefill:
+    """One pass over the waiting queue (`PrefillAdder`)."""
+
+    def __init__(self, engine: Sglang, batch: Batch, budget: Budget) -> None:
+        self._engine, self._batch, self._budget = engine, batch, budget
+        self._blocks = _tables(batch)
+        self._lives: Lives | None = None
+        self._chosen: list[Request] = []
+        self._held = 0
+        """Chosen requests that have had a slot before this pass."""
+        self.preempted: list[Request] = []
+
+    def choose(self, unfinished: Request | None) -> list[Request]:
+        """The requests of the step, whose chunks end at `Standing.end`."""
+        engine, batch, running = self._engine, self._batch, self._engine._running
+        if unfinished is not None:
+            self._go_on(unfinished)
+        while batch.waiting and self._budget.state() is not State.OTHER:
+            request = batch.waiting[0]
+            new = len(self._chosen) - self._held
+            rows = engine._slots - (batch.num_running - new) + self._held
+            if len(self._chosen) >= min(engine._slots - len(running.requests), rows):
+                engine.full = True
+            if engine.full and not (engine.preempts and self._make_way(request)):
+                break
+            state = self._add(request)
+            if state is not State.CONTINUE:
+                if state is State.NO_TOKEN:
+                    engine.full = bool(self._chosen or running.requests)
+                break
+        return self._chosen
+
+    def _go_on(self, request: Request) -> None:
+        """The next chunk of a prompt; nothing asks whether there is memory for it."""
+        engine, budget = self._engine, self._budget
+        standing = engine._standings[request]
+        rest = request.sequences[0].length - standing.prefix
+        assert budget.chunk_tokens is not None
+        most = min(budget.chunk_tokens, int(budget.left))
+        if most <= 0:
+            most = budget.chunk_tokens
+        if engine.order.policy == "shortest-prefill-first":
+            most = min(most, self._spared(rest))
+        expected = min(standing.limit_tokens, engine.clip_tokens) if rest <= most else 0
+        self._held = 1
+        self._take(request, min(rest, most), expected)
+        if rest <= most:
+            engine.unfinished = None
+
+    def _spared(self, rest: int) -> int:
+        """What a chunk leaves to shorter prefills that wait."""
+        budget, looks = self._budget, self._engine.order.looks
+        left, kept = budget.chunk_tokens or 0, 0
+        if left < 2 * self._blocks.block_size:
+            return left
+        for request in self._batch.waiting:
+            work = looks[request].work_tokens
+            if work >= rest or kept + budget.paged(work) > left - self._blocks.block_size:
+                break
+            kept += budget.paged(work)
+        return self._down(left - kept) if kept else left
+
+    def _add(self, request: Request) -> State:
+        """Try to take on the head of the queue."""
+        engine, tree = self._engine, self._blocks.gpu.tree
+        sequence, standing = request.sequences[0], engine._standings[request]
+        standing.prefix, node = self._blocks.find(sequence)
+        standing.considered_tokens = sequence.length
+        if engine.prefill_max_requests and len(self._chosen) >= engine.prefill_max_requests:
+            return State.OTHER
+        if standing.ignore_eos and not self._blocks.needs_keys:
+            return self._add_exactly(request, standing, node)
+        # What it hits is not there to be evicted.
+        tree.lock(node)
+        state, tokens = self._test(sequence, standing)
+        tree.unlock(node)
+        if state is not State.CONTINUE:
+            return state
+        self._admit(request, node, tokens)
+        return self._budget.state()
+
+    def _test(self, sequence: Sequence, standing: Standing) -> tuple[State, int]:
+        """Whether a request can be taken on, and the tokens of its chunk."""
+        budget, engine = self._budget, self._engine
+        rest = sequence.length - standing.prefix
+        generated = sequence.length - sequence.request.input_length
+        expected = min(max(standing.limit_tokens - generated, 0), engine.clip_tokens)
+        if rest + expected + self._blocks.block_size >= budget.left:
+            return State.NO_TOKEN, 0
+        if budget.chunk_tokens is None:
+            full = self._chosen and budget.paged(rest) >= budget.prefill_tokens
+            return (State.OTHER, 0) if full else (State.CONTINUE, rest)
+        if budget.paged(rest) <= budget.chunk_tokens:
+            return State.CONTINUE, rest
+        if engine.order.policy == "shortest-prefill-first" and engine.unfinished is not None:
+            return State.OTHER, 0
+        end = self._down(standing.prefix + self._down(budget.chunk_tokens))
+        tokens = end - standing.prefix
+        return (State.CONTINUE, tokens) if tokens > 0 else (State.OTHER, 0)
+
+    def _add_exactly(self, request: Request, standing: Standing, node: Node) -> State:
+        """The same for one that ignores the end of sequence, where nothing is cached."""
+        budget, engine = self._budget, self._engine
+        rest = request.sequences[0].length
+        need = budget.paged(rest) + self._blocks.block_size
+        if need > min(budget.now, budget.left):
+            return State.NO_TOKEN
+        if self._lives is None:
+            everybody = [request, *engine._running.requests, *self._chosen]
+            self._lives = Lives(map(self._life, everybody))
+        else:
+            self._lives.add(self._life(request))
+        if not self._lives.hold(budget.now - need):
+            return State.NO_TOKEN
+        if budget.chunk_tokens is None or rest <= budget.chunk_tokens:
+            self._admit(request, node, rest)
+        elif budget.chunk_tokens <= 0:
+            return State.OTHER
+        else:
+            self._admit(request, node, budget.chunk_tokens)
+        return budget.state()
+
+    def _life(self, request: Request) -> tuple[float, int]:
+        standing = self._engine._standings[request]
+        return life(request, standing.limit_tokens, 1 if standing.ignore_eos else self._engine.ratio)
+
+    def _admit(self, request: Request, node: Node, tokens: int) -> None:
+        """Take on the head of the queue with so many tokens; what is cached is held from now on."""
+        engine, sequence = self._engine, request.sequences[0]
+        standing = engine._standings[request]
+        self._blocks.admit(sequence, node)
+        self._batch.join(request)
+        standing.retracted = False
+        cut = standing.prefix + tokens < sequence.length
+        expected = 0 if cut else min(standing.limit_tokens, engine.clip_tokens)
+        self._take(request, tokens, expected)
+        if cut:
+            engine.unfinished = request
+
+    def _take(self, request: Request, tokens: int, expected: int) -> None:
+        standing = self._engine._standings[request]
+        standing.end = standing.prefix + tokens
+        self._chosen.append(request)
+        self._budget.charge(tokens, expected)
+
+    def _make_way(self, request: Request) -> bool:
+        """Whether running requests of a worse priority give way, the worst and newest first."""
+        engine, budget = self._engine, self._budget
+        standings, running = engine._standings, engine._running
+        own = standings[request]
+        need = own.considered_tokens - own.prefix - budget.left
+        need += min(own.limit_tokens, engine.clip_tokens)
+        victims: list[Request] = []
+        worst = sorted(
+            (each for each in running.requests if each.finish_ns < 0),
+            key=lambda each: (-standings[each].rank, -standings[each].entry),
+        )
+        for each in worst:
+            if standings[each].rank - own.rank <= engine.preemption_threshold:
+                break
+            victims.append(each)
+            need -= engine._expected(each)
+            if need <= 0:
+                break
+        if not victims or need > 0:
+            return False
+        left = len(running.requests)
+        for each in [each for each in running.requests if each in victims]:
+            budget.give_back(engine._expected(each))
+            left -= 1
+            engine._give_up(self._batch, each, left)
+        running.keep(lambda each: each not in victims)
+        self.preempted += victims
+        return True
+
+    def _down(self, tokens: int) -> int:
+        size = self._blocks.block_size
+        return tokens // size * size
+
+
+class _Zero(Stream):
+    """Token 0, and outputs that nobody shares."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        shared = -1 if block_size == 1 else self._own(0)
+        return [self._own(place) if place else shared for place in range(first, last)]
+
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        return self.keys(first, last, block_size)
+
+    def sample(self, index: int) -> Stream:
+        return self
+
+    def _own(self, place: int) -> int:
+        return -2 - (self._index << 20 | place)
+
+
+def _tables(batch: Batch) -> SglangTables:
+    return cast(SglangTables, batch.blocks)
+
+
+def _generated(request: Request) -> int:
+    return request.sequences[0].length - request.input_length
+
+
+def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
+        " is taken on without a look at memory",
+        remedy="give the engine more memory, or lower schedule_conservativeness no further",
+        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
+    )
