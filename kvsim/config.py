@@ -280,7 +280,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
-        Literal["vllm", "nano-vllm"] | None,
+        Literal["vllm", "nano-vllm", "sglang"] | None,
         _doc(_MEMORY, "Engine whose formula counts the blocks; default: the engine's own."),
     ] = None
 

@@ -139,7 +139,7 @@ def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
         block_size=size,
         num_gpu_blocks=pages,
         max_model_len=config.get("context_len", 4096),
-        max_num_seqs=config.get("max_running_requests", 64),
+        max_num_seqs=max(1, config.get("max_running_requests", 64)),
         max_num_batched_tokens=chunk if chunk > 0 else maxsize,
         enable_chunked_prefill=chunk > 0,
         enable_prefix_caching=cached,
@@ -316,7 +316,7 @@ class _Clock(Host):
 
 
 def _slots_digest(plan: Plan, size: int) -> int:
-    """Of the slots of each prompt up to the end of its chunk, and of the new slot of each decode."""
+    """Of the slots of each prompt up to the end of its chunk, and the new slot of each decode."""
     digest = 0
     for prefill in plan.prefills:
         sequence = prefill.request.sequences[0]

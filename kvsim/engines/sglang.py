@@ -15,43 +15,28 @@ runs out, requests are *retracted*: they lose their pages, and wait behind every
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
-from typing import cast
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Sequence, Stream
+from kvsim.engine.request import Request, Stream
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines.sglang_blocks import SglangTables
-from kvsim.engines.sglang_budget import Budget, Lives, State, life
+from kvsim.engines.sglang_budget import Budget, NewTokenRatio
+from kvsim.engines.sglang_prefill import (
+    Group,
+    Prefill,
+    Rules,
+    expected_tokens,
+    generated_tokens,
+    tables_of,
+)
 from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
-from kvsim.engines.sglang_radix import Node
+from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.errors import EngineStopped
 
 STOP_TOKENS = 5
 """A prompt within so many tokens of the longest sequence is not served."""
-
-
-class Group:
-    """Requests of a step; the running batch is one, too."""
-
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
-        self.requests = list(requests)
-        self.extends = False
-        """Whether it computed prompts in its last step."""
-        self.chunked: Request | None = None
-        """Whose prompt was unfinished when it was made."""
-        self.silent = True
-        """Whether nobody in it may generate anything."""
-        self.computed_tokens = 0
-        """Tokens that it computed when it was made; later steps count them again."""
-
-    def keep(self, stays: Callable[[Request], bool]) -> bool:
-        """Drop who does not stay, or has ended; returns whether anybody left."""
-        before = len(self.requests)
-        self.requests = [each for each in self.requests if each.finish_ns < 0 and stays(each)]
-        return len(self.requests) < before
 
 
 def _everybody(request: Request) -> bool:
@@ -74,10 +59,10 @@ class Sglang(Scheduler):
         block_size: int,
         num_gpu_blocks: int,
         max_model_len: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int = 8192,
         enable_chunked_prefill: bool = True,
-        max_prefill_tokens: int = 16384,
+        max_prefill_tokens: int = DEFAULT_MAX_PREFILL_TOKENS,
         prefill_max_requests: int | None = None,
         max_queued_requests: int | None = None,
         min_free_slots_delay: int | None = None,
@@ -101,26 +86,40 @@ class Sglang(Scheduler):
         in_batch_check_threshold: int = 32,
         in_batch_deprioritize_threshold: int = 32,
     ) -> None:
-        self.max_model_len = max_model_len
+        if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
+            raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
+        if retraction_policy not in ("length", "priority"):
+            raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
+        self._size = block_size
+        self._pool_tokens = num_gpu_blocks * block_size
+        if max_num_seqs is None:
+            max_num_seqs = max_running_requests(self._pool_tokens, max_model_len)
         self.max_num_seqs = max_num_seqs
+        self._slots = min(max_num_seqs, self._pool_tokens // 2)
+        self._delay = min(min_free_slots_delay or 0, self._slots)
+        self._sign = 1 if schedule_low_priority_values_first else -1
+        self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
         self.chunked = enable_chunked_prefill
         self.max_prefill_tokens = max_prefill_tokens
-        self.prefill_max_requests = prefill_max_requests
         self.max_queued_requests = max_queued_requests
         self.interval = prefill_decode_interval
         self.interval_min_seqs = prefill_decode_interval_min_bs
         self.mixes = enable_mixed_chunk and enable_chunked_prefill
         self.has_priorities = enable_priority_scheduling
         self.preempts = enable_priority_scheduling and not disable_priority_preemption
-        self.preemption_threshold = priority_scheduling_preemption_threshold
-        if retraction_policy not in ("length", "priority"):
-            raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
         self.retracts_by_priority = retraction_policy == "priority"
         self.retract_decode_steps = retract_decode_steps
-        self.clip_tokens = clip_max_new_tokens
-        if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
-            raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
+        self._rules = Rules(
+            slots=self._slots,
+            prefill_max_requests=prefill_max_requests,
+            preempts=self.preempts,
+            preemption_threshold=priority_scheduling_preemption_threshold,
+            clip_tokens=clip_max_new_tokens,
+            shortest_first=schedule_policy == "shortest-prefill-first",
+        )
+        first = min(init_new_token_ratio * schedule_conservativeness, 1)
+        self._ratio = NewTokenRatio(first, min_new_token_ratio_factor, new_token_ratio_decay_steps)
         self.order = QueueOrder(
             schedule_policy,
             priorities=enable_priority_scheduling,
@@ -128,16 +127,10 @@ class Sglang(Scheduler):
             check_threshold=in_batch_check_threshold,
             deprioritize_threshold=in_batch_deprioritize_threshold,
         )
-        self._size = block_size
-        self._pool_tokens = num_gpu_blocks * block_size
-        self._slots = min(max(1, max_num_seqs), self._pool_tokens // 2)
-        self._delay = min(min_free_slots_delay or 0, self._slots)
-        self._sign = 1 if schedule_low_priority_values_first else -1
-        self._first_ratio = min(init_new_token_ratio * schedule_conservativeness, 1)
-        self._least_ratio = min(self._first_ratio * min_new_token_ratio_factor, 1)
-        self._decay = (self._first_ratio - self._least_ratio) / new_token_ratio_decay_steps
-        self.ratio: float = self._first_ratio
-        """Share of what clients announced that requests are expected to generate."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """The engine before its first step."""
         self._idle = False
         """Whether the event loop found nothing to do and nobody to wait for."""
         self._standings: dict[Request, Standing] = {}
@@ -157,6 +150,11 @@ class Sglang(Scheduler):
         """Requests that lost their place in the queue to one that arrived."""
 
     @property
+    def ratio(self) -> float:
+        """Share of what clients announced that requests are expected to generate."""
+        return self._ratio.now
+
+    @property
     def running_batch(self) -> list[Request]:
         """Who decodes together, in order. Further requests have pages: those whose prompts were
         computed last, and one whose prompt is unfinished."""
@@ -169,7 +167,7 @@ class Sglang(Scheduler):
     # -- requests come ---------------------------------------------------------------------------
 
     def arrive(self, batch: Batch, request: Request) -> None:
-        """Take a request in, or turn it away (`managers/scheduler.py`, `handle_generate_request`)."""
+        """Take a request in, or turn it away (`handle_generate_request`)."""
         prompt, size = request.input_length, self._size
         if prompt >= self.max_model_len:
             batch.refuse(request, "too-long")
@@ -218,7 +216,7 @@ class Sglang(Scheduler):
         """Decide what the next step does."""
         plan = batch.begin(now_ns)
         if self._idle:
-            self.ratio = self._first_ratio
+            self._ratio.reset()
         for request in self._turned_away:
             self._abort(batch, request, "queue-full")
         self._turned_away.clear()
@@ -283,19 +281,29 @@ class Sglang(Scheduler):
             if slots <= 0 and not self.preempts:
                 self.full = True
                 return None
-        blocks = _tables(batch)
+        blocks = tables_of(batch)
         engine = Engine(blocks, running, self._computed_tokens, self._standings)
         batch.waiting = self.order.sort(batch.waiting, engine)
         riders = len(running) if self.mixes else 0
         expected = 0.0
         for request in running:
-            expected += self._expected(request)
+            standing = self._standings[request]
+            expected += expected_tokens(request, standing, self.ratio, self._rules.clip_tokens)
         chunk = self.max_num_batched_tokens if self.chunked else None
-        budget = Budget(blocks, riders, expected, self.max_prefill_tokens, chunk)
-        adder = _Prefill(self, batch, budget)
-        chosen = adder.choose(unfinished)
-        for request in adder.preempted:
+        prefill = Prefill(
+            self._rules,
+            batch,
+            Budget(blocks, riders, expected, self.max_prefill_tokens, chunk),
+            self._running,
+            self._standings,
+            self.ratio,
+            partial(self._give_up, batch),
+        )
+        prefill.choose(unfinished, self.full, self.order.looks)
+        self.unfinished, self.full = prefill.unfinished, prefill.full
+        for request in prefill.preempted:
             self._queue_again(batch, request, retracted=False)
+        chosen = prefill.chosen
         if not chosen:
             return None
         if self.unfinished is not None:
@@ -304,15 +312,9 @@ class Sglang(Scheduler):
             self._standings[self.unfinished].middle_chunks += 1
         return self._extend(batch, chosen)
 
-    def _expected(self, request: Request) -> float:
-        """Tokens that a running request is expected to generate still."""
-        standing = self._standings[request]
-        rest = min(standing.limit_tokens - _generated(request), self.clip_tokens)
-        return rest * (1.0 if standing.ignore_eos else self.ratio)
-
     def _extend(self, batch: Batch, chosen: list[Request]) -> Group:
         """Give the chosen requests pages for their chunks, and put them into the plan."""
-        blocks, standings, size = _tables(batch), self._standings, self._size
+        blocks, standings, size = tables_of(batch), self._standings, self._size
         group = Group(chosen)
         group.extends = True
         group.chunked = self.unfinished
@@ -360,7 +362,7 @@ class Sglang(Scheduler):
             self.full = False
             return None
         if self._fits(batch, running.requests):
-            self.ratio = max(self.ratio - self._decay, self._least_ratio)
+            self._ratio.decay()
         elif finishing:
             self.full = False
             return None
@@ -381,7 +383,7 @@ class Sglang(Scheduler):
         inside, standings = self._pending[-1], self._standings
 
         def goes_on(request: Request) -> bool:
-            last = _generated(request) + 1 >= standings[request].limit_tokens
+            last = generated_tokens(request) + 1 >= standings[request].limit_tokens
             return not (last and request in inside)
 
         dropped = self._running.keep(goes_on)
@@ -391,7 +393,7 @@ class Sglang(Scheduler):
 
     def _fits(self, batch: Batch, requests: list[Request]) -> bool:
         """Whether each of them can have one more token, after evictions."""
-        blocks, size = _tables(batch), self._size
+        blocks, size = tables_of(batch), self._size
         need = size * sum(each.sequences[0].filled % size == 0 for each in requests)
         blocks.make_room(need)
         return blocks.unused_tokens >= need
@@ -399,7 +401,7 @@ class Sglang(Scheduler):
     def _one_more(self, batch: Batch, requests: list[Request]) -> None:
         """Give each of them a slot for one more token; pages of several tokens are made room for
         although few of them are needed."""
-        blocks = _tables(batch)
+        blocks = tables_of(batch)
         blocks.make_room(len(requests) * self._size)
         for request in requests:
             sequence = request.sequences[0]
@@ -414,7 +416,7 @@ class Sglang(Scheduler):
         standings = self._standings
 
         def worth(request: Request) -> tuple[int, ...]:
-            key = (_generated(request), -request.input_length)
+            key = (generated_tokens(request), -request.input_length)
             return (-standings[request].rank, *key) if self.retracts_by_priority else key
 
         kept = sorted(self._running.requests, key=worth, reverse=True)
@@ -432,16 +434,10 @@ class Sglang(Scheduler):
                 self._abort(batch, request, "out-of-memory")
             kept = []
         self._running.requests = kept
-        self.ratio = self._ratio_of(kept)
+        generated = sum(map(generated_tokens, kept)) + self.retract_decode_steps * len(kept)
+        self._ratio.estimate(generated, [standings[each].limit_tokens for each in kept])
         for request in retracted:
             self._queue_again(batch, request, retracted=True)
-
-    def _ratio_of(self, kept: list[Request]) -> float:
-        """The ratio after a retraction: what those that are left have generated, and a little."""
-        if not kept:
-            return 0.0
-        generated = sum(map(_generated, kept)) + self.retract_decode_steps * len(kept)
-        return min(1, generated / (sum(self._standings[each].limit_tokens for each in kept) + 1))
 
     # -- giving up -------------------------------------------------------------------------------
 
@@ -449,7 +445,7 @@ class Sglang(Scheduler):
         """Take all pages of a request, and make room for what `left` others generate soon."""
         batch.others.remove(request)
         batch.preempt(request)
-        _tables(batch).make_room(left * self.retract_decode_steps)
+        tables_of(batch).make_room(left * self.retract_decode_steps)
         standing = self._standings[request]
         standing.prefix = standing.end = standing.middle_chunks = 0
         standing.retracted = True
@@ -471,7 +467,7 @@ class Sglang(Scheduler):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """The step's time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
-        blocks = _tables(batch)
+        blocks = tables_of(batch)
         self._pending.popleft()
         blocks.gpu.collect()
         for place, (request, _, _) in enumerate(plan.singles):
@@ -484,7 +480,7 @@ class Sglang(Scheduler):
                 standing.middle_chunks -= 1
                 continue
             last = batch.token(request.sequences[0])
-            if last or not standing.served or _generated(request) >= standing.limit_tokens:
+            if last or not standing.served or generated_tokens(request) >= standing.limit_tokens:
                 self._complete(batch, request)
             elif place < len(plan.prefills):
                 self._checkpoint(batch, request)
@@ -499,14 +495,14 @@ class Sglang(Scheduler):
             upto = min(upto, sequence.length)
         else:
             request.reason = "too-long"
-        _tables(batch).checkpoint(sequence, upto, request.priority)
+        tables_of(batch).checkpoint(sequence, upto, request.priority)
         batch.complete(request)
 
     def _checkpoint(self, batch: Batch, request: Request) -> None:
         """What a request has computed of its prompt is cached, once."""
         standing = self._standings[request]
         if standing.end > standing.prefix:
-            _tables(batch).checkpoint(request.sequences[0], standing.end, request.priority)
+            tables_of(batch).checkpoint(request.sequences[0], standing.end, request.priority)
             standing.prefix = standing.end
 
 
@@ -515,186 +511,6 @@ class SglangOverlap(Sglang):
     tokens and ends are seen one step late (`event_loop_overlap`)."""
 
     in_flight = 2
-
-
-class _Prefill:
-    """One pass over the waiting queue (`PrefillAdder`)."""
-
-    def __init__(self, engine: Sglang, batch: Batch, budget: Budget) -> None:
-        self._engine, self._batch, self._budget = engine, batch, budget
-        self._blocks = _tables(batch)
-        self._lives: Lives | None = None
-        self._chosen: list[Request] = []
-        self._held = 0
-        """Chosen requests that have had a slot before this pass."""
-        self.preempted: list[Request] = []
-
-    def choose(self, unfinished: Request | None) -> list[Request]:
-        """The requests of the step, whose chunks end at `Standing.end`."""
-        engine, batch, running = self._engine, self._batch, self._engine._running
-        if unfinished is not None:
-            self._go_on(unfinished)
-        while batch.waiting and self._budget.state() is not State.OTHER:
-            request = batch.waiting[0]
-            new = len(self._chosen) - self._held
-            rows = engine._slots - (batch.num_running - new) + self._held
-            if len(self._chosen) >= min(engine._slots - len(running.requests), rows):
-                engine.full = True
-            if engine.full and not (engine.preempts and self._make_way(request)):
-                break
-            state = self._add(request)
-            if state is not State.CONTINUE:
-                if state is State.NO_TOKEN:
-                    engine.full = bool(self._chosen or running.requests)
-                break
-        return self._chosen
-
-    def _go_on(self, request: Request) -> None:
-        """The next chunk of a prompt; nothing asks whether there is memory for it."""
-        engine, budget = self._engine, self._budget
-        standing = engine._standings[request]
-        rest = request.sequences[0].length - standing.prefix
-        assert budget.chunk_tokens is not None
-        most = min(budget.chunk_tokens, int(budget.left))
-        if most <= 0:
-            most = budget.chunk_tokens
-        if engine.order.policy == "shortest-prefill-first":
-            most = min(most, self._spared(rest))
-        expected = min(standing.limit_tokens, engine.clip_tokens) if rest <= most else 0
-        self._held = 1
-        self._take(request, min(rest, most), expected)
-        if rest <= most:
-            engine.unfinished = None
-
-    def _spared(self, rest: int) -> int:
-        """What a chunk leaves to shorter prefills that wait."""
-        budget, looks = self._budget, self._engine.order.looks
-        left, kept = budget.chunk_tokens or 0, 0
-        if left < 2 * self._blocks.block_size:
-            return left
-        for request in self._batch.waiting:
-            work = looks[request].work_tokens
-            if work >= rest or kept + budget.paged(work) > left - self._blocks.block_size:
-                break
-            kept += budget.paged(work)
-        return self._down(left - kept) if kept else left
-
-    def _add(self, request: Request) -> State:
-        """Try to take on the head of the queue."""
-        engine, tree = self._engine, self._blocks.gpu.tree
-        sequence, standing = request.sequences[0], engine._standings[request]
-        standing.prefix, node = self._blocks.find(sequence)
-        standing.considered_tokens = sequence.length
-        if engine.prefill_max_requests and len(self._chosen) >= engine.prefill_max_requests:
-            return State.OTHER
-        if standing.ignore_eos and not self._blocks.needs_keys:
-            return self._add_exactly(request, standing, node)
-        # What it hits is not there to be evicted.
-        tree.lock(node)
-        state, tokens = self._test(sequence, standing)
-        tree.unlock(node)
-        if state is not State.CONTINUE:
-            return state
-        self._admit(request, node, tokens)
-        return self._budget.state()
-
-    def _test(self, sequence: Sequence, standing: Standing) -> tuple[State, int]:
-        """Whether a request can be taken on, and the tokens of its chunk."""
-        budget, engine = self._budget, self._engine
-        rest = sequence.length - standing.prefix
-        generated = sequence.length - sequence.request.input_length
-        expected = min(max(standing.limit_tokens - generated, 0), engine.clip_tokens)
-        if rest + expected + self._blocks.block_size >= budget.left:
-            return State.NO_TOKEN, 0
-        if budget.chunk_tokens is None:
-            full = self._chosen and budget.paged(rest) >= budget.prefill_tokens
-            return (State.OTHER, 0) if full else (State.CONTINUE, rest)
-        if budget.paged(rest) <= budget.chunk_tokens:
-            return State.CONTINUE, rest
-        if engine.order.policy == "shortest-prefill-first" and engine.unfinished is not None:
-            return State.OTHER, 0
-        end = self._down(standing.prefix + self._down(budget.chunk_tokens))
-        tokens = end - standing.prefix
-        return (State.CONTINUE, tokens) if tokens > 0 else (State.OTHER, 0)
-
-    def _add_exactly(self, request: Request, standing: Standing, node: Node) -> State:
-        """The same for one that ignores the end of sequence, where nothing is cached."""
-        budget, engine = self._budget, self._engine
-        rest = request.sequences[0].length
-        need = budget.paged(rest) + self._blocks.block_size
-        if need > min(budget.now, budget.left):
-            return State.NO_TOKEN
-        if self._lives is None:
-            everybody = [request, *engine._running.requests, *self._chosen]
-            self._lives = Lives(map(self._life, everybody))
-        else:
-            self._lives.add(self._life(request))
-        if not self._lives.hold(budget.now - need):
-            return State.NO_TOKEN
-        if budget.chunk_tokens is None or rest <= budget.chunk_tokens:
-            self._admit(request, node, rest)
-        elif budget.chunk_tokens <= 0:
-            return State.OTHER
-        else:
-            self._admit(request, node, budget.chunk_tokens)
-        return budget.state()
-
-    def _life(self, request: Request) -> tuple[float, int]:
-        standing = self._engine._standings[request]
-        return life(request, standing.limit_tokens, 1 if standing.ignore_eos else self._engine.ratio)
-
-    def _admit(self, request: Request, node: Node, tokens: int) -> None:
-        """Take on the head of the queue with so many tokens; what is cached is held from now on."""
-        engine, sequence = self._engine, request.sequences[0]
-        standing = engine._standings[request]
-        self._blocks.admit(sequence, node)
-        self._batch.join(request)
-        standing.retracted = False
-        cut = standing.prefix + tokens < sequence.length
-        expected = 0 if cut else min(standing.limit_tokens, engine.clip_tokens)
-        self._take(request, tokens, expected)
-        if cut:
-            engine.unfinished = request
-
-    def _take(self, request: Request, tokens: int, expected: int) -> None:
-        standing = self._engine._standings[request]
-        standing.end = standing.prefix + tokens
-        self._chosen.append(request)
-        self._budget.charge(tokens, expected)
-
-    def _make_way(self, request: Request) -> bool:
-        """Whether running requests of a worse priority give way, the worst and newest first."""
-        engine, budget = self._engine, self._budget
-        standings, running = engine._standings, engine._running
-        own = standings[request]
-        need = own.considered_tokens - own.prefix - budget.left
-        need += min(own.limit_tokens, engine.clip_tokens)
-        victims: list[Request] = []
-        worst = sorted(
-            (each for each in running.requests if each.finish_ns < 0),
-            key=lambda each: (-standings[each].rank, -standings[each].entry),
-        )
-        for each in worst:
-            if standings[each].rank - own.rank <= engine.preemption_threshold:
-                break
-            victims.append(each)
-            need -= engine._expected(each)
-            if need <= 0:
-                break
-        if not victims or need > 0:
-            return False
-        left = len(running.requests)
-        for each in [each for each in running.requests if each in victims]:
-            budget.give_back(engine._expected(each))
-            left -= 1
-            engine._give_up(self._batch, each, left)
-        running.keep(lambda each: each not in victims)
-        self.preempted += victims
-        return True
-
-    def _down(self, tokens: int) -> int:
-        size = self._blocks.block_size
-        return tokens // size * size
 
 
 class _Zero(Stream):
@@ -715,14 +531,6 @@ class _Zero(Stream):
 
     def _own(self, place: int) -> int:
         return -2 - (self._index << 20 | place)
-
-
-def _tables(batch: Batch) -> SglangTables:
-    return cast(SglangTables, batch.blocks)
-
-
-def _generated(request: Request) -> int:
-    return request.sequences[0].length - request.input_length
 
 
 def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:

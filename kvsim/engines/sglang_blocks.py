@@ -262,7 +262,9 @@ class SglangRadixTables(SglangTables):
         for pages in twice:
             pool.give_back(pages)
         new = tree.path(node)[own:]
-        pool.hold(page for page, before in zip(new, table[own:number], strict=True) if page != before)
+        pool.hold(
+            page for page, before in zip(new, table[own:number], strict=True) if page != before
+        )
         table[own:number] = new
         tree.unlock(self._ends[sequence])
         tree.lock(node)

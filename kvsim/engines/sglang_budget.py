@@ -20,6 +20,32 @@ class State(Enum):
     OTHER = "another limit is reached"
 
 
+class NewTokenRatio:
+    """Share of what clients announced that requests are expected to generate
+    (`managers/scheduler_components/new_token_ratio_tracker.py`)."""
+
+    def __init__(self, first: float, least_factor: float, decay_steps: int) -> None:
+        """It falls from `first` to `least_factor` of that in `decay_steps` decode steps."""
+        self._first = self.now = first
+        self._least = min(first * least_factor, 1)
+        self._decay = (first - self._least) / decay_steps
+
+    def decay(self) -> None:
+        """A decode step had memory for everybody."""
+        self.now = max(self.now - self._decay, self._least)
+
+    def estimate(self, generated_tokens: int, limits_tokens: list[int]) -> None:
+        """Requests were retracted: what those that are left have generated counts from now on."""
+        if limits_tokens:
+            self.now = min(1, generated_tokens / (sum(limits_tokens) + 1))
+        else:
+            self.now = 0.0
+
+    def reset(self) -> None:
+        """The engine was idle."""
+        self.now = self._first
+
+
 class Budget:
     """Tokens of memory and of computation that are left."""
 
@@ -78,7 +104,7 @@ class Budget:
 
 
 class Lives:
-    """Whether memory holds until everybody has ended, one after the other (`add_one_req_ignore_eos`).
+    """Whether memory holds until everybody has ended, one by one (`add_one_req_ignore_eos`).
 
     Exact where nobody stops early and nothing is cached.
     """

@@ -100,8 +100,8 @@ def by_routing_key(engine: Engine) -> Unaware | None:
         return None
 
     def order(engine: Engine, request: Request) -> Any:
-        key = request.routing_key
-        return (0, -running[key], key) if running[key] else (1, 0, key or "")
+        key = request.routing_key or ""
+        return (0, -running[key], key) if running[key] else (1, 0, key)
 
     return order
 
@@ -173,7 +173,7 @@ class QueueOrder:
         if policy in AWARE or policy == "dfs-weight":
             if not aware:
                 return waiting
-            self.looks = {request: look for request, look in self._look_up(waiting, engine)}
+            self.looks = dict(self._look_up(waiting, engine))
             if policy == "dfs-weight":
                 return deque(_depth_first(engine.blocks.gpu.tree.root, self.looks))
             key = AWARE[policy]
@@ -185,17 +185,17 @@ class QueueOrder:
             self._calls += 1
         return self._sort_unaware(policy, waiting, engine)
 
-    def _sort_unaware(
-        self, policy: str, waiting: deque[Request], engine: Engine
-    ) -> deque[Request]:
+    def _sort_unaware(self, policy: str, waiting: deque[Request], engine: Engine) -> deque[Request]:
         standings, first = engine.standings, self._priorities
         if policy == "fcfs":
             if not first:
                 return waiting
-            return deque(sorted(waiting, key=lambda each: (standings[each].rank, standings[each].entry)))
+            return deque(
+                sorted(waiting, key=lambda each: (standings[each].rank, standings[each].entry))
+            )
         if policy == "lof":
-            rank = (lambda each: standings[each].rank) if first else (lambda each: 0)
-            return deque(sorted(waiting, key=lambda each: (rank(each), by_limit(engine, each))))
+            rank = {each: standings[each].rank if first else 0 for each in waiting}
+            return deque(sorted(waiting, key=lambda each: (rank[each], by_limit(engine, each))))
         order = by_routing_key(engine)
         return waiting if order is None else deque(sorted(waiting, key=lambda r: order(engine, r)))
 

@@ -1,10 +1,12 @@
 """The radix tree of SGLang 0.5.23: cached pages as runs of nodes that share a beginning.
 
 ```
- root ─┬─ [system prompt] ─┬─ [question of A] ── [answer to A]      locks: requests that hold a node
-       │                   └─ [question of B]                       leaves without locks can be evicted
+ root ─┬─ [system prompt] ─┬─ [question of A] ── [answer to A]
+       │                   └─ [question of B]
        └─ [another prompt]
 ```
+
+A node is locked by the requests that hold it; a leaf without locks can be evicted.
 
 A page is known by a key that stands for its tokens and all before them, so a node is a list of keys
 and of the pages that hold them. `mem_cache/unified_cache/unified_tree_core.py`.
@@ -30,8 +32,8 @@ class Node:
     __slots__ = (
         "children",
         "depth_tokens",
-        "hits",
         "history_tokens",
+        "hits",
         "keys",
         "locks",
         "pages",

@@ -357,7 +357,9 @@ class Engine:
             if step >= self.max_steps:
                 yield {"step": step, "time": t, "error": "max_steps"}
                 return
-            busy = any(self.record[k] for k in ("prefill", "decode", "finished", "added", "aborted"))
+            busy = any(
+                self.record[k] for k in ("prefill", "decode", "finished", "added", "aborted")
+            )
             idle = 0 if busy else idle + 1
             if idle >= 50 and not arrivals:
                 yield {"step": step, "time": t, "error": "deadlock"}
