@@ -21,6 +21,7 @@ from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence, Stream
 from kvsim.engines.sglang import Sglang, SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
+from kvsim.engines.sglang_budget import Environment
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50
@@ -44,12 +45,6 @@ _SETTINGS = (
     "schedule_low_priority_values_first",
     "priority_scheduling_preemption_threshold",
     "retraction_policy",
-    "init_new_token_ratio",
-    "min_new_token_ratio_factor",
-    "new_token_ratio_decay_steps",
-    "retract_decode_steps",
-    "in_batch_check_threshold",
-    "in_batch_deprioritize_threshold",
 )
 """Keys of a configuration that the scheduler knows under the same name."""
 
@@ -143,8 +138,7 @@ def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
         max_num_batched_tokens=chunk if chunk > 0 else maxsize,
         enable_chunked_prefill=chunk > 0,
         enable_prefix_caching=cached,
-        refresh_waiting=eviction == "lru",
-        clip_max_new_tokens=config.get("clip_max_new_tokens", 4096),
+        environment={key: config[key] for key in Environment._fields if key in config},
         **{key: config[key] for key in _SETTINGS if key in config},
     )
     if not cached:

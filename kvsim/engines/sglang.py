@@ -15,14 +15,16 @@ runs out, requests are *retracted*: they lose their pages, and wait behind every
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Stream
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines.sglang_budget import Budget, NewTokenRatio
+from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
 from kvsim.engines.sglang_prefill import (
     Group,
     Prefill,
@@ -48,7 +50,7 @@ class Sglang(Scheduler):
 
     Arguments have SGLang's names, but for those that every engine has: `max_num_seqs` is its
     `max_running_requests`, `max_num_batched_tokens` its `chunked_prefill_size`, `block_size` its
-    `page_size`, `max_model_len` its `context_length`.
+    `page_size`, `max_model_len` its `context_length`. `environment` has the names of `Environment`.
     """
 
     counts_composed = True
@@ -77,14 +79,7 @@ class Sglang(Scheduler):
         priority_scheduling_preemption_threshold: int = 10,
         retraction_policy: str = "length",
         enable_prefix_caching: bool = True,
-        refresh_waiting: bool = True,
-        init_new_token_ratio: float = 0.7,
-        min_new_token_ratio_factor: float = 0.14,
-        new_token_ratio_decay_steps: int = 600,
-        retract_decode_steps: int = 20,
-        clip_max_new_tokens: int = 4096,
-        in_batch_check_threshold: int = 32,
-        in_batch_deprioritize_threshold: int = 32,
+        environment: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
             raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
@@ -92,10 +87,9 @@ class Sglang(Scheduler):
             raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
         self._size = block_size
         self._pool_tokens = num_gpu_blocks * block_size
-        if max_num_seqs is None:
-            max_num_seqs = max_running_requests(self._pool_tokens, max_model_len)
-        self.max_num_seqs = max_num_seqs
-        self._slots = min(max_num_seqs, self._pool_tokens // 2)
+        own = max_running_requests(self._pool_tokens, max_model_len)
+        self.max_num_seqs = own if max_num_seqs is None else max_num_seqs
+        self._slots = min(self.max_num_seqs, self._pool_tokens // 2)
         self._delay = min(min_free_slots_delay or 0, self._slots)
         self._sign = 1 if schedule_low_priority_values_first else -1
         self.max_model_len = max_model_len
@@ -109,24 +103,15 @@ class Sglang(Scheduler):
         self.has_priorities = enable_priority_scheduling
         self.preempts = enable_priority_scheduling and not disable_priority_preemption
         self.retracts_by_priority = retraction_policy == "priority"
-        self.retract_decode_steps = retract_decode_steps
+        env = Environment(**environment)
+        self.retract_decode_steps = int(env.retract_decode_steps)
+        threshold, clip = priority_scheduling_preemption_threshold, int(env.clip_max_new_tokens)
+        shortest = schedule_policy == "shortest-prefill-first"
         self._rules = Rules(
-            slots=self._slots,
-            prefill_max_requests=prefill_max_requests,
-            preempts=self.preempts,
-            preemption_threshold=priority_scheduling_preemption_threshold,
-            clip_tokens=clip_max_new_tokens,
-            shortest_first=schedule_policy == "shortest-prefill-first",
+            self._slots, prefill_max_requests, self.preempts, threshold, clip, shortest
         )
-        first = min(init_new_token_ratio * schedule_conservativeness, 1)
-        self._ratio = NewTokenRatio(first, min_new_token_ratio_factor, new_token_ratio_decay_steps)
-        self.order = QueueOrder(
-            schedule_policy,
-            priorities=enable_priority_scheduling,
-            refreshes=refresh_waiting,
-            check_threshold=in_batch_check_threshold,
-            deprioritize_threshold=in_batch_deprioritize_threshold,
-        )
+        self._ratio = NewTokenRatio(env, schedule_conservativeness)
+        self.order = QueueOrder(schedule_policy, env, enable_priority_scheduling)
         self._begin()
 
     def _begin(self) -> None:

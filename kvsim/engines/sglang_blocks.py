@@ -25,7 +25,7 @@ from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engine.tables import Tables
-from kvsim.engines.sglang_radix import Node, RadixTree, Rank, make_rank
+from kvsim.engines.sglang_radix import Node, RadixTree, Rank, lru, make_rank
 
 
 class FreeList(Order):
@@ -141,6 +141,8 @@ class SglangTables(Tables):
     hits_save = HITS_SAVE["admission"]
     full_hit = FULL_HITS["last-token"]
     swaps = False
+    refreshes = False
+    """Whether it matters to its evictions that waiting requests are looked up from time to time."""
     gpu: PagePool
 
     def __init__(self, block_size: int, num_gpu_blocks: int) -> None:
@@ -205,6 +207,7 @@ class SglangRadixTables(SglangTables):
         super().__init__(block_size, num_gpu_blocks)
         rank = make_rank(radix_eviction_policy, radix_eviction_policy_config or {})
         self.gpu.tree = RadixTree(block_size, rank)
+        self.refreshes = rank is lru
         self._ends: dict[Sequence, Node] = {}
         """Where the pages that a sequence holds in the tree end."""
         self._counted: dict[Sequence, int] = {}

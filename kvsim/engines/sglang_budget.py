@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import NamedTuple
 
 from kvsim.engine.request import Request
 from kvsim.engines.sglang_blocks import SglangTables
@@ -20,15 +21,38 @@ class State(Enum):
     OTHER = "another limit is reached"
 
 
+class Environment(NamedTuple):
+    """What SGLang takes from environment variables: `SGLANG_` and these names in capitals, with
+    `_ESTIMATION` behind the clip and `IN_BATCH_PREFIX_CACHING_` for `IN_BATCH_`."""
+
+    init_new_token_ratio: float = 0.7
+    """Share of what clients announce that they are expected to generate, at first."""
+    min_new_token_ratio_factor: float = 0.14
+    """What is left of it, at least."""
+    new_token_ratio_decay_steps: float = 600
+    """Decode steps in which it falls to that."""
+    retract_decode_steps: float = 20
+    """Steps that those who stay after a retraction are expected to have memory for."""
+    clip_max_new_tokens: float = 4096
+    """The most tokens that anybody is expected to generate."""
+    in_batch_check_threshold: float = 32
+    """Cached tokens up to which a waiting request is compared with those before it."""
+    in_batch_deprioritize_threshold: float = 32
+    """Tokens that it must share with one of them to be looked at after all others."""
+
+
 class NewTokenRatio:
     """Share of what clients announced that requests are expected to generate
     (`managers/scheduler_components/new_token_ratio_tracker.py`)."""
 
-    def __init__(self, first: float, least_factor: float, decay_steps: int) -> None:
-        """It falls from `first` to `least_factor` of that in `decay_steps` decode steps."""
-        self._first = self.now = first
-        self._least = min(first * least_factor, 1)
-        self._decay = (first - self._least) / decay_steps
+    def __init__(self, environment: Environment, conservativeness: float) -> None:
+        """It falls from its first value to its least one in a number of decode steps;
+        `conservativeness` multiplies both."""
+        self._first = first = min(environment.init_new_token_ratio * conservativeness, 1)
+        self._least = min(first * environment.min_new_token_ratio_factor, 1)
+        self._decay = (first - self._least) / environment.new_token_ratio_decay_steps
+        self.now = first
+        """The ratio in this step."""
 
     def decay(self) -> None:
         """A decode step had memory for everybody."""

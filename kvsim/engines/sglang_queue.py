@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from kvsim.engine.request import Request
 from kvsim.engines.sglang_blocks import SglangTables
+from kvsim.engines.sglang_budget import Environment
 from kvsim.engines.sglang_radix import Node
 
 MANY = 128
@@ -139,18 +140,8 @@ ORDERS = ("fcfs", "lof", "routing-key", "dfs-weight", *AWARE)
 class QueueOrder:
     """Sorts the waiting queue before each prefill."""
 
-    def __init__(
-        self,
-        policy: str,
-        *,
-        priorities: bool,
-        refreshes: bool,
-        check_threshold: int,
-        deprioritize_threshold: int,
-    ) -> None:
-        """`priorities`: whether they come first; `refreshes`: whether an unaware policy looks up
-        waiting requests from time to time; the thresholds are for late ones, in tokens. Raises
-        `ValueError`."""
+    def __init__(self, policy: str, environment: Environment, priorities: bool) -> None:
+        """`priorities`: whether they come first. Raises `ValueError`."""
         if policy not in ORDERS:
             raise ValueError(f"schedule_policy: no {policy!r}; choose from {', '.join(ORDERS)}")
         if priorities and policy not in ("fcfs", "lof"):
@@ -159,8 +150,8 @@ class QueueOrder:
             )
         self.policy = policy
         self._priorities = priorities
-        self._refreshes = refreshes
-        self._check, self._late = check_threshold, deprioritize_threshold
+        self._check = int(environment.in_batch_check_threshold)
+        self._late = int(environment.in_batch_deprioritize_threshold)
         self._calls = 0
         self.looks: dict[Request, Look] = {}
         """What the last call looked up."""
@@ -178,7 +169,7 @@ class QueueOrder:
                 return deque(_depth_first(engine.blocks.gpu.tree.root, self.looks))
             key = AWARE[policy]
             return deque(sorted(waiting, key=lambda each: key(engine, each, self.looks[each])))
-        if aware and self._refreshes and waiting:
+        if engine.blocks.refreshes and waiting:
             if self._calls % REFRESH_CALLS == 0:
                 for request in reversed(list(waiting)[:MANY]):
                     engine.blocks.look_up(request.sequences[0])
