@@ -91,6 +91,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_prompts: Annotated[
         Positive | None, _doc(_LOAD, "Replay only this many requests, from the start of the trace.")
     ] = None
+    ignore_eos: Annotated[
+        bool,
+        _doc(
+            _LOAD,
+            "Clients announce how long outputs become, as benchmarks with --ignore-eos do; only"
+            " SGLang looks at what they announce.",
+        ),
+    ] = False
     n: Annotated[Positive, _doc(_LOAD, "Samples per request (parallel sampling).")] = 1
     seed: Annotated[Natural, _doc(_LOAD, "Seed of every random stream.")] = 0
 

@@ -163,7 +163,7 @@ def _requests(
             len(tokens),
             RuleStream(row["id"], tokens, lengths=ends),
             priority=row.get("priority", 0),
-            max_tokens=row.get("max_new_tokens", output),
+            max_new_tokens=row.get("max_new_tokens", output),
             ignore_eos=ignores,
             routing_key=row.get("routing_key"),
         )

@@ -214,7 +214,7 @@ class Request:
         "index",
         "input_length",
         "lost_tokens",
-        "max_tokens",
+        "max_new_tokens",
         "n",
         "num_preemptions",
         "prefix_pos",
@@ -242,7 +242,7 @@ class Request:
         priority: int = 0,
         session: str | None = None,
         prefix_pos: int = 0,
-        max_tokens: int | None = None,
+        max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         routing_key: str | None = None,
     ) -> None:
@@ -254,7 +254,7 @@ class Request:
         self.session = session
         self.prefix_pos = prefix_pos
         """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
-        self.max_tokens = max_tokens
+        self.max_new_tokens = max_new_tokens
         """The most tokens that its client lets it generate; None: as many as there is room for."""
         self.ignore_eos = ignore_eos
         """Whether it generates so many, whatever the model says."""

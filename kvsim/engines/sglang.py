@@ -158,7 +158,7 @@ class Sglang(Scheduler):
             batch.refuse(request, "too-long")
             return
         longest = min(self.max_model_len - 1, self._pool_tokens - 1)
-        announced = longest if request.max_tokens is None else request.max_tokens
+        announced = longest if request.max_new_tokens is None else request.max_new_tokens
         limit = max(0, min(announced, longest - prompt - 1))
         paged = -(-prompt // size) * size
         limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
