@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
+from kvsim.report.load import load_words, state_of
 from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
 from kvsim.report.numerals import show, signed, signed_percent
 from kvsim.report.provenance import flat
@@ -126,6 +127,9 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
     metas = [summary["meta"] for _, summary in runs]
     found = []
     for name, summary in runs:
+        if state_of(summary) in wording.UNSTEADY:
+            found.append(f"{name}: {load_words(summary)}")
+    for name, summary in runs:
         if not wording.finished(summary):
             found.append(f"{name} did not finish: {wording.outcome_title(summary).lower()}.")
     if len({(meta.get("trace") or {}).get("sha256") for meta in metas}) > 1:
@@ -199,16 +203,16 @@ def empty_table() -> Table:
 def render_subjects(
     runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console, seeds: int = 1
 ) -> None:
-    """Print what is compared, what to bear in mind, and which settings differ."""
+    """Print what to bear in mind, what is compared, and which settings differ."""
     from rich.text import Text
 
+    for caution in cautions(runs, seeds):
+        console.print(Text(caution, style="yellow"))
     sources = [wording.time_source(summary["meta"]) for _, summary in runs]
     for i, (name, summary) in enumerate(runs):
         console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
         if i == len(runs) - 1 or len(set(sources)) > 1:
             console.print(Text(f"  {sources[i]}", style="dim"))
-    for caution in cautions(runs, seeds):
-        console.print(Text(caution, style="yellow"))
     for key, texts in config_differences(runs):
         console.print(Text(f"{key}: {_setting_words([name for name, _ in runs], texts)}"))
 
