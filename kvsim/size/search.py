@@ -85,11 +85,12 @@ class Laboratory:
 
     def longer(self, times: int, value: float) -> Laboratory:
         """A laboratory for the trace sent `times` over, to search around `value` in few runs."""
-        ladder = tuple(self.knob.snap(value * share) for share in (0.7, 0.85, 1.0))
+        knob = self.knob
+        ladder = tuple(max(knob.snap(value * share), knob.low) for share in (0.5, 0.7, 0.85, 1.0))
         return replace(
             self,
             trace=repeated(self.trace, times),
-            knob=self.knob._replace(ladder=ladder),
+            knob=knob._replace(ladder=ladder),
             near=FEW_NEIGHBOURS,
             tried={},
         )
