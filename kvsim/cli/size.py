@@ -99,7 +99,7 @@ def size(
     Every value meets the same seeds. With --out no run is ever repeated.
     """
     from kvsim.size.answer import answer, lasting_answer
-    from kvsim.size.knobs import Bounds, make_knob, open_arrivals
+    from kvsim.size.knobs import Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
@@ -114,7 +114,7 @@ def size(
         opened, config = _sharing(opened, config, hit_rate, prefixes)
     for_rate = find == "request_rate"
     if for_rate:
-        config, objectives = open_arrivals(opened, config), objectives._replace(steady=True)
+        config, objectives = _open(opened, config), objectives._replace(steady=True)
     knob = make_knob(find, opened, to_table(config), Bounds(low, high))
     varies = what_varies(opened, config, find)
     numbers = range(config.seed, config.seed + (seeds if varies else 1))
@@ -126,6 +126,16 @@ def size(
     _show(lab, found)
     if out is not None:
         _write(out, lab, found)
+
+
+def _open(trace: Trace, config: RunConfig) -> RunConfig:
+    """The configuration with open arrivals; says so where the trace has sessions."""
+    from kvsim.size.knobs import open_arrivals
+
+    if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
+        text = "the turns of sessions are sent at random times like all requests; none waits"
+        print(f"note: {text} for the one before it", file=sys.stderr)
+    return open_arrivals(config)
 
 
 def _sharing(

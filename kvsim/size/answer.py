@@ -83,7 +83,7 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> tuple[Laboratory, 
         longer.look([value])
     lab.look([value])
     holds = longer.tried[value].meets and lab.tried[value].meets
-    return lab, found._replace(value=value, held=longest if holds else 0)
+    return lab, found._replace(value=value, meets=holds, held=longest)
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:

@@ -63,7 +63,7 @@ class Bounds(NamedTuple):
     high: float | None = None
 
 
-def open_arrivals(trace: Trace, config: RunConfig) -> RunConfig:
+def open_arrivals(config: RunConfig) -> RunConfig:
     """The configuration under which a rate can be searched: every request comes at its time.
 
     Clients that wait for a reply send less to a server that is slow, so no rate would be too high.

@@ -120,7 +120,12 @@ def _lasting(lab: Laboratory, found: Answer) -> list[Remark]:
         text = f"A load longer than its {plural(number, 'request')} was not tried."
         return [Remark(text, "warning")]
     text = f"It was found with {plural(number, 'request')}, and also holds with"
-    return [Remark(f"{text} {count(found.held)}.")]
+    remarks = [Remark(f"{text} {count(found.held)}.")]
+    highest = boundary(lab)[0]
+    if highest != found.value and highest is not None:
+        text = f"Up to {written(lab.knob, highest)} they hold for the shorter time only."
+        remarks.append(Remark(text))
+    return remarks
 
 
 def _cliff(lab: Laboratory, found: Answer, cliff: Cliff) -> Remark:

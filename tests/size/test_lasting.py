@@ -42,7 +42,7 @@ def search(
     folder: Path,
     bounds: Bounds = Bounds(),  # noqa: B008
 ) -> tuple[Any, Answer]:
-    config = open_arrivals(trace, make_config(settings))
+    config = open_arrivals(make_config(settings))
     objectives = parse_slo(slo)._replace(steady=True)
     knob = make_knob("request_rate", trace, to_table(config), bounds)
     lab = Laboratory(trace, config, knob, objectives, [0], Store(folder), jobs=1)
@@ -91,7 +91,7 @@ def test_sessions_that_wait_do_not_flatter_the_rate(tmp_path: Path) -> None:
 )
 def test_clients_that_wait_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_arrivals(open_trace("chat"), make_config(settings))
+        open_arrivals(make_config(settings))
 
 
 def test_copies_share_nothing_with_each_other_and_all_within() -> None:
