@@ -125,6 +125,10 @@ def fit_run(
     first: Annotated[
         int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
     ] = 100,
+    measured: Annotated[
+        str | None,
+        typer.Option("--measured", metavar="FILE", help="Measured times by id, in their own file."),
+    ] = None,
     config: ConfigFile = None,
     trace_format: TraceFormat = None,
     columns: TraceColumns = None,
@@ -136,10 +140,13 @@ def fit_run(
     from kvsim.config import load_config
     from kvsim.cost.profile import load_profile
     from kvsim.fit import constants
+    from kvsim.workload.measured import join_measured
     from kvsim.writing import write_text
 
     loaded = load_config(config_path(config), settings(flags), assignments or (), {})
     trace = open_noted(run, trace_format, columns)
+    if measured is not None:
+        trace = join_measured(trace, measured)
     with spinner("fitting") as done:
         profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
     found, console = profile.fitted, make_console()
