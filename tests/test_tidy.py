@@ -28,6 +28,7 @@ LAYERS = [
     {"run"},
     {"__init__", "bench", "check", "replicates", "sweep", "validate"},
     {"advise", "size"},
+    {"fit"},
     {"cli"},
     {"__main__"},
 ]

@@ -9,7 +9,7 @@ from kvsim.hardware import Hardware
 from kvsim.library import names
 from kvsim.models import Model
 
-_TRUST = ("measured", "public-table", "scaled", "roofline")
+_TRUST = ("measured", "estimated", "public-table", "scaled", "roofline")
 
 
 def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | None:
