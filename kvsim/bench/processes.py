@@ -16,7 +16,6 @@ import msgspec
 from kvsim.bench.settings import Case
 from kvsim.bench.usage import children_cpu_s, children_peak_rss_mb
 from kvsim.bench.workloads import WORKLOADS
-from kvsim.workload.export import write_mooncake
 
 T = TypeVar("T")
 
@@ -56,6 +55,8 @@ def kvsim_run(case: Case, path: str) -> Whole:
 
 def write_requests(workload: str, trace: str | None, path: str) -> None:
     """Write the requests of a workload as Mooncake rows of 512-token ids."""
+    from kvsim.workload.export import write_mooncake
+
     write_mooncake(WORKLOADS[workload].make(trace), path)
 
 

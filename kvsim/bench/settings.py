@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsim.bench.workloads import COUNTED, RUNS, WORKLOADS, Checks, named
+from kvsim.bench.workloads import COUNTED, DEFAULT, RUNS, WORKLOADS, Checks, named
 from kvsim.config import nearest, read_toml
 from kvsim.errors import ConfigError
 
-DEFAULT = "vllm-v1"
 _LONGEST_TOKENS = {"max_num_batched_tokens": 131_072}
 """A prompt has to fit into one step where it is not cut into chunks."""
 _SYNC = {"engine": "vllm-0.6.3", "disable_async_output_proc": True}

@@ -9,8 +9,17 @@ from shared import SHARED
 
 from kvsim import simulate
 from kvsim.bench.measure import digest, measure
-from kvsim.bench.settings import DEFAULT, SETTINGS, USUAL, Case, choose
-from kvsim.bench.workloads import COUNTED, RUNS, WORKLOADS, Lengths, decode, named, poisson
+from kvsim.bench.settings import SETTINGS, USUAL, Case, choose
+from kvsim.bench.workloads import (
+    COUNTED,
+    DEFAULT,
+    RUNS,
+    WORKLOADS,
+    Lengths,
+    decode,
+    named,
+    poisson,
+)
 from kvsim.errors import ConfigError
 from kvsim.workload.trace import Trace
 
