@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from kvsim.config import RunConfig
-from kvsim.cost.profile import load_profile
+from kvsim.cost.profile import Profile, load_profile
 from kvsim.cost.scaling import differences
 from kvsim.hardware import Hardware
 from kvsim.library import names
@@ -21,9 +23,14 @@ def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | No
     if model.special:
         return None
     ranked = []
-    for name in names("profiles"):
-        profile = load_profile(name)
+    for name, profile in _profiles().items():
         if profile.device.get("name") in (hardware.name, *hardware.device_names):
             changed = bool(differences(profile, model, config))
             ranked.append((changed, _TRUST.index(profile.source), name))
     return min(ranked)[-1] if ranked else None
+
+
+@cache
+def _profiles() -> dict[str, Profile]:
+    """The shipped profiles by name, read once for all runs of a process."""
+    return {name: load_profile(name) for name in names("profiles")}
