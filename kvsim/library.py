@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -60,8 +61,13 @@ def find(kind: str, name_or_path: str) -> Path:
 
 def names(kind: str) -> list[str]:
     """Names of the shipped files of a kind, in alphabetical order."""
+    return list(_names(kind))
+
+
+@cache
+def _names(kind: str) -> tuple[str, ...]:
     _, folder, suffix = _KINDS[kind]
-    return sorted(path.stem for path in _shipped(folder).glob(f"*{suffix}"))
+    return tuple(sorted(path.stem for path in _shipped(folder).glob(f"*{suffix}")))
 
 
 def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:
