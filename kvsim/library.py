@@ -61,13 +61,14 @@ def find(kind: str, name_or_path: str) -> Path:
 
 def names(kind: str) -> list[str]:
     """Names of the shipped files of a kind, in alphabetical order."""
-    return list(_names(kind))
+    _, folder, suffix = _KINDS[kind]
+    return list(_names(_shipped(folder), suffix))
 
 
 @cache
-def _names(kind: str) -> tuple[str, ...]:
-    _, folder, suffix = _KINDS[kind]
-    return tuple(sorted(path.stem for path in _shipped(folder).glob(f"*{suffix}")))
+def _names(folder: Path, suffix: str) -> tuple[str, ...]:
+    """What is shipped does not change while a process runs."""
+    return tuple(sorted(path.stem for path in folder.glob(f"*{suffix}")))
 
 
 def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:

@@ -23,7 +23,8 @@ def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | No
     if model.special:
         return None
     ranked = []
-    for name, profile in _profiles().items():
+    for name in names("profiles"):
+        profile = _read_once(name)
         if profile.device.get("name") in (hardware.name, *hardware.device_names):
             changed = bool(differences(profile, model, config))
             ranked.append((changed, _TRUST.index(profile.source), name))
@@ -31,6 +32,6 @@ def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | No
 
 
 @cache
-def _profiles() -> dict[str, Profile]:
-    """The shipped profiles by name, read once for all runs of a process."""
-    return {name: load_profile(name) for name in names("profiles")}
+def _read_once(name: str) -> Profile:
+    """A shipped profile; its file does not change while a process runs."""
+    return load_profile(name)
