@@ -39,7 +39,7 @@ def spent(*command: str) -> tuple[Whole, str]:
     Raises `subprocess.CalledProcessError`.
     """
     before_s = children_cpu_s()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     took = Whole(cpu_s=children_cpu_s() - before_s, rss_mb=children_peak_rss_mb())
     return took, done.stdout
 
