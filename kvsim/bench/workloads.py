@@ -319,7 +319,7 @@ WORKLOADS: dict[str, Workload] = {
         f"prompt-{tokens}": Workload(
             f"one prompt of {tokens:,} tokens",
             partial(poisson, 1, 25, Lengths(tokens), Lengths(16)),
-            _settings(100_000, max_model_len=1 << 21),
+            _settings(100_000, max_model_len=1_500_000),
         )
         for tokens in (1_000, 32_000, 1_000_000)
     },
