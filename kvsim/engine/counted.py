@@ -68,15 +68,16 @@ class CachePool(CountPool):
         return self._cached
 
     def lend(self, number: int) -> None:
-        missing = number - self._left
-        if missing > 0:
-            self._cached -= missing
-            self._left += missing
-            self._evict(missing)
-        super().lend(number)
+        blank = self._left - number
+        if blank < 0:
+            self._cached += blank
+            assert self._cached >= 0, "no idle block left"
+            self._evict(-blank)
+            blank = 0
+        self._left = blank
 
     def _evict(self, number: int) -> None:
-        """Forget the content of so many idle blocks, which count as blank already."""
+        """Forget the content of so many idle blocks, which are counted no more."""
         raise NotImplementedError
 
 

@@ -85,6 +85,9 @@ class Hits(Sequence[int]):
         return range(self.number)[place]
 
 
+_NO_HITS: Sequence[int] = ()
+
+
 class RunPool(CachePool):
     """A pool that knows its content in runs.
 
@@ -109,8 +112,8 @@ class RunPool(CachePool):
             yield run
             run = run.next
 
-    def find(self, spans: list[Span], limit: int) -> Hits:
-        """The leading blocks of a sequence that are resident, at most `limit`."""
+    def find(self, spans: list[Span], limit: int) -> Sequence[int]:
+        """The leading blocks of a sequence that are resident, at most `limit`: `Hits`, if any."""
         at, size = self._at, self._block_size
         runs: list[Run] = []
         depth = idle = 0
@@ -119,13 +122,13 @@ class RunPool(CachePool):
             while depth < stop:
                 run = at.get(depth * size + offset)
                 if run is None:
-                    return Hits(runs, depth, idle)
+                    return Hits(runs, depth, idle) if runs else _NO_HITS
                 upto = run.end if run.end < stop else stop
                 if not run.refs:
                     idle += upto - depth
                 runs.append(run)
                 depth = upto
-        return Hits(runs, depth, idle)
+        return Hits(runs, depth, idle) if runs else _NO_HITS
 
     def hold(self, hits: Hits) -> list[Run]:
         """One more table holds what `find` has just returned; returns the runs of the table."""

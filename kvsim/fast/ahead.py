@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import sub
 from typing import NamedTuple
@@ -21,12 +21,7 @@ from kvsim.engine.request import Request
 from kvsim.fast.course import MOST_STEPS, Course
 from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Chunk, Intake
-from kvsim.schema import completed_row, step_row
-
-FEW_STEPS = 3
-"""Fewer steps that are alike are taken one by one."""
-
-_NONE: tuple[list[int], list[int], int] = ([], [], 0)
+from kvsim.schema import completed_row, finished_row, pack
 
 
 class Step(NamedTuple):
@@ -35,13 +30,13 @@ class Step(NamedTuple):
     decodes: int
     """Members of the cohort that take part."""
     context_tokens: int
-    chunks: list[Chunk]
-    """Prompts in it."""
-    sampling: list[Request]
-    """Those of them that get a token."""
+    end_ns: int
     row: bytes
-    """Its row, but for times and who finishes."""
-    computing_ns: int
+    """Its row, but for who finishes."""
+    chunks: Sequence[Chunk] = ()
+    """Prompts in it."""
+    sampling: Sequence[Request] = ()
+    """Those of them that get a token."""
 
 
 class Ahead:
@@ -49,6 +44,8 @@ class Ahead:
 
     def __init__(self, course: Course, intake: Intake, decodes: Decodes) -> None:
         self._course = course
+        self._batch = course.batch
+        self._cohort = course.cohort
         self._intake = intake
         self._decodes = decodes
         self._start_ns = self._end_ns = 0
@@ -71,23 +68,19 @@ class Ahead:
         them at `Batch.now_ns`; who ended is in `Course.ended`. Each is composed before the next
         event of somebody else, and with all that have arrived by then.
         """
-        course, batch = self._course, self._course.batch
+        course, batch, cohort = self._course, self._batch, self._cohort
         next_ns, horizon_ns = upcoming()
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
         self._start_ns, self._end_ns = flight.start_ns, flight.end_ns
         step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
         while self._goes_on():
-            alike = _NONE
-            # The next steps take about as long as the one before.
-            soon_ns = 4 * self._end_ns - 3 * self._start_ns
-            if soon_ns < next_ns and soon_ns < horizon_ns and step is not None:
-                alike = self._alike(min(next_ns, horizon_ns))
-            if step is not None and alike[0]:
-                steps += len(alike[0])
-                step = self._take_alike(step, *alike)
-            else:
-                steps, step = steps + 1, self._take_one(step, flight)
+            taken = 0
+            if step is not None and not (batch.others or cohort.sitting or self._short):
+                taken, step = self._take_alike(step, min(next_ns, horizon_ns))
+            if not taken:
+                taken, step = 1, self._take_one(step, flight)
+            steps += taken
             idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
             tokens, start_ns = batch.tokens, self._start_ns
             if batch.ended:
@@ -110,212 +103,223 @@ class Ahead:
     def _take_one(self, step: Step | None, flight: Flight) -> Step:
         """Compose the next step, and settle the one under way: `step`, or else `flight`; returns
         the next one."""
-        course, batch = self._course, self._course.batch
-        plan, row = (flight.plan, flight.row) if step is None else (None, step.row)
+        course, batch, end_ns = self._course, self._batch, self._end_ns
+        plan = flight.plan if step is None else None
         if self._short and step is not None:
             plan = self._plan(step)  # Who gives way leaves it.
-        following = self._compose()
-        batch.now_ns = end_ns = self._end_ns
-        if plan is not None:
-            course.scheduler.settle(batch, plan, end_ns)
-        elif step is not None:
+        batch.busy_until_ns = end_ns
+        following = self._compose_short() if self._short else self._compose()
+        if step is not None and plan is None:
             self._settle(step)
-        ended = len(batch.ended)
-        course.recorder.packed(completed_row(row, self._start_ns, end_ns, finished=ended))
-        self._start_ns, self._end_ns = end_ns, end_ns + following.computing_ns
+        else:
+            assert plan is not None
+            batch.now_ns = end_ns
+            course.scheduler.settle(batch, plan, end_ns)
+            row = flight.row if step is None else step.row
+            ended = len(batch.ended)
+            course.recorder.packed(completed_row(row, self._start_ns, end_ns, finished=ended))
+        self._start_ns, self._end_ns = end_ns, following.end_ns
         return following
 
     # -- before a step ---------------------------------------------------------------------------
 
     def _goes_on(self) -> bool:
         """Whether the next step can be worked out here; if not, `why_not` says why."""
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
+        batch, cohort = self._batch, self._cohort
         cohort.seat()
-        others = batch.others
-        if others:
+        if batch.others:
             cohort.recruit()
         number = len(cohort.requests) - len(cohort.sitting)
         left = batch.blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-        self.why_not = "blocks run short"
         self._short = left < 0
         if self._short:
+            self.why_not = "blocks run short"
             # One of several can always go on.
-            return number > 1 and not others and course.terms.requeue is not None
-        if others:
-            if not self._intake.one_prompt():
-                self.why_not = "several prompts are under way"
-                return False
-            if not self._intake.fits(left, number):
-                return False
-            self.why_not = "no tokens are left for a prompt"
-            return number < course.terms.max_num_batched_tokens
+            return number > 1 and not batch.others and self._course.terms.requeue is not None
+        if batch.others:
+            return self._prompt_goes_on(left, number)
         self.why_not = "nobody decodes"
         return number > 0
+
+    def _prompt_goes_on(self, left: int, number: int) -> bool:
+        """Whether nobody runs beside so many decodes but one prompt, for which `left` blocks are
+        enough."""
+        if not self._intake.one_prompt():
+            self.why_not = "several prompts are under way"
+            return False
+        if not self._intake.fits(left, number):
+            self.why_not = "blocks run short"
+            return False
+        self.why_not = "no tokens are left for a prompt"
+        return number < self._course.terms.max_num_batched_tokens
 
     # -- a step ----------------------------------------------------------------------------------
 
     def _compose(self) -> Step:
         """Compose the next step."""
-        course, cohort = self._course, self._course.cohort
-        batch = course.batch
-        batch.busy_until_ns = self._end_ns
-        if self._short:
-            return self._compose_short()
+        batch, cohort = self._batch, self._cohort
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
         if decodes:
-            cohort.given = 0
-            cohort.grow(decodes)
-            cohort.compose(decodes)
+            cohort.take_part(decodes)
         if batch.others or batch.waiting:
             return self._compose_prompts(decodes, context)
-        row = self._row(decodes, context, 0)
-        return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+        return self._decode_step(decodes, context, 0)
 
     def _compose_short(self) -> Step:
         """Compose a step for which the tail gives way; nobody is admitted to it."""
-        course, cohort, terms = self._course, self._course.cohort, self._course.terms
+        course, cohort, terms = self._course, self._cohort, self._course.terms
         plan = course.begin()
         give_way = partial(self._decodes.give_way, terms)
         cohort.make_room(give_way, terms.spare, cohort.part_with)
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
-        cohort.grow(decodes)
-        cohort.compose(decodes)
-        row = self._row(decodes, context, terms.after_preemption, preempted=len(plan.preempted))
-        return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+        cohort.take_part(decodes, cohort.given)
+        return self._decode_step(decodes, context, terms.after_preemption, len(plan.preempted))
 
     def _compose_prompts(self, decodes: int, context: int) -> Step:
         """Compose the rest of a step with so many decodes: chunks of prompts, if it has any."""
-        course, intake = self._course, self._intake
-        batch, plan = course.batch, course.begin()
+        course, intake, batch = self._course, self._intake, self._batch
+        plan = course.begin()
         plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = decodes
         plan.context_tokens = context
-        running = batch.num_running
+        running = len(batch.others) + len(self._cohort.requests)
         chunks = intake.continued() if batch.others else []
         if batch.waiting:
             admitted = intake.admit(running, sure=False)
-            batch.others.extend([request for request, _, _ in admitted])
             running += len(admitted)
             chunks += admitted
         if not chunks:
-            row = self._row(decodes, context, plan.blocked)
-            return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
-        computed, cached = intake.run(chunks), intake.cached_tokens
-        sampling, computing_ns = self._book(chunks), course.cost.step_ns(plan)
-        row = step_row(
-            prefill_seqs=len(chunks),
-            prefill_tokens=computed,
-            cached_tokens=cached,
-            decode_seqs=decodes,
-            context_tokens=context,
-            batched_tokens=plan.batched_tokens,
-            waiting=len(batch.waiting),
-            running=running,
-            census=batch.blocks.census(),
-            blocked=plan.blocked,
+            return self._decode_step(decodes, context, plan.blocked)
+        computed = intake.run(chunks)
+        start_ns = self._end_ns
+        end_ns = start_ns + course.cost.step_ns(plan)
+        row = pack(
+            *(start_ns, end_ns, 0, 0, len(chunks), computed, intake.cached_tokens, decodes),
+            *(context, plan.batched_tokens, 0, 0, 0, 0, 0, 0, 0),
+            *(len(batch.waiting), running, 0, *batch.blocks.census(), plan.blocked, 0),
         )
-        return Step(decodes, context, chunks, sampling, row, computing_ns)
+        return Step(decodes, context, end_ns, row, chunks, self._sampling(chunks))
 
-    def _book(self, chunks: list[Chunk]) -> list[Request]:
-        """Chunks of prompts count as computed from now on; returns who gets a token."""
+    def _decode_step(self, decodes: int, context: int, blocked: int, preempted: int = 0) -> Step:
+        """A step of so many decodes alone, which have their slots."""
+        end_ns = self._end_ns + self._course.cost.decode_ns(decodes, context)
+        row = self._row(self._end_ns, end_ns, decodes, context, blocked, preempted)
+        return Step(decodes, context, end_ns, row)
+
+    def _row(
+        self,
+        start_ns: int,
+        end_ns: int,
+        decodes: int,
+        context_tokens: int,
+        blocked: int,
+        preempted: int = 0,
+    ) -> bytes:
+        """The row of a step of decodes alone."""
+        batch = self._batch
+        running = len(batch.others) + len(self._cohort.requests)
+        return pack(
+            *(start_ns, end_ns, 0, 0, 0, 0, 0, decodes, context_tokens, decodes),
+            *(preempted, 0, 0, 0, 0, 0, 0, len(batch.waiting), running, 0),
+            *(*batch.blocks.census(), blocked, 0),
+        )
+
+    def _sampling(self, chunks: Sequence[Chunk]) -> list[Request]:
+        """Chunks of prompts count as computed from now on; returns who gets a token. Who has more
+        to come decodes from the next step on."""
+        cohort, others = self._cohort, self._batch.others
         sampling = []
+        others.clear()
         for request, tokens, _ in chunks:
             sequence = request.sequences[0]
             sequence.computed += tokens
             if sequence.computed == sequence.length:
                 sequence.placeholders += 1
                 sampling.append(request)
+            others.append(request)
+        cohort.recruit()
         return sampling
 
     def _settle(self, step: Step) -> None:
-        """The tokens of a step exist."""
-        batch, cohort = self._course.batch, self._course.cohort
-        for request in step.sampling:
-            batch.landed(request.sequences[0])
-        if step.decodes and (ended := cohort.book(step.decodes)):
-            self._course.scheduler.last_tokens(batch, ended)
-        over = False
-        for request in step.sampling:
-            if batch.token(request.sequences[0]):
-                batch.complete(request)
-                over = True
-        if over:
-            batch.remove_ended()
+        """The time of the step under way has passed: its tokens exist."""
+        batch, course, sampling = self._batch, self._course, step.sampling
+        batch.now_ns = self._end_ns
+        if step.decodes and (ended := self._cohort.book(step.decodes)):
+            course.scheduler.last_tokens(batch, ended)
+        if sampling:
+            over = False
+            for request in sampling:
+                sequence = request.sequences[0]
+                batch.landed(sequence)
+                if batch.token(sequence):
+                    batch.complete(request)
+                    over = True
+            if over:
+                batch.remove_ended()
+        row = step.row
+        course.recorder.packed(finished_row(row, len(batch.ended)) if batch.ended else row)
 
     # -- many that are alike ---------------------------------------------------------------------
 
-    def _alike(self, cut_ns: float) -> tuple[list[int], list[int], int]:
-        """The next decode steps, where there are some that are all composed alike before `cut_ns`:
-        when they end, the blocks that they open, and why nobody is admitted; empty: none are."""
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        terms, blocks, end_ns, blocked, floor = course.terms, batch.blocks, self._end_ns, 0, 0
-        if batch.others or cohort.sitting:
-            return _NONE
-        due = self._decodes.steps_to_end(0)
-        if due < FEW_STEPS:
-            return _NONE
-        if batch.waiting:
-            number = len(cohort.requests)
-            left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-            head = batch.waiting[0].sequences[0]
-            _, _, _, asked, need = terms.ask(blocks, head, number, number)
-            blocked = terms.refusal(blocks, left, need, asked, number, number)
-            if not blocked or cohort.publishes(cohort.composed):
-                return _NONE
-            due, floor = self._decodes.steps_to_end(blocked), terms.least_free(blocked, need)
-        ends_ns, opened = self._decodes.times(end_ns, floor, cut_ns, due)
-        return (ends_ns, opened, blocked) if len(ends_ns) >= FEW_STEPS else _NONE
+    def _take_alike(self, step: Step, cut_ns: float) -> tuple[int, Step]:
+        """Compose the next decode steps that are alike, all of them before `cut_ns`, and settle all
+        but the last, and `step` before; returns how many, and the last.
 
-    def _take_alike(self, step: Step, ends_ns: list[int], opened: list[int], blocked: int) -> Step:
-        """Compose these steps, and settle all but the last, and the step under way before; returns
-        the last."""
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        first, number, steps = cohort.composed, len(cohort.requests), len(ends_ns)
-        batch.now_ns = self._end_ns
+        0: the next step is not as the one after it.
+        """
+        course, batch, cohort = self._course, self._batch, self._cohort
+        blocked = floor = 0
+        if batch.waiting:
+            blocked, floor = self._refusal()
+            if not blocked or cohort.publishes(cohort.composed):
+                return 0, step
+        due = self._decodes.steps_to_end(blocked)
+        start_ns, first, settled = self._end_ns, cohort.composed, cohort.settled
+        ends_ns, opened = self._decodes.times(start_ns, floor, cut_ns, due)
+        steps, number, context = len(ends_ns), len(cohort.requests), cohort.context_tokens
+        if not steps:
+            return 0, step
         self._settle(step)
-        course.recorder.packed(completed_row(step.row, self._start_ns, self._end_ns))
-        row = self._row(number, cohort.context_tokens, blocked, self._end_ns)
-        course.recorder.decodes(row, ends_ns[:-1], opened[:-1])
-        batch.now_ns = ends_ns[0]
-        cohort.count_gaps(number, first)
-        batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
+        if steps > 1:
+            row = self._row(start_ns, 0, number, context, blocked)
+            course.recorder.decodes(row, ends_ns[:-1], opened[:-1])
+            batch.now_ns = ends_ns[0]
+            cohort.count_gaps(number, first)
+            if steps > 2:
+                batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
+            batch.tokens += (steps - 1) * number
+            settled = first + steps - 2
+        times_ns = (self._start_ns, start_ns, *ends_ns[-3:])
         if cohort.awaited:
             cohort.publish_all(first, first + steps, 1)
         batch.blocks.open_together(sum(opened), steps * number)
-        batch.tokens += (steps - 1) * number
         cohort.context_tokens += steps * number
         cohort.composed += steps
-        cohort.settled, cohort.settled_then = cohort.composed - 1, cohort.composed - 2
+        cohort.settled, cohort.settled_then = cohort.composed - 1, settled
         cohort.together_steps += steps
-        self._start_ns, self._end_ns = ends_ns[-2:]
+        cohort.composed_ns, self._start_ns, self._end_ns = times_ns[-3:]
         batch.now_ns = cohort.token_ns = self._start_ns
-        cohort.composed_ns = ends_ns[-3]
         if blocked:
             batch.waiting[0].blocked_steps += steps
-        context = cohort.context_tokens - number
-        return Step(number, context, [], [], self._row(number, context, blocked), 0)
+        context += (steps - 1) * number
+        row = self._row(self._start_ns, self._end_ns, number, context, blocked)
+        return steps, Step(number, context, self._end_ns, row)
 
-    def _row(
-        self, decodes: int, context_tokens: int, blocked: int, start_ns: int = 0, preempted: int = 0
-    ) -> bytes:
-        """A step without prompts."""
-        batch = self._course.batch
-        return step_row(
-            start_ns=start_ns,
-            decode_seqs=decodes,
-            context_tokens=context_tokens,
-            batched_tokens=decodes,
-            preempted_recompute=preempted,
-            waiting=len(batch.waiting),
-            running=batch.num_running,
-            census=batch.blocks.census(),
-            blocked=blocked,
-        )
+    def _refusal(self) -> tuple[int, int]:
+        """Why the head of the waiting queue is refused beside the cohort, 0 if it is not, and how
+        many blocks are free as long as that is the reason."""
+        batch, cohort, terms = self._batch, self._cohort, self._course.terms
+        number, blocks = len(cohort.requests), batch.blocks
+        left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
+        head = batch.waiting[0].sequences[0]
+        _, _, _, asked, need = terms.ask(blocks, head, number, number)
+        blocked = terms.refusal(blocks, left, need, asked, number, number)
+        return blocked, terms.least_free(blocked, need) if blocked else 0
 
     # --------------------------------------------------------------------------------------------
 
     def _plan(self, step: Step) -> Plan:
         """The plan of the step that is under way when the scheduler takes over."""
-        cohort, plan = self._course.cohort, Plan()
+        cohort, plan = self._cohort, Plan()
         if step.decodes:
             plan.run_together(step.decodes, cohort.members)
             cohort.flying.append(plan)

@@ -193,6 +193,15 @@ class Cohort:
             return list(self.requests)
         return [request for request in self.requests if request not in self.sitting]
 
+    def take_part(self, number: int, given: int = 0) -> None:
+        """A step of so many members begins now, with slots for one more token of each of them.
+
+        `given`: how many of the blocks that they open `make_room` gave them already.
+        """
+        self.given = given
+        self.grow(number)
+        self.compose(number)
+
     def compose(self, number: int) -> None:
         """A step of so many members, who have their slots, begins now."""
         self.context_tokens += number
