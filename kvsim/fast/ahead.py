@@ -25,18 +25,24 @@ from kvsim.schema import completed_row, finished_row, pack
 
 
 class Step(NamedTuple):
-    """A step that is under way."""
+    """A step that is under way, or several that are alike, of which the last one is."""
 
     decodes: int
     """Members of the cohort that take part."""
     context_tokens: int
     end_ns: int
     row: bytes
-    """Its row, but for who finishes."""
+    """Its row, but for who finishes; of several as `Recorder.decodes` takes it."""
+    blocked: int
+    """Why the head of the waiting queue was refused; 0: it was not."""
     chunks: Sequence[Chunk] = ()
     """Prompts in it."""
     sampling: Sequence[Request] = ()
     """Those of them that get a token."""
+    waiting: int = 0
+    ends_ns: Sequence[int] = ()
+    """Of several: when each of them ends, and the blocks that it opens."""
+    opened: Sequence[int] = ()
 
 
 class Ahead:
@@ -74,13 +80,20 @@ class Ahead:
         self._start_ns, self._end_ns = flight.start_ns, flight.end_ns
         step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
-        while self._goes_on():
-            taken = 0
-            if step is not None and not (batch.others or cohort.sitting or self._short):
-                taken, step = self._take_alike(step, min(next_ns, horizon_ns))
-            if not taken:
-                taken, step = 1, self._take_one(step, flight)
-            steps += taken
+        while True:
+            if cohort.composed in cohort.ends:
+                cohort.seat()
+            alike = None
+            if step and not (batch.others or cohort.sitting) and (step.blocked or not batch.waiting):
+                alike = self._take_alike(step, next_ns if next_ns < horizon_ns else horizon_ns)
+            if alike is not None:
+                step = alike
+                steps += len(step.ends_ns)
+            elif self._goes_on():
+                step = self._take_one(step, flight)
+                steps += 1
+            else:
+                break
             idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
             tokens, start_ns = batch.tokens, self._start_ns
             if batch.ended:
@@ -98,7 +111,7 @@ class Ahead:
             return 0, flight
         batch.busy_until_ns = self._end_ns
         progress.steps, progress.idle_steps = progress.steps + steps, idle
-        return steps, Flight(self._plan(step), self._start_ns, self._end_ns, (0, 0), step.row)
+        return steps, self._handed_over(step)
 
     def _take_one(self, step: Step | None, flight: Flight) -> Step:
         """Compose the next step, and settle the one under way: `step`, or else `flight`; returns
@@ -106,7 +119,8 @@ class Ahead:
         course, batch, end_ns = self._course, self._batch, self._end_ns
         plan = flight.plan if step is None else None
         if self._short and step is not None:
-            plan = self._plan(step)  # Who gives way leaves it.
+            flight = self._handed_over(step)  # Who gives way leaves it.
+            plan = flight.plan
         batch.busy_until_ns = end_ns
         following = self._compose_short() if self._short else self._compose()
         if step is not None and plan is None:
@@ -115,9 +129,10 @@ class Ahead:
             assert plan is not None
             batch.now_ns = end_ns
             course.scheduler.settle(batch, plan, end_ns)
-            row = flight.row if step is None else step.row
             ended = len(batch.ended)
-            course.recorder.packed(completed_row(row, self._start_ns, end_ns, finished=ended))
+            course.recorder.packed(
+                completed_row(flight.row, self._start_ns, end_ns, finished=ended)
+            )
         self._start_ns, self._end_ns = end_ns, following.end_ns
         return following
 
@@ -126,7 +141,6 @@ class Ahead:
     def _goes_on(self) -> bool:
         """Whether the next step can be worked out here; if not, `why_not` says why."""
         batch, cohort = self._batch, self._cohort
-        cohort.seat()
         if batch.others:
             cohort.recruit()
         number = len(cohort.requests) - len(cohort.sitting)
@@ -197,13 +211,14 @@ class Ahead:
             *(context, plan.batched_tokens, 0, 0, 0, 0, 0, 0, 0),
             *(len(batch.waiting), running, 0, *batch.blocks.census(), plan.blocked, 0),
         )
-        return Step(decodes, context, end_ns, row, chunks, self._sampling(chunks))
+        return Step(decodes, context, end_ns, row, plan.blocked, chunks, self._sampling(chunks))
 
     def _decode_step(self, decodes: int, context: int, blocked: int, preempted: int = 0) -> Step:
         """A step of so many decodes alone, which have their slots."""
         end_ns = self._end_ns + self._course.cost.decode_ns(decodes, context)
-        row = self._row(self._end_ns, end_ns, decodes, context, blocked, preempted)
-        return Step(decodes, context, end_ns, row)
+        waiting = len(self._batch.waiting)
+        row = self._row(self._end_ns, end_ns, decodes, context, blocked, waiting, preempted)
+        return Step(decodes, context, end_ns, row, blocked)
 
     def _row(
         self,
@@ -212,6 +227,7 @@ class Ahead:
         decodes: int,
         context_tokens: int,
         blocked: int,
+        waiting: int,
         preempted: int = 0,
     ) -> bytes:
         """The row of a step of decodes alone."""
@@ -219,7 +235,7 @@ class Ahead:
         running = len(batch.others) + len(self._cohort.requests)
         return pack(
             *(start_ns, end_ns, 0, 0, 0, 0, 0, decodes, context_tokens, decodes),
-            *(preempted, 0, 0, 0, 0, 0, 0, len(batch.waiting), running, 0),
+            *(preempted, 0, 0, 0, 0, 0, 0, waiting, running, 0),
             *(*batch.blocks.census(), blocked, 0),
         )
 
@@ -241,13 +257,13 @@ class Ahead:
 
     def _settle(self, step: Step) -> None:
         """The time of the step under way has passed: its tokens exist."""
-        batch, course, sampling = self._batch, self._course, step.sampling
+        batch, course, row = self._batch, self._course, step.row
         batch.now_ns = self._end_ns
         if step.decodes and (ended := self._cohort.book(step.decodes)):
             course.scheduler.last_tokens(batch, ended)
-        if sampling:
+        if step.sampling:
             over = False
-            for request in sampling:
+            for request in step.sampling:
                 sequence = request.sequences[0]
                 batch.landed(sequence)
                 if batch.token(sequence):
@@ -255,40 +271,41 @@ class Ahead:
                     over = True
             if over:
                 batch.remove_ended()
-        row = step.row
-        course.recorder.packed(finished_row(row, len(batch.ended)) if batch.ended else row)
+        if batch.ended:
+            row = finished_row(row, len(batch.ended))
+        if step.ends_ns:
+            course.recorder.decodes(row, step.ends_ns, step.opened)
+        else:
+            course.recorder.packed(row)
 
     # -- many that are alike ---------------------------------------------------------------------
 
-    def _take_alike(self, step: Step, cut_ns: float) -> tuple[int, Step]:
+    def _take_alike(self, step: Step, cut_ns: float) -> Step | None:
         """Compose the next decode steps that are alike, all of them before `cut_ns`, and settle all
-        but the last, and `step` before; returns how many, and the last.
-
-        0: the next step is not as the one after it.
-        """
-        course, batch, cohort = self._course, self._batch, self._cohort
-        blocked = floor = 0
+        but the last, and those of `step` before; None: the next step is not that simple."""
+        batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
+        number, context = len(cohort.requests), cohort.context_tokens
+        if not number:
+            return None
         if batch.waiting:
             blocked, floor = self._refusal()
             if not blocked or cohort.publishes(cohort.composed):
-                return 0, step
+                return None
         due = self._decodes.steps_to_end(blocked)
         start_ns, first, settled = self._end_ns, cohort.composed, cohort.settled
         ends_ns, opened = self._decodes.times(start_ns, floor, cut_ns, due)
-        steps, number, context = len(ends_ns), len(cohort.requests), cohort.context_tokens
+        steps, waiting = len(ends_ns), len(batch.waiting)
         if not steps:
-            return 0, step
+            return None
         self._settle(step)
+        row = self._row(start_ns, 0, number, context, blocked, waiting)
         if steps > 1:
-            row = self._row(start_ns, 0, number, context, blocked)
-            course.recorder.decodes(row, ends_ns[:-1], opened[:-1])
             batch.now_ns = ends_ns[0]
             cohort.count_gaps(number, first)
             if steps > 2:
                 batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
             batch.tokens += (steps - 1) * number
             settled = first + steps - 2
-        times_ns = (self._start_ns, start_ns, *ends_ns[-3:])
         if cohort.awaited:
             cohort.publish_all(first, first + steps, 1)
         batch.blocks.open_together(sum(opened), steps * number)
@@ -296,13 +313,13 @@ class Ahead:
         cohort.composed += steps
         cohort.settled, cohort.settled_then = cohort.composed - 1, settled
         cohort.together_steps += steps
+        times_ns = (self._start_ns, start_ns, *ends_ns[-3:])
         cohort.composed_ns, self._start_ns, self._end_ns = times_ns[-3:]
         batch.now_ns = cohort.token_ns = self._start_ns
         if blocked:
             batch.waiting[0].blocked_steps += steps
         context += (steps - 1) * number
-        row = self._row(self._start_ns, self._end_ns, number, context, blocked)
-        return steps, Step(number, context, self._end_ns, row)
+        return Step(number, context, self._end_ns, row, blocked, (), (), waiting, ends_ns, opened)
 
     def _refusal(self) -> tuple[int, int]:
         """Why the head of the waiting queue is refused beside the cohort, 0 if it is not, and how
@@ -317,9 +334,14 @@ class Ahead:
 
     # --------------------------------------------------------------------------------------------
 
-    def _plan(self, step: Step) -> Plan:
-        """The plan of the step that is under way when the scheduler takes over."""
-        cohort, plan = self._cohort, Plan()
+    def _handed_over(self, step: Step) -> Flight:
+        """The step that is under way, for the scheduler to settle; those before it are recorded."""
+        cohort, plan, row = self._cohort, Plan(), step.row
+        if step.ends_ns:
+            if len(step.ends_ns) > 1:
+                self._course.recorder.decodes(row, step.ends_ns[:-1], step.opened[:-1])
+            # No block has changed hands since it was composed.
+            row = self._row(0, 0, step.decodes, step.context_tokens, step.blocked, step.waiting)
         if step.decodes:
             plan.run_together(step.decodes, cohort.members)
             cohort.flying.append(plan)
@@ -329,4 +351,4 @@ class Ahead:
             (request, tokens, request in step.sampling) for request, tokens, _ in step.chunks
         ]
         plan.batched_tokens = step.decodes + sum([charged for _, _, charged in step.chunks])
-        return plan
+        return Flight(plan, self._start_ns, self._end_ns, (0, 0), row)

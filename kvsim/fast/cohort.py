@@ -102,7 +102,7 @@ class Cohort:
         places in that order."""
         self.awaited: set[Request] = set()
         """Members whose blocks others may look for as soon as they fill (`Tables.awaited`)."""
-        self._ends: dict[int, dict[Request, None]] = {}
+        self.ends: dict[int, dict[Request, None]] = {}
         """Steps settled → members whose last token exists by then; some may have left since."""
         self.next_ends: list[int] = []
         """Heap of the keys of `_ends`, and of some that are gone."""
@@ -198,8 +198,12 @@ class Cohort:
 
         `given`: how many of the blocks that they open `make_room` gave them already.
         """
-        self.given = given
-        self.grow(number)
+        if self.awaited or self.blocks.lockstep != COUNTED:
+            self.given = given
+            self.grow(number)
+        else:
+            opening = len(self.phases[self.composed % self.size])
+            self.blocks.open_together(opening, number, given)
         self.compose(number)
 
     def compose(self, number: int) -> None:
@@ -222,7 +226,7 @@ class Cohort:
         self.batch.tokens += number
         self.settled += 1
         self.token_ns = self.batch.now_ns
-        if self.settled not in self._ends:
+        if self.settled not in self.ends:
             return []
         ended = self.due(self.settled)
         self.part(ended)
@@ -231,7 +235,7 @@ class Cohort:
     def due(self, step: int) -> list[Request]:
         """Members whose last token is that of a step."""
         members = self.requests
-        due = self._ends.pop(step, ())
+        due = self.ends.pop(step, ())
         return [request for request in due if request in members and members[request].last == step]
 
     def part(self, ended: list[Request]) -> None:
@@ -255,7 +259,7 @@ class Cohort:
 
     def seat(self) -> None:
         """Let those sit down whose last token is being sampled."""
-        for request in self._ends.get(self.composed, ()):
+        for request in self.ends.get(self.composed, ()):
             member = self.requests.get(request)
             if member and member.last == self.composed and request not in self.sitting:
                 del self.phases[(member.joined - member.filled) % self.size][request]
@@ -287,9 +291,9 @@ class Cohort:
         self.requests[request] = sequence.member = member
         self._places += 1
         self.phases[(step - filled) % self.size][request] = member.place
-        ends = self._ends.get(last)
+        ends = self.ends.get(last)
         if ends is None:
-            ends = self._ends[last] = {}
+            ends = self.ends[last] = {}
             heappush(self.next_ends, last)
         ends[request] = None
         self.context_tokens += known
