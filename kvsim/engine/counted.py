@@ -31,6 +31,10 @@ class CountPool(BlockPool):
     def used(self) -> int:
         return self.size - self.free
 
+    def counts(self) -> tuple[int, int, int]:
+        """Blocks that are used, idle with content, and blank."""
+        return self.size - self._left, 0, self._left
+
     def lend(self, number: int) -> None:
         """Take so many blocks."""
         self._left -= number
@@ -66,6 +70,10 @@ class CachePool(CountPool):
     @property
     def cached(self) -> int:
         return self._cached
+
+    def counts(self) -> tuple[int, int, int]:
+        left, cached = self._left, self._cached
+        return self.size - left - cached, cached, left
 
     def lend(self, number: int) -> None:
         blank = self._left - number
@@ -152,9 +160,8 @@ class Counted(Tables):
         return len(sequence.table)
 
     def census(self) -> Census:
-        gpu = self.gpu
-        free, cached = gpu.free, gpu.cached
-        return gpu.size - free, cached, free - cached, self.cpu.used, self.empty_slots, 0
+        used, cached, blank = self.gpu.counts()
+        return used, cached, blank, self.cpu.size - self.cpu.free, self.empty_slots, 0
 
     def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
         if blocks:

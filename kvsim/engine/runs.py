@@ -188,6 +188,18 @@ class RunPool(CachePool):
                 before = part
             end = start
 
+    def keep(self, spans: list[Span], end: int) -> None:
+        """A table of `end` full blocks that was never labelled is given back."""
+        key = spans[0][2]
+        if spans[0][1] < end or key in self._at:
+            runs: list[Run] = []
+            self.label(runs, spans, 0, end)
+            self.release(runs, end)
+            return
+        run = self._at[key] = Run(0, end, key, 0)
+        self._enter(run, self._queue)
+        self._cached += end
+
     # -- parts of moves --------------------------------------------------------------------------
 
     def _append(self, runs: list[Run], start: int, end: int, offset: int) -> None:

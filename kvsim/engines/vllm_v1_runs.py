@@ -73,11 +73,10 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
     def give_back(self, sequence: Sequence, blocks: int) -> None:
         full, sequence.published = sequence.published, 0
         runs = self._runs.pop(sequence, None)
-        if runs is None:
-            runs = []
-            if full:
-                self.gpu.label(runs, sequence.block_spans(self.block_size), 0, full)
-        self.gpu.release(runs, full)
+        if runs is not None:
+            self.gpu.release(runs, full)
+        elif full:
+            self.gpu.keep(sequence.block_spans(self.block_size), full)
         self.gpu.give_back(blocks - full)
 
     def append(self, sequence: Sequence) -> Pairs:

@@ -94,8 +94,11 @@ class Ahead:
                 steps += 1
             else:
                 break
-            idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
-            tokens, start_ns = batch.tokens, self._start_ns
+            start_ns = self._start_ns
+            if batch.tokens != tokens or batch.ended:
+                tokens, idle = batch.tokens, 0
+            else:
+                idle += 1
             if batch.ended:
                 course.ended += batch.ended
                 batch.ended = []
@@ -251,8 +254,9 @@ class Ahead:
             if sequence.computed == sequence.length:
                 sequence.placeholders += 1
                 sampling.append(request)
+                if not others and cohort.take_in(request, sequence):
+                    continue
             others.append(request)
-        cohort.recruit()
         return sampling
 
     def _settle(self, step: Step) -> None:

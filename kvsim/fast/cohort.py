@@ -271,14 +271,17 @@ class Cohort:
         others, only_decodes = self.batch.others, self._scheduler.only_decodes
         while others:
             request = others[0]
-            if not only_decodes(request):
-                return
-            sequence = request.sequences[0]
-            tokens = self._endings.left(sequence) - sequence.placeholders
-            if tokens <= 0:
+            if not (only_decodes(request) and self.take_in(request, request.sequences[0])):
                 return
             others.popleft()
+
+    def take_in(self, request: Request, sequence: Sequence) -> bool:
+        """Let a running request join that only decodes from the next step on; False, changing
+        nothing, where its last token is in flight."""
+        tokens = self._endings.left(sequence) - sequence.placeholders
+        if tokens > 0:
             self.join(request, sequence, tokens)
+        return tokens > 0
 
     def join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
         """Take a running request in, which produces so many more tokens.
