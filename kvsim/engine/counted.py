@@ -103,7 +103,8 @@ class Counted(Tables):
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
         size, found = self.block_size, len(hits)
-        upto = max(upto, found * size)
+        if upto < found * size:
+            upto = found * size
         blocks = -(-upto // size)
         self.gpu.lend(blocks - found)
         first = self.gpu.first

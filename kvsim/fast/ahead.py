@@ -76,6 +76,7 @@ class Ahead:
         """
         course, batch, cohort = self._course, self._batch, self._cohort
         next_ns, horizon_ns = upcoming()
+        cut_ns, listens = min(next_ns, horizon_ns), course.listens
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
         self._start_ns, self._end_ns = flight.start_ns, flight.end_ns
         step: Step | None = None
@@ -85,7 +86,7 @@ class Ahead:
                 cohort.seat()
             alike = None
             if step and not (batch.others or cohort.sitting) and (step.blocked or not batch.waiting):
-                alike = self._take_alike(step, next_ns if next_ns < horizon_ns else horizon_ns)
+                alike = self._take_alike(step, cut_ns)
             if alike is not None:
                 step = alike
                 steps += len(step.ends_ns)
@@ -94,7 +95,6 @@ class Ahead:
                 steps += 1
             else:
                 break
-            start_ns = self._start_ns
             if batch.tokens != tokens or batch.ended:
                 tokens, idle = batch.tokens, 0
             else:
@@ -102,12 +102,16 @@ class Ahead:
             if batch.ended:
                 course.ended += batch.ended
                 batch.ended = []
-                if course.listens:
+                if listens:
                     break
-            if start_ns >= horizon_ns or steps >= MOST_STEPS or idle >= progress.patience_steps:
+            if steps >= MOST_STEPS or idle >= progress.patience_steps:
                 break
-            if next_ns <= start_ns:
+            start_ns = self._start_ns
+            if start_ns >= cut_ns:
+                if start_ns >= horizon_ns:
+                    break
                 next_ns = course.arrivals(start_ns)
+                cut_ns = min(next_ns, horizon_ns)
                 if batch.ended:
                     break  # They were turned away.
         if step is None:

@@ -242,9 +242,27 @@ class Cohort:
         """These members have their last token."""
         if self.lingers:
             self.lingering = ended
-        else:
-            for request in ended:
-                self.leave(request)
+            return
+        for request in ended:
+            member = self.requests.pop(request)
+            if request in self.sitting:
+                del self.sitting[request]
+            else:
+                del self.phases[(member.joined - member.filled) % self.size][request]
+                self.context_tokens -= member.known + self.composed - member.joined
+            self._have_all(request, member, member.last - member.joined)
+
+    def _have_all(self, request: Request, member: Member, filled: int) -> None:
+        """A request that was a member has all its tokens, and as many more slots as it says."""
+        sequence, tokens = request.sequences[0], member.last - member.joined
+        sequence.__class__, sequence.member = Sequence, None
+        if self.awaited:
+            self.awaited.discard(request)
+        sequence.length += tokens
+        sequence.computed += tokens
+        sequence.filled = member.filled + filled
+        sequence.access_ns = self.composed_ns
+        sequence.last_token_ns = self.token_ns
 
     def dissolve(self) -> None:
         """From now on, each member is looked at by itself, at the head of `Batch.others`."""
@@ -475,15 +493,10 @@ class Cohort:
         parting = self.lingering
         for request in parting:
             member = self.requests.pop(request)
-            joined, steps = member.joined, self.composed - member.joined
-            del self.phases[(joined - member.filled) % self.size][request]
+            steps = self.composed - member.joined
+            del self.phases[(member.joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
-            sequence = request.sequences[0]
-            sequence.__class__, sequence.member = Sequence, None
-            sequence.length += member.last - joined
-            sequence.computed += member.last - joined
-            sequence.filled = member.filled + steps
-            sequence.last_token_ns = self.token_ns
+            self._have_all(request, member, steps)
             self.batch.complete(request)
         self.lingering = []
         return parting

@@ -104,8 +104,8 @@ class SpanStream:
         own = _unique_offset(row)
         self._stops, self._offsets = _NO_STOPS, (own,)
         if spans:
-            self._stops = (*[stop for stop, _ in spans], inf)
-            self._offsets = (*[offset for _, offset in spans], own)
+            stops, offsets = zip(*spans, strict=True)
+            self._stops, self._offsets = (*stops, inf), (*offsets, own)
         self._base = base
         self._keep = keep
         self._inherited = 0
