@@ -85,9 +85,6 @@ class Hits(Sequence[int]):
         return range(self.number)[place]
 
 
-_NO_HITS: Sequence[int] = ()
-
-
 class RunPool(CachePool):
     """A pool that knows its content in runs.
 
@@ -115,6 +112,8 @@ class RunPool(CachePool):
     def find(self, spans: list[Span], limit: int) -> Sequence[int]:
         """The leading blocks of a sequence that are resident, at most `limit`: `Hits`, if any."""
         at, size = self._at, self._block_size
+        if not limit or spans[0][2] not in at:
+            return ()
         runs: list[Run] = []
         depth = idle = 0
         for _, last, offset in spans:
@@ -122,13 +121,13 @@ class RunPool(CachePool):
             while depth < stop:
                 run = at.get(depth * size + offset)
                 if run is None:
-                    return Hits(runs, depth, idle) if runs else _NO_HITS
+                    return Hits(runs, depth, idle)
                 upto = run.end if run.end < stop else stop
                 if not run.refs:
                     idle += upto - depth
                 runs.append(run)
                 depth = upto
-        return Hits(runs, depth, idle) if runs else _NO_HITS
+        return Hits(runs, depth, idle)
 
     def hold(self, hits: Hits) -> list[Run]:
         """One more table holds what `find` has just returned; returns the runs of the table."""

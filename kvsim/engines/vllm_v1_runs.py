@@ -43,6 +43,8 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         blocks, found = -(-upto // self.block_size), len(hits)
+        if not (found or sequence.table):
+            return blocks
         if not self.hits_save.blocks:
             return max(blocks, found)
         idle = cast(Hits, hits).idle if found else 0
