@@ -40,9 +40,11 @@ class Step(NamedTuple):
     sampling: Sequence[Request] = ()
     """Those of them that get a token."""
     waiting: int = 0
+    """Of several: requests in the waiting queue."""
     ends_ns: Sequence[int] = ()
-    """Of several: when each of them ends, and the blocks that it opens."""
+    """Of several: when each of them ends."""
     opened: Sequence[int] = ()
+    """Of several: how many blocks each of them opens."""
 
 
 class Ahead:
@@ -84,9 +86,7 @@ class Ahead:
         while True:
             if cohort.composed in cohort.ends:
                 cohort.seat()
-            alike = None
-            if step and not (batch.others or cohort.sitting) and (step.blocked or not batch.waiting):
-                alike = self._take_alike(step, cut_ns)
+            alike = None if step is None else self._take_alike(step, cut_ns)
             if alike is not None:
                 step = alike
                 steps += len(step.ends_ns)
@@ -137,9 +137,8 @@ class Ahead:
             batch.now_ns = end_ns
             course.scheduler.settle(batch, plan, end_ns)
             ended = len(batch.ended)
-            course.recorder.packed(
-                completed_row(flight.row, self._start_ns, end_ns, finished=ended)
-            )
+            row = completed_row(flight.row, self._start_ns, end_ns, finished=ended)
+            course.recorder.packed(row)
         self._start_ns, self._end_ns = end_ns, following.end_ns
         return following
 
@@ -293,10 +292,11 @@ class Ahead:
         but the last, and those of `step` before; None: the next step is not that simple."""
         batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
         number, context = len(cohort.requests), cohort.context_tokens
-        if not number:
+        if batch.others or cohort.sitting or not number:
             return None
         if batch.waiting:
-            blocked, floor = self._refusal()
+            # Who comes where nobody was refused is admitted, as a rule.
+            blocked, floor = self._refusal() if step.blocked else (0, 0)
             if not blocked or cohort.publishes(cohort.composed):
                 return None
         due = self._decodes.steps_to_end(blocked)
@@ -348,7 +348,7 @@ class Ahead:
         if step.ends_ns:
             if len(step.ends_ns) > 1:
                 self._course.recorder.decodes(row, step.ends_ns[:-1], step.opened[:-1])
-            # No block has changed hands since it was composed.
+            # As `Recorder.decodes` works it out: no block has changed hands since it was composed.
             row = self._row(0, 0, step.decodes, step.context_tokens, step.blocked, step.waiting)
         if step.decodes:
             plan.run_together(step.decodes, cohort.members)
