@@ -179,7 +179,6 @@ class Decodes:
             return 0
         plan = course.begin()
         head = batch.waiting[0] if blocked else None
-        cohort.given = 0
         if short:
             leave = cohort.part_with if batch.blocks.needs_keys else cohort.leave
             cohort.make_room(partial(self.give_way, terms), terms.spare, leave)
@@ -188,8 +187,7 @@ class Decodes:
         elif head is not None:
             head.blocked_steps += 1
         number, context = len(cohort.requests), cohort.context_tokens
-        cohort.grow(number)
-        cohort.compose(number)
+        cohort.take_part(number, cohort.given if short else 0)
         running = number - course.farewell() if cohort.lingering else number
         waiting = len(batch.waiting)
         census = batch.blocks.census()

@@ -29,11 +29,9 @@ class Prompts:
         number = len(cohort.requests) if terms.mixes else 0
         plan = course.begin()
         if number:
-            cohort.given = 0
-            cohort.grow(number)
             plan.together = plan.decode_seqs = plan.samples = number
             plan.context_tokens = cohort.context_tokens
-            cohort.compose(number)
+            cohort.take_part(number)
         plan.batched_tokens = number
         running = len(cohort.requests) + len(batch.others)
         continued = intake.continued() if batch.others else []
