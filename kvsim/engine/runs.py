@@ -109,9 +109,11 @@ class RunPool(CachePool):
             yield run
             run = run.next
 
-    def find(self, spans: list[Span], limit: int) -> Hits:
-        """The leading blocks of a sequence that are resident, at most `limit`."""
+    def find(self, spans: list[Span], limit: int) -> Sequence[int]:
+        """The leading blocks of a sequence that are resident, at most `limit`: `Hits`, if any."""
         at, size = self._at, self._block_size
+        if not limit or spans[0][2] not in at:
+            return ()
         runs: list[Run] = []
         depth = idle = 0
         for _, last, offset in spans:
@@ -184,6 +186,18 @@ class RunPool(CachePool):
                 self._enter(part, queue)
                 before = part
             end = start
+
+    def keep(self, spans: list[Span], end: int) -> None:
+        """A table of `end` full blocks that was never labelled is given back."""
+        key = spans[0][2]
+        if spans[0][1] < end or key in self._at:
+            runs: list[Run] = []
+            self.label(runs, spans, 0, end)
+            self.release(runs, end)
+            return
+        run = self._at[key] = Run(0, end, key, 0)
+        self._enter(run, self._queue)
+        self._cached += end
 
     # -- parts of moves --------------------------------------------------------------------------
 

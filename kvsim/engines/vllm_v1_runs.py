@@ -2,7 +2,7 @@
 
 They decide what `kvsim.engines.vllm_v1_blocks.VllmV1PrefixTables` decides block by block, and do
 not name blocks. Where nobody can look for a block, as nobody else has its tokens, it gets its
-content only when it is given back.
+content only when it is given back: a request that shares nothing is a number of blocks until then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
         assert self.eviction is LeastRecentlyUsed, "runs go in the order of their release"
         self.lockstep = COUNTED if self.lockstep else ""
         self._runs: dict[Sequence, list[Run]] = {}
-        """The content of each table."""
+        """The content of each table, but for those in which nobody can look for any."""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return RunPool(size, first + 1, self.block_size)
@@ -43,6 +43,8 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         blocks, found = -(-upto // self.block_size), len(hits)
+        if not (found or sequence.table):
+            return blocks
         if not self.hits_save.blocks:
             return max(blocks, found)
         idle = cast(Hits, hits).idle if found else 0
@@ -50,8 +52,11 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
         self._lookups += (sequence.length - self.full_hit.withheld) // self.block_size
-        self._hits += len(hits)
-        self._runs[sequence] = self.gpu.hold(cast(Hits, hits)) if hits else []
+        if hits:
+            self._hits += len(hits)
+            self._runs[sequence] = self.gpu.hold(cast(Hits, hits))
+        elif sequence.shared_tokens >= self.block_size:
+            self._runs[sequence] = []
         Counted.hold(self, sequence, upto, hits)
         sequence.published = len(hits)
 
@@ -61,13 +66,19 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
     def publish(self, sequence: Sequence, upto: int) -> None:
         first, last = sequence.published, upto // self.block_size
         if last > first:
-            spans = sequence.block_spans(self.block_size)
-            self.gpu.label(self._runs[sequence], spans, first, last)
+            runs = self._runs.get(sequence)
+            if runs is not None:
+                spans = sequence.block_spans(self.block_size)
+                self.gpu.label(runs, spans, first, last)
             sequence.published = last
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:
         full, sequence.published = sequence.published, 0
-        self.gpu.release(self._runs.pop(sequence), full)
+        runs = self._runs.pop(sequence, None)
+        if runs is not None:
+            self.gpu.release(runs, full)
+        elif full:
+            self.gpu.keep(sequence.block_spans(self.block_size), full)
         self.gpu.give_back(blocks - full)
 
     def append(self, sequence: Sequence) -> Pairs:
@@ -81,10 +92,14 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
         self.publish(sequence, min(known, sequence.filled))
 
     def awaited(self, sequence: Sequence) -> bool:
-        return sequence.shared_tokens >= (sequence.published + 1) * self.block_size
+        following = (sequence.published + 1) * self.block_size
+        return sequence in self._runs and sequence.shared_tokens >= following
 
     def own_blocks(self, sequence: Sequence) -> int:
-        runs, end = self._runs[sequence], sequence.published
+        runs = self._runs.get(sequence)
+        if runs is None:
+            return len(sequence.table)
+        end = sequence.published
         own = len(sequence.table) - end
         for run in reversed(runs):
             own += sum(part.end - part.start for part in parts(run, end) if part.refs == 1)
@@ -98,8 +113,10 @@ class VllmV1Runs(Counted, VllmV1PrefixTables):
         for request in requests:
             sequence = request.sequences[0]
             if sequence.table:
-                tables.append((self._runs[sequence], sequence.published))
-                blank += len(sequence.table) - sequence.published
+                blank += len(sequence.table)
+                if sequence in self._runs:
+                    tables.append((self._runs[sequence], sequence.published))
+                    blank -= sequence.published
                 empty += self._empty(sequence)
         assert len(tables) == len(self._runs), "content without a table"
         content = self.gpu.audit_tables(tables)

@@ -103,7 +103,7 @@ class Cohort:
         places in that order."""
         self.awaited: set[Request] = set()
         """Members whose blocks others may look for as soon as they fill (`Tables.awaited`)."""
-        self._ends: dict[int, dict[Request, None]] = {}
+        self.ends: dict[int, dict[Request, None]] = {}
         """Steps settled → members whose last token exists by then; some may have left since."""
         self.next_ends: list[int] = []
         """Heap of the keys of `_ends`, and of some that are gone."""
@@ -215,6 +215,19 @@ class Cohort:
         assert ranks is not None, "ask for rank first"
         return [rank + step for rank in ranks[: -number - 1 : -1]]
 
+    def take_part(self, number: int, given: int = 0) -> None:
+        """A step of so many members begins now, with slots for one more token of each of them.
+
+        `given`: how many of the blocks that they open `make_room` gave them already.
+        """
+        if self.awaited or self.blocks.lockstep != COUNTED:
+            self.given = given
+            self.grow(number)
+        else:
+            opening = len(self.phases[self.composed % self.size])
+            self.blocks.open_together(opening, number, given)
+        self.compose(number)
+
     def compose(self, number: int) -> None:
         """A step of so many members, who have their slots, begins now."""
         self.context_tokens += number
@@ -235,7 +248,7 @@ class Cohort:
         self.batch.tokens += number
         self.settled += 1
         self.token_ns = self.batch.now_ns
-        if self.settled not in self._ends:
+        if self.settled not in self.ends:
             return []
         ended = self.due(self.settled)
         self.part(ended)
@@ -244,16 +257,35 @@ class Cohort:
     def due(self, step: int) -> list[Request]:
         """Members whose last token is that of a step."""
         members = self.requests
-        due = self._ends.pop(step, ())
+        due = self.ends.pop(step, ())
         return [request for request in due if request in members and members[request].last == step]
 
     def part(self, ended: list[Request]) -> None:
         """These members have their last token."""
         if self.lingers:
             self.lingering = ended
-        else:
-            for request in ended:
-                self.leave(request)
+            return
+        for request in ended:
+            member = self.requests.pop(request)
+            if request in self.sitting:
+                del self.sitting[request]
+            else:
+                del self.phases[(member.joined - member.filled) % self.size][request]
+                self.context_tokens -= member.known + self.composed - member.joined
+                self._unrank(member)
+            self._have_all(request, member, member.last - member.joined)
+
+    def _have_all(self, request: Request, member: Member, filled: int) -> None:
+        """A request that was a member has all its tokens, and as many more slots as it says."""
+        sequence, tokens = request.sequences[0], member.last - member.joined
+        sequence.__class__, sequence.member = Sequence, None
+        if self.awaited:
+            self.awaited.discard(request)
+        sequence.length += tokens
+        sequence.computed += tokens
+        sequence.filled = member.filled + filled
+        sequence.access_ns = self.composed_ns
+        sequence.last_token_ns = self.token_ns
 
     def dissolve(self) -> None:
         """From now on, each member is looked at by itself, at the head of `Batch.others`."""
@@ -268,7 +300,7 @@ class Cohort:
 
     def seat(self) -> None:
         """Let those sit down whose last token is being sampled."""
-        for request in self._ends.get(self.composed, ()):
+        for request in self.ends.get(self.composed, ()):
             member = self.requests.get(request)
             if member and member.last == self.composed and request not in self.sitting:
                 del self.phases[(member.joined - member.filled) % self.size][request]
@@ -281,14 +313,17 @@ class Cohort:
         others, only_decodes = self.batch.others, self._scheduler.only_decodes
         while others:
             request = others[0]
-            if not only_decodes(request):
-                return
-            sequence = request.sequences[0]
-            tokens = self._endings.left(sequence) - sequence.placeholders
-            if tokens <= 0:
+            if not (only_decodes(request) and self.take_in(request, request.sequences[0])):
                 return
             others.popleft()
+
+    def take_in(self, request: Request, sequence: Sequence) -> bool:
+        """Let a running request join that only decodes from the next step on; False, changing
+        nothing, where its last token is in flight."""
+        tokens = self._endings.left(sequence) - sequence.placeholders
+        if tokens > 0:
             self.join(request, sequence, tokens)
+        return tokens > 0
 
     def join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
         """Take a running request in, which produces so many more tokens.
@@ -301,9 +336,9 @@ class Cohort:
         self.requests[request] = sequence.member = member
         self._places += 1
         self.phases[(step - filled) % self.size][request] = member.place
-        ends = self._ends.get(last)
+        ends = self.ends.get(last)
         if ends is None:
-            ends = self._ends[last] = {}
+            ends = self.ends[last] = {}
             heappush(self.next_ends, last)
         ends[request] = None
         self.context_tokens += known
@@ -485,16 +520,11 @@ class Cohort:
         parting = self.lingering
         for request in parting:
             member = self.requests.pop(request)
-            joined, steps = member.joined, self.composed - member.joined
-            del self.phases[(joined - member.filled) % self.size][request]
+            steps = self.composed - member.joined
+            del self.phases[(member.joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
             self._unrank(member)
-            sequence = request.sequences[0]
-            sequence.__class__, sequence.member = Sequence, None
-            sequence.length += member.last - joined
-            sequence.computed += member.last - joined
-            sequence.filled = member.filled + steps
-            sequence.last_token_ns = self.token_ns
+            self._have_all(request, member, steps)
             self.batch.complete(request)
         self.lingering = []
         return parting

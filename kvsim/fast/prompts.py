@@ -29,10 +29,8 @@ class Prompts:
         number = len(cohort.requests) if terms.mixes else 0
         plan = course.begin()
         if number:
-            cohort.given = 0
-            cohort.grow(number)
             course.count_decodes(number, cohort.context_tokens, cohort.composed)
-            cohort.compose(number)
+            cohort.take_part(number)
         running = len(cohort.requests) + len(batch.others)
         continued = intake.continued() if batch.others else []
         sure = not batch.others

@@ -5,7 +5,7 @@ One row per step, written once by the replica; its columns are declared in `kvsi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvsim import limits
@@ -44,7 +44,7 @@ class Recorder:
         if self._number >= self._full:
             self._seal()
 
-    def decodes(self, row: bytes, ends_ns: list[int], opened: list[int]) -> None:
+    def decodes(self, row: bytes, ends_ns: Sequence[int], opened: Sequence[int]) -> None:
         """Append consecutive decode steps of the same sequences, given by one row.
 
         `ends_ns`: when each of them ends. `opened`: how many blocks each of them takes from the

@@ -187,6 +187,48 @@ def test_a_look_changes_nothing() -> None:
     assert [(run.start, run.end) for run in twins.runs.gpu.idle_runs()] == [(0, 5)]
 
 
+def private(requests: int, gap_ns: int) -> Trace:
+    """Requests of 70 and 40 tokens that share nothing, so far apart."""
+    rows = [Row(each, f"r{each}", each, each * gap_ns, 70, 40) for each in range(requests)]
+    return Trace("made", "native", "", rows)
+
+
+def test_who_shares_nothing_is_a_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is labelled or looked up run by run, and the pool is full of content all the same."""
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("nobody can look for these blocks")
+
+    for move in ("label", "hold", "release"):
+        monkeypatch.setattr(RunPool, move, forbidden)
+    settings = {"model": "tiny", "engine": "vllm-v1", "max_model_len": 128}
+    settings |= {"num_gpu_blocks_override": 40, "cost": {"model": "constant"}}
+    result = simulate(private(30, 100_000_000), settings)
+    assert result.meta["outcome"]["kind"] == "finished"
+    assert result.steps["cached_blocks"].max() > 20
+    assert result.requests["num_preemptions"].sum() == 0
+
+
+@pytest.mark.parametrize("clients", [None, 3])
+def test_steps_that_are_alike_are_recorded_one_by_one(clients: int | None) -> None:
+    """Clients that wait for an end take over after each of them, with a step under way that was
+    composed as the last of several."""
+    settings = {
+        "model": "tiny",
+        "engine": "vllm-v1",
+        "max_model_len": 128,
+        "num_gpu_blocks_override": 16,
+        "max_concurrency": clients,
+        "cost": {"model": "constant"},
+    }
+    result = assert_equal_runs(private(30, 50_000_000), settings, f"{clients} clients").result
+    assert result is not None
+    path = result.meta["fast_path"]
+    assert path["repeated_steps"] > 0.8 * len(result.steps["start_ns"])
+    assert path["stretches"] > (20 if clients else 0)
+    assert result.requests["num_preemptions"].sum() > 0
+
+
 def test_a_planted_fault_is_found() -> None:
     """The audit finds each kind of broken books."""
     for fault in ("refs", "end", "cached", "left", "at"):
