@@ -156,7 +156,7 @@ class RunPool(CachePool):
                 else:
                     if run.end > stop:
                         self._cut(run, stop)
-                    self._copy(runs, run)
+                    self._meet(runs, run)
                     depth = run.end
 
     def release(self, runs: list[Run], end: int) -> None:
@@ -187,8 +187,8 @@ class RunPool(CachePool):
 
     # -- parts of moves --------------------------------------------------------------------------
 
-    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> None:
-        """A table has new content behind its runs."""
+    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> Run:
+        """A table has new content behind its runs; returns the run that holds it."""
         if runs:
             tail = runs[-1]
             while tail.end < start:
@@ -196,12 +196,13 @@ class RunPool(CachePool):
                 tail = tail.successor
             if tail.refs == 1 and tail.copies is None and tail.offset == offset:
                 tail.end, tail.successor = end, None
-                return
+                return tail
         run = self._at[start * self._block_size + offset] = Run(start, end, offset, 1)
         runs.append(run)
+        return run
 
-    def _copy(self, runs: list[Run], known: Run) -> None:
-        """A table has, behind its runs, what a run holds already."""
+    def _meet(self, runs: list[Run], known: Run) -> None:
+        """A table has, behind its runs, what a run holds already: that has one copy more."""
         copy = Run(known.start, known.end, known.offset, 1)
         if known.copies is None:
             known.copies = [known]

@@ -47,6 +47,9 @@ class Tables:
     lockstep = ""
     """How it serves requests that decode together (`kvsim.fast.cohort`): `COUNTED`, by
     number; `NAMED`, by visiting those whose tables change; empty: not at all."""
+    label_moves = False
+    """Whether a block that is given its content may move another one with the same, out of the
+    blocks that are free or of what can be hit."""
     swaps = True
     """Whether its tables can move to the CPU pool."""
     grows = True

@@ -43,7 +43,7 @@ from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import COUNTED, NAMED
+from kvsim.engine.tables import NAMED
 
 
 class Member:
@@ -312,7 +312,7 @@ class Cohort:
             last = next(reversed(members))
             if need == free and (not spare or last in opening):
                 return True
-            if give_way is None or self.blocks.lockstep == NAMED:
+            if give_way is None or self._visits():
                 self.dissolve()
                 return False
             # The first to open blocks get what is free; whoever finds nothing makes the tail go.
@@ -330,7 +330,7 @@ class Cohort:
         """Slots for one more token of each member that takes part."""
         opening = self.phases[self.composed % self.size]
         blocks = self.blocks
-        if blocks.lockstep == COUNTED:
+        if not self._visits():
             blocks.open_together(len(opening), number, self.given)
             if self.awaited:
                 self.publish(self.composed, self.settled)
@@ -339,6 +339,12 @@ class Cohort:
         for request in visited:
             self._visit(request)
         blocks.empty_slots -= number - len(visited)
+
+    def _visits(self) -> bool:
+        """Whether members that open or fill a block in the next step are looked at one by one, as
+        it matters in which order they do."""
+        blocks = self.blocks
+        return blocks.lockstep == NAMED or (blocks.label_moves and self.publishes(self.composed))
 
     def publish(self, step: int, settled: int) -> None:
         """Members whose blocks others may look for fill or open one in a step, which was composed
@@ -384,6 +390,7 @@ class Cohort:
         sequence.placeholders += steps - settled
         sequence.computed += steps if self.counts_composed else settled
         sequence.filled = member.filled + steps
+        self.blocks.recount(sequence, 0)
         self._scheduler.grow_one(self.batch, request)
         sequence.length, sequence.placeholders, sequence.computed = before
         sequence.__class__ = MemberSequence
@@ -459,6 +466,7 @@ class Cohort:
         parting = self.lingering
         for request in parting:
             member = self.requests.pop(request)
+            self.awaited.discard(request)
             joined, steps = member.joined, self.composed - member.joined
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
@@ -467,6 +475,8 @@ class Cohort:
             sequence.length += member.last - joined
             sequence.computed += member.last - joined
             sequence.filled = member.filled + steps
+            if steps:
+                sequence.access_ns = self.composed_ns
             sequence.last_token_ns = self.token_ns
             self.batch.complete(request)
         self.lingering = []

@@ -6,7 +6,8 @@ from kvsim.config import RunConfig
 from kvsim.engine.counted import Counted, CountPool
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.tables import Tables
-from kvsim.engines.vllm_063_blocks import Naive
+from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
+from kvsim.engines.vllm_063_runs import Vllm063Runs
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 from kvsim.engines.vllm_v1_runs import VllmV1Runs
 
@@ -27,22 +28,28 @@ class CountedVllmV1(Counted, VllmV1Tables):
 
 COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     Naive: CountedNaive,
+    PrefixCaching: Vllm063Runs,
     VllmV1Tables: CountedVllmV1,
     VllmV1PrefixTables: VllmV1Runs,
 }
 """Block managers → what decides the same without naming blocks."""
+
+OWN_EVICTION = {PrefixCaching: "vllm-0.6.3", VllmV1PrefixTables: "lru"}
+"""The eviction rule under which the content of a manager is kept in runs."""
 
 
 def without_names(kind: type[Tables], config: RunConfig) -> type[Tables]:
     """What serves in place of a block manager where nobody asks for the names of blocks.
 
     A rule from outside is shown the block manager, and finds in it what it expects there, as far as
-    that has content; who orders idle content orders blocks.
+    that has content; who orders idle content orders blocks, and so does who copies them.
     """
     twin = COUNTED_TWINS.get(kind, kind)
     if not kind.needs_keys:
         return twin
-    rules = (config.engine, config.victim, config.scheduler_args.get("requeue"))
+    args = config.block_manager_args
+    rules = (config.engine, config.victim, config.scheduler_args.get("requeue"), *args.values())
     outside = any(":" in rule for rule in rules if isinstance(rule, str))
-    orders = config.block_manager_args.get("eviction", "lru") != "lru"
-    return kind if outside or orders else twin
+    orders = args.get("eviction", OWN_EVICTION.get(kind)) != OWN_EVICTION.get(kind)
+    copies = twin.swaps < kind.swaps and config.preemption_mode not in (None, "recompute")
+    return kind if outside or orders or copies else twin

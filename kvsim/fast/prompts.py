@@ -42,6 +42,7 @@ class Prompts:
         running_order = continued + admitted if admitted else continued
         batch_order = admitted + continued if terms.prompts_first else running_order
         prefill_tokens = intake.run(batch_order)
+        blocks.composed()
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens

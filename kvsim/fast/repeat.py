@@ -147,6 +147,10 @@ class Repeat:
             if not self._intake.one_prompt():
                 self._why_not = "several prompts are under way"
                 return 0
+        fills = cohort.publishes(cohort.composed)
+        if fills and blocks.label_moves:
+            self._why_not = "a block fills that others may hit"
+            return 0
         if waiting and waiting[0].sequences[0].length > terms.longest:
             if course.listens or terms.chunked or not course.decodes_fit():
                 self._why_not = "a request is given up"
@@ -163,7 +167,7 @@ class Repeat:
             _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used, number)
             room = left if terms.mixes else free
             blocked = terms.refusal(blocks, room, need, asked, used, number)
-        if blocked and cohort.awaited and cohort.publishes(cohort.composed):
+        if blocked and fills:
             self._why_not = "a block fills that others may hit"
             return 0
         if batch.others or (waiting and not blocked):

@@ -1,0 +1,77 @@
+"""Block tables with a prefix cache whose content is kept in runs (`kvsim.engine.runs`).
+
+Where nobody can look for a block, as nobody else has its tokens, it gets its content only when it
+is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvsim.engine.counted import Counted
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.runs import Hits, Run, RunPool, parts
+from kvsim.engine.tables import COUNTED, Pairs
+
+
+class RunTables(Counted):
+    """Moves of a manager with a prefix cache, without work for each block."""
+
+    gpu: RunPool
+
+    def __init__(self, *sizes: int, **rules: Any) -> None:
+        super().__init__(*sizes, **rules)
+        self.lockstep = COUNTED if self.lockstep else ""
+        self._runs: dict[Sequence, list[Run]] = {}
+        """The content of each table."""
+
+    def find(self, sequence: Sequence, withheld: int = 0) -> Hits:
+        """The leading full blocks of a sequence that are resident, but for those that hold one of
+        its last `withheld` tokens."""
+        blocks = (sequence.length - withheld) // self.block_size
+        return self.gpu.find(sequence.block_spans(self.block_size), blocks)
+
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        first, last = sequence.published, upto // self.block_size
+        if last > first:
+            spans = sequence.block_spans(self.block_size)
+            self.gpu.label(self._runs[sequence], spans, first, last)
+            sequence.published = last
+
+    def give_back(self, sequence: Sequence, blocks: int) -> None:
+        full, sequence.published = sequence.published, 0
+        self.gpu.give_back(blocks - full)
+        self.gpu.release(self._runs.pop(sequence), full)
+
+    def append(self, sequence: Sequence) -> Pairs:
+        copies = super().append(sequence)
+        if not self.publish_at.computed:
+            self.publish(sequence, sequence.length)
+        return copies
+
+    def awaited(self, sequence: Sequence) -> bool:
+        return sequence.shared_tokens >= (sequence.published + 1) * self.block_size
+
+    def own_blocks(self, sequence: Sequence) -> int:
+        runs, end = self._runs[sequence], sequence.published
+        own = len(sequence.table) - end
+        for run in reversed(runs):
+            own += sum(part.end - part.start for part in parts(run, end) if part.refs == 1)
+            end = run.start
+        return own
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        self.gpu.audit()
+        blank = empty = 0
+        tables = []
+        for request in requests:
+            for sequence in request.sequences:
+                if sequence.table:
+                    tables.append((self._runs[sequence], sequence.published))
+                    blank += len(sequence.table) - sequence.published
+                    empty += self._empty(sequence)
+        assert len(tables) == len(self._runs), "content without a table"
+        content = self.gpu.audit_tables(tables)
+        assert self.gpu.used == blank + content, "blocks in use and tables disagree"
+        assert empty == self.empty_slots, "empty slots were miscounted"
