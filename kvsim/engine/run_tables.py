@@ -7,12 +7,15 @@ is given back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from kvsim.engine.counted import Counted
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.runs import Hits, Run, RunPool, parts
 from kvsim.engine.tables import COUNTED, Pairs
+
+_Blocks = list[int]
+"""What other managers return as hits."""
 
 
 class RunTables(Counted):
@@ -32,6 +35,14 @@ class RunTables(Counted):
         blocks = (sequence.length - withheld) // self.block_size
         return self.gpu.find(sequence.block_spans(self.block_size), blocks)
 
+    def match(self, sequence: Sequence) -> list[int]:
+        return cast(_Blocks, self.find(sequence, self.full_hit.withheld))
+
+    def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
+        self._runs[sequence] = self.gpu.hold(cast(Hits, hits)) if hits else []
+        super().hold(sequence, upto, hits)
+        sequence.published = len(hits)
+
     def publish(self, sequence: Sequence, upto: int) -> None:
         first, last = sequence.published, upto // self.block_size
         if last > first:
@@ -40,9 +51,15 @@ class RunTables(Counted):
             sequence.published = last
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:
+        self.publish(sequence, self.published_last(sequence))
         full, sequence.published = sequence.published, 0
         self.gpu.give_back(blocks - full)
         self.gpu.release(self._runs.pop(sequence), full)
+
+    def published_last(self, sequence: Sequence) -> int:
+        """Tokens whose full blocks are given their content when the table is given back, where they
+        have none."""
+        return sequence.computed if self.publish_at.computed else sequence.filled
 
     def append(self, sequence: Sequence) -> Pairs:
         copies = super().append(sequence)

@@ -53,7 +53,8 @@ class Run:
         self.refs = refs
         """Tables that hold it."""
         self.copies: list[Run] | None = None
-        """All runs with this content, the one labelled first in front; None: it is the only one."""
+        """All runs with this content, the one labelled first in front; None: it is the only one;
+        empty: it cannot be hit any more."""
         self.successor: Run | None = None
         """What was cut off behind it; true as long as somebody holds both."""
         self.prev = self
@@ -292,9 +293,11 @@ class RunPool(CachePool):
                     held[part] = held.get(part, 0) + 1
         resident = [run for first in self._at.values() for run in first.copies or (first,)]
         counted = {run: run.refs for run in resident if run.refs}
+        counted |= {run: run.refs for run in held if run.copies == []}
         assert held == counted, "references and tables disagree"
         idle = {run for run in resident if not run.refs}
-        assert idle == set(self.idle_runs()), "an idle run cannot be hit or evicted"
+        hittable = {run for run in self.idle_runs() if run.copies != []}
+        assert idle == hittable, "an idle run cannot be hit or evicted"
         return sum(run.end - run.start for run in held)
 
 

@@ -146,6 +146,11 @@ class Tables:
         """Full blocks looked up by content, and how many of them were found."""
         return 0, 0
 
+    def evictions(self, opened: list[int]) -> list[int]:
+        """Blocks with content that are lost in all, as takes of so many blocks follow each other;
+        empty: blank ones go first."""
+        return []
+
     # -- moves ----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Sequence) -> None:

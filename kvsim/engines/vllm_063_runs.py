@@ -17,7 +17,6 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from typing import cast
 
-from kvsim.engine.counted import Counted
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.engine.run_tables import RunTables
@@ -198,12 +197,10 @@ class Vllm063Runs(RunTables, PrefixCaching):
 
     def allocate(self, sequence: Sequence) -> None:
         gpu, hits = self.gpu, self.find(sequence)
-        found, computed = len(hits), gpu.computed(hits)
+        computed = gpu.computed(hits)
         gpu.lookups += sequence.length // self.block_size
-        gpu.hits += found
-        self._runs[sequence] = gpu.hold(hits)
-        Counted.hold(self, sequence, sequence.length, range(found))  # type: ignore[arg-type]
-        sequence.published = found
+        gpu.hits += len(hits)
+        self.hold(sequence, sequence.length, cast("list[int]", hits))
         if not self.publish_at.computed:
             self.publish(sequence, sequence.length)
         sequence.seen = min(computed, (sequence.length - self._withheld) // self.block_size)
@@ -222,7 +219,6 @@ class Vllm063Runs(RunTables, PrefixCaching):
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:
         assert sequence.access_ns >= 0, "a table is given back that no step made use of"
-        self.publish(sequence, sequence.computed if self.publish_at.computed else sequence.filled)
         self.gpu.access_ns = sequence.access_ns
         super().give_back(sequence, blocks)
 

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from kvsim.engine.counted import Counted
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.engine.run_tables import RunTables
 from kvsim.engine.runs import Hits, RunPool
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.rules.eviction import LeastRecentlyUsed
-
-_Blocks = list[int]
-"""What other managers return as hits."""
-
 
 class VllmV1Runs(RunTables, VllmV1PrefixTables):
     """`VllmV1PrefixTables` in runs, under the eviction rule `lru`."""
@@ -30,9 +25,6 @@ class VllmV1Runs(RunTables, VllmV1PrefixTables):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return RunPool(size, first + 1, self.block_size)
 
-    def match(self, sequence: Sequence) -> list[int]:
-        return cast(_Blocks, self.find(sequence, self.full_hit.withheld))
-
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         blocks, found = -(-upto // self.block_size), len(hits)
         if not self.hits_save.blocks:
@@ -43,12 +35,13 @@ class VllmV1Runs(RunTables, VllmV1PrefixTables):
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
         self._lookups += (sequence.length - self.full_hit.withheld) // self.block_size
         self._hits += len(hits)
-        self._runs[sequence] = self.gpu.hold(cast(Hits, hits)) if hits else []
-        Counted.hold(self, sequence, upto, hits)
-        sequence.published = len(hits)
+        RunTables.hold(self, sequence, upto, hits)
 
     def allocate(self, sequence: Sequence) -> None:
         VllmV1PrefixTables.allocate(self, sequence)
+
+    def published_last(self, sequence: Sequence) -> int:
+        return 0  # Of the tokens that have slots, the last ones may not be known yet.
 
     def recount(self, sequence: Sequence, known: int) -> None:
         super().recount(sequence, known)

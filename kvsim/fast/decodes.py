@@ -64,7 +64,7 @@ class Decodes:
             blocked=blocked,
             finished=0 if cohort.lingers else len(ended),
         )
-        course.recorder.decodes(row, ends_ns, opened)
+        course.recorder.decodes(row, ends_ns, opened, batch.blocks.evictions(opened))
         self._taken(ends_ns, opened)
         if blocked:
             batch.waiting[0].blocked_steps += steps
