@@ -55,9 +55,11 @@ class MergedRunPool(RunPool):
         """How many of the blocks that `find` has just returned are not of the step being
         composed."""
         fresh = self._fresh
-        for run in hits.runs if fresh else ():
-            if fresh.get(run, run.end) < run.end:
-                return min(fresh[run], hits.number)
+        if fresh and hits.runs:
+            ends = [run.start for run in hits.runs[1:]] + [hits.number]
+            for run, end in zip(hits.runs, ends, strict=True):
+                if fresh.get(run, end) < end:
+                    return fresh[run]
         return hits.number
 
     def mark_computed(self) -> None:
