@@ -31,7 +31,7 @@ from kvsim.workload.clients import Clients
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import Requests
 from kvsim.workload.spec import trace_of
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, TokenContent, Trace
 
 if TYPE_CHECKING:
     from kvsim.result import Books
@@ -84,6 +84,8 @@ def simulate(
     asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     while True:
         parts = parts_of(config, bool(asked))
+        if parts.blocks.prefixes_only and any(isinstance(row.content, TokenContent) for row in rows):
+            parts = parts_of(config, True)
         refused = {error.request: error.kind for error in errors}
         run = _Run(trace, rows, parts, refused, asked, watcher, progress)
         outcome = run.play()

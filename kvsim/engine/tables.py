@@ -40,6 +40,8 @@ class Tables:
     """Whether it looks at block identities, so that sequences need a stream."""
     swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
     """Where the engine raises if the CPU pool is too small for a victim."""
+    prefixes_only = False
+    """Whether it serves only requests of which no tokens are known."""
     publish_at = PUBLISH_AT["allocation"]
     hits_save = HITS_SAVE["computation"]
     full_hit = FULL_HITS["last-block"]

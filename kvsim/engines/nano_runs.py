@@ -21,7 +21,7 @@ from kvsim.engine.request import Request, Sequence
 from kvsim.engine.run_tables import RunTables
 from kvsim.engine.runs import Run, RunPool
 from kvsim.engine.tables import COUNTED, Tables
-from kvsim.engines.nano_blocks import NanoTables
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 
 
 class NanoRunPool(RunPool):
@@ -176,3 +176,15 @@ class NanoRuns(RunTables, NanoTables):
 
     def evictions(self, opened: list[int]) -> list[int]:
         return self.gpu.evictions(opened)
+
+
+class NanoRuns2025(NanoRuns, NanoTables2025):
+    """`NanoTables2025` in runs, where no tokens are known.
+
+    A block whose registration is out of date is hit there if it holds the same tokens after another
+    prefix, so that with real tokens it decides which block holds what. Without them, equal content
+    means an equal prefix: a registration whose block was overwritten is never believed, as if it
+    had been taken back.
+    """
+
+    prefixes_only = True

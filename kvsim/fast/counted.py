@@ -6,8 +6,8 @@ from kvsim.config import RunConfig
 from kvsim.engine.counted import Counted, CountPool
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.tables import Tables
-from kvsim.engines.nano_blocks import NanoTables
-from kvsim.engines.nano_runs import NanoRuns
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
+from kvsim.engines.nano_runs import NanoRuns, NanoRuns2025
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_063_runs import Vllm063Runs
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
@@ -31,6 +31,7 @@ class CountedVllmV1(Counted, VllmV1Tables):
 COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     Naive: CountedNaive,
     NanoTables: NanoRuns,
+    NanoTables2025: NanoRuns2025,
     PrefixCaching: Vllm063Runs,
     VllmV1Tables: CountedVllmV1,
     VllmV1PrefixTables: VllmV1Runs,
