@@ -84,7 +84,7 @@ def simulate(
     asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     while True:
         parts = parts_of(config, bool(asked))
-        if parts.blocks.prefixes_only and any(isinstance(row.content, TokenContent) for row in rows):
+        if parts.blocks.prefixes_only and _tokens_known(rows):
             parts = parts_of(config, True)
         refused = {error.request: error.kind for error in errors}
         run = _Run(trace, rows, parts, refused, asked, watcher, progress)
@@ -212,6 +212,11 @@ class _Run:
         """A request is over: what it came to is smaller than it is."""
         self.archive.add(request)
         self.requests.let_go(request)
+
+
+def _tokens_known(rows: Sequence[Row]) -> bool:
+    """Whether any request comes with real tokens."""
+    return any(isinstance(row.content, TokenContent) for row in rows)
 
 
 def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:

@@ -252,8 +252,7 @@ class RunPool(CachePool):
         if len(copies) == 1:
             copies[0].copies = None
 
-    @staticmethod
-    def _enter(run: Run, follower: Run) -> None:
+    def _enter(self, run: Run, follower: Run) -> None:
         """Take a run into the queue, before another one."""
         run.prev, run.next = follower.prev, follower
         run.prev.next = follower.prev = run

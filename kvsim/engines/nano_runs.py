@@ -149,7 +149,7 @@ class NanoRuns(RunTables, NanoTables):
     """`NanoTables` in runs, under the engine's own order of eviction."""
 
     label_moves = True
-    gpu: NanoRunPool
+    gpu: NanoRunPool  # type: ignore[assignment]
 
     def __init__(self, *sizes: int, **rules: Any) -> None:
         super().__init__(*sizes, **rules)
@@ -188,3 +188,4 @@ class NanoRuns2025(NanoRuns, NanoTables2025):
     """
 
     prefixes_only = True
+    gpu: NanoRunPool  # type: ignore[assignment]

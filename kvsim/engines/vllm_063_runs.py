@@ -188,7 +188,7 @@ class Vllm063Runs(RunTables, PrefixCaching):
 
     swaps = False
     label_moves = True
-    gpu: MergedRunPool
+    gpu: MergedRunPool  # type: ignore[assignment]
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return MergedRunPool(size, first, self.block_size)

@@ -15,8 +15,11 @@ from kvsim.engine.runs import Hits, RunPool
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.rules.eviction import LeastRecentlyUsed
 
+
 class VllmV1Runs(RunTables, VllmV1PrefixTables):
     """`VllmV1PrefixTables` in runs, under the eviction rule `lru`."""
+
+    gpu: RunPool  # type: ignore[assignment]
 
     def __init__(self, *sizes: int, **rules: Any) -> None:
         super().__init__(*sizes, **rules)

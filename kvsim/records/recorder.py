@@ -5,7 +5,7 @@ One row per step, written once by the replica; its columns are declared in `kvsi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvsim.schema import STEP_COLUMNS
@@ -34,7 +34,7 @@ class Recorder:
         self._steps: list[int] = []
         self._ends_ns: list[int] = []
         self._opened: list[int] = []
-        self._evicted: dict[int, list[int]] = {}
+        self._evicted: dict[int, Sequence[int]] = {}
 
     def packed(self, row: bytes) -> None:
         """Append one step, given as `kvsim.schema.step_row` returns it."""
@@ -45,7 +45,7 @@ class Recorder:
             self._seal()
 
     def decodes(
-        self, row: bytes, ends_ns: list[int], opened: list[int], evicted: list[int]
+        self, row: bytes, ends_ns: list[int], opened: list[int], evicted: Sequence[int] = ()
     ) -> None:
         """Append consecutive decode steps of the same sequences, given by one row.
 
@@ -93,7 +93,7 @@ def unfold(
     steps: list[int],
     ends_ns: list[int],
     opened: list[int],
-    evicted: dict[int, list[int]],
+    evicted: Mapping[int, Sequence[int]],
     block_size: int,
 ) -> np.ndarray:
     """Write out the rows that stand for several decode steps (`Recorder.decodes`).
