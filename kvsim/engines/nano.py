@@ -142,12 +142,10 @@ class Nano(Scheduler):
 
     def ask(self, blocks: Tables, sequence: Sequence) -> Asked:
         """What a waiting request without blocks asks for."""
-        hits = blocks.match(sequence)
-        saved = blocks.hit_tokens(sequence, hits)
-        charged = sequence.length - saved if blocks.hits_save.charged else sequence.length
-        asked = sequence.length - saved if blocks.hits_save.tested else sequence.length
-        need = blocks.admission_need(sequence.request)
-        return hits, sequence.length - charged, charged, asked, need
+        hits, length, save = blocks.match(sequence), sequence.length, blocks.hits_save
+        saved = blocks.hit_tokens(sequence, hits) if save.charged else 0
+        asked = length - blocks.hit_tokens(sequence, hits) if save.tested else length
+        return hits, saved, length - saved, asked, blocks.need(sequence, length, hits)
 
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int

@@ -14,13 +14,13 @@ hold: content can be resident whose prefix is gone. All idle blocks wait in one 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import Any
+from typing import Any, cast
 
 from kvsim.engine.pool import BlockPool
-from kvsim.engine.request import Request, Sequence
+from kvsim.engine.request import Sequence
 from kvsim.engine.run_tables import RunTables
-from kvsim.engine.runs import Run, RunPool
-from kvsim.engine.tables import COUNTED, Tables
+from kvsim.engine.runs import Hits, Run, RunPool
+from kvsim.engine.tables import COUNTED
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 
 
@@ -159,12 +159,8 @@ class NanoRuns(RunTables, NanoTables):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return NanoRunPool(size, first, self.block_size)
 
-    def admission_need(self, request: Request) -> int:
-        need = Tables.admission_need(self, request)
-        if self.hits_save.blocks:
-            hits = self.find(request.sequences[0], self.full_hit.withheld)
-            need -= hits.number - hits.idle
-        return need
+    def held(self, hits: list[int]) -> int:
+        return len(hits) - cast(Hits, hits).idle
 
     def allocate(self, sequence: Sequence) -> None:
         hits = self.match(sequence)

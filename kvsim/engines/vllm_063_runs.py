@@ -39,8 +39,7 @@ class MergedRunPool(RunPool):
         """Of `lookups`."""
         self._streaks: deque[_Streak] = deque()
         """Idle runs, in the order in which they were given back."""
-        self._idle: dict[Run, tuple[_Streak, int]] = {}
-        """Idle run → its streak, and the number of the release that made it idle."""
+        self._idle: _Idle = {}
         self._releases = 0
         self._entries = count()
         """Numbers of the entries of streaks."""
@@ -111,33 +110,47 @@ class MergedRunPool(RunPool):
     def _evict(self, number: int) -> None:
         """Forget blocks in the order in which the walk of the evictor ends on them."""
         while number:
-            run, floor = self._next()
-            taken = min(number, run.end - max(run.start, floor))
-            number -= taken
-            run.end, run.successor = run.end - taken, None
-            if run.end == run.start:
-                self._leave(run)
-                self._forget(run)
+            streak, floor = self._next()
+            longest = streak.take_longest(self._idle, number)
+            end = longest[0][3].end
+            below = streak.longest if streak.trim(self._idle) else 0
+            # Together down to what is next; each loses one block where there are as many as that.
+            floor = max(floor, below, *(run.start for _, _, _, run in longest))
+            taken = max(1, min(number // len(longest), end - floor))
+            for _, release, entry, run in longest:
+                number -= taken
+                run.end, run.successor = end - taken, None
+                if run.end > run.start:
+                    heappush(streak.heap, (-run.end, release, entry, run))
+                else:
+                    self._leave(run)
+                    self._forget(run)
 
-    def _next(self) -> tuple[Run, int]:
-        """The run whose last block goes next, and the end down to which its blocks go before any
-        others."""
+    def _next(self) -> tuple[_Streak, int]:
+        """The streak whose longest prefix goes next, and the end down to which it goes before those
+        of others."""
         streaks, idle = self._streaks, self._idle
         while not streaks[0].trim(idle):
             streaks.popleft()
         chosen, floor = streaks[0], 0
-        end = chosen.longest
         for streak in islice(streaks, 1, None):
             if not streak.trim(idle):
                 continue
             if streak.last_ns > chosen.last_ns:
                 break
-            if streak.longest > end:
-                # It must stay longer than what is before it, and as long as what is behind it.
-                chosen, floor, end = streak, end, streak.longest
+            if streak.longest > chosen.longest:
+                # It must be longer than what is before it, and no shorter than what is behind it.
+                chosen, floor = streak, chosen.longest
             else:
                 floor = max(floor, streak.longest - 1)
-        return chosen.heap[0][3], max(floor, chosen.floor)
+        return chosen, floor
+
+
+_Idle = dict[Run, tuple["_Streak", int]]
+"""Idle run → its streak, and the number of the release that made it idle."""
+
+_Entry = tuple[int, int, int, Run]
+"""−end, number of the release, number of the entry, run."""
 
 
 class _Streak:
@@ -150,25 +163,23 @@ class _Streak:
 
     def __init__(self, last_ns: int) -> None:
         self.last_ns = last_ns
-        self.heap: list[tuple[int, int, int, Run]] = []
-        """(−end, number of the release, number of the entry, run); some runs have left since, or
-        are shorter now."""
+        self.heap: list[_Entry] = []
+        """Some of the runs have left since, or are shorter now."""
 
     @property
     def longest(self) -> int:
         """Blocks of the longest prefix, after `trim`."""
         return -self.heap[0][0]
 
-    @property
-    def floor(self) -> int:
-        """End down to which blocks of the longest prefix go before those of others here."""
-        rivals = self.heap[1:3]
-        if not rivals:
-            return 0
-        end, release, _, _ = min(rivals)
-        return -end if release < self.heap[0][1] else -end - 1
+    def take_longest(self, idle: _Idle, most: int) -> list[_Entry]:
+        """Take out the longest prefixes, after `trim`: those of one length, the earliest release
+        first, and no more than `most`."""
+        longest = [heappop(self.heap)]
+        while len(longest) < most and self.trim(idle) and self.heap[0][0] == longest[0][0]:
+            longest.append(heappop(self.heap))
+        return longest
 
-    def trim(self, idle: dict[Run, tuple[_Streak, int]]) -> bool:
+    def trim(self, idle: _Idle) -> bool:
         """Bring the longest prefix to the top; False where nothing is left."""
         heap = self.heap
         while heap:
