@@ -9,6 +9,7 @@ from kvsim.conform.record import Record
 from kvsim.conform.virtual import idled, replay, stalled
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
+from kvsim.engines import ENGINES
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033
@@ -118,6 +119,9 @@ def run_case(
     engine: str, config: Config, trace: list[dict[str, Any]], audit: bool = False
 ) -> Iterator[Record]:
     """The step log that kvsim writes for a case."""
+    if not ENGINES[engine].samples and any(row.get("n", 1) > 1 for row in trace):
+        yield {"step": 0, "time": 0.0, "error": "this engine draws one sample a request (n = 1)"}
+        return
     try:
         scheduler, blocks = BUILDERS[engine](config)
     except ValueError as refusal:

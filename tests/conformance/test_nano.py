@@ -36,6 +36,13 @@ RECORDED = [
 ]
 
 
+@ENGINES
+def test_several_samples_are_refused_by_an_engine_that_draws_one(engine: str) -> None:
+    row = {"id": "a", "arrival": 0.0, "prompt_token_ids": [1, 2], "output_lens": [1, 2], "n": 2}
+    (record,) = run_case(engine, {"block_size": 4, "num_gpu_blocks": 4}, [row])
+    assert "n = 1" in record["error"]
+
+
 def by_the_rules(engine: str, config: Record, trace: list[Record]) -> list[Record]:
     return twin.step_log(config, trace, version_2025=engine == OLD)
 
