@@ -138,11 +138,11 @@ class NanoRunPool(RunPool):
         super().audit()
         stale = [run for run in self.idle_runs() if run.copies is not None]
         assert self._stale == sum(run.end - run.start for run in stale), "blocks are miscounted"
+        assert sum(map(len, self._starts.values())) == len(self._at), "a run cannot be made stale"
         for offset, starts in self._starts.items():
             runs = [self._at[start * self._block_size + offset] for start in starts]
             ends = [run.end for run in runs]
             assert all(map(int.__le__, ends, starts[1:])), "a block is in two runs"
-        assert sum(map(len, self._starts.values())) == len(self._at), "a run cannot be made stale"
 
 
 class NanoRuns(RunTables, NanoTables):

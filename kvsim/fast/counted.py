@@ -12,6 +12,7 @@ from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_063_runs import Vllm063Runs
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 from kvsim.engines.vllm_v1_runs import VllmV1Runs
+from kvsim.library import look_up
 
 
 class CountedNaive(Counted, Naive):
@@ -46,14 +47,25 @@ def without_names(kind: type[Tables], config: RunConfig) -> type[Tables]:
     """What serves in place of a block manager where nobody asks for the names of blocks.
 
     A rule from outside is shown the block manager, and finds in it what it expects there, as far as
-    that has content; who orders idle content orders blocks, and so does who copies them.
+    that has content, unless it says that it looks for no names (`Scheduler.names_blocks`). Who
+    orders idle content orders blocks, and swapped blocks are looked up one by one.
     """
     twin = COUNTED_TWINS.get(kind, kind)
     if not kind.needs_keys:
         return twin
-    args = config.block_manager_args
-    rules = (config.engine, config.victim, config.scheduler_args.get("requeue"), *args.values())
-    outside = any(":" in rule for rule in rules if isinstance(rule, str))
-    orders = args.get("eviction", OWN_EVICTION.get(kind)) != OWN_EVICTION.get(kind)
-    copies = twin.swaps < kind.swaps and config.preemption_mode not in (None, "recompute")
-    return kind if outside or orders or copies else twin
+    args, own = config.block_manager_args, OWN_EVICTION.get(kind)
+    rules = [config.victim, config.scheduler_args.get("requeue")]
+    rules += [args.get("growth"), args.get("idle_order")]
+    shown = _names_blocks(config.engine) or any(map(_outside, rules))
+    orders = args.get("eviction", own) != own
+    swaps = twin.swaps < kind.swaps and config.preemption_mode not in (None, "recompute")
+    return kind if shown or orders or swaps else twin
+
+
+def _names_blocks(engine: str) -> bool:
+    """Whether a scheduler is from outside, and looks for the names of blocks."""
+    return _outside(engine) and bool(look_up("engine", {}, engine).names_blocks)
+
+
+def _outside(rule: object) -> bool:
+    return isinstance(rule, str) and ":" in rule
