@@ -14,8 +14,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
-    {"config", "engines.versions", "limits", "records", "workers", "writing"},
-    {"library", "server"},
+    {"config", "engines.versions", "limits", "workers", "writing"},
+    {"library", "records", "server"},
     {"engine", "hardware", "models"},
     {"blockmap", "link", "notes", "watchers", "workload"},
     {"memory"},
