@@ -43,6 +43,10 @@ class RunTables(Counted):
         super().hold(sequence, upto, hits)
         sequence.published = len(hits)
 
+    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
+        sequence.access_ns = now_ns
+        return sequence.seen * self.block_size
+
     def publish(self, sequence: Sequence, upto: int) -> None:
         first, last = sequence.published, upto // self.block_size
         if last > first:

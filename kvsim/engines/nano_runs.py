@@ -6,8 +6,8 @@ tables go on to hold them: their runs are *stale*. So invariant 5 of `kvsim.engi
 hold: content can be resident whose prefix is gone. All idle blocks wait in one queue.
 
 ```
- queue     first ◄ never used │ blank │ [0 ── 9)  stale │ [12 ─ 5) │ ... ◄ given back last
-                                        of a table         another's, its last block first
+ taken next ► never used │ blank │ 8 7 6 .. 0  stale │ blank │ 12 11 .. 5 │ ◄ given back last
+                           └── a table ──────────┘ └─ another, which shares 0 .. 4 ─┘
 ```
 """
 

@@ -23,6 +23,54 @@ from kvsim.engine.run_tables import RunTables
 from kvsim.engine.runs import Hits, Run, RunPool
 from kvsim.engines.vllm_063_blocks import PrefixCaching
 
+_Entry = tuple[int, int, int, Run]
+"""−end, number of the release, number of the entry, run."""
+
+
+class _Streak:
+    """Idle runs given back one after the other by tables last scheduled at the same time.
+
+    Nothing ends the walk among them: the longest prefix goes first, the earliest release of equals.
+    """
+
+    __slots__ = ("heap", "last_ns")
+
+    def __init__(self, last_ns: int) -> None:
+        self.last_ns = last_ns
+        self.heap: list[_Entry] = []
+        """Some of the runs have left since, or are shorter now."""
+
+    @property
+    def longest(self) -> int:
+        """Blocks of the longest prefix, after `trim`."""
+        return -self.heap[0][0]
+
+    def take_longest(self, idle: _Idle, most: int) -> list[_Entry]:
+        """Take out the longest prefixes, after `trim`: those of one length, the earliest release
+        first, and no more than `most`."""
+        longest = [heappop(self.heap)]
+        while len(longest) < most and self.trim(idle) and self.heap[0][0] == longest[0][0]:
+            longest.append(heappop(self.heap))
+        return longest
+
+    def trim(self, idle: _Idle) -> bool:
+        """Bring the longest prefix to the top; False where nothing is left."""
+        heap = self.heap
+        while heap:
+            end, release, entry, run = heap[0]
+            place = idle.get(run)
+            if place is None or place[1] != release:
+                heappop(heap)
+            elif run.end != -end:
+                heapreplace(heap, (-run.end, release, entry, run))
+            else:
+                return True
+        return False
+
+
+_Idle = dict[Run, tuple[_Streak, int]]
+"""Idle run → its streak, and the number of the release that made it idle."""
+
 
 class MergedRunPool(RunPool):
     """A pool that knows its content in runs, each content once.
@@ -146,54 +194,6 @@ class MergedRunPool(RunPool):
         return chosen, floor
 
 
-_Idle = dict[Run, tuple["_Streak", int]]
-"""Idle run → its streak, and the number of the release that made it idle."""
-
-_Entry = tuple[int, int, int, Run]
-"""−end, number of the release, number of the entry, run."""
-
-
-class _Streak:
-    """Idle runs given back one after the other by tables last scheduled at the same time.
-
-    Nothing ends the walk among them: the longest prefix goes first, the earliest release of equals.
-    """
-
-    __slots__ = ("heap", "last_ns")
-
-    def __init__(self, last_ns: int) -> None:
-        self.last_ns = last_ns
-        self.heap: list[_Entry] = []
-        """Some of the runs have left since, or are shorter now."""
-
-    @property
-    def longest(self) -> int:
-        """Blocks of the longest prefix, after `trim`."""
-        return -self.heap[0][0]
-
-    def take_longest(self, idle: _Idle, most: int) -> list[_Entry]:
-        """Take out the longest prefixes, after `trim`: those of one length, the earliest release
-        first, and no more than `most`."""
-        longest = [heappop(self.heap)]
-        while len(longest) < most and self.trim(idle) and self.heap[0][0] == longest[0][0]:
-            longest.append(heappop(self.heap))
-        return longest
-
-    def trim(self, idle: _Idle) -> bool:
-        """Bring the longest prefix to the top; False where nothing is left."""
-        heap = self.heap
-        while heap:
-            end, release, entry, run = heap[0]
-            place = idle.get(run)
-            if place is None or place[1] != release:
-                heappop(heap)
-            elif run.end != -end:
-                heapreplace(heap, (-run.end, release, entry, run))
-            else:
-                return True
-        return False
-
-
 class Vllm063Runs(RunTables, PrefixCaching):
     """`PrefixCaching` in runs, under its eviction rule `vllm-0.6.3`, without swapping."""
 
@@ -217,10 +217,6 @@ class Vllm063Runs(RunTables, PrefixCaching):
         if not self.publish_at.computed:
             self.publish(sequence, sequence.length)
         sequence.seen = min(computed, (sequence.length - self._withheld) // self.block_size)
-
-    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
-        sequence.access_ns = now_ns
-        return sequence.seen * self.block_size
 
     def composed(self) -> None:
         self.gpu.mark_computed()

@@ -274,7 +274,7 @@ class Ahead:
         self._settle(step)
         course.recorder.packed(completed_row(step.row, self._start_ns, self._end_ns))
         row = self._row(number, cohort.context_tokens, blocked, self._end_ns)
-        course.recorder.decodes(row, ends_ns[:-1], opened[:-1], batch.blocks.evictions(opened[:-1]))
+        course.recorder.decodes(row, ends_ns[:-1], opened[:-1])
         batch.now_ns = ends_ns[0]
         cohort.count_gaps(number, first)
         batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)

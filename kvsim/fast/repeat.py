@@ -153,7 +153,7 @@ class Repeat:
             return 0
         if waiting and waiting[0].sequences[0].length > terms.longest:
             if course.listens or terms.chunked or not course.decodes_fit():
-                self._why_not = "a request is given up"
+                self._why_not = "a request is given up, or too long for a step"
                 return 0
             course.ignore_head()
         blocked = need = 0
