@@ -27,7 +27,8 @@ of a member's sequence meanwhile finds it true: it is worked out then (`MemberSe
 Two kinds of block managers go along (`Tables.lockstep`). Where blocks are counted and not named,
 a step takes a number of blocks; content that nobody can look for is noted when a member leaves.
 Where they are named, members that open or fill a block in a step
-are visited in running order, and the scheduler lets them grow by its own rules.
+are visited in running order, and the scheduler lets them grow by its own rules. So it is where one
+of them fills a block that others may look for, if that moves further blocks (`Tables.label_moves`).
 
 A batch without a cohort looks at every request in every step. It is the twin: the same decisions,
 times and figures.
