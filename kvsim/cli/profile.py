@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Make a profile from measured kernel times, look at it, compare two.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Source = Annotated[str, typer.Argument(metavar="PROFILE", help="A file, or a shipped name.")]
