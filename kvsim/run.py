@@ -118,7 +118,13 @@ class _Run:
         self.parts = parts
         self._trace = trace
         self._streams: Sequence[Stream] = ()
-        self.requests = Requests(trace, rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
+        self.requests = Requests(
+            trace,
+            rows,
+            n=parts.config.n,
+            keyed=parts.blocks.needs_keys,
+            ignore_eos=parts.config.ignore_eos,
+        )
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size)
         lengths = array("q", [row.output_length for row in rows])

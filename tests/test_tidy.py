@@ -26,7 +26,7 @@ LAYERS = [
     {"assembly", "notebook"},
     {"result", "tracks"},
     {"run"},
-    {"__init__", "bench", "replicates", "sweep", "validate"},
+    {"__init__", "bench", "check", "replicates", "sweep", "validate"},
     {"advise", "size"},
     {"cli"},
     {"__main__"},
