@@ -318,3 +318,23 @@ def test_a_block_that_fills_is_looked_at_in_its_turn(engine: str) -> None:
             hits += int(result.steps["cached_tokens"].sum())
             preemptions += int(result.requests["num_preemptions"].sum())
     assert hits and preemptions
+
+
+def test_who_parts_in_numbers_was_scheduled_in_its_last_step() -> None:
+    """vLLM 0.6.3, asynchronous: of two tables, the one that ended first goes first, though the
+    other one is longer and began with it."""
+    at_ns = 10_000_000_000
+    rows = [
+        Row(0, "long", 1, 0, 20, 30),
+        Row(1, "short", 2, 0, 5, 3),
+        Row(2, "other", 3, at_ns, 10, 2),
+        Row(3, "again", 4, 2 * at_ns, 6, 2, ParentContent(1, 5)),
+        Row(4, "again", 5, 3 * at_ns, 21, 2, ParentContent(0, 20)),
+    ]
+    given = {"model": "tiny", "engine": "vllm-0.6.3", "enable_prefix_caching": True}
+    given |= {"block_size": 1, "num_gpu_blocks_override": 60, "max_model_len": 60}
+    given |= {"watermark": 0.0, "cost": {"model": "constant"}}
+    result = assert_equal_runs(Trace("made", "native", "", rows), given, "parting").result
+    assert result is not None
+    assert result.steps["cached_tokens"].sum() == 20
+    assert result.meta["fast_path"]["repeated_steps"] > 20
