@@ -27,7 +27,8 @@ of a member's sequence meanwhile finds it true: it is worked out then (`MemberSe
 Two kinds of block managers go along (`Tables.lockstep`). Where blocks are counted and not named,
 a step takes a number of blocks; content that nobody can look for is noted when a member leaves.
 Where they are named, members that open or fill a block in a step
-are visited in running order, and the scheduler lets them grow by its own rules.
+are visited in running order, and the scheduler lets them grow by its own rules. So it is where one
+of them fills a block that others may look for, if that moves further blocks (`Tables.label_moves`).
 
 A batch without a cohort looks at every request in every step. It is the twin: the same decisions,
 times and figures.
@@ -44,7 +45,7 @@ from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import COUNTED, NAMED
+from kvsim.engine.tables import NAMED
 
 
 class Member:
@@ -220,7 +221,7 @@ class Cohort:
 
         `given`: how many of the blocks that they open `make_room` gave them already.
         """
-        if self.awaited or self.blocks.lockstep != COUNTED:
+        if self.awaited or self.blocks.lockstep == NAMED:
             self.given = given
             self.grow(number)
         else:
@@ -372,7 +373,7 @@ class Cohort:
             last = next(reversed(members))
             if need == free and (not spare or last in opening):
                 return True
-            if give_way is None or self.blocks.lockstep == NAMED:
+            if give_way is None or self._visits():
                 self.dissolve()
                 return False
             # The first to open blocks get what is free; whoever finds nothing makes the tail go.
@@ -390,7 +391,7 @@ class Cohort:
         """Slots for one more token of each member that takes part."""
         opening = self.phases[self.composed % self.size]
         blocks = self.blocks
-        if blocks.lockstep == COUNTED:
+        if not self._visits():
             blocks.open_together(len(opening), number, self.given)
             if self.awaited:
                 self.publish(self.composed, self.settled)
@@ -399,6 +400,12 @@ class Cohort:
         for request in visited:
             self._visit(request)
         blocks.empty_slots -= number - len(visited)
+
+    def _visits(self) -> bool:
+        """Whether members that open or fill a block in the next step are looked at one by one, as
+        it matters in which order they do."""
+        blocks = self.blocks
+        return blocks.lockstep == NAMED or (blocks.label_moves and self.publishes(self.composed))
 
     def publish(self, step: int, settled: int) -> None:
         """Members whose blocks others may look for fill or open one in a step, which was composed
@@ -444,6 +451,7 @@ class Cohort:
         sequence.placeholders += steps - settled
         sequence.computed += steps if self.counts_composed else settled
         sequence.filled = member.filled + steps
+        self.blocks.recount(sequence, 0)
         self._scheduler.grow_one(self.batch, request)
         sequence.length, sequence.placeholders, sequence.computed = before
         sequence.__class__ = MemberSequence

@@ -64,7 +64,7 @@ class Decodes:
             blocked=blocked,
             finished=0 if cohort.lingers else len(ended),
         )
-        course.recorder.decodes(row, ends_ns, opened)
+        course.recorder.decodes(row, ends_ns, opened, batch.blocks.evictions(opened))
         self._taken(ends_ns, opened)
         if blocked:
             batch.waiting[0].blocked_steps += steps
@@ -88,14 +88,14 @@ class Decodes:
         return self._short(now_ns, floor_blocks, cut_ns, steps)
 
     def steps_to_end(self, blocked: int) -> int:
-        """Steps until somebody may have got its last token or, where somebody waits, until a block
-        fills that it may hit."""
+        """Steps until somebody may have got its last token or, where somebody waits or the order
+        of moves matters then, until a block fills that others may hit."""
         cohort = self._cohort
         ends, composed = cohort.next_ends, cohort.composed
         while ends and ends[0] <= composed:
             heappop(ends)
         due = ends[0] - composed
-        if blocked and cohort.awaited:
+        if cohort.awaited and (blocked or self._batch.blocks.label_moves):
             later = (step for step in range(1, due) if cohort.publishes(composed + step))
             due = next(later, due)
         return due

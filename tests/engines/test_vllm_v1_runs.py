@@ -1,28 +1,28 @@
 """V1's block tables in runs, beside the same tables block by block."""
 
 import random
+from collections import deque
 from typing import Any
 
 import pytest
-from fuzz.draw import draw_trace
+from engines.paired import Pair, hashed, paired
+from fuzz.draw import draw_pressure, draw_settings, draw_trace
 from fuzz.equal import assert_equal_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engine.request import Request, Sequence, Span
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Span
 from kvsim.engine.runs import RunPool
 from kvsim.engine.tables import Tables
+from kvsim.engines.vllm_v1 import VllmV1
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.engines.vllm_v1_runs import VllmV1Runs
 from kvsim.run import simulate
-from kvsim.workload.keys import streams
-from kvsim.workload.requests import make_requests
-from kvsim.workload.trace import HashContent, ParentContent, Row, Trace
-
-Pair = tuple[Sequence, Sequence]
-"""A sequence of the tables block by block, and the same of those in runs."""
+from kvsim.workload.trace import ParentContent, Row, Trace
 
 
 def span_keys(spans: list[Span], size: int, number: int) -> list[int]:
@@ -41,10 +41,7 @@ class Twins:
         self.size = size
         self.named = VllmV1PrefixTables(size, blocks + 1, **rules)
         self.runs = VllmV1Runs(size, blocks + 1, **rules)
-        self.pairs: list[Pair] = []
-        for one, other in zip(make_requests(trace, trace.rows), streams(trace), strict=True):
-            twin = Request(one.index, one.id, one.input_length, other)
-            self.pairs.append((one.sequences[0], twin.sequences[0]))
+        self.pairs = paired(trace)
         self.running: list[Pair] = []
 
     def both(self) -> list[Tables]:
@@ -128,15 +125,6 @@ def test_runs_decide_what_blocks_decide(seed: int) -> None:
         elif twins.running:
             twins.release(rng.choice(twins.running))
         twins.check()
-
-
-def hashed(*prompts: tuple[int, ...]) -> Trace:
-    """Requests whose prompts are these hash ids, one block each."""
-    trace = Trace("made", "native", "", [], block_size=1, hash_kind="prefix", partial_hash=False)
-    for index, ids in enumerate(prompts):
-        content = HashContent(tuple((each, 1) for each in ids))
-        trace.rows.append(Row(index, str(index), index, 0, len(ids), 1, content))
-    return trace
 
 
 def test_offsets_that_follow_each_other_by_chance_are_not_joined() -> None:
@@ -252,6 +240,26 @@ def test_a_planted_fault_is_found() -> None:
             twins.runs.audit([twins.pairs[1][1].request])
 
 
+class Nameless(VllmV1):
+    """A policy that looks at no block ids: short prompts go first."""
+
+    names_blocks = False
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        batch.waiting = deque(sorted(batch.waiting, key=lambda request: request.input_length))
+        return super().compose(batch, now_ns)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_policy_without_names_decides_the_same_in_runs(seed: int) -> None:
+    rng = random.Random(seed)
+    trace = draw_trace(rng)
+    given = draw_pressure(rng, draw_settings(rng, "vllm-v1", "vllm-v1-prefix-caching"))
+    given.pop("async_scheduling", None)
+    given["engine"] = "engines.test_vllm_v1_runs:Nameless"
+    assert_equal_runs(trace, given, f"seed {seed}")
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -263,6 +271,7 @@ def test_a_planted_fault_is_found() -> None:
         ({"block_manager_args": {"eviction": "fuzz.outsiders:Order1"}}, None),
         ({"victim": "fuzz.outsiders:Victim1"}, VllmV1PrefixTables),
         ({"engine": "kvsim.engines.vllm_v1:VllmV1"}, VllmV1PrefixTables),
+        ({"engine": "engines.test_vllm_v1_runs:Nameless"}, VllmV1Runs),
     ],
 )
 def test_who_is_shown_blocks_finds_blocks(settings: dict[str, Any], expected: type | None) -> None:
