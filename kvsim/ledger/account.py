@@ -68,7 +68,7 @@ def account_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of the requests of a run with prefix caching.
 
-    `streams`: of the requests, in order. `withheld`: tokens at the end of a prompt that are never
+    `streams`: of the requests, in order, and maybe more. `withheld`: tokens at the end of a prompt that are never
     looked up (`blocks.sharing.FullHit`).
     """
     parts = split_prompts(streams, requests, transitions, Rules(block_size, withheld))
