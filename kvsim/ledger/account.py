@@ -41,9 +41,11 @@ def account_times(
         int(column.max(initial=0))
         for column in (ends, requests["finish_ns"], requests["arrival_ns"])
     )
-    until = np.append(starts[1:], run_end_ns)[: len(starts)]
-    why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight)
+    instants = np.append(starts, run_end_ns)
+    starts, until = instants[:-1], instants[1:]  # Views: a long run has many steps.
+    why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight).astype(np.int8)
     spells = standings.lay_out(requests, transitions, starts, ends, run_end_ns)
+    del ends
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
     step_times = time.StepTimes(starts, until, why)

@@ -113,19 +113,25 @@ class Split:
         self._spells, self._steps = spells, steps
         self._parts = np.zeros((len(TIME_PARTS), number), dtype=np.int64)
         rows = np.concatenate(rows_of(spells, steps.starts))
-        self._edges = np.argsort(rows, kind="stable")
+        edges = np.argsort(rows, kind="stable")
+        # Narrow, because a long run has many.
+        self._rows = rows[edges].astype(np.min_scalar_type(len(steps.starts)))
+        self._edges = edges.astype(np.min_scalar_type(len(edges)))
         """The begins of all spells, then their ends, in the order of their steps."""
-        self._rows = rows[self._edges]
         order = np.argsort(copies.rows, kind="stable")
         self._copies = Copies(*(column[order] for column in copies))
 
     def add(self, first: int, times: Ints, sums: Ints) -> None:
         """Take in the steps from `first` on: their `TIMES`, and the sums over all before each."""
-        low, high = np.searchsorted(self._rows, (first, first + len(sums)))
+        # Of the same type, as `searchsorted` converts the longer array otherwise.
+        low, high = (
+            int(np.searchsorted(self._rows, self._rows.dtype.type(row), side=side))
+            for row, side in ((first, "left"), (first + len(sums) - 1, "right"))
+        )
         for start in range(low, high, _AT_ONCE):
             some = slice(start, min(start + _AT_ONCE, high))
-            rows = self._rows[some]
-            self._add_spells(self._edges[some], rows, sums[rows - first])
+            edges, rows = (each[some].astype(np.int64) for each in (self._edges, self._rows))
+            self._add_spells(edges, rows, sums[rows - first])
         low, high = np.searchsorted(self._copies.rows, (first, first + len(times)))
         copies = Copies(*(column[low:high] for column in self._copies))
         _own_copies(self._parts, copies, times[copies.rows - first])

@@ -86,7 +86,8 @@ class PackedColumns(Mapping[str, Ints]):
             narrow = (column - low).astype(np.min_scalar_type(high - low)) if high > low else None
             place = -1
             if spill and narrow is not None:
-                place, narrow = self._spill(narrow), narrow[:0]
+                # A slice would keep the array in memory.
+                place, narrow = self._spill(narrow), np.empty(0, narrow.dtype)
             pieces.append(_Piece(len(block), low, narrow, place))
 
     def _unpack(self, piece: _Piece, first: int, column: Ints) -> None:
