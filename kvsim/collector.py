@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+_LARGE = 100_000
+"""Requests of a run that leaves enough to be worth a pass."""
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause Python's collector of reference cycles.
@@ -26,10 +30,7 @@ def collector_paused() -> Iterator[None]:
 def collect_after(requests: int) -> None:
     """Free what a run of so many requests leaves in reference cycles: its trace above all.
 
-    What a small run leaves is not worth the pass.
+    Nothing happens after a small run.
     """
     if requests >= _LARGE:
         gc.collect()
-
-
-_LARGE = 100_000

@@ -43,7 +43,7 @@ def account_times(
     )
     instants = np.append(starts, run_end_ns)
     starts, until = instants[:-1], instants[1:]  # Views: a long run has many steps.
-    why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight).astype(np.int8)
+    why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight)
     spells = standings.lay_out(requests, transitions, starts, ends, run_end_ns)
     del ends
     ended = standings.ends_ns(requests, run_end_ns)
@@ -70,8 +70,8 @@ def account_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of the requests of a run with prefix caching.
 
-    `streams`: of the requests, in order, and maybe more. `withheld`: tokens at the end of a prompt that are never
-    looked up (`blocks.sharing.FullHit`).
+    `streams`: of the requests, in order, and maybe more. `withheld`: tokens at the end of a prompt
+    that are never looked up (`blocks.sharing.FullHit`).
     """
     parts = split_prompts(streams, requests, transitions, Rules(block_size, withheld))
     admitted = np.where(requests["first_scheduled_ns"] >= 0, requests["input_length"], 0)

@@ -68,8 +68,8 @@ def split_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
 
-    `streams`: of the requests, in order, and maybe more; `requests`: their columns. A prompt whose first token no
-    other stream has is all cold; only the others are compared.
+    `streams`: of the requests, in order, and maybe more; `requests`: their columns. A prompt whose
+    first token no other stream has is all cold; only the others are compared.
     """
     lengths, reached = requests["input_length"], _reached(requests, transitions)
     parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")

@@ -68,6 +68,10 @@ class Copies(NamedTuple):
     rows: Ints
     """The steps that they block."""
 
+    def at(self, places: Ints | slice) -> Copies:
+        """Some of them."""
+        return Copies(self.request[places], self.outward[places], self.rows[places])
+
 
 def reasons(blocked: Ints, prefill_seqs: Ints, in_flight: int) -> Ints:
     """Why requests waited through each step: indexes into `BLOCKED`.
@@ -119,21 +123,20 @@ class Split:
         self._edges = edges.astype(np.min_scalar_type(len(edges)))
         """The begins of all spells, then their ends, in the order of their steps."""
         order = np.argsort(copies.rows, kind="stable")
-        self._copies = Copies(*(column[order] for column in copies))
+        self._copies = copies.at(order)
 
     def add(self, first: int, times: Ints, sums: Ints) -> None:
         """Take in the steps from `first` on: their `TIMES`, and the sums over all before each."""
         # Of the same type, as `searchsorted` converts the longer array otherwise.
-        low, high = (
-            int(np.searchsorted(self._rows, self._rows.dtype.type(row), side=side))
-            for row, side in ((first, "left"), (first + len(sums) - 1, "right"))
-        )
+        begin, last = (self._rows.dtype.type(row) for row in (first, first + len(sums) - 1))
+        low = int(np.searchsorted(self._rows, begin, side="left"))
+        high = int(np.searchsorted(self._rows, last, side="right"))
         for start in range(low, high, _AT_ONCE):
             some = slice(start, min(start + _AT_ONCE, high))
             edges, rows = (each[some].astype(np.int64) for each in (self._edges, self._rows))
             self._add_spells(edges, rows, sums[rows - first])
         low, high = np.searchsorted(self._copies.rows, (first, first + len(times)))
-        copies = Copies(*(column[low:high] for column in self._copies))
+        copies = self._copies.at(slice(low, high))
         _own_copies(self._parts, copies, times[copies.rows - first])
 
     def columns(self) -> dict[str, Ints]:
