@@ -4,6 +4,7 @@ import os
 import random
 
 import pytest
+from marks import long
 from shared import SHARED
 
 from kvsim import simulate
@@ -82,14 +83,14 @@ def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
 
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
-@pytest.mark.parametrize("name", ["W4", "W4-300k"])
+@pytest.mark.parametrize("name", ["W4", pytest.param("W4-300k", marks=long)])
 def test_the_conversation_comes_to_what_is_known(name: str) -> None:
     measured = measure(name, "vllm-0.6.3", "constant", str(CONVERSATION))
     assert measured.meets(WORKLOADS[name].checks), measured
 
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
-@pytest.mark.parametrize("blocks", [10_000, 40_000])
+@pytest.mark.parametrize("blocks", [10_000, pytest.param(40_000, marks=long)])
 def test_the_conversation_comes_out_the_same_with_an_entry_per_block(blocks: int) -> None:
     settings = WORKLOADS["W4"].settings | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
     trace = WORKLOADS["W4"].make(str(CONVERSATION))
