@@ -30,7 +30,7 @@ TraceColumns = Annotated[
         "--columns",
         metavar="ROLE=COLUMN,...",
         help="What the columns of a CSV or Parquet trace are, as in"
-        " arrival_ms=ts,input=prompt_tokens,output=completion_tokens.",
+        " arrival_ms=ts,input=prompt,output=completion.",
     ),
 ]
 Assignments = Annotated[
@@ -78,6 +78,17 @@ def open_noted(path: str, trace_format: str | None, columns: str | None) -> Trac
     for note in opened.notes:
         print(f"note: {note}", file=sys.stderr)
     return opened
+
+
+def requests_of(
+    config: RunConfig, path: str | None, trace_format: str | None, columns: str | None
+) -> Trace:
+    """The trace at `path`, or what the `workload` of the settings makes. Raises `ConfigError`."""
+    if path is not None:
+        return open_noted(path, trace_format, columns)
+    from kvsim.workload.spec import trace_of
+
+    return trace_of(config)
 
 
 def note_arrivals(trace: Trace, configs: Iterable[RunConfig]) -> None:

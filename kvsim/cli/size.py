@@ -21,7 +21,7 @@ from kvsim.cli.options import (
     TracePath,
     VllmCommand,
     VllmFile,
-    open_noted,
+    requests_of,
 )
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import load_over, server_word
@@ -98,20 +98,22 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.size.answer import answer
+    from kvsim.size.answer import answer, lasting_answer
     from kvsim.size.knobs import Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
-    from kvsim.workload.spec import trace_of
 
     objectives = parse_slo(slo)
     word = server_word(startup_log, vllm, vllm_file)
     config = load_over(word, base, settings(flags), assignments or ())
     runner = backend_of(backend, ray_address)
-    opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
+    opened = requests_of(config, trace, trace_format, columns)
     if hit_rate is not None:
         opened, config = _sharing(opened, config, hit_rate, prefixes)
+    for_rate = find == "request_rate"
+    if for_rate:
+        config, objectives = _open(opened, config), objectives._replace(steady=True)
     knob = make_knob(find, opened, to_table(config), Bounds(low, high))
     varies = what_varies(opened, config, find)
     numbers = range(config.seed, config.seed + (seeds if varies else 1))
@@ -119,10 +121,20 @@ def size(
     with place as folder, spinner(f"looking for {find}") as done:
         store = Store(folder)
         lab = Laboratory(opened, config, knob, objectives, numbers, store, runner, jobs, done)
-        found = answer(lab, varies)
+        lab, found = lasting_answer(lab, varies) if for_rate else (lab, answer(lab, varies))
     _show(lab, found)
     if out is not None:
         _write(out, lab, found)
+
+
+def _open(trace: Trace, config: RunConfig) -> RunConfig:
+    """The configuration with open arrivals; says so where the trace has sessions."""
+    from kvsim.size.knobs import open_arrivals
+
+    if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
+        text = "the turns of sessions are sent at random times like all requests; none waits"
+        print(f"note: {text} for the one before it", file=sys.stderr)
+    return open_arrivals(config)
 
 
 def _sharing(

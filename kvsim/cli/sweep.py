@@ -22,7 +22,7 @@ from kvsim.cli.options import (
     VllmCommand,
     VllmFile,
     note_arrivals,
-    open_noted,
+    requests_of,
 )
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import load_over, server_word
@@ -121,7 +121,6 @@ def sweep(
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
     from kvsim.sweep.table import TABLE
-    from kvsim.workload.spec import trace_of
 
     if merge:
         _merge(out, folders, trace, grid, rows, random)
@@ -138,7 +137,7 @@ def sweep(
     points = expand(space, table)
     mine = shard_of(len(points), shard)
     runner = backend_of(backend, ray_address)
-    opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
+    opened = requests_of(config, trace, trace_format, columns)
     write_plan(out, make_plan(opened, table, points, slo), TABLE, PAGE)
     plan = read_plan(out)
     note_arrivals(opened, (points[i].config for i in mine))
@@ -216,14 +215,13 @@ def _finish(out: str, plan: Plan) -> None:
 def _best(chosen: Chosen) -> Table:
     """The first few of the best configurations."""
     from kvsim.report.numerals import show
-    from kvsim.sweep.choose import value_words
 
     listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
-    keys, labels = list(listed[0].settings), (metric.label for metric in metrics)
+    keys, labels = list(listed[0].first.settings), (metric.label for metric in metrics)
     table = make_table(*keys, *labels, title=chosen.rule, texts=len(keys))
-    for each in listed:
-        figures = (show(each.figures.get(metric.key), metric.unit) for metric in metrics)
-        table.add_row(*map(value_words, each.settings.values()), *figures)
+    for place in listed:
+        figures = (show(place.first.figures.get(metric.key), metric.unit) for metric in metrics)
+        table.add_row(*place.settings.values(), *figures)
     return table
 
 

@@ -23,7 +23,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kvsim.engine.plan import RECOMPUTE, SWAP, Plan, Prefill
-from kvsim.engine.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
+from kvsim.engine.request import (
+    FINISHED,
+    IGNORED,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Request,
+    Sequence,
+    Stream,
+)
 from kvsim.engine.tables import Tables, swap_space_exhausted
 from kvsim.records import transitions
 from kvsim.records.tally import Tally
@@ -238,6 +247,11 @@ class Batch:
         request.finish_ns = request.arrival_ns
         self.ended.append(request)
 
+    def replace_prompt(self, request: Request, stream: Stream | None, tokens: int) -> None:
+        """The engine computes another prompt of so many tokens for a request that arrives."""
+        request.input_length = tokens
+        request.sequences = [Sequence(request, stream)]
+
     def begin(self, now_ns: int) -> Plan:
         """Start to compose a step."""
         self.now_ns = now_ns
@@ -373,6 +387,7 @@ class Batch:
                 scheduled(sequence, now_ns)
                 plan.decode_seqs += 1
                 plan.context_tokens += sequence.length
+                plan.single_lengths.append(sequence.length)
 
     def run_token(self, request: Request, context_tokens: int) -> None:
         """Produce the next token of a request of one sequence, `context_tokens` long by then."""
@@ -381,6 +396,7 @@ class Batch:
         plan.single_decodes.append(request)
         plan.decode_seqs += 1
         plan.context_tokens += context_tokens
+        plan.single_lengths.append(context_tokens)
         request.sequences[0].access_ns = self.now_ns
 
     def composed(self) -> Plan:
@@ -414,9 +430,9 @@ class Batch:
         # what was true then changes, and that is what the slots of its sequence hold.
         kind, sequence.__class__ = sequence.__class__, Sequence
         self.add_token(sequence)
-        left = self._endings.left(sequence)
         sequence.__class__ = kind
-        return left <= 0
+        # Who decodes together with others has more to come.
+        return kind is Sequence and self._endings.left(sequence) <= 0
 
     def landed(self, sequence: Sequence) -> None:
         """One token fewer of a sequence is in flight."""

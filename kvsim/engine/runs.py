@@ -53,7 +53,8 @@ class Run:
         self.refs = refs
         """Tables that hold it."""
         self.copies: list[Run] | None = None
-        """All runs with this content, the one labelled first in front; None: it is the only one."""
+        """All runs with this content, the one labelled first in front; None: it is the only one;
+        empty: it cannot be hit any more."""
         self.successor: Run | None = None
         """What was cut off behind it; true as long as somebody holds both."""
         self.prev = self
@@ -85,6 +86,9 @@ class Hits(Sequence[int]):
         return range(self.number)[place]
 
 
+_NO_HITS = Hits([], 0, 0)
+
+
 class RunPool(CachePool):
     """A pool that knows its content in runs.
 
@@ -112,6 +116,8 @@ class RunPool(CachePool):
     def find(self, spans: list[Span], limit: int) -> Hits:
         """The leading blocks of a sequence that are resident, at most `limit`."""
         at, size = self._at, self._block_size
+        if not limit or spans[0][2] not in at:
+            return _NO_HITS
         runs: list[Run] = []
         depth = idle = 0
         for _, last, offset in spans:
@@ -156,7 +162,7 @@ class RunPool(CachePool):
                 else:
                     if run.end > stop:
                         self._cut(run, stop)
-                    self._copy(runs, run)
+                    self._meet(runs, run)
                     depth = run.end
 
     def release(self, runs: list[Run], end: int) -> None:
@@ -185,10 +191,22 @@ class RunPool(CachePool):
                 before = part
             end = start
 
+    def keep(self, spans: list[Span], end: int) -> None:
+        """A table of `end` full blocks that was never labelled is given back."""
+        key = spans[0][2]
+        if spans[0][1] < end or key in self._at:
+            runs: list[Run] = []
+            self.label(runs, spans, 0, end)
+            self.release(runs, end)
+            return
+        run = self._at[key] = Run(0, end, key, 0)
+        self._enter(run, self._queue)
+        self._cached += end
+
     # -- parts of moves --------------------------------------------------------------------------
 
-    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> None:
-        """A table has new content behind its runs."""
+    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> Run:
+        """A table has new content behind its runs; returns the run that holds it."""
         if runs:
             tail = runs[-1]
             while tail.end < start:
@@ -196,12 +214,13 @@ class RunPool(CachePool):
                 tail = tail.successor
             if tail.refs == 1 and tail.copies is None and tail.offset == offset:
                 tail.end, tail.successor = end, None
-                return
+                return tail
         run = self._at[start * self._block_size + offset] = Run(start, end, offset, 1)
         runs.append(run)
+        return run
 
-    def _copy(self, runs: list[Run], known: Run) -> None:
-        """A table has, behind its runs, what a run holds already."""
+    def _meet(self, runs: list[Run], known: Run) -> None:
+        """A table has, behind its runs, what a run holds already: that has one copy more."""
         copy = Run(known.start, known.end, known.offset, 1)
         if known.copies is None:
             known.copies = [known]
@@ -250,8 +269,7 @@ class RunPool(CachePool):
         if len(copies) == 1:
             copies[0].copies = None
 
-    @staticmethod
-    def _enter(run: Run, follower: Run) -> None:
+    def _enter(self, run: Run, follower: Run) -> None:
         """Take a run into the queue, before another one."""
         run.prev, run.next = follower.prev, follower
         run.prev.next = follower.prev = run
@@ -265,13 +283,16 @@ class RunPool(CachePool):
 
     def audit(self) -> None:
         super().audit()
-        idle = list(self.idle_runs())
-        assert self._cached == sum(run.end - run.start for run in idle), "blocks are miscounted"
-        assert all(run.refs == 0 for run in idle), "a run is idle and in use"
+        cached = 0
+        for run in self.idle_runs():
+            cached += run.end - run.start
+            assert run.refs == 0, "a run is idle and in use"
+        assert self._cached == cached, "blocks are miscounted"
         assert 0 <= self._left + self._cached <= self.size, "blocks were lost or invented"
+        size = self._block_size
         for key, run in self._at.items():
             assert run.start < run.end, "an empty run is kept"
-            assert key == run.start * self._block_size + run.offset, "a run is misfiled"
+            assert key == run.start * size + run.offset, "a run is misfiled"
             if run.copies is not None:
                 assert run.copies[0] is run and len(run.copies) > 1, "copies are misfiled"
                 alike = {(each.start, each.end, each.offset) for each in run.copies}
@@ -289,11 +310,17 @@ class RunPool(CachePool):
                 assert pieces[-1].end == upto, "a table ends inside a run"
                 for part in pieces:
                     held[part] = held.get(part, 0) + 1
-        resident = [run for first in self._at.values() for run in first.copies or (first,)]
-        counted = {run: run.refs for run in resident if run.refs}
+        idle = {run for run in self.idle_runs() if run.copies != []}
+        counted = {run: run.refs for run in held if run.copies == []}
+        for first in self._at.values():
+            for run in first.copies or (first,):
+                if run.refs:
+                    counted[run] = run.refs
+                else:
+                    assert run in idle, "a run that can be hit cannot be evicted"
+                    idle.remove(run)
         assert held == counted, "references and tables disagree"
-        idle = {run for run in resident if not run.refs}
-        assert idle == set(self.idle_runs()), "an idle run cannot be hit or evicted"
+        assert not idle, "an idle run cannot be hit"
         return sum(run.end - run.start for run in held)
 
 

@@ -12,6 +12,7 @@ before them was answered with yes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvsim.engine.growth import GROWTH, Growth, make_growth
@@ -40,6 +41,8 @@ class Tables:
     """Whether it looks at block identities, so that sequences need a stream."""
     swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
     """Where the engine raises if the CPU pool is too small for a victim."""
+    prefixes_only = False
+    """Whether it serves only requests of which no tokens are known."""
     publish_at = PUBLISH_AT["allocation"]
     hits_save = HITS_SAVE["computation"]
     full_hit = FULL_HITS["last-block"]
@@ -47,6 +50,9 @@ class Tables:
     lockstep = ""
     """How it serves requests that decode together (`kvsim.fast.cohort`): `COUNTED`, by
     number; `NAMED`, by visiting those whose tables change; empty: not at all."""
+    label_moves = False
+    """Whether a block that is given its content may move another one with the same, out of the
+    blocks that are free or of what can be hit."""
     swaps = True
     """Whether its tables can move to the CPU pool."""
     grows = True
@@ -142,6 +148,11 @@ class Tables:
     def lookups(self) -> tuple[int, int]:
         """Full blocks looked up by content, and how many of them were found."""
         return 0, 0
+
+    def evictions(self, opened: list[int]) -> list[int]:
+        """Blocks with content that are lost in all, as takes of so many blocks follow each other;
+        empty: blank ones go first."""
+        return []
 
     # -- moves ----------------------------------------------------------------------------------
 
@@ -291,12 +302,11 @@ class Tables:
         """Assert that pools and tables agree: each reference is an entry of one table."""
         for pool in (self.gpu, self.cpu):
             pool.audit()
-        counted: dict[int, int] = {}
+        counted: Counter[int] = Counter()
         empty = 0
         for request in requests:
             for sequence in request.sequences:
-                for block in sequence.table:
-                    counted[block] = counted.get(block, 0) + 1
+                counted.update(sequence.table)
                 if not self.swapped(sequence):
                     empty += self._empty(sequence)
                 assert sequence.filled <= len(sequence.table) * self.block_size

@@ -73,7 +73,8 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         (
             "throughput",
             [
-                figure("request_throughput", "requests/s", "{}"),
+                figure("request_rate", "requests/s", "{} offered"),
+                figure("request_throughput", "requests/s", "{} served"),
                 figure("output_throughput", "tokens/s", "{} output"),
                 figure("request_goodput", "requests/s", "goodput {}"),
                 figure("max_concurrent_requests", "requests", "at most {} at once"),
