@@ -18,7 +18,10 @@ from kvsim.cli import main
 def run_here(
     arguments: Sequence[str], cwd: Path | str = ".", *, columns: int = 160
 ) -> CompletedProcess[str]:
-    """Run a command in a folder, in a terminal of so many columns."""
+    """Run a command in a folder, in a terminal of so many columns.
+
+    Give `--jobs 1` or absolute paths: worker processes outlive the command, in its folder.
+    """
     with (
         contextlib.chdir(cwd),
         patch.dict(os.environ, COLUMNS=str(columns)),

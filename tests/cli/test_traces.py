@@ -34,7 +34,8 @@ def test_a_trace_without_arrivals_runs_as_at_an_infinite_rate(tmp_path: Path) ->
 
 
 def test_a_sweep_over_a_trace_without_arrivals_says_so_and_runs(tmp_path: Path) -> None:
-    command = ("sweep", "--trace", "burst", "--num-prompts", "20", "--grid", "max_num_seqs=4,8")
+    load = ("--trace", "burst", "--num-prompts", "20", "--jobs", "1")
+    command = ("sweep", *load, "--grid", "max_num_seqs=4,8")
     out, errors = kvsim(*command, "--out", "swept", cwd=tmp_path)
     assert errors.count(AT_ONCE) == 1
     assert "refused" not in out
