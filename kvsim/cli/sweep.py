@@ -216,14 +216,13 @@ def _finish(out: str, plan: Plan) -> None:
 def _best(chosen: Chosen) -> Table:
     """The first few of the best configurations."""
     from kvsim.report.numerals import show
-    from kvsim.sweep.choose import value_words
 
     listed, metrics = chosen.best[:MOST_LISTED], chosen.metrics[:MOST_FIGURES]
-    keys, labels = list(listed[0].settings), (metric.label for metric in metrics)
+    keys, labels = list(listed[0].first.settings), (metric.label for metric in metrics)
     table = make_table(*keys, *labels, title=chosen.rule, texts=len(keys))
-    for each in listed:
-        figures = (show(each.figures.get(metric.key), metric.unit) for metric in metrics)
-        table.add_row(*map(value_words, each.settings.values()), *figures)
+    for place in listed:
+        figures = (show(place.first.figures.get(metric.key), metric.unit) for metric in metrics)
+        table.add_row(*place.settings.values(), *figures)
     return table
 
 

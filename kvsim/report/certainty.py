@@ -19,6 +19,7 @@ from kvsim.report.compare import (
     interval_words,
     print_abreast,
     render_subjects,
+    same_configurations,
     value_words,
 )
 from kvsim.report.metrics import HEADLINES, METRICS, Metric
@@ -168,6 +169,8 @@ def render_certainty(
     from rich.text import Text
 
     render_subjects(runs, console, len(comparison.seeds))
+    if len(same_configurations(runs)) == len(runs) - 1:
+        return
     for sentence in method_words(comparison):
         console.print(Text(sentence))
     rows = certain_table(comparison)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -121,10 +121,36 @@ def config_differences(
     return listed
 
 
+def same_configurations(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """One sentence on each run that is configured like one before it, and what made them equal."""
+    sentences = []
+    for i, other in enumerate(runs):
+        twins = [each for each in runs[:i] if not config_differences((each, other))]
+        if twins:
+            names = f"{twins[0][0]} and {other[0]}"
+            said = f"{names} are the same configuration, so all their figures are equal."
+            sentences.append(" ".join([said, *_made_equal(twins[0], other)]))
+    return sentences
+
+
+def _made_equal(
+    one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """The settings that one of two equal runs gives and the other leaves to a default."""
+    for giver, taker in ((one, other), (other, one)):
+        given, left = (summary["meta"].get("assumed") or {} for _, summary in (giver, taker))
+        for key, default in left.items():
+            if key not in given:
+                yield (
+                    f"{giver[0]} sets {key} to {default['value']}, which is also the default of"
+                    f" {default['source']} in {taker[0]}."
+                )
+
+
 def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> list[str]:
     """What a reader must know before comparing these runs, which have `seeds` seeds each."""
     metas = [summary["meta"] for _, summary in runs]
-    found = []
+    found = same_configurations(runs)
     for name, summary in runs:
         if not wording.finished(summary):
             found.append(f"{name} did not finish: {wording.outcome_title(summary).lower()}.")
@@ -145,10 +171,15 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
 
 
 def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console) -> None:
-    """Print figures and differences side by side; of many runs, only the headline figures."""
+    """Print figures and differences side by side; of many runs, only the headline figures.
+
+    Runs that are all configured alike have no differences to print.
+    """
     from rich.text import Text
 
     render_subjects(runs, console)
+    if len(same_configurations(runs)) == len(runs) - 1:
+        return
     names, rows = [name for name, _ in runs], compare_table(runs)
     whole = _whole_table(names, rows)
     if len(runs) == 2 or fits(whole, console):
@@ -199,16 +230,16 @@ def empty_table() -> Table:
 def render_subjects(
     runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console, seeds: int = 1
 ) -> None:
-    """Print what is compared, what to bear in mind, and which settings differ."""
+    """Print what to bear in mind, what is compared, and which settings differ."""
     from rich.text import Text
 
+    for caution in cautions(runs, seeds):
+        console.print(Text(caution, style="yellow"))
     sources = [wording.time_source(summary["meta"]) for _, summary in runs]
     for i, (name, summary) in enumerate(runs):
         console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
         if i == len(runs) - 1 or len(set(sources)) > 1:
             console.print(Text(f"  {sources[i]}", style="dim"))
-    for caution in cautions(runs, seeds):
-        console.print(Text(caution, style="yellow"))
     for key, texts in config_differences(runs):
         console.print(Text(f"{key}: {_setting_words([name for name, _ in runs], texts)}"))
 

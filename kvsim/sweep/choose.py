@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, prod
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -17,15 +18,17 @@ from kvsim.sweep.slo import Objectives, parse_slo
 from kvsim.sweep.sweep import Outcome, Plan
 from kvsim.sweep.table import reason
 
-BLOCKS = Metric("num_gpu_blocks", "GPU blocks", "blocks", "lower", "Memory")
-"""A figure of the engine that sweeps compare beside those of a summary."""
+MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
+"""What a configuration costs: bytes of all GPUs that hold KV blocks."""
 
-LOADS = frozenset(("request_rate", "time_scale", "max_concurrency"))
-"""Settings that change the load on the engine."""
+MARGIN = 0.01
+"""Share by which two goodputs, or two costs, may differ and still rank as equal."""
 
 _NAMED = {metric.key: metric for metric in METRICS}
 TTFT, TPOT = _NAMED["p99_ttft_ms"], _NAMED["p99_tpot_ms"]
 THROUGHPUT, PREEMPTIONS = _NAMED["output_throughput"], _NAMED["num_preemptions"]
+GOODPUT, SERVED = _NAMED["request_goodput"], _NAMED["request_throughput"]
+_MOST_VALUES = 3
 
 
 class Configuration(NamedTuple):
@@ -61,39 +64,87 @@ class Configuration(NamedTuple):
         return self.met == len(self.records)
 
 
+class Place(NamedTuple):
+    """A place in a ranking: configurations whose figures are all equal."""
+
+    members: tuple[Configuration, ...]
+
+    @property
+    def first(self) -> Configuration:
+        """The member that the sweep ran first."""
+        return self.members[0]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings in words: `64 or 128` where it makes no difference."""
+        found = {
+            key: tuple(dict.fromkeys(value_words(each.settings[key]) for each in self.members))
+            for key in self.first.settings
+        }
+        whole = prod(map(len, found.values())) == len(self.members)
+        return {key: _alternatives(values, whole) for key, values in found.items()}
+
+
 class Chosen(NamedTuple):
     """A sweep with its configurations ranked."""
 
     configurations: list[Configuration]
     objectives: Objectives | None
     metrics: tuple[Metric, ...]
-    """The figures to show first: those with objectives, latency, throughput, blocks."""
-    by_blocks: bool
-    """Whether the configurations have different numbers of GPU blocks."""
-    best: list[Configuration]
-    """Ranked configurations, best first; all finished and, if there are objectives, meet them."""
+    """The figures to show first: those that decide the ranking, latency, throughput."""
+    by_memory: bool
+    """Whether the configurations differ in their KV memory."""
+    best: list[Place]
+    """The ranking, best first; all finished and, if there are objectives, meet them."""
+    standing: dict[int, int]
+    """Number of a finished configuration -> its place among all, those that miss an objective
+    last; empty without objectives."""
     rule: str
     """The rule of the ranking, in words."""
     verdict: list[Remark]
+
+    def best_of(self, members: Iterable[Configuration], metric: Metric) -> Configuration:
+        """The member that ranks first; without objectives, the one whose `metric` is best."""
+        if self.standing:
+            return min(members, key=lambda each: self.standing[each.number])
+        return min(members, key=lambda each: (_costs(each, metric), each.number))
 
 
 def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     """Rank the configurations of a sweep.
 
-    With objectives, only configurations that meet all of them on every seed are ranked. The highest
-    throughput is first if the load is varied; else the fewest blocks, if their number varies; else
-    the farthest from any limit. Without objectives, the ranking is the Pareto front of TTFT and
-    throughput.
+    With objectives, only configurations that meet all of them on every seed are ranked: by goodput,
+    then by KV memory, then by their distance from the limits. Goodput is the rate of requests that
+    meet the settings' own `goodput` limits; without such limits, the rate of completed requests.
+    Without objectives, the ranking is the Pareto front of TTFT and throughput.
     """
     objectives = None if plan.slo is None else parse_slo(plan.slo)
     configurations = joined(outcomes, objectives)
-    by_blocks = len({c.figures[BLOCKS.key] for c in configurations if c.figures}) > 1
-    bound = () if objectives is None else objectives.metrics
-    blocks = [BLOCKS] if by_blocks and "num_gpu_blocks_override" not in plan.axes else []
-    metrics = tuple(dict.fromkeys([*bound, TTFT, TPOT, THROUGHPUT, PREEMPTIONS, *blocks]))
-    best, rule = _ranked(plan, configurations, objectives, by_blocks)
-    verdict = _verdict(configurations, objectives, best)
-    return Chosen(configurations, objectives, metrics, by_blocks, best, rule, verdict)
+    finished = [c for c in configurations if c.figures]
+    memory = [c.figures[MEMORY.key] for c in finished]
+    by_memory = bool(memory) and max(memory) > min(memory) * (1 + MARGIN)
+    goodput = GOODPUT if any(GOODPUT.key in c.figures for c in finished) else SERVED
+    costs = [MEMORY] if by_memory else []
+    shown = [TTFT, TPOT, THROUGHPUT, PREEMPTIONS, *costs]
+    standing: dict[int, int] = {}
+    if objectives is None:
+        best = pareto(configurations, TTFT, THROUGHPUT)
+        rule = "No other configuration has both a lower TTFT p99 and a higher throughput."
+    else:
+        shown = [*objectives.metrics, goodput, *costs, *shown]
+        keys = (lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load)
+        best = _ordered([c for c in finished if c.meets], keys)
+        others = sorted((c for c in finished if not c.meets), key=lambda c: (c.load, c.number))
+        standing = {c.number: place for place, c in enumerate([*best, *others])}
+        rule = (
+            f"Of those that meet all objectives on every seed: the highest {goodput.label.lower()}"
+            f" first, then the least KV memory (differences below {100 * MARGIN:g} % do not count),"
+            " then the farthest from its limits."
+        )
+    places = _collapsed(best, finished)
+    verdict = _verdict(configurations, objectives, places)
+    metrics = tuple(dict.fromkeys(shown))
+    return Chosen(configurations, objectives, metrics, by_memory, places, standing, rule, verdict)
 
 
 def pareto(
@@ -105,9 +156,7 @@ def pareto(
     """
 
     def costs(configuration: Configuration) -> tuple[float, float]:
-        pair = (configuration.figures[one.key], one), (configuration.figures[other.key], other)
-        a, b = (-value if metric.better == "higher" else value for value, metric in pair)
-        return a, b
+        return _costs(configuration, one), _costs(configuration, other)
 
     defined = [c for c in configurations if {one.key, other.key} <= c.figures.keys()]
     front: list[Configuration] = []
@@ -126,6 +175,15 @@ def sources(groups: Iterable[Sequence[Record]]) -> list[tuple[str, bool]]:
 def words(settings: Settings) -> str:
     """`watermark 0.05 · preemption_mode swap`."""
     return " · ".join(f"{key} {value_words(value)}" for key, value in settings.items()) or "base"
+
+
+def _alternatives(values: Sequence[str], whole: bool) -> str:
+    """`64`, `64 or 128`, `32 … 128`; `64 or others` unless `whole`: every combination is meant."""
+    if len(values) == 1:
+        return values[0]
+    if not whole:
+        return f"{values[0]} or others"
+    return " or ".join(values) if len(values) <= _MOST_VALUES else f"{values[0]} … {values[-1]}"
 
 
 def value_words(value: Any) -> str:
@@ -156,7 +214,7 @@ def joined(outcomes: Sequence[Outcome], objectives: Objectives | None) -> list[C
 def _means(records: Sequence[Record]) -> dict[str, float]:
     if any(record["outcome"]["kind"] != "finished" for record in records):
         return {}
-    tables = [{**record["figures"], BLOCKS.key: _blocks(record)} for record in records]
+    tables = [{**record["figures"], MEMORY.key: record["engine"][MEMORY.key]} for record in records]
     return {
         key: fmean(table[key] for table in tables)
         for key in tables[0]
@@ -164,57 +222,62 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def _blocks(record: Record) -> int:
-    return int(record["engine"]["num_gpu_blocks"])
+def _costs(configuration: Configuration, metric: Metric) -> float:
+    """A figure such that less is better; inf if it is undefined."""
+    value = configuration.figures.get(metric.key, inf if metric.better != "higher" else -inf)
+    return -value if metric.better == "higher" else value
 
 
-def _ranked(
-    plan: Plan,
-    configurations: Sequence[Configuration],
-    objectives: Objectives | None,
-    by_blocks: bool,
-) -> tuple[list[Configuration], str]:
-    if objectives is None:
-        return pareto(configurations, TTFT, THROUGHPUT), (
-            "No other configuration has both a lower TTFT p99 and a higher throughput."
-        )
-    meeting = [configuration for configuration in configurations if configuration.meets]
-    said = "Of those that meet all objectives on every seed, "
-    if LOADS & set(plan.axes):
-        key = THROUGHPUT.key
-        return sorted(meeting, key=lambda c: (-c.figures[key], c.number)), (
-            f"{said}the highest throughput first."
-        )
-    if by_blocks:
-        return sorted(meeting, key=lambda c: (c.figures[BLOCKS.key], c.load, c.number)), (
-            f"{said}the fewest GPU blocks first, then the farthest from its limits."
-        )
-    return sorted(meeting, key=lambda c: (c.load, c.number)), (
-        f"{said}the farthest from its limits first."
-    )
+def _ordered(
+    members: Sequence[Configuration], keys: Sequence[Callable[[Configuration], float]]
+) -> list[Configuration]:
+    """Sorted by the first key, least first; where it is nearly equal, by the next one.
+
+    Nearly equal to the first of those that remain: the order has no circles.
+    """
+    if not keys:
+        return sorted(members, key=lambda each: each.number)
+    key, *further = keys
+    rest, order = sorted(members, key=key), list[Configuration]()
+    while rest:
+        limit = key(rest[0]) + MARGIN * abs(key(rest[0]))
+        equal = [each for each in rest if key(each) <= limit]
+        order += _ordered(equal, further)
+        rest = rest[len(equal) :]
+    return order
+
+
+def _collapsed(best: Sequence[Configuration], finished: Sequence[Configuration]) -> list[Place]:
+    """The ranking with a single place for configurations whose figures are all equal."""
+    alike: dict[tuple[tuple[str, float], ...], list[Configuration]] = {}
+    for each in finished:
+        alike.setdefault(tuple(each.figures.items()), []).append(each)
+    found = dict.fromkeys(tuple(each.figures.items()) for each in best)
+    return [Place(tuple(alike[key])) for key in found]
 
 
 def _verdict(
     configurations: Sequence[Configuration],
     objectives: Objectives | None,
-    best: Sequence[Configuration],
+    best: Sequence[Place],
 ) -> list[Remark]:
     number, remarks = len(configurations), []
     if objectives is not None:
         bounds = " and ".join(map(str, objectives.each))
-        text = f"{count(len(best))} of {plural(number, 'configuration')} meet {bounds}."
+        meeting = sum(len(place.members) for place in best)
+        text = f"{count(meeting)} of {plural(number, 'configuration')} meet {bounds}."
         remarks.append(Remark(text, "plain" if best else "bad"))
         if not best:
             remarks += _nearest_miss(configurations)
     if best:
-        first = best[0]
+        first = best[0].first
         figures = ", ".join(
             f"{metric.label} {show(first.figures[metric.key], metric.unit)}"
             for metric in (TTFT, TPOT, THROUGHPUT)
             if metric.key in first.figures
         )
         name = "Best" if objectives is not None else "Lowest TTFT p99"
-        remarks.append(Remark(f"{name}: {words(first.settings)} ({figures})."))
+        remarks.append(Remark(f"{name}: {words(best[0].settings)} ({figures})."))
     refused = sum(configuration.outcome == REFUSED for configuration in configurations)
     ended = sum(c.outcome not in (REFUSED, "finished") for c in configurations)
     if refused:
@@ -228,7 +291,7 @@ def _verdict(
 
 
 def _nearest_miss(configurations: Sequence[Configuration]) -> list[Remark]:
-    finished = [c for c in configurations if c.load < float("inf")]
+    finished = [c for c in configurations if c.load < inf]
     if not finished:
         return []
     nearest = min(finished, key=lambda configuration: configuration.load)

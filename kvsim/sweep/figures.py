@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from kvsim.report.figures import Entry, Figure, compact, layout, titled
 from kvsim.report.metrics import Metric
 from kvsim.sweep.axes import is_number, ordered
 from kvsim.sweep.choose import (
-    BLOCKS,
+    MEMORY,
     THROUGHPUT,
     TPOT,
     TTFT,
@@ -27,15 +26,15 @@ _MOST_EFFECTS = 9
 def tradeoff_figures(chosen: Chosen) -> list[Figure]:
     """Pairs of figures against each other, with the Pareto front."""
     pairs = [(TTFT, THROUGHPUT), (TPOT, TTFT)]
-    if chosen.by_blocks:
-        pairs.insert(0, (BLOCKS, TTFT))
+    if chosen.by_memory:
+        pairs.insert(0, (MEMORY, TTFT))
     return [
         _tradeoff(chosen, x, y, both) for x, y in pairs if (both := _having(chosen, x.key, y.key))
     ]
 
 
 def effect_figures(chosen: Chosen, axes: Sequence[str]) -> list[Figure]:
-    """The first figure against every setting; the line is the median at each value."""
+    """The first figure against every setting; the line joins the best at each value."""
     metric = chosen.metrics[0]
     shown = _having(chosen, metric.key)
     return [_effect(chosen, shown, key, metric) for key in axes[:_MOST_EFFECTS] if shown]
@@ -83,8 +82,8 @@ def _effect(chosen: Chosen, shown: Sequence[Configuration], key: str, metric: Me
         for _, colour, members in groups(chosen, shown)
     ]
     if 2 * len(values) <= len(shown):
-        middle = [median(up.of(c) for c in shown if c.settings[key] == v) for v in values]
-        data.insert(0, line([place(value) for value in values], middle))
+        best = [chosen.best_of((c for c in shown if c.settings[key] == v), metric) for v in values]
+        data.insert(0, line([place(value) for value in values], map(up.of, best)))
     data.append(highlight("markers"))
     x = titled(key)
     if not numeric:

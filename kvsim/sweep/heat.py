@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from statistics import fmean
 
 from kvsim.report.html import Html, element
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import show
 from kvsim.sweep.axes import ordered
-from kvsim.sweep.choose import Chosen, Configuration, value_words
+from kvsim.sweep.choose import Chosen, Configuration, value_words, words
 from kvsim.sweep.slo import Objective
 
 MOST_VALUES = 16
@@ -33,11 +32,12 @@ def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html | None:
     bounds = {} if chosen.objectives is None else {o.metric: o for o in chosen.objectives.each}
     metrics = list(bounds) or list(chosen.metrics[:2])
     maps = [(a, b, metric) for a, b in pairs for metric in metrics][:MOST_MAPS]
-    figures = (_map(there, axes, a, b, metric, bounds.get(metric)) for a, b, metric in maps)
+    figures = (_map(chosen, there, axes, a, b, metric, bounds.get(metric)) for a, b, metric in maps)
     return element("div", *figures, class_="maps")
 
 
 def _map(
+    chosen: Chosen,
     there: Sequence[Configuration],
     axes: Sequence[str],
     one: str,
@@ -48,8 +48,9 @@ def _map(
     """A map of one figure; the setting with more values goes down."""
     sides = {key: ordered([c.settings[key] for c in there]) for key in (one, other)}
     across, down = sorted(sides, key=lambda key: len(sides[key]))
-    means = _means(there, down, across, metric)
-    low, high = min(means.values(), default=0.0), max(means.values(), default=0.0)
+    best = _best(chosen, there, down, across, metric)
+    values = [c.figures[metric.key] for c in best.values() if metric.key in c.figures]
+    low, high = min(values, default=0.0), max(values, default=0.0)
     rows, names = ([value_words(v) for v in sides[key]] for key in (down, across))
     head = (
         element("tr", element("th"), element("th", across, colspan=len(names))),
@@ -59,48 +60,46 @@ def _map(
         element(
             "tr",
             element("th", row, scope="row"),
-            *(_cell(means.get((row, name)), metric, objective, low, high) for name in names),
+            *(_cell(best.get((row, name)), metric, objective, low, high) for name in names),
         )
         for row in rows
     )
     title = metric.label if objective is None else str(objective)
-    note = element("p", "Mean over the other settings.") if len(axes) > 2 else None
+    note = "Each cell shows the best of the other settings." if len(axes) > 2 else None
     whole = element("table", element("thead", *head), element("tbody", *body), class_="heat")
     return element(
         "figure",
-        element("figcaption", element("h3", title), note),
+        element("figcaption", element("h3", title), element("p", note) if note else None),
         element("div", whole, class_="scroll", tabindex="0"),
     )
 
 
-def _means(
-    there: Sequence[Configuration], down: str, across: str, metric: Metric
-) -> dict[tuple[str, str], float]:
-    """The mean of a figure at each pair of values that some configuration has."""
-    cells: dict[tuple[str, str], list[float]] = {}
-    for configuration in there:
-        if metric.key in configuration.figures:
-            place = (
-                value_words(configuration.settings[down]),
-                value_words(configuration.settings[across]),
-            )
-            cells.setdefault(place, []).append(configuration.figures[metric.key])
-    return {place: fmean(values) for place, values in cells.items()}
+def _best(
+    chosen: Chosen, there: Sequence[Configuration], down: str, across: str, metric: Metric
+) -> dict[tuple[str, str], Configuration]:
+    """The best configuration at each pair of values that some configuration has."""
+    cells: dict[tuple[str, str], list[Configuration]] = {}
+    for each in there:
+        place = value_words(each.settings[down]), value_words(each.settings[across])
+        cells.setdefault(place, []).append(each)
+    return {place: chosen.best_of(members, metric) for place, members in cells.items()}
 
 
 def _cell(
-    value: float | None,
+    configuration: Configuration | None,
     metric: Metric,
     objective: Objective | None,
     low: float,
     high: float,
 ) -> Html:
-    if value is None:
+    value = None if configuration is None else configuration.figures.get(metric.key)
+    if configuration is None or value is None:
         return element("td", "–", class_="number muted")
     colour, strength = _shade(value, metric, objective, low, high)
     return element(
         "td",
         show(value, metric.unit),
+        title=f"#{configuration.number}: {words(configuration.settings)}",
         class_="number shaded",
         style=f"--colour: var(--{colour}); --strength: {strength:.0f}%",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kvsim.hardware import GIB
 from kvsim.report.figures import Trace, compact, titled
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import show
@@ -59,11 +60,12 @@ def side(metric: Metric, shown: Sequence[Configuration], limit: float | None) ->
     values = [configuration.figures[metric.key] for configuration in shown]
     low, high = min(values, default=0.0), max(values, default=0.0)
     seconds = metric.unit == "ms" and high >= _IN_SECONDS
-    unit = "s" if seconds else metric.unit if metric.unit in ("ms", "s", "tokens/s") else ""
+    memory = metric.unit == "bytes"
+    unit = metric.unit if metric.unit in ("ms", "s", "tokens/s") else ""
     return Side(
         metric,
-        unit,
-        1000.0 if seconds else 1.0,
+        "s" if seconds else "GiB" if memory else unit,
+        1000.0 if seconds else GIB if memory else 1.0,
         low > 0 and high / low >= LOGARITHMIC,
         limit,
     )

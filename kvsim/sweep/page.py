@@ -17,7 +17,7 @@ from kvsim.sweep.records import Record
 from kvsim.sweep.sweep import Plan
 
 PAGE = "sweep.html"
-MOST_BEST, MOST_ROWS = 10, 300
+MOST_BEST, MOST_ROWS, MOST_ALIKE = 10, 300, 3
 
 
 def build_page(plan: Plan, chosen: Chosen) -> str:
@@ -83,18 +83,18 @@ def _best(chosen: Chosen) -> Html:
     if not chosen.best:
         return panel(None, element("p", "No configuration meets all objectives."))
     listed = chosen.best[:MOST_BEST]
-    keys = tuple(listed[0].settings)
+    keys = tuple(listed[0].first.settings)
     head = ["#", *keys, *(metric.label for metric in chosen.metrics)]
     if chosen.objectives is not None:
         head.append("Limit used")
     rows = [
         [
-            c.number,
-            *(value_words(c.settings[key]) for key in keys),
-            *_figures(c, chosen),
-            *_use(c, chosen),
+            ", ".join(str(each.number) for each in place.members[:MOST_ALIKE]),
+            *place.settings.values(),
+            *_figures(place.first, chosen),
+            *_use(place.first, chosen),
         ]
-        for c in listed
+        for place in listed
     ]
     lead = chosen.rule
     if len(chosen.best) > MOST_BEST:

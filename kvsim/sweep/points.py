@@ -23,6 +23,7 @@ ENGINE_FACTS = (
     "block_size",
     "max_num_batched_tokens",
     "watermark_blocks",
+    "kv_cache_bytes",
 )
 """Figures that the engine derives from the settings, kept with every result."""
 
@@ -50,9 +51,10 @@ def run_point(task: Task, trace: Trace) -> Record:
     except ConfigError as error:
         return record | {"outcome": {"kind": REFUSED, "explanation": str(error)}, "figures": {}}
     meta = summary["meta"]
+    facts = {**meta, "kv_cache_bytes": _kv_cache_bytes(meta)}
     return record | {
         "outcome": meta["outcome"],
-        "engine": {key: meta[key] for key in ENGINE_FACTS},
+        "engine": {key: facts[key] for key in ENGINE_FACTS},
         "time_source": {"kind": meta["cost"]["kind"], "source": meta["cost"]["source"]},
         "figures": figures_of(summary),
     }
@@ -61,3 +63,10 @@ def run_point(task: Task, trace: Trace) -> Record:
 def figures_of(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """The figures of a summary; those of inner tables have dotted keys."""
     return flat({key: value for key, value in summary.items() if key not in _NO_FIGURES})
+
+
+def _kv_cache_bytes(meta: Mapping[str, Any]) -> int:
+    """Bytes of the KV blocks of all GPUs of the replica."""
+    config = meta["config"]
+    gpus: int = config["tensor_parallel_size"] * config["pipeline_parallel_size"]
+    return int(meta["num_gpu_blocks"] * meta["memory"]["block_bytes"] * gpus)

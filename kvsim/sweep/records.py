@@ -64,6 +64,7 @@ class _Engine(Struct):
     block_size: Count
     max_num_batched_tokens: Count
     watermark_blocks: Count
+    kv_cache_bytes: Count
 
 
 class _TimeSource(Struct):

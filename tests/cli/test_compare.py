@@ -54,6 +54,21 @@ def test_a_configuration_against_itself_stops_at_the_first_look(
     assert findings == {"no difference"}
 
 
+def test_equal_configurations_are_named_before_anything_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two files of the old engine become one configuration under the defaults of another."""
+    arguments = ["compare", "naive", "prefix-caching", *SHORT, "--max-model-len", "2K"]
+    for further in ([], ["--seeds", "4", "--jobs", "1"]):
+        shown = kvsim(capsys, *arguments, "--engine", "vllm-v1", *further)
+        said = " ".join(shown.split())
+        assert said.startswith("naive and prefix-caching are the same configuration, so all their")
+        assert "prefix-caching sets enable_prefix_caching to True, which is also the def" in said
+        assert "TTFT" not in said
+    shown = kvsim(capsys, *arguments)
+    assert "same configuration" not in shown
+
+
 def test_a_recorded_trace_is_replayed_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

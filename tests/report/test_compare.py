@@ -86,6 +86,10 @@ def test_only_settings_that_differ_are_listed(runs):
 
 def test_what_makes_runs_incomparable_is_said():
     one, other = named("one", tiny_run()), named("other", tiny_run())
+    assert ["are the same configuration" in each for each in cautions([one[:2], other[:2]])] == [
+        True
+    ]
+    other[1]["meta"]["config"] = {"watermark": 0.5}
     assert cautions([one[:2], other[:2]]) == []
     other[1]["meta"]["outcome"] = {"kind": "deadlock"}
     other[1]["meta"]["trace"] = {"sha256": "other"}
@@ -184,9 +188,10 @@ def test_every_run_colour_is_defined_for_light_and_dark():
 
 
 def test_the_terminal_says_that_nothing_differs():
-    one = named("one", tiny_run())
+    one, other = named("one", tiny_run()), named("other", tiny_run())
+    other[1]["meta"]["config"] = {"watermark": 0.5}
     console = Console(file=io.StringIO(), width=120)
-    render_comparison([one[:2], one[:2]], console)
+    render_comparison([one[:2], other[:2]], console)
     assert "No difference in any figure." in console.file.getvalue()
 
 

@@ -38,7 +38,7 @@ def record(ttft_ms):
     figures = {"completed": 1, "failed": 0, "p99_ttft_ms": ttft_ms} if ttft_ms < math.inf else {}
     return {
         "outcome": {"kind": kind, "explanation": "stuck"},
-        "engine": {"num_gpu_blocks": 1},
+        "engine": {"kv_cache_bytes": 1},
         "figures": figures,
     }
 

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
+from kvsim.report.numerals import show
 from kvsim.sweep.choose import TTFT, choose, pareto
+from kvsim.sweep.heat import heat_maps
 from kvsim.sweep.page import build_page
 from kvsim.sweep.sweep import Outcome, Plan, Planned
 
@@ -25,20 +28,21 @@ UNDER_POINTER = """() => {
 """A figure of the first line of the parallel coordinates, and whose it is."""
 
 
-def record(ttft, throughput, blocks=100, kind="finished", reason=""):
+def record(ttft, throughput, memory=100, kind="finished", reason=""):
     figures = {
         "completed": 9,
         "failed": 0,
         "p99_ttft_ms": ttft,
         "p99_tpot_ms": 10.0 + ttft / 1000,
         "output_throughput": throughput,
+        "request_throughput": throughput,
         "num_preemptions": 3,
     }
     return {
         "key": "k",
         "kvsim_version": "0",
         "outcome": {"kind": kind, "explanation": reason},
-        "engine": {"num_gpu_blocks": blocks},
+        "engine": {"kv_cache_bytes": memory},
         "time_source": {"kind": "estimated", "source": "a guess"},
         "figures": {} if kind != "finished" else figures,
     }
@@ -80,7 +84,7 @@ def test_the_best_meet_all_on_every_seed_and_are_farthest_from_limits():
         ({"n": 4}, 1, record(1, 1, kind="deadlock", reason="stuck")),
     ]
     chosen = choose(*sweep(rows, "p99_ttft<2s"))
-    assert [c.settings["n"] for c in chosen.best] == [3, 2]
+    assert best(chosen) == [3, 2]
     assert [c.met for c in chosen.configurations] == [1, 2, 2, 1]
     assert chosen.configurations[1].figures["p99_ttft_ms"] == 1250
     assert chosen.configurations[1].load == 0.75
@@ -89,11 +93,70 @@ def test_the_best_meet_all_on_every_seed_and_are_farthest_from_limits():
     assert chosen.verdict[0].text.startswith("2 of 4")
 
 
-def test_with_a_varied_load_the_best_serve_most_and_with_varied_pools_they_are_least():
+def best(chosen):
+    """The numbers of the ranked configurations, best first."""
+    return [place.first.number for place in chosen.best]
+
+
+def test_goodput_ranks_first_then_memory_then_distance_from_the_limits():
     by_rate = [({"request_rate": r}, 0, record(100 * r, 10 * r)) for r in (1, 5, 30)]
-    assert [c.number for c in choose(*sweep(by_rate, "p99_ttft<2s")).best] == [2, 1]
-    by_pool = [({"x": b}, 0, record(4000 / b, 1, blocks=b)) for b in (9, 1, 3)]
-    assert [c.number for c in choose(*sweep(by_pool, "p99_ttft<2s")).best] == [3, 1]
+    assert best(choose(*sweep(by_rate, "p99_ttft<2s"))) == [2, 1]
+    by_pool = [({"x": b}, 0, record(4000 / b, 1, memory=b)) for b in (9, 1, 3)]
+    assert best(choose(*sweep(by_pool, "p99_ttft<2s"))) == [3, 1]
+    # 1 % less goodput counts as equal, and so does 1 % more memory; 2 % does not.
+    rows = [
+        ({"x": 1}, 0, record(500, 100.0, memory=1000)),
+        ({"x": 2}, 0, record(900, 99.5, memory=500)),
+        ({"x": 3}, 0, record(100, 98.0, memory=100)),
+        ({"x": 4}, 0, record(300, 99.2, memory=504)),
+    ]
+    assert best(choose(*sweep(rows, "p99_ttft<2s"))) == [4, 2, 1, 3]
+
+
+def test_goodput_is_that_of_the_settings_where_they_have_one():
+    rows = [({"x": x}, 0, record(100, 10.0)) for x in (1, 2)]
+    for (_, _, each), good in zip(rows, (3.0, 9.0), strict=True):
+        each["figures"]["request_goodput"] = good
+    chosen = choose(*sweep(rows, "p99_ttft<2s"))
+    assert best(chosen) == [2, 1]
+    assert "request goodput" in chosen.rule
+
+
+def test_configurations_with_equal_figures_share_a_place():
+    rows = [
+        ({"max_num_seqs": n, "victim": v}, 0, record(100 if n > 9 else 900, 5))
+        for n in (9, 64, 128)
+        for v in ("a", "b")
+    ]
+    chosen = choose(*sweep(rows, "p99_ttft<2s"))
+    assert [place.settings for place in chosen.best] == [
+        {"max_num_seqs": "64 or 128", "victim": "a or b"},
+        {"max_num_seqs": "9", "victim": "a or b"},
+    ]
+    assert chosen.verdict[0].text.startswith("6 of 6")
+    assert "max_num_seqs 64 or 128 · victim a or b" in chosen.verdict[1].text
+    chosen = choose(*sweep(rows[:-1]))  # the last combination is not there
+    assert [place.settings for place in chosen.best] == [
+        {"max_num_seqs": "64 or others", "victim": "a or others"}
+    ]
+
+
+@pytest.mark.parametrize(("slo", "expected"), [("p99_ttft<2s", 300), (None, 300)])
+def test_a_map_shows_the_best_of_the_other_settings(slo, expected):
+    """Of three pools, one passes: the cell is green, and no mean of percentiles."""
+    rows = [
+        ({"a": a, "b": b, "pool": pool}, 0, record(ttft * a * b, 5, memory=pool))
+        for a in (1, 2)
+        for b in (1, 2)
+        for pool, ttft in ((1, 90_000), (2, 40_000), (3, 300))
+    ]
+    plan, outcomes = sweep(rows, slo)
+    maps = str(heat_maps(choose(plan, outcomes), plan.axes))
+    cells = re.findall(r'title="#(\d+): [^"]*"[^>]*>([^<]*)<', maps)
+    assert ("3", show(expected, "ms")) in cells
+    assert not any("90" in text or "43.4" in text for _, text in cells[:4])
+    assert ("--good" in maps.partition("</figure>")[0]) == (slo is not None)
+    assert "--bad" not in maps.partition("</figure>")[0]
 
 
 def test_nothing_that_meets_them_names_the_nearest():
@@ -113,7 +176,7 @@ def test_a_pareto_front_is_what_nothing_beats():
     ]
     found = [(c.figures["p99_ttft_ms"], c.figures["output_throughput"]) for c in front]
     assert found == sorted(set(expected))
-    assert chosen.best == front
+    assert [place.first for place in chosen.best] == front
 
 
 POINTS = [(100 + 37 * i % 61, round(50 * math.sin(i) + 60, 3)) for i in range(40)] + [
