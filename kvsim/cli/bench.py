@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console
+from kvsim.cli.console import make_console, make_table
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -245,10 +245,7 @@ def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> 
 
 
 def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    table = make_table(*columns, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for column in table.columns:
+        column.no_wrap = True
     return table

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
+from kvsim.cli.console import make_table
 from kvsim.config import RunConfig
 from kvsim.cost import COSTS
 from kvsim.engine.growth import GROWTH
@@ -87,27 +87,18 @@ def _described(
 
 
 def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..., Any]]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("name", no_wrap=True, style="bold")
-    table.add_column("what it is")
-    table.add_column("parameters")
+    table = make_table("name", "what it is", "parameters", title=title, texts=3)
     for name, (about, constructor) in rows.items():
-        table.add_row(name, about, _parameters(constructor, table_key))
+        table.add_row(f"[bold]{name}", about, _parameters(constructor, table_key))
     table.add_row("package.module:Class", "your own", "", style="dim")
     return table
 
 
 def _choices(flag: str, choices: Mapping[str, str]) -> Table:
-    table = Table(
-        title=flag + ("NAME" if flag.endswith("=") else " NAME"),
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("name", no_wrap=True, style="bold")
-    table.add_column("what it is")
+    title = f"{flag}NAME" if flag.endswith("=") else f"{flag} NAME"
+    table = make_table("name", "what it is", title=title, texts=2)
     for name, about in choices.items():
-        table.add_row(name, about)
+        table.add_row(f"[bold]{name}", about)
     return table
 
 

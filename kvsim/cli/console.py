@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 
 def make_console() -> Console:
@@ -20,7 +21,9 @@ def make_console() -> Console:
     return Piped()
 
 
-def make_table(*columns: str, title: str | None = None, texts: int = 1, **look: Any) -> Table:
+def make_table(
+    *columns: str | Text, title: str | None = None, texts: int = 1, **look: Any
+) -> Table:
     """An empty table; the first `texts` columns hold text, the others right-aligned numbers.
 
     `look`: more arguments of Rich's `Table`.
@@ -28,9 +31,8 @@ def make_table(*columns: str, title: str | None = None, texts: int = 1, **look: 
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, **look
-    )
+    common = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=title, **{**common, **look})
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
     return table

@@ -87,7 +87,7 @@ def crossover(
     names, layouts = model or [DEFAULT_MODEL], [layout] if layout else list(LAYOUTS)
     _print(_crossings(names, settings, lengths, layouts))
     if out is not None:
-        from kvsim.report.crossover_page import build_crossover
+        from kvsim.pages.crossover import build_crossover
         from kvsim.writing import write_text
 
         drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
@@ -123,7 +123,7 @@ def _curve(longest: int) -> list[int]:
 
 
 def _print(models: list[ModelCrossings]) -> None:
-    from kvsim.report.crossover_page import UNITS, priced
+    from kvsim.pages.crossover import UNITS, priced
 
     console = make_console()
     for each in models:
@@ -138,7 +138,7 @@ def _print(models: list[ModelCrossings]) -> None:
 
 
 def _table(model: ModelCrossings) -> Table:
-    from kvsim.report.crossover_page import caption, head, rows
+    from kvsim.pages.crossover import caption, head, rows
 
     table = make_table(*head(model), title=caption(model), texts=0)
     for row in rows(model):

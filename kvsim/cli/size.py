@@ -157,7 +157,7 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
 
 def _show(lab: Laboratory, found: Answer) -> None:
-    from kvsim.size.wording import verdict
+    from kvsim.size.verdict import verdict
     from kvsim.sweep.choose import sources
 
     console = make_console()
@@ -169,7 +169,7 @@ def _show(lab: Laboratory, found: Answer) -> None:
 
 
 def _write(out: str, lab: Laboratory, found: Answer) -> None:
-    from kvsim.size.page import PAGE, build_page
+    from kvsim.pages.size import PAGE, build_page
     from kvsim.writing import write_text
 
     path = write_text(Path(out) / PAGE, build_page(lab, found))
@@ -179,7 +179,7 @@ def _write(out: str, lab: Laboratory, found: Answer) -> None:
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
     from kvsim.size.answer import neighbourhood
-    from kvsim.size.rows import HEAD, row
+    from kvsim.size.verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
     table = make_table(lab.knob.key, *HEAD, *labels, header_style="dim")

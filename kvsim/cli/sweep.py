@@ -116,8 +116,8 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
+    from kvsim.pages.sweep import PAGE
     from kvsim.sweep.grid import expand, parse_space
-    from kvsim.sweep.page import PAGE
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
     from kvsim.sweep.table import TABLE
@@ -194,8 +194,8 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
 
 def _finish(out: str, plan: Plan) -> None:
     """Table, page and the verdict on the terminal."""
+    from kvsim.pages.sweep import PAGE, build_page
     from kvsim.sweep.choose import choose
-    from kvsim.sweep.page import PAGE, build_page
     from kvsim.sweep.store import Store
     from kvsim.sweep.sweep import MANIFEST, gather, manifest
     from kvsim.sweep.table import TABLE, table_bytes

@@ -182,7 +182,7 @@ def _compare(recording: Path, profile: str, out: Path, html: str | None) -> None
 
 
 def _draw(result: Table, html: str) -> None:
-    from kvsim.validate.page import build_page
+    from kvsim.pages.validate import build_page
     from kvsim.writing import write_text
 
     print(f"open {write_text(html, build_page(result))}")
@@ -190,7 +190,7 @@ def _draw(result: Table, html: str) -> None:
 
 def _tables(result: Table) -> Iterator[RichTable]:
     """Errors beside their noise, then counts."""
-    from kvsim.validate.wording import count_rows, error_rows
+    from kvsim.validate.verdict import count_rows, error_rows
 
     for title, (head, rows) in (
         ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
