@@ -1,5 +1,6 @@
 """Real runs under pressure, small enough for a test."""
 
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 from worlds import hashed
 
 import kvsim
+from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.result import Result
 
 Run = tuple[Any, dict[str, Any], Any, dict[str, Any]]
@@ -62,5 +64,11 @@ def result(
 def real_run(*arguments: Any, **settings: Any) -> Run:
     """The tables of a `result`, copied so that a test may change them."""
     made = result(*arguments, **settings)
-    requests = {name: column.copy() for name, column in made.requests.items()}
+    requests = {name: copy(column) for name, column in made.requests.items()}
     return dict(made.steps), requests, made.token_gaps_ns, dict(made.meta)
+
+
+def without_ledger(columns: dict[str, Any]) -> dict[str, Any]:
+    """Steps or requests as a version of kvsim that kept no ledger wrote them."""
+    ledger = {*TIME_PARTS, *PROMPT_PARTS[1:], *KERNELS}
+    return {name: column for name, column in columns.items() if name not in ledger}

@@ -175,12 +175,14 @@ def scale(values: Iterable[float], wide: float = WIDE) -> Axis:
 def log_ticks(low: float, high: float) -> Axis:
     """A logarithmic axis for these values: at most about ten ticks, written as plain numbers."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    digits = (1, 1.5, 2, 3, 5, 7) if high / low < 12 else (1, 2, 5) if high / low < 2000 else (1,)
+    densities = {12: (1, 1.5, 2, 3, 5, 7), 200: (1, 2, 5), 20_000: (1, 3)}
+    digits = next((each for most, each in densities.items() if high / low < most), (1,))
     every = -(-len(decades) // 8) if len(digits) == 1 else 1
     ticks = [float(f"{digit}e{decade}") for decade in decades[::every] for digit in digits]
     return {
         "type": "log",
         "rangemode": "normal",
+        "tickangle": 0,
         "tickvals": ticks,
         "ticktext": [f"{tick:,.6g}" for tick in ticks],
     }

@@ -226,7 +226,7 @@ def _ttft(run: View) -> Iterator[Figure]:
     drawn = [(dots, "running"), *_lined(run.axis.of(edges), lines)]
     look = _limited(run, "ttft", ns, scale(ttft[known] / ns, wide=50))
     note = "Of the requests that arrived at this time. Click a request to see its story."
-    shapes = look.pop("shapes")
+    shapes, note = look.pop("shapes"), note + _limit_words(run, "ttft")
     y = titled(f"TTFT ({unit})", **look)
     yield _figure(run, "ttft", "TTFT", note, y, drawn, 240, shapes=shapes)
 
@@ -254,6 +254,7 @@ def _itl(run: View) -> Iterator[Figure]:
     shapes = look.pop("shapes")
     y = titled(f"ITL ({unit})", **look)
     note = "Gaps between the tokens of running requests; waits after a preemption do not count."
+    note += _limit_words(run, "tpot")
     drawn = _lined(run.axis.of(edges), lines)
     yield _figure(run, "itl", "ITL", note, y, drawn, shapes=shapes)
 
@@ -264,6 +265,11 @@ def _limited(run: View, kind: str, ns: float, look: Axis) -> Axis:
     if kind not in goals:
         return {**look, "shapes": []}
     return {**look, "shapes": [rule("y", goals[kind] * 1e6 / ns, "bad", 1.2, "dot")]}
+
+
+def _limit_words(run: View, kind: str) -> str:
+    goals = run.summary["meta"].get("goodput") or {}
+    return f" Dotted: the limit, {limits_words({kind: goals[kind]})}." if kind in goals else ""
 
 
 def _queues(run: View) -> Iterator[Figure]:

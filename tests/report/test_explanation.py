@@ -5,7 +5,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from runs import real_run
+from runs import real_run, without_ledger
 from shared import SHARED, needs_shared
 from tiny import no_run
 
@@ -148,7 +148,11 @@ def test_runs_of_other_requests_or_of_none_are_not_set_side_by_side():
 
 
 def test_runs_without_a_ledger_are_explained_by_phases():
-    one, other = fake("one", real_run(rate=8)), fake("other", real_run(rate=8, blocks=960))
+    runs = (real_run(rate=8, blocks=blocks) for blocks in (480, 960))
+    one, other = (
+        fake(str(i), (steps, without_ledger(requests), *rest))
+        for i, (steps, requests, *rest) in enumerate(runs)
+    )
     explanation = explain(one, other)
     assert not explanation.ledger
     assert "without a time ledger" in build_diff(one, other)
