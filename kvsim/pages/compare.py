@@ -178,10 +178,9 @@ def _cell(row: Row, i: int) -> Html:
     """A value, and below it its difference to the first run's with the interval."""
     below: list[str] = []
     if i:
-        below = [difference_words(row, i - 1), change_words(row, i - 1), interval_words(row, i - 1)]
-    changes = (
-        element("div", text, class_=row.judge(i - 1)) for text in dict.fromkeys(below) if text
-    )
+        change = dict.fromkeys((difference_words(row, i - 1), change_words(row, i - 1)))
+        below = [", ".join(filter(None, change)), interval_words(row, i - 1)]
+    changes = (element("div", text, class_=row.judge(i - 1)) for text in below if text)
     return element("td", value_words(row, i), *changes, class_="number")
 
 

@@ -152,5 +152,5 @@ def _times(i: int, model: ModelCrossings) -> Figure:
         kind = "dash" if DASHES[name] == "dash" else "line"
         legend.append(Entry(f"swap, {name}", "swap", (len(data),), kind))
         data.append(line(x, swap, "swap", f"swap, {name}", dash=DASHES[name]))
-    look = log_layout(TOKENS, "ms", data)
+    look = log_layout(TOKENS, "time (ms)", data)
     return Figure(f"times-{i}", model.name, "", data, look, legend, height=280)

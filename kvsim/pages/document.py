@@ -127,6 +127,10 @@ def _place(figure: Figure) -> Html:
         for entry in figure.legend
     ]
     note = element("p", figure.note) if figure.note else None
+    size = f"height: {figure.height}px"
+    if figure.least_width:
+        size += f"; min-width: {figure.least_width}px"
+    plot = element("div", id=figure.id, class_="plot", style=size)
     save = element(
         "button",
         "Save",
@@ -138,7 +142,7 @@ def _place(figure: Figure) -> Html:
         "figure",
         element("figcaption", element("h3", figure.title), save, note),
         element("div", *entries, class_="legend") if entries else None,
-        element("div", id=figure.id, class_="plot", style=f"height: {figure.height}px"),
+        element("div", plot, class_="scroll") if figure.least_width else plot,
     )
 
 

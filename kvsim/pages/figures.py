@@ -45,6 +45,8 @@ class Figure(NamedTuple):
     time: bool = False
     """Whether its x axis is the run's time; then it zooms together with the others."""
     height: int = 240
+    least_width: int = 0
+    """Pixels below which the figure scrolls sideways."""
 
 
 class TimeAxis(NamedTuple):

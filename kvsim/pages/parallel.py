@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from kvsim.pages.axes import Scale, figure_scale, setting_scale
@@ -11,8 +12,8 @@ from kvsim.sweep.choose import Chosen, Configuration
 
 _MANY = 60
 """Number of lines from which they are drawn fainter."""
-_SHORT = 13
-"""Letters that fit beside the next axis."""
+_SHORT, _AXIS_PX = 13, 104
+"""Letters that fit beside the next axis, and the pixels that they take."""
 
 
 def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
@@ -29,10 +30,10 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
     data.append(highlight("lines"))
     look = layout(
         {
-            "range": [-0.35, len(scales) - 0.35],
+            "range": [-0.5, len(scales) - 0.3],
             "tickmode": "array",
             "tickvals": list(range(len(scales))),
-            "ticktext": [_in_two(scale.title) for scale in scales],
+            "ticktext": [_broken(scale.title) for scale in scales],
             "tickangle": 0,
             "ticks": "",
             "showline": False,
@@ -40,7 +41,7 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
         },
         {"range": [-0.06, 1.06], "visible": False},
         hovermode="closest",
-        margin={"l": 12, "r": 12, "t": 26, "b": 48},
+        margin={"l": 12, "r": 12, "t": 26, "b": 64},
         shapes=[shape for x, scale in enumerate(scales) for shape in _axis_shapes(x, scale)],
         annotations=[
             _tick(x, place, text) for x, scale in enumerate(scales) for place, text in scale.ticks
@@ -49,16 +50,26 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
     note = "Each line is a configuration; point at one to see it in every chart of this page."
     if any(scale.limit is not None for scale in scales):
         note += " The short red bars are limits."
-    return Figure("parallel", "From settings to figures", note, data, look, legend, height=390)
+    return Figure(
+        "parallel",
+        "From settings to figures",
+        note,
+        data,
+        look,
+        legend,
+        height=410,
+        least_width=_AXIS_PX * len(scales),
+    )
 
 
-def _in_two(title: str) -> str:
-    """A long name broken into two lines near the middle."""
-    gaps = [i + 1 for i, letter in enumerate(title) if letter in "_ ."]
-    if len(title) <= _SHORT or not gaps:
-        return title
-    cut = min(gaps, key=lambda i: abs(2 * i - len(title)))
-    return f"{title[:cut].rstrip()}<br>{title[cut:]}"
+def _broken(title: str) -> str:
+    """A long name broken into lines of about `_SHORT` letters."""
+    lines = [""]
+    for word in re.findall(r"[^_ .]+[_ .]?", title):
+        if lines[-1] and len(lines[-1] + word) > _SHORT:
+            lines.append("")
+        lines[-1] += word
+    return "<br>".join(each.strip() for each in lines)
 
 
 def _lines(

@@ -139,7 +139,7 @@ def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figu
         data.append(line(x, compact(us), colour, label or title))
         if label:
             legend.append(Entry(label, colour, (i,), "line"))
-    look = log_layout(x_title, "us", data)
+    look = log_layout(x_title, "time (µs)", data)
     return Figure(name, title, "", data, look, legend, height=300)
 
 

@@ -39,6 +39,7 @@ def build_page(lab: Laboratory, found: Answer) -> str:
     """The page of a search."""
     figures = _curves(lab, found)
     base, requests = lab.base, plural(len(lab.trace.rows), "request")
+    subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
     value = "none" if found.value is None or not found.meets else written(lab.knob, found.value)
     return document(
         "kvsim size",
@@ -49,7 +50,7 @@ def build_page(lab: Laboratory, found: Answer) -> str:
             "To repeat it": _origin(lab),
         },
         figures,
-        subject=f"{base.engine} · {base.model} · {base.hardware} · {_name(lab)}, {requests}",
+        subject=" · ".join(str(each) for each in subject if each is not None),
         about=[tags(each.records for each in lab.tried.values())],
         remarks=verdict(lab, found),
     )

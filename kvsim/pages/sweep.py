@@ -63,7 +63,8 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
 def _engine(plan: Plan) -> str:
     """Engine, model and hardware, as far as they are not varied."""
     named = ("engine", "model", "hardware")
-    return " · ".join(str(plan.base[key]) for key in named if key not in plan.axes)
+    told = (plan.base[key] for key in named if key not in plan.axes)
+    return " · ".join(str(each) for each in told if each is not None)
 
 
 def tags(groups: Iterable[Sequence[Record]]) -> Html:

@@ -4,9 +4,9 @@ import re
 
 import pytest
 from browsers import eventually
-from runs import real_run
+from runs import result
 from small_engines import engine, make_trace
-from tiny import no_run, tiny_run
+from worlds import config, trace
 
 import kvsim
 from kvsim.blockmap.watch import BlockMapWatcher
@@ -21,7 +21,6 @@ from kvsim.pages.diff import build_diff
 from kvsim.pages.profile import build_profile
 from kvsim.pages.run import build_page
 from kvsim.report.replayed import compare_replay
-from kvsim.report.summary import summarise
 
 
 @pytest.fixture(scope="module")
@@ -38,37 +37,24 @@ def show(opened):
 
 
 def report(run):
-    steps, requests, gaps, meta = run
-    return build_page(summarise(steps, requests, gaps, meta), requests, steps)
+    return build_page(run.summary, run.requests, run.steps)
 
 
-def comparison(*runs):
-    return build_comparison([named(f"run {i}", run) for i, run in enumerate(runs)])
-
-
-def difference(*runs):
-    return build_diff(*(named(f"run {i}", run) for i, run in enumerate(runs)))
+def named(*runs):
+    return [(f"run {i}", run.summary, run.requests, run.steps) for i, run in enumerate(runs)]
 
 
 def certain_comparison(*runs):
     """With the intervals of one replay."""
-    made = [named(f"run {i}", run) for i, run in enumerate(runs)]
+    made = named(*runs)
     comparison = compare_replay([run[:3] for run in made], level=0.05, margin=0.01)
     return build_comparison(made, comparison)
 
 
-def named(name, run):
-    steps, requests, gaps, meta = run
-    return name, summarise(steps, requests, gaps, meta), requests, steps
-
-
 def ledger():
     """A run with every kind of wait, preemptions and a prefix cache."""
-    result = kvsim.simulate(
-        make_trace([(5, 5 + i % 30, 3 + i % 12, i % 4) for i in range(60)]),
-        engine("0.6.3 prefixes"),
-    )
-    return report((result.steps, result.requests, result.token_gaps_ns, result.meta))
+    made = make_trace([(5, 5 + i % 30, 3 + i % 12, i % 4) for i in range(60)])
+    return report(kvsim.simulate(made, engine("0.6.3 prefixes")))
 
 
 def mapped():
@@ -94,15 +80,13 @@ PAGES = {
     "crossover": crossover,
     "mapped": mapped,
     "ledger": ledger,
-    "report": lambda: report(real_run(rate=8, swap=True)),
-    "tiny": lambda: report(tiny_run()),
-    "empty": lambda: report(no_run()),
-    "comparison": lambda: comparison(real_run(rate=8), real_run(rate=8, blocks=960)),
-    "same": lambda: comparison(tiny_run(), tiny_run()),
-    "certain": lambda: certain_comparison(
-        *(real_run(400, rate=2, blocks=blocks) for blocks in (480, 440, 480))
-    ),
-    "difference": lambda: difference(real_run(rate=8), real_run(rate=8, blocks=960)),
+    "report": lambda: report(result(rate=8, swap=True)),
+    "small": lambda: report(kvsim.simulate(trace((0, 8, 4), (0, 8, 4)), config())),
+    "empty": lambda: report(kvsim.simulate(trace(), config())),
+    "comparison": lambda: build_comparison(named(result(rate=8), result(rate=8, blocks=960))),
+    "same": lambda: build_comparison(named(result(4), result(4))),
+    "certain": lambda: certain_comparison(*(result(400, blocks=n) for n in (480, 440, 480))),
+    "difference": lambda: build_diff(*named(result(rate=8), result(rate=8, blocks=960))),
 }
 
 
@@ -151,7 +135,7 @@ def test_a_zoom_of_one_time_figure_is_a_zoom_of_all(show):
 def test_a_legend_hides_and_shows_its_line(show):
     page = show("report")
     button = page.locator("#over-time .legend button").first
-    visible = "document.getElementById('gpu-blocks').data[0].visible"
+    visible = "document.getElementById('rates').data[0].visible"
     button.click()
     eventually(page, f"{visible} === false")
     assert button.get_attribute("aria-pressed") == "false"
@@ -191,7 +175,7 @@ def test_the_block_map_tells_whose_blocks_are_under_the_pointer(show):
 
 
 def test_colours_follow_the_readers_scheme(show):
-    page = show("tiny")
+    page = show("small")
     fill = "document.getElementById('gpu-blocks').data[0].fillcolor"
     light = page.evaluate(fill)
     assert light.startswith("#")
@@ -204,14 +188,116 @@ def test_a_browser_that_cannot_unpack_the_charts_says_which_one_can(browser, tmp
     page = browser.new_page()
     page.add_init_script("delete globalThis.DecompressionStream")
     path = tmp_path / "page.html"
-    path.write_text(PAGES["tiny"](), encoding="utf-8")
+    path.write_text(PAGES["small"](), encoding="utf-8")
     page.goto(path.as_uri())
     page.locator("#gpu-blocks", has_text="need a browser of 2023 or later").wait_for()
     page.close()
 
 
+READ = """[...document.querySelectorAll('#over-time .plot')].filter((plot) => {
+    const { top, bottom } = plot.getBoundingClientRect();
+    return bottom > 0 && top < innerHeight;
+}).map((plot) => plot.querySelector('.hoverlayer .legend')?.textContent ?? '')"""
+"""What each time chart in the window says under the crosshair."""
+
+
+def test_one_crosshair_reads_every_time_chart_in_the_window(show):
+    page = show("report")
+    plot = page.locator("#queues")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 500, box["y"] + 70)
+    eventually(page, f"{READ}.length > 1 && {READ}.every((text) => text !== '')")
+    instants = [float(re.match(r"[\d.]+", text)[0]) for text in page.evaluate(READ)]
+    assert max(instants) - min(instants) < 0.6  # seconds: the widest bins
+    page.mouse.move(2, 2)
+    eventually(page, f"{READ}.every((text) => text === '')")
+    assert page.noise == []
+
+
+def test_a_request_is_found_opened_and_told(show):
+    page = show("report")
+    rows = page.locator("#explorer tr[data-row]")
+    page.locator("#explorer[data-ready=true]").wait_for()
+    assert rows.count() == 25
+    number = "document.querySelectorAll('#explorer tr[data-row]').length"
+    page.locator("#explorer input").fill("r7")
+    eventually(page, f"{number} === 11")
+    page.locator("#explorer select").select_option("preempted")
+    eventually(page, f"{number} < 11")
+    page.locator("#explorer select").select_option("")
+    page.locator("#explorer input").fill("r71")
+    eventually(page, f"{number} === 1")
+    rows.first.click()
+    told = page.locator(".story").inner_text()
+    assert "kvsim why DIR --request r71" in told and "first token" in told and "own decode" in told
+    rows.first.click()
+    eventually(page, "document.querySelector('.story') === null")
+    page.locator("#explorer input").fill("")
+    page.locator("#explorer button[data-sort=prompt]").click()
+    cells = "[...document.querySelectorAll('#explorer tr[data-row] td:nth-child(6)')]"
+    prompts = page.evaluate(f"{cells}.map((cell) => Number(cell.textContent.replace(',', '')))")
+    assert prompts == sorted(prompts, reverse=True) and len(prompts) == 25
+    assert page.noise == []
+
+
+def test_a_click_on_a_dot_opens_the_story_of_its_request(show):
+    page = show("report")
+    page.locator("#ttft").scroll_into_view_if_needed()
+    x, y, index = page.evaluate("""() => {
+      const plot = document.getElementById("ttft");
+      const { left, top } = plot.getBoundingClientRect();
+      const { xaxis, yaxis } = plot._fullLayout;
+      const { x, y, customdata } = plot.data[0];
+      const i = y.indexOf(Math.max(...y));
+      return [left + xaxis._offset + xaxis.d2p(x[i]), top + yaxis._offset + yaxis.d2p(y[i]),
+        customdata[i]];
+    }""")
+    page.mouse.click(x, y)
+    page.locator(".story").wait_for()
+    assert f"--request r{index}" in page.locator(".story").inner_text()
+    assert page.noise == []
+
+
+def test_nothing_covers_a_chart(show):
+    page = show("report")
+    page.locator("#gpu-blocks").hover()
+    assert page.locator(".modebar").count() == 0
+    covered = """[...document.querySelectorAll('figure')].some((figure) => {
+      const button = figure.querySelector('figcaption button').getBoundingClientRect();
+      return button.bottom > figure.querySelector('.plot').getBoundingClientRect().top;
+    })"""
+    assert not page.evaluate(covered)
+
+
+@pytest.mark.parametrize("name", ["report", "crossover", "profile"])
+def test_names_of_ticks_do_not_overlap(show, name):
+    page = show(name)
+    for width in (800, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(400)
+        overlapping = """[...document.querySelectorAll('.plot')].filter((plot) => {
+          const boxes = [...plot.querySelectorAll('.xaxislayer-above text')]
+            .map((text) => text.getBoundingClientRect()).sort((a, b) => a.left - b.left);
+          return boxes.some((box, i) => i && box.left < boxes[i - 1].right - 1);
+        }).map((plot) => plot.id)"""
+        assert page.evaluate(overlapping) == []
+
+
+def test_a_dark_page_is_printed_light(show):
+    page = show("same")
+    page.emulate_media(color_scheme="dark")
+    line = "document.querySelector('#dist-e2el').data[0].line.color"
+    eventually(page, f"{line} === '#98a4b2'")
+    page.emulate_media(media="print", color_scheme="dark")
+    ground = "getComputedStyle(document.documentElement).getPropertyValue('--card').trim()"
+    assert page.evaluate(ground) == "#ffffff"
+    eventually(page, f"{line} === '#6b7785'")
+    page.emulate_media(media="screen", color_scheme="light")
+
+
 def test_charts_are_printed(show):
-    page = show("tiny")
+    page = show("small")
     page.emulate_media(media="print")
     assert page.locator("#gpu-blocks svg.main-svg").first.is_visible()
     assert len(page.pdf()) > 20_000

@@ -134,13 +134,14 @@ def test_a_run_does_not_differ_from_itself():
     assert {row.judge(0) for row in rows} == {"same"}
     assert {difference_words(row, 0) for row in rows} == {"no difference"}
     page = build_comparison([one, ("again", *one[1:])])
-    cells = re.findall(r'<td class="number (\w+)">(.*?)</td>', page)
-    assert {judgement for judgement, _ in cells} == {"same"}
-    assert {words for _, words in cells} == {"no difference", ""}
+    [figures] = re.findall(r'<table class="stacked">(.*?)</table>', page)
+    assert set(re.findall(r'<div class="(\w+)">(.*?)</div>', figures)) == {
+        ("same", "no difference")
+    }
     assert "No difference in any setting." in page
     assert 'TTFT difference</td><td class="number">no difference' in page
     assert 'E2EL difference</td><td class="number">no difference' in page
-    assert not re.search(r"[+−]\d", page[page.index("<body>") : page.index('id="figures"')])
+    assert not re.search(r"[+−]\d", page[page.index("<body>") : page.index("</main>")])
 
 
 def test_the_terminal_shows_values_and_differences(runs):
@@ -174,8 +175,9 @@ def test_many_runs_have_their_changes_below_the_values(runs):
     before, after = (show(summary["p99_ttft_ms"], "ms") for summary in summaries)
     [row] = re.findall(r"<tr><td>TTFT p99</td>(.*?)</tr>", page)
     rows = {row.metric.key: row for row in compare_table([run[:2] for run in runs])}
-    change = change_words(rows["p99_ttft_ms"], 0)
-    other = f'<td class="number">{after}<div class="better">{change}</div></td>'
+    changes = (words(rows["p99_ttft_ms"], 0) for words in (difference_words, change_words))
+    below = f'<div class="better">{", ".join(changes)}</div>'
+    other = f'<td class="number">{after}{below}</td>'
     same = f'<td class="number">{before}<div class="same">no difference</div></td>'
     assert row == f'<td class="number">{before}</td>{other}{same}{other}'
 
@@ -207,7 +209,7 @@ def test_a_comparison_has_all_its_sections(runs):
 def test_runs_without_common_requests_can_be_compared(other):
     for pages in ([tiny_run(), other], [other, tiny_run()], [other, other]):
         page = build_comparison([named(f"<b>{i}", run) for i, run in enumerate(pages)])
-        assert "<b>" not in page[page.index("<body>") : page.index('id="figures"')]
+        assert "<b>" not in page[page.index("<body>") : page.index("</main>")]
 
 
 def test_all_runs_share_one_time_axis():

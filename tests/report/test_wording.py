@@ -19,7 +19,7 @@ def test_the_verdict_of_the_tiny_run():
 
 
 def test_a_run_without_trouble_says_so():
-    run = real_run(4, rate=0.1, longest=10**6)
+    run = real_run(4, rate=0.1)
     assert sentences(run)[1:] == ["No preemptions."]
     assert sentences(run)[0].endswith("none rejected.")
 
