@@ -87,18 +87,24 @@ def _described(
 
 
 def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..., Any]]]) -> Table:
-    table = make_table("name", "what it is", "parameters", title=title, texts=3)
+    table = _named("name", "what it is", "parameters", title=title)
     for name, (about, constructor) in rows.items():
-        table.add_row(f"[bold]{name}", about, _parameters(constructor, table_key))
+        table.add_row(name, about, _parameters(constructor, table_key))
     table.add_row("package.module:Class", "your own", "", style="dim")
     return table
 
 
 def _choices(flag: str, choices: Mapping[str, str]) -> Table:
     title = f"{flag}NAME" if flag.endswith("=") else f"{flag} NAME"
-    table = make_table("name", "what it is", title=title, texts=2)
+    table = _named("name", "what it is", title=title)
     for name, about in choices.items():
-        table.add_row(f"[bold]{name}", about)
+        table.add_row(name, about)
+    return table
+
+
+def _named(*columns: str, title: str) -> Table:
+    table = make_table(*columns, title=title, texts=len(columns))
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
     return table
 
 
