@@ -3,30 +3,39 @@
 ```python
 import kvsim
 
-result = kvsim.simulate("trace.jsonl", {"model": "llama-3-8b", "enable_prefix_caching": True})
-result.summary["p99_ttft_ms"], result.requests_frame(), result.steps_frame()
+result = kvsim.simulate("chat", {"model": "llama-3-8b", "enable_prefix_caching": True})
+result.summary["p99_ttft_ms"], result.requests_frame(), result.plot()
 ```
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvsim.version import __version__
 
 if TYPE_CHECKING:
+    from kvsim.config import RunConfig
     from kvsim.result import Result
     from kvsim.run import simulate
+    from kvsim.workload import open_trace
 
-__all__ = ["Result", "__version__", "simulate"]
+__all__ = ["Result", "RunConfig", "__version__", "open_trace", "simulate"]
+
+_PLACES = {
+    "Result": "kvsim.result",
+    "RunConfig": "kvsim.config",
+    "open_trace": "kvsim.workload",
+    "simulate": "kvsim.run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the simulator only when it is asked for, so that `kvsim --help` stays quick."""
-    if name == "Result":
-        from kvsim.result import Result
-
-        return Result
-    if name == "simulate":
-        from kvsim.run import simulate
-
-        return simulate
+    """Import what is asked for only then, so that `kvsim --help` stays quick."""
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are not imported yet."""
+    return sorted(__all__)

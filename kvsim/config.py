@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 from kvsim.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
 from kvsim.errors import nearest as nearest
-from kvsim.parsing import parse_toml
+from kvsim.parsing import parse_toml, typed
 from kvsim.sizes import human_readable_int
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -355,10 +355,12 @@ def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunCo
         for key, value in table.items()
     }
     try:
-        config = msgspec.convert(table, RunConfig)
+        config: RunConfig = typed(table, RunConfig)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$.")
-        key = at.rstrip("`") or "?"
+        if not at:
+            raise ConfigError(f"{where}: {_lower(text)}") from None
+        key = at.rstrip("`")
         raise ConfigError(f"{where}: {key}: {_lower(text)}, got {table.get(key)!r}") from None
     if config.request_rate is not None and not config.request_rate > 0:
         raise ConfigError(

@@ -20,7 +20,7 @@ import msgspec
 
 from kvsim.config import nearest
 from kvsim.errors import ConfigError, KvsimError
-from kvsim.parsing import parse_json
+from kvsim.parsing import parse_json, typed
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -78,13 +78,14 @@ def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:
 def converted(table: Mapping[str, Any], struct: type[T], where: str) -> T:
     """`convert` for a document of others: keys that `struct` does not have are skipped."""
     try:
-        return msgspec.convert(dict(table), struct)
+        result: T = typed(dict(table), struct)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$.")
         key = f"{at.rstrip('`')}: " if at else ""
         raise ConfigError(f"{where}: {key}{text[:1].lower()}{text[1:]}") from None
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply; give a flat table of keys") from None
+    return result
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def checked(label: str, value: Any, hint: Any) -> Any:
     if callable(value):
         return value
     try:
-        return msgspec.convert(value, hint)
+        return typed(value, hint)
     except msgspec.ValidationError as error:
         text = str(error)
         raise ConfigError(f"{label}: {text[:1].lower()}{text[1:]} ({value!r})") from None

@@ -23,6 +23,10 @@ TRACE_BYTES = 1 << 33
 """Of a whole trace, uncompressed: minutes of reading."""
 OUTPUT_TOKENS = 1 << 20
 """Of one request: each is a step, and a row of the result."""
+STEPS = 1 << 25
+"""Of one run: each is a row of its result."""
+MEMORY_BYTES = 6 * 10**9
+"""That a run is expected to need, by `check_run`."""
 BLOCKS = 1 << 23
 """Different blocks whose reuse `kvsim trace info` follows: each is an entry of a table in memory,
 and a run of hash ids writes millions of them in one line."""
@@ -51,4 +55,21 @@ def check_size(what: str, number: int, limit: int) -> None:
         raise ConfigError(f"{what}: {number:,} is above the limit of {most(limit):,}; {REMEDY}")
 
 
+def check_run(requests: int, steps: int) -> None:
+    """Raise `ConfigError` if a run of this size is expected to need too much memory.
+
+    `steps`: the least number of steps that it can take. Measured with `kvsim run --out` on the
+    default engine (docs/results/robustness.md).
+    """
+    need = _START_BYTES + requests * _REQUEST_BYTES + steps * _STEP_BYTES
+    allowed = most(MEMORY_BYTES)
+    if need > allowed:
+        raise ConfigError(
+            f"{requests:,} requests in {steps:,} steps or more: about {need / 1e9:.1f} GB of"
+            f" memory, above the limit of {allowed / 1e9:.1f} GB; --num-prompts N takes the first"
+            " N, or kvsim --limits 10 ... allows ten times as much of everything"
+        )
+
+
+_START_BYTES, _REQUEST_BYTES, _STEP_BYTES = 10**8, 1_600, 135
 REMEDY = "give less, or kvsim --limits 10 ... for ten times as much of everything"

@@ -40,6 +40,19 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
         raise
 
 
+def typed(value: Any, kind: Any, *, strict: bool = True) -> Any:
+    """Plain values as the type `kind`: `msgspec.convert`, whose every fault is a `ValidationError`.
+
+    A text with half a surrogate pair, such as a flag that is not UTF-8, is one of them.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except UnicodeEncodeError:
+        raise msgspec.ValidationError("A text is not UTF-8; write it as UTF-8") from None
+
+
 def is_flat(value: Any, most: int = 30) -> bool:
     """Whether plain values are nested at most so deeply, so that functions may call themselves."""
     if not isinstance(value, dict | list):

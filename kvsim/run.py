@@ -21,6 +21,7 @@ from kvsim.engine.request import Request, Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
+from kvsim.limits import check_run
 from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link
 from kvsim.replica.host import SimulatedTime
@@ -84,6 +85,7 @@ def simulate(
     asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     while True:
         parts = parts_of(config, bool(asked))
+        check_run(len(rows), _least_steps(rows, parts))
         refused = {error.request: error.kind for error in errors}
         run = _Run(trace, rows, parts, refused, asked, watcher, progress)
         outcome = run.play()
@@ -210,6 +212,13 @@ class _Run:
         """A request is over: what it came to is smaller than it is."""
         self.archive.add(request)
         self.requests.let_go(request)
+
+
+def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
+    """Steps that the outputs take, each step one token of as many sequences as may run."""
+    outputs = [row.output_length for row in rows]
+    full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
+    return max(full, *outputs)
 
 
 def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:

@@ -25,14 +25,9 @@ def in_processes(
     from joblib import Parallel, delayed
 
     kind = "generator" if ordered else "generator_unordered"
-    pool = Parallel(n_jobs=number, batch_size=1, return_as=kind)
-    yield from pool(delayed(_run)(os.getpid(), run, task) for task in tasks)
-
-
-def _run(parent: int, run: Callable[..., T], task: tuple[Any, ...]) -> T:
-    if os.getppid() == parent:
-        _end_with(parent)
-    return run(*task)
+    watch = {"initializer": _end_with, "initargs": (os.getpid(),)}
+    pool = Parallel(n_jobs=number, batch_size=1, return_as=kind, **watch)
+    yield from pool(delayed(run)(*task) for task in tasks)
 
 
 @cache

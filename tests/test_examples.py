@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = sorted((ROOT / "docs/examples").glob("*.py"))
+NOTEBOOK = ROOT / "docs/examples/notebook.py"
+EXAMPLES = sorted({*(ROOT / "docs/examples").glob("*.py")} - {NOTEBOOK})
 SHOWN = {
     "s3_fifo": ("66.9 %", "33.3 ms", "112 ms"),
     "shortest_first": ("51.9 ms", "89.6 s"),

@@ -18,15 +18,25 @@ from kvsim.cli.deferred import DeferredGroup
 from kvsim.cli.stopping import exit_code, heed_signals
 from kvsim.errors import KvsimError, shortened
 from kvsim.limits import VARIABLE, factor
+from kvsim.version import __version__
 
 _INTERRUPTED = 130
+
+_GREETING = f"""\
+kvsim {__version__} replays a request trace through the scheduler and the KV cache of an
+LLM server, and says where memory and time went. Three commands to try:
+
+  kvsim run --trace chat --out runs/first
+  kvsim advise burst --slo "p99_ttft<1s"
+  kvsim size --trace chat --find num_gpu_blocks --slo "p99_ttft<2s"
+
+`kvsim -h` lists all commands, `kvsim COMMAND -h` says what each one takes."""
 
 app = typer.Typer(
     name="kvsim",
     cls=DeferredGroup,
     help="Simulate the KV cache and the scheduler of an LLM server, from a request trace.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Plain help: the list of commands is there at once.
 )
@@ -40,17 +50,15 @@ def _without_command(
         None, metavar="X", help="Multiply the limits on the size of traces, as in --limits 10."
     ),
 ) -> None:
-    """The version, or the help and exit code 2."""
+    """The version, or a greeting and exit code 2."""
     if limits is not None:
         os.environ[VARIABLE] = limits
         factor()
     if version:
-        from kvsim.version import __version__
-
         print(f"kvsim {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print(_GREETING)
         raise typer.Exit(2)
 
 

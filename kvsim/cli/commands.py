@@ -76,7 +76,7 @@ def run(
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
-    from kvsim.cli.terminal import render
+    from kvsim.report.terminal import render
 
     console = make_console()
     render(result.summary, console)

@@ -122,7 +122,7 @@ def compare(
 
 
 def _compare_once(load: Load, configs: list[tuple[str, RunConfig]], out: str | None) -> None:
-    from kvsim.cli.terminal import render_comparison
+    from kvsim.report.terminal import render_comparison
 
     opened = load.of(configs[0][1].seed)
     results = [(name, simulate_shown(opened, config, name)) for name, config in configs]
@@ -179,8 +179,8 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    from kvsim.cli.terminal import render_comparison
     from kvsim.report.certainty import comparison_record
+    from kvsim.report.terminal import render_comparison
 
     record = json.dumps(comparison_record(comparison), indent=1, ensure_ascii=False)
     if as_json:

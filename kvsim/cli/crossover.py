@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table

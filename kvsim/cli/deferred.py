@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -56,6 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.size:size",
         "Find the least memory, the highest rate or the best limit that keeps the objectives.",
     ),
+    "advise": (
+        "kvsim.cli.advise:advise",
+        "Try the settings that matter, and say which to change for these objectives.",
+    ),
     "validate": (
         "kvsim.cli.validate:validate",
         "Run the scheduler on a real engine and show how far the profile is off.",
@@ -76,7 +81,31 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name → its place (a function or a `typer.Typer`), and the first line of its help."""
 
+_NAME, _NO_BREAK = re.compile(r"--[\w-]+"), "\u2011"
+"""An option in a text, and a hyphen at which no line ends."""
+
 _WITH_TORCH = ("calibrate", "validate")
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose plain help lists the options section by section.
+
+    Names are never cut: one that is too long for its column has a line of its own.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                section = each.rich_help_panel if isinstance(each, TyperOption) else "Arguments"
+                name, text = record
+                unbroken = _NAME.sub(lambda match: match[0].replace("-", _NO_BREAK), text)
+                sections.setdefault(section or "Options", []).append((name, unbroken))
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+        formatter.buffer = [text.replace(_NO_BREAK, "-") for text in formatter.buffer]
 
 
 class DeferredGroup(TyperGroup):
@@ -114,6 +143,6 @@ def load(name: str) -> Any:
         group = get_group(found)
         group.name = name
         return group
-    app = typer.Typer(add_completion=False)
-    app.command(name)(found)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=SectionedCommand)(found)
     return get_command(app)

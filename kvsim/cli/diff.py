@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.console import Console

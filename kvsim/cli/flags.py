@@ -15,6 +15,7 @@ import typer
 
 from kvsim.config import GOODPUT_METRICS, SIZES, RunConfig, nearest, read_size
 from kvsim.errors import ConfigError
+from kvsim.parsing import typed
 
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
 """Keys that hold tables; `--cost-model`, `--goodput` and `--set` reach into them."""
@@ -63,7 +64,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         except ValueError:
             raise ConfigError(f"{flag}: {value!r} is not a number") from None
     try:
-        return msgspec.convert(value, hint, strict=False)
+        return typed(value, hint, strict=False)
     except msgspec.ValidationError as error:
         choices = [c for c in _choices(hint) if c is not None]
         if choices:

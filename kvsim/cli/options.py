@@ -30,7 +30,7 @@ TraceColumns = Annotated[
         "--columns",
         metavar="ROLE=COLUMN,...",
         help="What the columns of a CSV or Parquet trace are, as in"
-        " arrival_ms=ts,input=prompt_tokens,output=completion_tokens.",
+        " arrival_ms=ts,input=prompt,output=completion.",
     ),
 ]
 Assignments = Annotated[

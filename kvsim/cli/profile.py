@@ -7,13 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.processes import run_module
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 app = typer.Typer(
     help="Make a profile from measured kernel times, look at it, compare two.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Source = Annotated[str, typer.Argument(metavar="PROFILE", help="A file, or a shipped name.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -28,6 +28,7 @@ from kvsim.cli.server import load_over, server_word
 from kvsim.cli.sweep import BackendName, Base, RayAddress, backend_of
 from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table

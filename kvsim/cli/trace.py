@@ -10,7 +10,11 @@ import typer
 from kvsim.cli.options import TraceColumns, TraceFormat
 from kvsim.errors import TraceError
 
-app = typer.Typer(help="Look at a trace, check it, convert it, or make one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at a trace, check it, convert it, or make one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command()

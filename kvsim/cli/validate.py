@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -21,6 +21,7 @@ from kvsim.cli.options import (
 from kvsim.cli.processes import run_module
 from kvsim.config import RunConfig, load_config, read_toml
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

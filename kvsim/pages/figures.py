@@ -6,8 +6,11 @@ Colours are names of custom properties of the style sheet, such as `used`. They 
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -271,6 +274,17 @@ def merge(*parts: dict[str, Any]) -> dict[str, Any]:
                 value = merge(inner, value)
             merged[key] = value
     return merged
+
+
+def coloured(drawn: Any) -> Any:
+    """Traces or a layout with the colours and fonts of the light style sheet, not their names."""
+    style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    # The first value of a property is that of the light style.
+    named = dict(reversed(re.findall(r"--([\w-]+):\s*([^;]+);", style)))
+    text = re.sub(
+        r"var\(--([\w-]+)\)", lambda match: json.dumps(named[match[1]])[1:-1], json.dumps(drawn)
+    )
+    return json.loads(text)
 
 
 def percentages(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:

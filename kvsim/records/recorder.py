@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvsim import limits
 from kvsim.schema import STEP_COLUMNS
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Recorder:
     def _seal(self) -> None:
         import numpy as np
 
+        limits.check_size("steps", self._number, limits.STEPS)
         rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(STEP_COLUMNS))
         columns = unfold(rows, self._steps, self._ends_ns, self._opened, self._block_size)
         self._columns.add(columns.T)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from kvsim.parsing import DEEP, is_flat
+from kvsim.parsing import DEEP, is_flat, typed
 from kvsim.report.summary import summarise
 from kvsim.schema import INTEGER, TEXT, Column, Table
 
@@ -30,6 +30,7 @@ _GAPS = "_itl_ms"
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Bytes = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
 class _Facts(Struct):
@@ -63,6 +64,17 @@ class _Cost(Struct):
     notes: list[str] | None = None
 
 
+class _Budget(Struct):
+    memory_bytes: _Bytes | None = None
+    weight_bytes: _Bytes | None = None
+    activation_bytes: _Bytes | None = None
+    sampler_bytes: _Bytes | None = None
+    overhead_bytes: _Bytes | None = None
+    communication_bytes: _Bytes | None = None
+    cudagraph_bytes: _Bytes | None = None
+    kv_bytes: _Bytes | None = None
+
+
 class _Map(Struct):
     samples: Count
 
@@ -93,7 +105,7 @@ class Meta(Struct):
     steps_in_flight: Count = 1
     watermark_blocks: Count | None = None
     notes: list[str] | None = None
-    memory: dict[str, Any] | None = None
+    memory: _Budget | None = None
     cost: _Cost | None = None
     link: dict[str, Any] | None = None
     cache: _Cache | None = None
@@ -110,7 +122,7 @@ def problem_of_meta(meta: Any) -> str:
     if not is_flat(meta):
         return f"meta: {DEEP}"
     try:
-        msgspec.convert(meta, Meta)
+        typed(meta, Meta)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$")
         return f"meta{at.rstrip('`')}: {text[:1].lower()}{text[1:]}"

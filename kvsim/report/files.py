@@ -212,6 +212,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise OutputError(f"{path}: no such file; {_REMEDY}") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # also of pyarrow and json
+    except (ValueError, NotImplementedError) as error:  # of pyarrow and json
         line = str(error).splitlines()[0]
         raise OutputError(f"{path}: damaged or not written by kvsim: {line}") from None

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from kvsim.errors import ConfigError
-from kvsim.server.arguments import Meaning, interpret
+from kvsim.server.arguments import Argument, Meaning, interpret
 from kvsim.server.command import parse
 from kvsim.server.files import read_text
 from kvsim.server.generations import ENGINES, generation, leave_unused
@@ -21,20 +21,37 @@ def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
 
     Raises `ConfigError` for an unknown flag, and for one that cannot be simulated.
     """
-    where = "--vllm"
-    if re.search(r"(?:^|[\s/])vllm\s|vllm\.entrypoints|vllm-openai|api_server\.py", text):
-        return _settings(server_command(text, where), where, None)
-    found = list(commands(text, where))
-    if len(found) != 1:
-        raise ConfigError(f"{where}: not one command; give one, as in {where} 'vllm serve MODEL'")
-    words = found[0].words
-    words = words[1:] if words[0] == "serve" else words
-    return _settings(ServerCommand(words, None, found[0].variables), where, None)
+    return _settings(_command(text), "--vllm", None)
 
 
 def settings_of_file(path: str) -> tuple[Meaning, list[str]]:
     """What the command line in a script, Dockerfile, Compose or pod file says, and notes."""
     return _settings(server_command(read_text(path), path), path, Path(path).parent)
+
+
+def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
+    """The arguments of a command line, or of the one in a file; empty without either.
+
+    Raises `ConfigError` as the settings do.
+    """
+    if vllm is not None:
+        return parse(_command(vllm).arguments, VLLM, "--vllm")
+    if vllm_file is None:
+        return []
+    command = server_command(read_text(vllm_file), vllm_file)
+    return parse(command.arguments, VLLM, vllm_file, Path(vllm_file).parent)
+
+
+def _command(text: str) -> ServerCommand:
+    where = "--vllm"
+    if re.search(r"(?:^|[\s/])vllm\s|vllm\.entrypoints|vllm-openai|api_server\.py", text):
+        return server_command(text, where)
+    found = list(commands(text, where))
+    if len(found) != 1:
+        raise ConfigError(f"{where}: not one command; give one, as in {where} 'vllm serve MODEL'")
+    words = found[0].words
+    words = words[1:] if words[0] == "serve" else words
+    return ServerCommand(words, None, found[0].variables)
 
 
 def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[Meaning, list[str]]:

@@ -141,7 +141,7 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
             f" first, then the least KV memory (differences below {100 * MARGIN:g} % do not count),"
             " then the farthest from its limits."
         )
-    places = _collapsed(best, finished)
+    places = _collapsed(best, finished if objectives is None else best)
     verdict = _verdict(configurations, objectives, places)
     metrics = tuple(dict.fromkeys(shown))
     return Chosen(configurations, objectives, metrics, by_memory, places, standing, rule, verdict)
@@ -247,10 +247,10 @@ def _ordered(
     return order
 
 
-def _collapsed(best: Sequence[Configuration], finished: Sequence[Configuration]) -> list[Place]:
-    """The ranking with a single place for configurations whose figures are all equal."""
+def _collapsed(best: Sequence[Configuration], among: Sequence[Configuration]) -> list[Place]:
+    """The places of the best; configurations `among` these with equal figures share a place."""
     alike: dict[tuple[tuple[str, float], ...], list[Configuration]] = {}
-    for each in finished:
+    for each in among:
         alike.setdefault(tuple(each.figures.items()), []).append(each)
     found = dict.fromkeys(tuple(each.figures.items()) for each in best)
     return [Place(tuple(alike[key])) for key in found]

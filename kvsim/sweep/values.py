@@ -13,7 +13,7 @@ import msgspec
 
 from kvsim.config import RunConfig, nearest
 from kvsim.errors import ConfigError
-from kvsim.parsing import parse_toml
+from kvsim.parsing import parse_toml, typed
 
 Draw = Callable[[Random], Any]
 
@@ -130,7 +130,7 @@ def _tables() -> frozenset[str]:
 
 def _takes(hint: Any, value: float) -> bool:
     try:
-        msgspec.convert(value, hint)
+        typed(value, hint)
     except msgspec.ValidationError:
         return False
     return True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.workload.rows import check_total
-from kvsim.workload.source import Source
+from kvsim.workload.source import MAX_NS, Source
 from kvsim.workload.trace import Content, Row, Trace
 
 
@@ -93,6 +93,9 @@ class Gathered:
             # The rows belong to nobody else yet, so they may still be changed.
             for row in self.rows:
                 row.arrival_ns = (row.arrival_ns or 0) - start_ns
+        if max(max(row.arrival_ns or 0, row.delay_ns) for row in self.rows) >= MAX_NS:
+            what = "times are more than 146 years apart; are their units and dates right? fix them"
+            raise source.error(what, line=0)
         self._changed.update(sort_rows(self.rows))
         self._name()
         changes = [f"{what} ({n:,} of {total:,} requests)" for what, n in self._changed.items()]

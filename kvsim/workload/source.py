@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ MAX_NS = 1 << 62
 
 _BEGINNING_BYTES = 1 << 16
 _TEXT_BYTES = 1 << 20
+_SAMPLE_ROWS, _FAR = 50_000, 1.5
+"""After so many rows, a file that seems to have more than this times the limit is refused."""
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -121,6 +124,8 @@ class Source:
                 raise self.error(what, line=number) from None
             if text and not text.isspace():
                 rows += 1
+                if rows == _SAMPLE_ROWS:
+                    self._check_whole(rows, most_rows)
                 if rows > most_rows:
                     raise self.excess("rows", most_rows, number)
                 yield number, text
@@ -128,6 +133,13 @@ class Source:
                 blank += len(raw)
                 if blank > most_blank:
                     raise self.excess("bytes of blank lines", most_blank, number)
+
+    def _check_whole(self, rows: int, most: int) -> None:
+        """Refuse a file that has far too many rows, by the part of it that the first rows take."""
+        size = os.fstat(self._stored.fileno()).st_size  # 0 for a pipe
+        whole = rows * size // self._stored.tell() if size else 0
+        if whole > _FAR * most:
+            raise self.excess(f"about {whole:,} rows, by its size, are", most, 0)
 
     def _guarded(self, read: Callable[[], bytes], number: int) -> bytes:
         try:

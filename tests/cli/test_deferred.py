@@ -1,5 +1,8 @@
 """Commands are listed without being imported, and are what the list says."""
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,12 +42,55 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
         assert name in done.stdout
 
 
-def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_five_lines_greet_and_name_three_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main([])
     shown = capsys.readouterr()
     assert (stop.value.code, shown.err) == (2, "")
-    assert all(f"\n  {name} " in shown.out for name in COMMANDS)
+    lines = shown.out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("  kvsim ")]
+    assert len(commands) == 3
+    assert len(lines) <= 8
+    for name, *words in commands:
+        flags = {flag for each in load(name).params for flag in each.opts}
+        assert {word for word in words if word.startswith("--")} <= flags
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_and_cuts_no_name(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main([name, "-h"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert not re.search(r"--[\w-]+-$", shown, re.MULTILINE), "a name goes on in the next line"
+    flags = {flag for each in load(name).params for flag in (*each.opts, *each.secondary_opts)}
+    assert {flag for flag in flags if flag.startswith("-")} <= set(re.split(r"[\s,]+", shown))
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("kvsim ad", ["advise"]), ("kvsim run --max-num", ["--max-num-seqs"]), ("kvsim zz", [])],
+)
+def test_the_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    code = "import sys; sys.argv = ['kvsim']; from kvsim.cli import main; main()"
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **asked, "_KVSIM_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split()[: len(completed)] == completed
 
 
 @pytest.mark.parametrize("arguments", [[], ["policies"], ["trace"], ["trace", "info"]])

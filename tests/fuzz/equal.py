@@ -89,7 +89,7 @@ def assert_equal_runs(
 def run(trace: Trace | str, settings: Mapping[str, Any], limit_s: float = LIMIT_S) -> Run:
     """A run with all its books, or the exception that it raises."""
     try:
-        with _limited(limit_s), _quick_livelocks():
+        with limited(limit_s), _quick_livelocks():
             result = simulate(trace, settings)
             assert result.steps is not None
             assert result.summary is not None
@@ -198,7 +198,7 @@ def _shown(each: Run) -> str:
 
 
 @contextmanager
-def _limited(limit_s: float) -> Iterator[None]:
+def limited(limit_s: float) -> Iterator[None]:
     """Raises `NeverEndsError` where this takes more CPU time; without signals there is no limit."""
     main = threading.current_thread() is threading.main_thread()
     if not (hasattr(signal, "setitimer") and main):

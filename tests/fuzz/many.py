@@ -19,6 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.cases import KINDS
 from fuzz.equal import LIMIT_S
+from fuzz.inputs import INPUTS
+from fuzz.kills import check_kill
+
+CHECKS = KINDS | INPUTS | {"kills": check_kill}
+
+PROGRESS = 20
+"""Cases after which standard error says how far it is."""
 
 
 def attempt(check: Callable[[int], str], seed: int) -> tuple[int, str, str]:
@@ -36,7 +43,7 @@ def alike(failure: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kind", choices=CHECKS)
     parser.add_argument("number", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="CPU seconds of a run")
@@ -44,12 +51,16 @@ def main() -> int:
     parser.add_argument("--show", type=int, default=3, help="failures of each class")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.number)
-    check = partial(KINDS[args.kind], limit_s=args.limit)
+    check = partial(CHECKS[args.kind], limit_s=args.limit)
     ends: Counter[str] = Counter()
     classes: dict[str, list[tuple[int, str]]] = defaultdict(list)
     with ProcessPoolExecutor(args.processes) as pool:
-        for seed, end, failure in pool.map(partial(attempt, check), seeds, chunksize=20):
+        for seed, end, failure in pool.map(partial(attempt, check), seeds, chunksize=5):
             ends[end] += 1
+            if failure:
+                print(f"seed {seed}: {failure}", file=sys.stderr)
+            if ends.total() % PROGRESS == 0:
+                print(f"{ends.total()} cases: {dict(ends)}", file=sys.stderr)
             if failure:
                 classes[alike(failure)].append((seed, failure))
     print(f"{args.number} cases: {dict(ends)}")

@@ -100,6 +100,12 @@ def test_a_value_that_cannot_be_is_named(
         ("p99_itl_ms", "fast", "p99_itl_ms: not a number"),
         ("meta", {"num_gpu_blocks": "many"}, r"meta\.num_gpu_blocks: expected `int"),
         ("meta", {"engine_errors": [{}]}, r"meta\.engine_errors\[0\]: .*`kind`"),
+        ("meta", {"memory": {"sampler_bytes": "many"}}, r"meta\.memory\.sampler_bytes: expected"),
+        (
+            "meta",
+            {"assumed": {"x": "\ud800"}},
+            "meta: a text is not UTF-8",
+        ),
         ("meta", {"memory": json.loads("[" * 99 + "]" * 99)}, "meta: nested too deeply"),
         ("meta", {"kvsim_version": "0.1.9", "seed": -1}, r".*; of kvsim 0\.1\.9, this is .*run it"),
     ],

@@ -13,6 +13,8 @@ from shared import SHARED
 from kvsim.cli import main
 from kvsim.cost.profile import load_profile
 from kvsim.errors import ConfigError, TraceError, nearest
+from kvsim.limits import check_run
+from kvsim.models import load_model
 from kvsim.parsing import parse_json, parse_toml
 from kvsim.run import simulate
 from kvsim.workload import open_trace
@@ -187,13 +189,16 @@ HASHES = b'{"kvsim_trace":1,"block_size":1,"hash_kind":"prefix","partial_hash":t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (ROW + b"\n" * (1 << 25), ":16777218: bytes of blank lines above the limit of 16,777,216"),
+        (ROW + b"\n" * (1 << 21), ":1048578: bytes of blank lines above the limit of 1,048,576"),
         (ROW + b" " * (1 << 25), ":2: a line of bytes above the limit of 16,777,216"),
         (ROW.replace(b'length":5}', b'length":1048577}'), ":1: .*an output of 1,048,577 tokens"),
     ],
     ids=["blank lines", "a blank line", "output"],
 )
-def test_what_a_small_file_unfolds_to_is_bounded(tmp_path: Path, text: bytes, message: str) -> None:
+def test_what_a_small_file_unfolds_to_is_bounded(
+    tmp_path: Path, text: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsim.limits.BLANK_BYTES", 1 << 20)  # each is a line to be read
     with pytest.raises(TraceError, match=rf"{message}.* --limits 10"):
         open_trace(zipped(tmp_path, text))
 
@@ -210,6 +215,106 @@ def test_rows_and_bytes_of_a_trace_are_bounded(
     monkeypatch.setattr("kvsim.limits.TRACE_BYTES", 5)
     with pytest.raises(TraceError, match=":1: bytes above the limit of 50"):
         open_trace(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_far_too_many_rows_are_refused_by_the_size_of_the_file(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"trace.jsonl{suffix}"
+    text = "".join(
+        f'{{"timestamp":{i},"input_length":{i % 97 + 1},"output_length":5}}\n' for i in range(20000)
+    ).encode()
+    path.write_bytes(gzip.compress(text, 0) if suffix else text)  # in more pieces than one
+    monkeypatch.setattr("kvsim.limits.ROWS", 10_000)
+    monkeypatch.setattr("kvsim.workload.source._SAMPLE_ROWS", 9_900)
+    with pytest.raises(TraceError, match=r"gz: about|jsonl: about") as refused:
+        open_trace(str(path))
+    foreseen = int(str(refused.value).split("about ")[1].split(" ")[0].replace(",", ""))
+    assert 15_000 < foreseen < 21_000
+    monkeypatch.setenv("KVSIM_LIMITS", "2")
+    assert len(open_trace(str(path)).rows) == 20_000
+
+
+def test_the_memory_of_a_run_is_foreseen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"10,000,000 requests .* about 16\.1 GB of memory"):
+        check_run(10_000_000, 1)
+    with pytest.raises(ConfigError, match=r"about 6\.9 GB of memory, above the limit of 6\.0 GB"):
+        check_run(1_000, 50_000_000)
+    check_run(3_000_000, 1_000_000)
+    monkeypatch.setattr("kvsim.limits.MEMORY_BYTES", 10**8 + 10**6)
+    line = refused(["run", "--trace", CHAT, "--cost-model", "constant"], capsys)
+    assert (
+        "1,200 requests in 1,992 steps or more" in line
+        and "--num-prompts" in line
+        and "--limits 10" in line
+    )
+    monkeypatch.setenv("KVSIM_LIMITS", "2")
+    assert simulate(CHAT, {"cost": {"model": "constant"}}).summary["completed"] == 1200
+
+
+def test_the_steps_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsim.limits.STEPS", 4_000)
+    monkeypatch.setattr("kvsim.records.recorder.PIECE_STEPS", 1_000)
+    with pytest.raises(ConfigError, match=r"steps: [45],\d+ is above .* 4,000; .*--limits"):
+        simulate(CHAT, {"cost": {"model": "constant"}})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-num-seqs", "\udcff"],
+        ["--num-gpu-blocks-override", "\udcff"],
+        ["--set", "max_num_seqs=\udcff"],
+        ["--set", "cost.step_us=\udcff"],
+    ],
+)
+def test_flags_that_are_not_utf_8(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a text is not UTF-8" in refused([*CONSTANT, *flags], capsys)
+
+
+def test_half_a_surrogate_pair_in_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    table = {"model_type": "llama", "vocab_size": 512, **dict.fromkeys(keys, 64)}
+    path.write_text(json.dumps({**table, "hidden_size": "\ud800"}))
+    with pytest.raises(ConfigError, match=r"config\.json: a text is not UTF-8"):
+        load_model(str(path))
+
+
+def test_times_a_thousand_years_apart_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    rows = ("2024-05-10 00:00:01,10,5", "1024-05-10 00:00:00,10,5")
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
+    with pytest.raises(TraceError, match=r"azure\.csv: times are more than 146 years apart"):
+        open_trace(str(path))
+
+
+@pytest.mark.parametrize("ids", ["1, 2 3", "1, 9999999999999999999"])
+def test_token_ids_of_a_log_are_numbers(ids: str, tmp_path: Path) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text(
+        f"DEBUG 11-22 06:00:01 [request_logger.py:50] Request a details: prompt: 'hi',"
+        f" prompt_token_ids: [{ids}], prompt_embeds shape: None.\n"
+        "INFO 11-22 06:00:01 [request_logger.py:60] Received request a: params:"
+        " SamplingParams(n=1, max_tokens=16), lora_request: None.\n"
+    )
+    with pytest.raises(TraceError, match=r"log:1: prompt_token_ids: .* is not a token id"):
+        open_trace(str(path))
+
+
+def test_a_turn_that_no_native_file_can_have_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "aiperf.jsonl"
+    metrics = {"value": 5, "unit": "tokens"}
+    table = {
+        "metadata": {"request_start_ns": 5, "x_correlation_id": "c", "turn_index": 1 << 31},
+        "metrics": {"input_sequence_length": metrics, "output_sequence_length": metrics},
+    }
+    path.write_text(json.dumps(table))
+    with pytest.raises(TraceError, match=r"turn_index: 2147483648 is above"):
+        open_trace(str(path))
 
 
 def test_one_run_of_hash_ids_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

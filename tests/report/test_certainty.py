@@ -10,7 +10,6 @@ from runs import real_run
 
 from kvsim.certainty.comparison import Comparison, Pair
 from kvsim.certainty.verdicts import Verdict
-from kvsim.cli.terminal import render_comparison
 from kvsim.pages.compare import build_comparison
 from kvsim.report.certainty import (
     certain_table,
@@ -22,6 +21,7 @@ from kvsim.report.certainty import (
 from kvsim.report.compare import interval_words, value_words
 from kvsim.report.numerals import SPACE
 from kvsim.report.summary import summarise
+from kvsim.report.terminal import render_comparison
 
 TTFT, USAGE = "p99_ttft_ms", "kv_cache_usage_mean"
 VALUES = {

@@ -8,7 +8,6 @@ from rich.console import Console
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.cli.terminal import render_comparison
 from kvsim.pages.compare import COLOURS, build_comparison, run_colour
 from kvsim.report.compare import (
     cautions,
@@ -20,6 +19,7 @@ from kvsim.report.compare import (
 from kvsim.report.numerals import SPACE, show
 from kvsim.report.pairing import pair
 from kvsim.report.summary import summarise
+from kvsim.report.terminal import render_comparison
 
 
 def named(name, run):

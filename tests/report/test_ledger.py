@@ -11,7 +11,6 @@ from tiny import tiny_run
 from worlds import MS, config, hashed, trace
 
 import kvsim
-from kvsim.cli.terminal import render
 from kvsim.errors import OutputError
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.pages.run import build_page
@@ -21,6 +20,7 @@ from kvsim.report.ledger_summary import request_at
 from kvsim.report.numerals import SPACE
 from kvsim.report.story import find_request, tell
 from kvsim.report.summary import summarise
+from kvsim.report.terminal import render
 
 
 @pytest.fixture(scope="module")

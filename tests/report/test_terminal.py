@@ -5,9 +5,9 @@ from rich.console import Console
 from runs import real_run
 from tiny import no_run, tiny_run
 
-from kvsim.cli.terminal import render
 from kvsim.report.numerals import SPACE
 from kvsim.report.summary import summarise
+from kvsim.report.terminal import render
 
 
 def printed(run, width=110):

@@ -93,6 +93,20 @@ def test_columns_do_not_depend_on_what_happened(swept):
     assert sweep_table(plan, refused).schema == sweep_table(plan, outcomes).schema
 
 
+def test_larger_blocks_cost_the_same_bytes_and_fp8_is_no_saving(load):
+    """Fewer blocks are no merit: blocks of 64 tokens are as many bytes, so goodput decides."""
+    base = to_table(load_config(None, {"request_rate": 50.0, "max_model_len": 256}))
+    points = expand(parse_space(["block_size=16,64", "kv_cache_dtype=auto,fp8"]), base)
+    engines = [run_point(Task("k", point.config), load)["engine"] for point in points]
+    blocks = [engine["num_gpu_blocks"] for engine in engines]
+    assert blocks[0] > 3.9 * blocks[2]
+    sizes = [engine["kv_cache_bytes"] for engine in engines]
+    assert max(sizes) < 1.001 * min(sizes)
+    two = expand(parse_space(["tensor_parallel_size=2"]), base)
+    engine = run_point(Task("k", two[0].config), load)["engine"]
+    assert engine["kv_cache_bytes"] > 2 * sizes[0], "bytes of both GPUs"
+
+
 def test_an_engine_that_stops_is_a_row_with_its_reason(load):
     config = load_config(
         None,

@@ -72,7 +72,7 @@ def _add(
         after=-1 if before is None else before[0].index,
         delay_ns=0 if before is None else max(0, start_ns - before[1]),
         session=str(session) if is_turn else None,
-        turn=max(0, metadata["turn_index"]) if is_turn else None,
+        turn=tokens(source, "turn_index", max(0, metadata["turn_index"]), 0) if is_turn else None,
         observed=_observed(source, metrics),
     )
     if is_turn:

@@ -9,11 +9,10 @@ are not in the log**: `max_tokens` is taken as their length. Times have whole se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from kvsim.workload.gather import Gathered
 from kvsim.workload.head import Head
-from kvsim.workload.source import Source
+from kvsim.workload.source import Source, shown
 from kvsim.workload.trace import TokenContent, Trace
 from kvsim.workload.values import date, tokens
 
@@ -46,13 +45,13 @@ def read(source: Source) -> Trace:
         ids = _PROMPT_IDS.search(line)
         details = _DETAILS.search(line)
         if details and ids:
-            prompts[details[1]] = tuple(_numbers(ids[1]))
+            prompts[details[1]] = _token_ids(source, ids[1])
         request = _RECEIVED.search(line)
         time, limit = _LINE.search(line), _LIMIT.search(line)
         if not (request and time and limit):
             continue
         received += 1
-        prompt = tuple(_numbers(ids[1])) if ids else prompts.pop(request[1], ())
+        prompt = _token_ids(source, ids[1]) if ids else prompts.pop(request[1], ())
         if limit[1] == "None":
             gathered.drop("no max_tokens, so the length of the output is unknown")
         elif not prompt:
@@ -79,6 +78,10 @@ def _add(
     )
 
 
-def _numbers(text: str) -> Iterator[int]:
-    """The token ids of a list, as far as they fit into 63 bits."""
-    return (int(each) for each in text.split(",") if each.strip() and len(each.strip()) < 19)
+def _token_ids(source: Source, text: str) -> tuple[int, ...]:
+    """The numbers of a list. Raises `TraceError` for one that is none, or beyond 63 bits."""
+    words = [word for each in text.split(",") if (word := each.strip())]
+    for word in words:
+        if not (word.isascii() and word.isdecimal() and len(word) < 19):
+            raise source.error(f"{shown(word)} is not a token id; fix it", "prompt_token_ids")
+    return tuple(map(int, words))

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.console import make_table
 from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.report import wording
 from kvsim.report.ledger_summary import bare
 from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import percent, show
+from kvsim.report.rich_tables import make_table
 from kvsim.report.statistics import LISTED
 
 if TYPE_CHECKING:

@@ -1,0 +1,128 @@
+"""`advise`: the settings to change, how sure that is, and the command line to paste."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.cli.console import make_console
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
+    Assignments,
+    ConfigFile,
+    Jobs,
+    StartupLog,
+    TraceColumns,
+    TraceFormat,
+    VllmCommand,
+    VllmFile,
+    note_arrivals,
+    open_noted,
+)
+from kvsim.cli.progress import progress_bar
+from kvsim.cli.server import load_over, server_word
+from kvsim.report.rich_tables import make_table
+
+if TYPE_CHECKING:
+    from kvsim.advise.search import Advice
+    from kvsim.server import ServerWord
+
+Bounded = Annotated[
+    str,
+    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
+]
+Seeds = Annotated[
+    int, typer.Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
+]
+STYLES = {"better": "green", "worse": "red"}
+
+
+@with_run_flags
+def advise(
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
+    ],
+    slo: Bounded,
+    config: ConfigFile = None,
+    seeds: Seeds = 8,
+    jobs: Jobs = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
+    startup_log: StartupLog = None,
+    vllm: VllmCommand = None,
+    vllm_file: VllmFile = None,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Try the settings that matter, and say which to change for these objectives.
+
+    Every change meets the same seeds. Prints three sentences, a table with intervals, and the
+    command line of the server.
+    """
+    from kvsim.advise.search import MOST_COMBINED
+    from kvsim.advise.search import advise as search
+    from kvsim.advise.trials import changes_of
+    from kvsim.advise.wording import record
+    from kvsim.replicates import load_of
+    from kvsim.sweep.slo import parse_slo
+
+    objectives = parse_slo(slo)
+    word = server_word(startup_log, vllm, vllm_file)
+    loaded = load_over(word, config, settings(flags), assignments or ())
+    opened = open_noted(trace, trace_format, columns)
+    note_arrivals(opened, [loaded])
+    load = load_of(opened, [("", loaded)])
+    changes = changes_of(loaded)
+    most = (1 + len(changes.tried) + MOST_COMBINED) * seeds
+    with progress_bar(most, "trying settings", quiet_below=2) as progress:
+        advice = search(
+            load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
+        )
+    line = _line(advice, word, vllm, vllm_file)
+    if as_json:
+        print(json.dumps(record(advice, line), indent=1, ensure_ascii=False))
+    else:
+        _show(advice, line)
+
+
+def _line(advice: Advice, word: ServerWord, vllm: str | None, vllm_file: str | None) -> str:
+    """The server's command line with the advice; for other engines, that of `kvsim run`."""
+    from kvsim.assembly import assemble
+    from kvsim.engines import ENGINES
+    from kvsim.server.command_settings import arguments
+    from kvsim.server.line import flags, given_settings, serve_line
+
+    best = advice.best.config
+    engine = ENGINES.get(best.engine)
+    if engine is None or engine.vllm_version is None:
+        changes = {"engine": best.engine, **advice.best.settings}
+        return shlex.join(["kvsim", "run", *flags(changes)])
+    settings = given_settings(best, assemble(best).model.source)
+    pool = "num_gpu_blocks_override"
+    if word.counted_with.get(pool) == advice.base.config.num_gpu_blocks_override:
+        settings.pop(pool, None)  # what the log counted, and no argument
+    given = arguments(vllm, vllm_file)
+    if given:
+        said = word.settings
+        settings = {key: value for key, value in settings.items() if said.get(key) != value}
+    return serve_line(given, {**settings, **advice.best.settings})
+
+
+def _show(advice: Advice, line: str) -> None:
+    from kvsim.advise.wording import method, not_tried, rows, sentences
+
+    console = make_console()
+    for sentence in sentences(advice):
+        console.print(sentence, highlight=False)
+    difference = f"{advice.decides.metric.label}: difference"
+    table = make_table("setting", difference, "", texts=3, header_style="dim")
+    for row in rows(advice):
+        table.add_row(*row, style=STYLES.get(row.finding, ""))
+    console.print(table)
+    for text in (method(advice), *not_tried(advice)):
+        console.print(text, highlight=False, style="dim")
+    console.print(f"\n{line}", highlight=False, soft_wrap=True)
