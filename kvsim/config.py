@@ -91,6 +91,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_prompts: Annotated[
         Positive | None, _doc(_LOAD, "Replay only this many requests, from the start of the trace.")
     ] = None
+    ignore_eos: Annotated[
+        bool,
+        _doc(
+            _LOAD,
+            "Clients announce how long outputs become, as benchmarks with --ignore-eos do; only"
+            " SGLang looks at what they announce.",
+        ),
+    ] = False
     n: Annotated[Positive, _doc(_LOAD, "Samples per request (parallel sampling).")] = 1
     seed: Annotated[Natural, _doc(_LOAD, "Seed of every random stream.")] = 0
 
@@ -280,7 +288,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Natural | None, _doc(_MEMORY, "CPU blocks; overrides --swap-space.")
     ] = None
     memory_formula: Annotated[
-        Literal["vllm", "nano-vllm"] | None,
+        Literal["vllm", "nano-vllm", "sglang"] | None,
         _doc(_MEMORY, "Engine whose formula counts the blocks; default: the engine's own."),
     ] = None
 

@@ -1,4 +1,4 @@
-"""How many KV blocks fit: bytes of a block, and the memory budget of two engines.
+"""How many KV blocks fit: bytes of a block, and the memory budget of three engines.
 
 ```
 total x gpu_memory_utilization - weights - activations - sampler - libraries - communication
@@ -76,7 +76,7 @@ class Budget:
     """
 
     formula: str
-    """The engine whose formula it is: `vllm` or `nano-vllm`."""
+    """The engine whose formula it is: `vllm`, `sglang` or `nano-vllm`."""
     vllm_version: str | None
     """The release whose start-up is meant; none: not vLLM."""
     memory_bytes: int
@@ -166,7 +166,9 @@ def budget(
     engine started to measure and is not charged (vLLM 0.6.3, vllm/worker/worker.py,
     `determine_num_available_blocks`; 0.33.0, v1/worker/gpu_worker.py,
     `determine_available_memory`).
-    `nano-vllm`: the same, but everything in use is charged, the context too, and no blocks for
+    `sglang`: (total - context) x utilization - weights (SGLang 0.5.23,
+    mem_cache/kv_cache_configurator.py, `_profile_available_bytes`).
+    `nano-vllm`: as vLLM, but everything in use is charged, the context too, and no blocks for
     swapping (nano-vllm, engine/model_runner.py, `allocate_kv_cache`).
 
     Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
@@ -208,7 +210,7 @@ def _stage_budget(
     layers: range,
 ) -> Budget:
     """The budget of a GPU of the pipeline stage with these layers."""
-    nano = config.memory_formula == "nano-vllm"
+    vllm = config.memory_formula in (None, "vllm")
     terms = _terms(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
     utilization = config.gpu_memory_utilization
     if utilization is None:
@@ -219,11 +221,11 @@ def _stage_budget(
     token = shard.token_bytes(kv_dtype(shard.model, config), layers)
     block = (config.block_size or DEFAULT_BLOCK_SIZE) * token
     fitting = max(left // block, 0)
-    swap = 0 if nano else int(config.swap_space * GIB // block)
+    swap = 0 if not vllm else int(config.swap_space * GIB // block)
     gpu, cpu = config.num_gpu_blocks_override, config.num_cpu_blocks_override
     return Budget(
         formula=config.memory_formula or "vllm",
-        vllm_version=None if nano else config.vllm_version,
+        vllm_version=config.vllm_version if vllm else None,
         memory_bytes=hardware.memory_bytes,
         gpu_memory_utilization=utilization,
         num_hidden_layers=len(layers),
@@ -247,7 +249,12 @@ def _terms(
     last = layers.stop == model.num_hidden_layers
     offloaded = min(weights, int(config.cpu_offload_gb * GIB))
     overhead, sampler, graphs = hardware.library_gib * GIB, 0, 0
-    if config.memory_formula == "nano-vllm":
+    if config.memory_formula == "sglang":
+        # Activations and graphs are what `mem_fraction_static` leaves; of what was in use when the
+        # engine began to measure, the same share is charged.
+        activations, graphs = 0, 0
+        overhead = hardware.context_gib * GIB * (config.gpu_memory_utilization or 1.0)
+    elif config.memory_formula == "nano-vllm":
         activations = _nano_activation_bytes(shard, config, tokens, seqs)
         overhead += hardware.context_gib * GIB
     else:

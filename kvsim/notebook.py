@@ -16,7 +16,7 @@ from kvsim.report.explanation import Run, explain
 from kvsim.report.metrics import HEADLINES, LATENCIES, METRICS, value
 from kvsim.report.numerals import show
 from kvsim.report.terminal import render_comparison
-from kvsim.report.wording import subject, verdict
+from kvsim.report.wording import fate, subject, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +84,7 @@ def line(summary: Mapping[str, Any]) -> str:
     figures = (
         f"{_NAMED[key].label} {show(value(summary, key), _NAMED[key].unit)}" for key in _IN_A_LINE
     )
-    said = f"{subject(summary['meta'])}; {verdict(summary)[0].text} {', '.join(figures)}"
+    said = f"{subject(summary['meta'])}; {fate(summary).text} {', '.join(figures)}"
     return f"<kvsim.Result: {said}>".replace("\u00a0", " ")
 
 

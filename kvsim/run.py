@@ -115,7 +115,13 @@ class _Run:
         self.parts = parts
         self._trace = trace
         self._streams: Sequence[Stream] = ()
-        self.requests = Requests(trace, rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
+        self.requests = Requests(
+            trace,
+            rows,
+            n=parts.config.n,
+            keyed=parts.blocks.needs_keys,
+            ignore_eos=parts.config.ignore_eos,
+        )
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size)
         lengths = array("q", [row.output_length for row in rows])
@@ -218,7 +224,7 @@ def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
     """Steps that the outputs take, each step one token of as many sequences as may run."""
     outputs = [row.output_length for row in rows]
     full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
-    return max(full, *outputs)
+    return max([full, *outputs])
 
 
 def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:

@@ -28,7 +28,7 @@ LAYERS = [
     {"assembly", "notebook"},
     {"result", "tracks"},
     {"run"},
-    {"__init__", "replicates", "sweep", "validate"},
+    {"__init__", "check", "replicates", "sweep", "validate"},
     {"advise", "size"},
     {"pages"},
     {"bench"},

@@ -35,13 +35,13 @@ def conform(
     if against:
         raise typer.Exit(_compare_logs(cases))
     from kvsim.config import nearest
-    from kvsim.conform.builders import BUILDERS
+    from kvsim.conform.builders import RECORDED
 
     if engine is None:
-        raise ConfigError(f"conform: give --engine, one of {', '.join(BUILDERS)}")
-    if engine not in BUILDERS:
-        near = nearest(engine, BUILDERS)
-        raise ConfigError(f"--engine: no {engine!r};{near} choose from {', '.join(BUILDERS)}")
+        raise ConfigError(f"conform: give --engine, one of {', '.join(RECORDED)}")
+    if engine not in RECORDED:
+        near = nearest(engine, RECORDED)
+        raise ConfigError(f"--engine: no {engine!r};{near} choose from {', '.join(RECORDED)}")
     raise typer.Exit(_replay(cases, engine, out))
 
 

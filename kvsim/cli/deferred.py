@@ -53,6 +53,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.sweep:sweep",
         "Run every combination of settings once, and show which are best.",
     ),
+    "check": (
+        "kvsim.cli.check:check",
+        "Replay a measured run, show predicted beside measured, and say what to correct first.",
+    ),
     "size": (
         "kvsim.cli.size:size",
         "Find the least memory, the highest rate or the best limit that keeps the objectives.",

@@ -99,7 +99,7 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    from kvsim.size.answer import answer
+    from kvsim.size.answer import answer, lasting_answer
     from kvsim.size.knobs import Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
@@ -113,6 +113,9 @@ def size(
     opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
     if hit_rate is not None:
         opened, config = _sharing(opened, config, hit_rate, prefixes)
+    for_rate = find == "request_rate"
+    if for_rate:
+        config, objectives = _open(opened, config), objectives._replace(steady=True)
     knob = make_knob(find, opened, to_table(config), Bounds(low, high))
     varies = what_varies(opened, config, find)
     numbers = range(config.seed, config.seed + (seeds if varies else 1))
@@ -120,10 +123,20 @@ def size(
     with place as folder, spinner(f"looking for {find}") as done:
         store = Store(folder)
         lab = Laboratory(opened, config, knob, objectives, numbers, store, runner, jobs, done)
-        found = answer(lab, varies)
+        lab, found = lasting_answer(lab, varies) if for_rate else (lab, answer(lab, varies))
     _show(lab, found)
     if out is not None:
         _write(out, lab, found)
+
+
+def _open(trace: Trace, config: RunConfig) -> RunConfig:
+    """The configuration with open arrivals; says so where the trace has sessions."""
+    from kvsim.size.knobs import open_arrivals
+
+    if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
+        text = "the turns of sessions are sent at random times like all requests; none waits"
+        print(f"note: {text} for the one before it", file=sys.stderr)
+    return open_arrivals(config)
 
 
 def _sharing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from kvsim.conform import sglang
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import idled, replay, stalled
 from kvsim.engine.scheduler import Scheduler
@@ -111,6 +112,12 @@ BUILDERS: dict[str, Callable[[Config], tuple[Scheduler, Tables]]] = {
 }
 """Engine → scheduler and block manager of a case."""
 
+SGLANG = "sglang"
+"""Its logs have a clock and fields of their own (`kvsim.conform.sglang`)."""
+
+RECORDED = (*BUILDERS, SGLANG)
+"""Engines that there are recorded logs of."""
+
 STUCK = {"vllm-v1": idled}
 """Engine → which steps count towards a deadlock; the others: `stalled`."""
 
@@ -123,6 +130,9 @@ def run_case(
         yield {"step": 0, "time": 0.0, "error": "this engine draws one sample a request (n = 1)"}
         return
     try:
+        if engine == SGLANG:
+            yield from sglang.replay(config, trace, audit)
+            return
         scheduler, blocks = BUILDERS[engine](config)
     except ValueError as refusal:
         # The engine refuses to start with these settings.

@@ -17,6 +17,7 @@ PREFIXES = {
     "vllm-v1": "v1",
     "nano-vllm": "nano",
     "nano-vllm-2025-08": "nano_aug2025",
+    "sglang": "sglang",
 }
 """Engine → first part of its log's file name."""
 

@@ -37,7 +37,7 @@ def step_record(batch: Batch, plan: Plan, step: int, time: float, added: int) ->
         "blocks_to_copy": len(plan.copies),
         "blocks_to_swap_in": len(plan.swaps_in),
         "blocks_to_swap_out": len(plan.swaps_out),
-        "q": [_queue_digest(q) for q in (batch.waiting, batch.running, batch.swapped)],
+        "q": [queue_digest(q) for q in (batch.waiting, batch.running, batch.swapped)],
         "bt": _table_digest(plan),
     }
 
@@ -53,7 +53,8 @@ def _ids(requests: Iterable[Request]) -> list[str]:
     return [request.id for request in requests]
 
 
-def _queue_digest(queue: Iterable[Request]) -> int:
+def queue_digest(queue: Iterable[Request]) -> int:
+    """Of the ids of a queue, in order."""
     return crc32(",".join(_ids(queue)).encode())
 
 

@@ -32,16 +32,17 @@ class RuleStream:
         self._label = label if sample is None else f"{label}/{sample}"
         self._prompt = prompt
         self._tokens = list(prompt)
-        self._keys: list[int] = []
-        self._digest = b""
+        self._keys: dict[int, list[int]] = {}
+        """Block size → keys so far."""
+        self._digests: dict[int, bytes] = {}
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        """Keys of full blocks `first .. last - 1`; always asked with the same block size."""
-        keys = self._keys
+        """Keys of full blocks `first .. last - 1`."""
+        keys, digest = self._keys.setdefault(block_size, []), self._digests.get(block_size, b"")
         while len(keys) < last:
-            block = self._block(len(keys), block_size)
-            self._digest = xxhash.xxh128_digest(self._digest + block)
-            keys.append(int.from_bytes(self._digest, "little"))
+            digest = xxhash.xxh128_digest(digest + self._block(len(keys), block_size))
+            keys.append(int.from_bytes(digest, "little"))
+        self._digests[block_size] = digest
         return keys[first:last]
 
     def contents(self, first: int, last: int, block_size: int) -> list[int]:

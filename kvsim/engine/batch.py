@@ -23,7 +23,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kvsim.engine.plan import RECOMPUTE, SWAP, Plan, Prefill
-from kvsim.engine.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request, Sequence
+from kvsim.engine.request import (
+    FINISHED,
+    IGNORED,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Request,
+    Sequence,
+    Stream,
+)
 from kvsim.engine.tables import Tables, swap_space_exhausted
 from kvsim.records import transitions
 from kvsim.records.tally import Tally
@@ -237,6 +246,11 @@ class Batch:
         request.reason = reason
         request.finish_ns = request.arrival_ns
         self.ended.append(request)
+
+    def replace_prompt(self, request: Request, stream: Stream | None, tokens: int) -> None:
+        """The engine computes another prompt of so many tokens for a request that arrives."""
+        request.input_length = tokens
+        request.sequences = [Sequence(request, stream)]
 
     def begin(self, now_ns: int) -> Plan:
         """Start to compose a step."""

@@ -210,9 +210,11 @@ class Request:
         "first_scheduled_ns",
         "first_token_ns",
         "id",
+        "ignore_eos",
         "index",
         "input_length",
         "lost_tokens",
+        "max_new_tokens",
         "n",
         "num_preemptions",
         "prefix_pos",
@@ -221,6 +223,7 @@ class Request:
         "recached_tokens",
         "recomputed_tokens",
         "released_ns",
+        "routing_key",
         "sampled_tokens",
         "sequences",
         "session",
@@ -239,6 +242,9 @@ class Request:
         priority: int = 0,
         session: str | None = None,
         prefix_pos: int = 0,
+        max_new_tokens: int | None = None,
+        ignore_eos: bool = False,
+        routing_key: str | None = None,
     ) -> None:
         self.index = index
         self.id = id
@@ -248,6 +254,12 @@ class Request:
         self.session = session
         self.prefix_pos = prefix_pos
         """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
+        self.max_new_tokens = max_new_tokens
+        """The most tokens that its client lets it generate; None: as many as there is room for."""
+        self.ignore_eos = ignore_eos
+        """Whether it generates so many, whatever the model says."""
+        self.routing_key = routing_key
+        """Requests with the same key are better served together (SGLang's `routing-key` only)."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = -1
         """When the client wanted to send it; -1: not yet, as for all times below."""

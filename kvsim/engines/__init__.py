@@ -16,6 +16,8 @@ from kvsim.engines.contiguous import Contiguous
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.prefix_runs import PrefixRuns
+from kvsim.engines.sglang import Sglang, SglangOverlap
+from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
 from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
@@ -97,6 +99,16 @@ ENGINES: dict[str, Engine] = {
         enable_prefix_caching=True,
         memory_formula="nano-vllm",
     ),
+    "sglang": Engine(
+        "SGLang 0.5.23",
+        Sglang,
+        "sglang",
+        "sglang-radix",
+        asynchronous=SglangOverlap,
+        block_size=1,
+        enable_prefix_caching=True,
+        memory_formula="sglang",
+    ),
 }
 """Names of `--engine`."""
 
@@ -110,5 +122,7 @@ BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "vllm-v1-prefix-caching": VllmV1PrefixTables,
     "nano-vllm": NanoTables,
     "nano-vllm-2025-08": NanoTables2025,
+    "sglang": SglangTables,
+    "sglang-radix": SglangRadixTables,
 }
 """Names of `--block-manager`: who holds which KV block, and what is still there to be hit."""

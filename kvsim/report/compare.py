@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
+from kvsim.report.load import load_words, state_of
 from kvsim.report.metrics import METRICS, Metric, value
 from kvsim.report.numerals import show, signed, signed_percent
 from kvsim.report.plain import flat
@@ -138,6 +139,9 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
     """What a reader must know before comparing these runs, which have `seeds` seeds each."""
     metas = [summary["meta"] for _, summary in runs]
     found = same_configurations(runs)
+    for name, summary in runs:
+        if state_of(summary) in wording.UNSTEADY:
+            found.append(f"{name}: {load_words(summary)}")
     for name, summary in runs:
         if not wording.finished(summary):
             found.append(f"{name} did not finish: {wording.outcome_title(summary).lower()}.")

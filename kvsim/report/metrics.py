@@ -72,6 +72,8 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
     ),
     "Throughput": (
         ("duration", "Duration", "s", "lower"),
+        ("request_rate", "Offered requests", "requests/s", ""),
+        ("total_token_rate", "Offered tokens", "tokens/s", ""),
         ("request_throughput", "Request throughput", "requests/s", "higher"),
         ("request_goodput", "Request goodput", "requests/s", "higher"),
         ("output_throughput", "Output token throughput", "tokens/s", "higher"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvsim.report import phases, timeline
 from kvsim.report.ledger_summary import ledger_figures
+from kvsim.report.load import load_figures
 from kvsim.report.plain import plain
 from kvsim.report.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
 from kvsim.report.timeline import Columns, Ints
@@ -45,6 +46,7 @@ def summarise(
         {
             **_requests(requests),
             **_throughput(requests, durations, end_ns, meta),
+            **load_figures(requests),
             **_latencies(requests, durations, itl_counts),
             **_preemptions(steps, requests),
             **_memory(rows, held_ns, meta),

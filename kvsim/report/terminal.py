@@ -217,7 +217,8 @@ def _figures(summary: Mapping[str, Any]) -> Lines:
     swapped = [("swapped_max", "requests", "at most {} swapped")] * bool(summary["swapped_max"])
     lines = {
         "throughput": line(
-            ("request_throughput", "requests/s", "{}"),
+            ("request_rate", "requests/s", "{} offered"),
+            ("request_throughput", "requests/s", "{} served"),
             ("output_throughput", "tokens/s", "{} output"),
             ("request_goodput", "requests/s", "goodput {}"),
             ("max_concurrent_requests", "requests", "at most {} at once"),

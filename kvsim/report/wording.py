@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from kvsim.report.load import State, load_words, state_of
 from kvsim.report.numerals import count, percent, plural, seconds
 
 Tone = Literal["plain", "warning", "bad"]
+
+
+UNSTEADY: dict[State, Tone] = {"overloaded": "bad", "never steady": "warning"}
+"""What a run that did not keep up is called, and how alarming it is."""
 
 
 class Remark(NamedTuple):
@@ -18,8 +23,13 @@ class Remark(NamedTuple):
 
 
 def verdict(summary: Mapping[str, Any]) -> list[Remark]:
-    """What happened to the requests, how the run ended, and what preemption cost."""
-    remarks = [_fate(summary), *_outcome(summary), *_engine_errors(summary), _preemption(summary)]
+    """What happened to the requests, how the run ended, its load, and what preemption cost.
+
+    The load comes first if the engine did not keep up.
+    """
+    load, ending = _load(summary), [fate(summary), *_outcome(summary)]
+    remarks = [*load, *ending] if state_of(summary) in UNSTEADY else [*ending, *load]
+    remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
     if waits:
         remarks.append(
@@ -87,7 +97,15 @@ def _outcome_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return summary["meta"].get("outcome") or {}
 
 
-def _fate(summary: Mapping[str, Any]) -> Remark:
+def _load(summary: Mapping[str, Any]) -> list[Remark]:
+    """Offered and served rates."""
+    if not (summary["completed"] and finished(summary)):
+        return []
+    return [Remark(load_words(summary), UNSTEADY.get(state_of(summary), "plain"))]
+
+
+def fate(summary: Mapping[str, Any]) -> Remark:
+    """What became of the requests."""
     total, completed = summary["num_requests"], summary["completed"]
     if not total:
         return Remark("No requests.", "warning")

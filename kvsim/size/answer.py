@@ -14,6 +14,13 @@ from kvsim.size.search import Laboratory, boundary, find_best, find_boundary, sh
 LEVEL = 0.05
 """Chance of error of statements with a confidence."""
 
+LONGER = 4
+"""How many times as long a load is on which a rate has to hold, too."""
+MOST_REQUESTS = 200_000
+"""Longer loads are not tried."""
+LOWERED = 0.01
+"""Steps in which an answer is lowered until it holds."""
+
 _SHARES = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer that a table of its neighbourhood shows, if they were tried."""
 _WINDOW = 0.25
@@ -31,6 +38,8 @@ class Answer(NamedTuple):
     """For a best value: tried values without a significant difference to it."""
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
+    held: int = 0
+    """Requests of the longer load on which a rate was found to hold, too; 0 if it was not tried."""
 
 
 def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
@@ -50,6 +59,31 @@ def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
         _as_good(lab, value) if best and value is not None else (),
         tuple(varies),
     )
+
+
+def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> tuple[Laboratory, Answer]:
+    """The highest rate that also holds under a longer load, and the laboratory that found it.
+
+    A short load hides a queue that grows: it ends before the queue is long. So the search itself
+    sends the trace `LONGER` times over, and the answer is tried on a load `LONGER` times as long
+    again. Where it breaks the objectives there, it is lowered until it does not.
+    """
+    rough = find_boundary(lab, ())
+    longest = len(lab.trace.rows) * LONGER**2
+    if rough is None or longest > MOST_REQUESTS:
+        return lab, answer(lab, varies)
+    lab = lab.longer(LONGER, rough)
+    found = answer(lab, varies)
+    if found.value is None or not found.meets:
+        return lab, found
+    value, longer = found.value, lab.longer(LONGER, found.value)
+    longer.look([value])
+    while not longer.tried[value].meets and value > found.value / 2:
+        value = lab.knob.snap(value * (1 - LOWERED))
+        longer.look([value])
+    lab.look([value])
+    holds = longer.tried[value].meets and lab.tried[value].meets
+    return lab, found._replace(value=value, meets=holds, held=longest)
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:

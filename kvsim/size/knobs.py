@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from kvsim.assembly import assemble
-from kvsim.config import make_config, nearest
+from kvsim.config import RunConfig, make_config, nearest
 from kvsim.errors import ConfigError
 from kvsim.workload.trace import Trace
 
@@ -59,6 +61,25 @@ class Bounds(NamedTuple):
 
     low: float | None = None
     high: float | None = None
+
+
+def open_arrivals(config: RunConfig) -> RunConfig:
+    """The configuration under which a rate can be searched: every request comes at its time.
+
+    Clients that wait for a reply send less to a server that is slow, so no rate would be too high.
+    Raises `ConfigError` where such clients are asked for.
+    """
+    if config.max_concurrency is not None:
+        raise ConfigError(
+            "--find request_rate: with max_concurrency, requests wait outside the server, so no"
+            " rate is too high; leave it out"
+        )
+    if config.sessions == "closed":
+        raise ConfigError(
+            "--find request_rate: closed sessions wait for replies and send less than the rate;"
+            " use --sessions recorded"
+        )
+    return msgspec.structs.replace(config, sessions="recorded")
 
 
 def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, log
 from statistics import fmean
@@ -21,10 +21,13 @@ from kvsim.sweep.points import REFUSED
 from kvsim.sweep.slo import Objectives
 from kvsim.sweep.store import Store, address
 from kvsim.sweep.sweep import Outcome, run_missing
+from kvsim.workload.repeated import repeated
 from kvsim.workload.trace import Trace
 
 NEIGHBOURS = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer to try, as shares of it."""
+FEW_NEIGHBOURS = (-0.05, -0.01, 0.01, 0.05)
+"""The same, where runs are long."""
 CLOSE, STEEP = 0.05, 2.0
 """A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
 
@@ -47,6 +50,7 @@ class Laboratory:
     backend: Backend = run_local
     jobs: int | None = None
     done: Callable[[int], None] = lambda number: None
+    near: Sequence[float] = NEIGHBOURS
     tried: dict[float, Configuration] = field(default_factory=dict)
     """Tried configurations by value of the knob."""
 
@@ -79,6 +83,18 @@ class Laboratory:
         if not self.tried and all(each.outcome == REFUSED for each in found):
             raise ConfigError(found[-1].reason)
 
+    def longer(self, times: int, value: float) -> Laboratory:
+        """A laboratory for the trace sent `times` over, to search around `value` in few runs."""
+        knob = self.knob
+        ladder = tuple(max(knob.snap(value * share), knob.low) for share in (0.5, 0.7, 0.85, 1.0))
+        return replace(
+            self,
+            trace=repeated(self.trace, times),
+            knob=knob._replace(ladder=ladder),
+            near=FEW_NEIGHBOURS,
+            tried={},
+        )
+
     @property
     def ascending(self) -> list[tuple[float, Configuration]]:
         """The tried configurations, by value."""
@@ -89,14 +105,15 @@ class Laboratory:
         return msgspec.structs.replace(self.base, **changes)
 
 
-def find_boundary(lab: Laboratory) -> float | None:
+def find_boundary(lab: Laboratory, near: Sequence[float] | None = None) -> float | None:
     """The least (or highest) value such that it and all tried values beyond it keep the objectives.
 
     The search tries the ladder, then bisects, then tries the neighbours, which may move the answer.
     The result is None if no tried value keeps the objectives. Monotony is not assumed: a value on
     the wrong side that keeps them by luck does not count, and a value on the right side that breaks
-    them moves the answer.
+    them moves the answer. `near`: distances of the neighbours, if not those of the laboratory.
     """
+    shares = lab.near if near is None else near
     lab.look(lab.knob.ladder)
     for _ in range(_MOST_ROUNDS):
         good, bad = boundary(lab)
@@ -111,10 +128,10 @@ def find_boundary(lab: Laboratory) -> float | None:
         if middle is not None:
             lab.look([middle])
             continue
-        near = [lab.knob.shifted(good, share) for share in NEIGHBOURS]
-        if all(value in lab.tried for value in near):
+        beside = [lab.knob.shifted(good, share) for share in shares]
+        if all(value in lab.tried for value in beside):
             return good
-        lab.look(near)
+        lab.look(beside)
     return boundary(lab)[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from kvsim.report.load import rates_words
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import MISSING, count, percent, plural, show
 from kvsim.report.wording import Remark
@@ -13,8 +14,6 @@ from kvsim.size.cliffs import Cliff, slope
 from kvsim.size.knobs import Knob
 from kvsim.size.search import Laboratory, boundary
 
-_LONGER = 1.2
-"""Ratio of serving to sending time from which a queue may have been growing."""
 _MOST_NAMED = 6
 
 HEAD = ("from the answer", "seeds that keep all")
@@ -28,7 +27,7 @@ def verdict(lab: Laboratory, found: Answer) -> list[Remark]:
     elif lab.knob.goal == "best":
         remarks = _best(lab, found, found.value)
     else:
-        remarks = _boundary(lab, found.value)
+        remarks = _boundary(lab, found, found.value)
     remarks += [_cliff(lab, found, cliff) for cliff in found.cliffs]
     return [*remarks, _certainty(lab, found)]
 
@@ -70,7 +69,7 @@ def _best(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     return remarks
 
 
-def _boundary(lab: Laboratory, value: float) -> list[Remark]:
+def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     knob, bad = lab.knob, boundary(lab)[1]
     most = knob.goal == "most"
     text = f"The {'highest' if most else 'least'} {knob.key} that keeps {_bounds(lab)}:"
@@ -78,16 +77,18 @@ def _boundary(lab: Laboratory, value: float) -> list[Remark]:
     if bad is None:
         way = "up" if most else "down"
         text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."
-        return [*remarks, Remark(text, "warning"), *_growing(lab, value)]
+        return [*remarks, Remark(text, "warning"), *_lasting(lab, found)]
     met, seeds = lab.tried[bad].met, len(lab.seeds)
     held = f"they hold on {met} of {plural(seeds, 'seed')}" if seeds > 1 else "they do not hold"
+    if lab.tried[bad].overloaded:
+        held += f", and it is overloaded: {rates_words(lab.tried[bad].figures)}"
     remarks.append(Remark(f"With {written(knob, bad)} {held}."))
     lucky = [v for v, each in lab.ascending if each.meets and (v > bad if most else v < bad)]
     if lucky:
         values = ", ".join(f"{v:g}" for v in lucky[:_MOST_NAMED])
         text = f"By luck they hold at {values}, too, but not at all values between."
         remarks.append(Remark(text, "warning"))
-    return remarks + _growing(lab, value)
+    return remarks + _lasting(lab, found)
 
 
 def _bounds(lab: Laboratory) -> str:
@@ -97,7 +98,8 @@ def _bounds(lab: Laboratory) -> str:
 def _figures(lab: Laboratory, value: float) -> str:
     figures = lab.tried[value].figures
     listed = (f"{m.label} {show(figures.get(m.key), m.unit)}" for m in lab.objectives.metrics)
-    return f"There {', '.join(listed)}{' on average' if len(lab.seeds) > 1 else ''}."
+    average = " on average" if len(lab.seeds) > 1 else ""
+    return f"There {', '.join(listed)}; {rates_words(figures)}{average}."
 
 
 def _stretches(lab: Laboratory, values: Sequence[float]) -> str:
@@ -112,17 +114,21 @@ def _stretches(lab: Laboratory, values: Sequence[float]) -> str:
     return ", ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in ends)
 
 
-def _growing(lab: Laboratory, value: float) -> list[Remark]:
-    """A warning if the queue grows until the trace ends, because a longer load would be worse."""
-    throughput = lab.tried[value].figures.get("request_throughput", value)
-    if lab.knob.key != "request_rate" or value < _LONGER * throughput:
+def _lasting(lab: Laboratory, found: Answer) -> list[Remark]:
+    """Whether a rate also holds under a longer load."""
+    if lab.knob.key != "request_rate":
         return []
-    text = (
-        f"Serving takes {value / throughput:.1f} times as long as sending. If the cause is a"
-        " growing queue and not the last outputs, a longer trace keeps the objectives only at a"
-        " lower rate."
-    )
-    return [Remark(text, "warning")]
+    number = len(lab.trace.rows)
+    if not found.held:
+        text = f"A load longer than its {plural(number, 'request')} was not tried."
+        return [Remark(text, "warning")]
+    text = f"It was found with {plural(number, 'request')}, and also holds with"
+    remarks = [Remark(f"{text} {count(found.held)}.")]
+    highest = boundary(lab)[0]
+    if highest != found.value and highest is not None:
+        text = f"Up to {written(lab.knob, highest)} they hold for the shorter time only."
+        remarks.append(Remark(text))
+    return remarks
 
 
 def _cliff(lab: Laboratory, found: Answer, cliff: Cliff) -> Remark:

@@ -8,6 +8,7 @@ from math import inf, prod
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from kvsim.report.load import OVERLOADED, rates_words, state_of
 from kvsim.report.metrics import METRICS, Metric
 from kvsim.report.numerals import count, plural, show
 from kvsim.report.wording import Remark, time_source
@@ -57,6 +58,12 @@ class Configuration(NamedTuple):
     def reason(self) -> str:
         """The reason of that outcome, in words; empty if all runs finished."""
         return next(filter(None, map(reason, self.records)), "")
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the engine did not keep up on some seed."""
+        finished = (each for each in self.records if each["outcome"]["kind"] == "finished")
+        return any(state_of(record["figures"]) == OVERLOADED for record in finished)
 
     @property
     def meets(self) -> bool:
@@ -276,8 +283,13 @@ def _verdict(
             for metric in (TTFT, TPOT, THROUGHPUT)
             if metric.key in first.figures
         )
+        figures += f"; {rates_words(first.figures)}"
         name = "Best" if objectives is not None else "Lowest TTFT p99"
         remarks.append(Remark(f"{name}: {words(best[0].settings)} ({figures})."))
+    behind = sum(configuration.overloaded for configuration in configurations)
+    if behind:
+        text = f"Overloaded in {plural(behind, 'configuration')}: more was offered than served."
+        remarks.insert(0, Remark(text, "warning"))
     refused = sum(configuration.outcome == REFUSED for configuration in configurations)
     ended = sum(c.outcome not in (REFUSED, "finished") for c in configurations)
     if refused:

@@ -111,6 +111,7 @@ def _losses(trace: Trace, identities: Sequence[Stream], size: int) -> list[str]:
             row.after >= 0 for row in rows
         ),
         "priority": sum(row.priority != 0 for row in rows),
+        "max_new_tokens": sum(row.max_new_tokens is not None for row in rows),
         "deadline_s": sum(row.deadline_ns is not None for row in rows),
         "model": sum(row.model is not None for row in rows),
         "observed": sum(row.observed is not None for row in rows),

@@ -45,6 +45,7 @@ class Gathered:
         turn: int | None = None,
         scope: str | None = None,
         model: str | None = None,
+        max_new_tokens: int | None = None,
         observed: dict[str, Any] | None = None,
     ) -> Row:
         """Keep a request; `time_ns` may count from any moment, but is given for all or for none."""
@@ -67,6 +68,7 @@ class Gathered:
             turn=turn,
             scope=scope,
             model=model,
+            max_new_tokens=max_new_tokens,
             observed=observed,
         )
         self.rows.append(row)

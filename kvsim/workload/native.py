@@ -47,6 +47,7 @@ _HEADER_KEYS = frozenset({"kvsim_trace", *_HASH_KEYS, "hash_scope", "model", "or
 _ROW_KEYS = frozenset(
     {"id", "session", "turn", "arrival_s", "after", "delay_s", "input_length", "output_length"}
     | {"scope", "salt", "model", "priority", "deadline_s", "tags", "observed"}
+    | {"max_new_tokens", "ignore_eos"}
     | CONTENT_KEYS
 )
 
@@ -211,6 +212,8 @@ class _RowReader:
             model=string(source, table, "model") if "model" in table else self._model,
             priority=_priority(source, table),
             deadline_ns=_time(source, table, "deadline_s"),
+            max_new_tokens=_announced(source, table, output_length),
+            ignore_eos=bool(_choice(source, table, "ignore_eos", (True, False))),
             tags=mapping(source, table, "tags"),
             observed=mapping(source, table, "observed"),
         )
@@ -245,6 +248,17 @@ def _priority(source: Source, table: dict[str, Any]) -> int:
     return value
 
 
+def _announced(source: Source, table: dict[str, Any], output_length: int) -> int | None:
+    """`max_new_tokens`; an output that goes on to it has its length."""
+    if "max_new_tokens" not in table:
+        return output_length if table.get("ignore_eos") is True else None
+    most = integer(source, table, "max_new_tokens", 1)
+    if most < output_length or (table.get("ignore_eos") is True and most != output_length):
+        what = f"{most}, but output_length is {output_length}; fix one of them"
+        raise source.error(what, "max_new_tokens")
+    return most
+
+
 def _header_table(trace: Trace) -> dict[str, Any]:
     table: dict[str, Any] = {"kvsim_trace": VERSION}
     if trace.block_size is not None:
@@ -273,6 +287,8 @@ def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, An
         "model": None if row.model == shared_model else row.model,
         "priority": row.priority or None,
         "deadline_s": _seconds(row.deadline_ns),
+        "max_new_tokens": row.max_new_tokens,
+        "ignore_eos": row.ignore_eos or None,
         "tags": row.tags,
         "observed": row.observed,
     }

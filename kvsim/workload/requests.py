@@ -14,9 +14,17 @@ class Requests(Sequence[Request]):
     """New requests for the rows of a trace, in order; `let_go` drops a request that is over."""
 
     def __init__(
-        self, trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
+        self,
+        trace: Trace,
+        rows: Sequence[Row],
+        *,
+        n: int = 1,
+        keyed: bool = True,
+        ignore_eos: bool = False,
     ) -> None:
-        """`keyed`: make block identities; `n`: samples of each request."""
+        """`keyed`: make block identities; `n`: samples of each request; `ignore_eos`: clients
+        announce how long outputs become, as benchmarks do."""
+        self._ignore_eos = ignore_eos
         self._rows = rows
         self._samples = n
         self.streams: Sequence[SpanStream | TokenStream] = streams(trace) if keyed else ()
@@ -46,6 +54,8 @@ class Requests(Sequence[Request]):
             n=self._samples,
             priority=row.priority,
             session=row.session,
+            max_new_tokens=row.output_length if self._ignore_eos else row.max_new_tokens,
+            ignore_eos=self._ignore_eos or row.ignore_eos,
         )
         return request
 

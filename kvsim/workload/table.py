@@ -1,7 +1,8 @@
 """Reads requests from the rows of a table, CSV or Parquet, by a map of its columns.
 
 `arrival_ms=ts,input=prompt_tokens,output=completion_tokens` says that the column `ts` holds
-arrivals in milliseconds. Times without a unit must be dates; nothing is guessed.
+arrivals in milliseconds. Times without a unit must be dates; nothing is guessed. Measured times
+(`ttft_ms=first_token_ms`) go to `Row.observed`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ UNITS_NS = {"s": NS_PER_S, "ms": 1_000_000, "us": 1000, "ns": 1}
 """Unit at the end of a role or of a column's name → nanoseconds."""
 ROLES = ("arrival", *(f"arrival_{unit}" for unit in UNITS_NS), "input", "output")
 OPTIONAL_ROLES = ("id", "session", "model")
+MEASURED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "queue": "queue_s"}
+"""Role of a measured time, which needs a unit → its key in `Row.observed`, in seconds."""
 FAILED = "no prompt or no output tokens, as of requests that failed"
 _DATE_NS = 0
 
@@ -42,17 +45,22 @@ class Columns:
     id: str | None = None
     session: str | None = None
     model: str | None = None
+    measured: tuple[tuple[str, str, int], ...] = ()
+    """Measured times: column, key of `Row.observed`, nanoseconds in a unit of the column."""
 
     def used(self) -> list[str]:
         """The columns that are read."""
         every = (self.arrival, self.input, self.output, self.id, self.session, self.model)
-        return [column for column in every if column is not None]
+        measured = (column for column, *_ in self.measured)
+        return [*(column for column in every if column is not None), *measured]
 
 
 def parse_columns(text: str) -> Columns:
     """The columns that `ROLE=COLUMN,...` names. Raises `ConfigError` naming the role."""
     given: dict[str, str] = {}
-    known = (*ROLES, *OPTIONAL_ROLES)
+    measured: list[tuple[str, str, int]] = []
+    timed = {f"{role}_{unit}": (role, unit) for role in MEASURED for unit in UNITS_NS}
+    known = (*ROLES, *OPTIONAL_ROLES, *timed)
     for pair in text.split(","):
         role, equals, column = (part.strip() for part in pair.partition("="))
         if not equals or not column or role not in known:
@@ -60,6 +68,10 @@ def parse_columns(text: str) -> Columns:
             raise ConfigError(
                 f"--columns: {pair.strip()!r} is not ROLE=COLUMN;{near} roles: {', '.join(known)}"
             )
+        if role in timed:
+            kind, unit = timed[role]
+            measured.append((column, MEASURED[kind], UNITS_NS[unit]))
+            continue
         role, _, unit = role.partition("_")
         if role in given:
             raise ConfigError(f"--columns: {role} is given twice; keep one")
@@ -70,7 +82,7 @@ def parse_columns(text: str) -> Columns:
         if role not in given:
             raise ConfigError(f"--columns: no {role}; add {role}=COLUMN")
     unit_ns = UNITS_NS[given.pop("unit")] if "unit" in given else _DATE_NS
-    return Columns(**given, unit_ns=unit_ns)
+    return Columns(**given, unit_ns=unit_ns, measured=tuple(measured))
 
 
 def read_table(source: Source, columns: Columns, format: str = "table") -> Trace:
@@ -78,11 +90,10 @@ def read_table(source: Source, columns: Columns, format: str = "table") -> Trace
 
     Rows without prompt or output tokens are left out, and unsorted rows are sorted, with notes.
     """
-    is_parquet = look(source).is_parquet
     gathered = Gathered(source, format)
     turns: Counter[str] = Counter()
     first: tuple[int, str] | None = None
-    for cells in _parquet_cells(source, columns) if is_parquet else _csv_cells(source, columns):
+    for cells in table_cells(source, columns):
         input_length = tokens(source, columns.input, cells[columns.input], 0)
         output_length = tokens(source, columns.output, cells[columns.output], 0)
         time_ns = None
@@ -102,13 +113,33 @@ def read_table(source: Source, columns: Columns, format: str = "table") -> Trace
             session=session,
             turn=None if session is None else turns[session],
             model=None if columns.model is None else str(cells[columns.model]),
+            observed=measured_times(source, columns, cells),
         )
         if session is not None:
             turns[session] += 1
     trace = gathered.trace()
     if first is not None:
         trace.origin = first[1].replace(" ", "T")
-    return _digested(trace) if is_parquet else trace
+    return _digested(trace) if look(source).is_parquet else trace
+
+
+def measured_times(
+    source: Source, columns: Columns, cells: Mapping[str, Any]
+) -> dict[str, float] | None:
+    """The measured times of a row for `Row.observed`, without those whose cell is empty."""
+    return {
+        key: instant(source, column, cells[column], unit_ns) / NS_PER_S
+        for column, key, unit_ns in columns.measured
+        if cells[column] not in (None, "")
+    } or None
+
+
+def table_cells(source: Source, columns: Columns) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV or Parquet file: cells by name, of the columns that are used.
+
+    Raises `TraceError` at the first row that is wrong.
+    """
+    return (_parquet_cells if look(source).is_parquet else _csv_cells)(source, columns)
 
 
 def header_of(source: Source) -> list[str]:

@@ -85,6 +85,10 @@ class Row:
     priority: int = 0
     """Lower numbers are served first, as in vLLM."""
     deadline_ns: int | None = None
+    max_new_tokens: int | None = None
+    """Tokens that its client allows it to generate, as it says when it sends it; None: unsaid."""
+    ignore_eos: bool = False
+    """Whether it generates as many, whatever the model says."""
     tags: dict[str, Any] | None = None
     observed: dict[str, Any] | None = None
     """Measurements of a real system; no policy sees them."""

@@ -27,6 +27,7 @@ ENGINES = (
     "vllm-0.3.3",
     "nano-vllm",
     "nano-vllm-2025-08",
+    "sglang",
 )
 """As often as there is something in them to be found."""
 MANAGERS = {
@@ -35,6 +36,7 @@ MANAGERS = {
     "vllm-v1": (None, "vllm-v1", "vllm-v1-prefix-caching", "naive"),
     "nano-vllm": (None,),
     "nano-vllm-2025-08": (None,),
+    "sglang": (None,),
 }
 """Engine -> its block managers; None: as `enable_prefix_caching` says."""
 RULES: dict[str, tuple[str, ...]] = {
@@ -229,6 +231,7 @@ def draw_settings(rng: random.Random, engine: str = "", manager: str = "") -> di
         "vllm-v1": _draw_vllm_v1,
         "nano-vllm": _draw_nano,
         "nano-vllm-2025-08": _draw_nano,
+        "sglang": _draw_sglang,
     }[engine](rng, settings)
     _draw_choices(rng, settings)
     _draw_rules(rng, settings)
@@ -309,6 +312,30 @@ def _draw_vllm063(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any
     if swaps and rng.random() < 0.4:
         drawn["preemption_mode"] = rng.choice(("swap", "swap", "recompute", "auto"))
     return drawn
+
+
+def _draw_sglang(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    drawn: dict[str, Any] = {"async_scheduling": rng.random() < 0.5}
+    drawn["max_num_batched_tokens"] = rng.choice((1, 2, 16, 64, 512))
+    drawn["enable_prefix_caching"] = cached = rng.random() < 0.7
+    if rng.random() < 0.2:
+        drawn["enable_chunked_prefill"] = False
+    policies = ("fcfs", "lof", "routing-key", "lpm", "dfs-weight", "hrrn")
+    args: dict[str, Any] = {"schedule_policy": rng.choice(policies)}
+    if rng.random() < 0.6:
+        args["schedule_conservativeness"] = rng.choice((0.01, 0.1, 0.5, 2.0))
+    if rng.random() < 0.2:
+        args |= {"schedule_policy": "fcfs", "enable_priority_scheduling": True}
+    if rng.random() < 0.3:
+        args["enable_mixed_chunk"] = True
+    if rng.random() < 0.2:
+        args["prefill_decode_interval"] = rng.choice((1, 3))
+    if rng.random() < 0.2:
+        args["max_queued_requests"] = rng.choice((1, 3))
+    if cached:
+        eviction = rng.choice(("lru", "lfu", "slru", "priority", "tlru"))
+        drawn["block_manager_args"] = {"radix_eviction_policy": eviction}
+    return drawn | {"scheduler_args": args}
 
 
 def _draw_vllm_v1(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:

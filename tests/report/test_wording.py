@@ -13,6 +13,7 @@ def sentences(run):
 def test_the_verdict_of_the_tiny_run():
     assert sentences(tiny_run()) == [
         "4 requests in 250 ms: 3 completed, 1 rejected (too long).",
+        "Offered 15.4 req/s (481 tok/s), served 12.0 req/s (100 tok/s).",
         "1 preemption, in 25.0 % of the requests: 1 by recompute, 1 token computed again.",
         "For 10.0 ms only the watermark held the head of the queue back (1 step).",
     ]
@@ -20,7 +21,7 @@ def test_the_verdict_of_the_tiny_run():
 
 def test_a_run_without_trouble_says_so():
     run = real_run(4, rate=0.1)
-    assert sentences(run)[1:] == ["No preemptions."]
+    assert sentences(run)[2:] == ["No preemptions."]
     assert sentences(run)[0].endswith("none rejected.")
 
 

@@ -2,7 +2,8 @@
 
 `arrival_s,input_tokens,output_tokens` needs no explanation, and neither do dates. A number without
 a unit does (`timestamp` may be seconds or milliseconds): the file is refused with the `--columns`
-to add.
+to add. Columns of measured times (`ttft_ms`, `e2e_s`) go to `Row.observed`. The `requests.parquet`
+of a run is read as well: its times stand for measured ones.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from kvsim.workload.head import Head, look, separator_of
 from kvsim.workload.source import Source, shown
-from kvsim.workload.table import UNITS_NS, Columns, header_of, read_table
+from kvsim.workload.table import MEASURED, UNITS_NS, Columns, header_of, read_table
 from kvsim.workload.trace import Trace
 from kvsim.workload.values import is_date
 
@@ -43,7 +44,22 @@ ARRIVALS: tuple[str, ...] = (
 )
 ARRIVALS += ("request_time", "created_at", "date", "datetime", "start")
 """Column names, in small letters and without a unit at their end, that say what they hold."""
+TIMES = {
+    "ttft": "ttft",
+    "time_to_first_token": "ttft",
+    "tpot": "tpot",
+    "time_per_output_token": "tpot",
+    "e2e": "e2e",
+    "e2el": "e2e",
+    "e2e_latency": "e2e",
+    "request_latency": "e2e",
+    "queue": "queue",
+    "queue_time": "queue",
+}
+"""The same for measured times: name → role. They always need a unit."""
 _MOST_SHOWN = 12
+_OF_A_RUN = {"input_length", "output_length", "output_tokens", "arrival_ns", "first_scheduled_ns"}
+"""Columns that tell the `requests.parquet` or `requests.csv` of a run."""
 
 
 def recognises(head: Head) -> bool:
@@ -61,7 +77,22 @@ def read(source: Source) -> Trace:
     return read_table(source, _guess(source, header_of(source)))
 
 
+def measured_columns(names: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
+    """The columns of measured times among these, for `Columns.measured`; each time once."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for name in names:
+        plain, unit = _without_unit(name)
+        if plain in TIMES and unit:
+            key = MEASURED[TIMES[plain]]
+            found.setdefault(key, (name, key, UNITS_NS[unit]))
+    return tuple(found.values())
+
+
 def _guess(source: Source, names: Sequence[str]) -> Columns:
+    measured = measured_columns(names)
+    if _OF_A_RUN.issubset(names):
+        lengths = {"input": "input_length", "output": "output_length", "id": "id"}
+        return Columns(**lengths, arrival="arrival_ns", unit_ns=1, measured=measured)
     plain = {name: _without_unit(name) for name in names}
     inputs = [name for name in names if plain[name][0] in INPUTS]
     outputs = [name for name in names if plain[name][0] in OUTPUTS]
@@ -70,12 +101,12 @@ def _guess(source: Source, names: Sequence[str]) -> Columns:
         found = ", ".join(shown(name) for name in names[:_MOST_SHOWN])
         raise _ask(source, f"a table with columns {found}", arrivals, inputs, outputs)
     if not arrivals:
-        return Columns(input=inputs[0], output=outputs[0])
+        return Columns(input=inputs[0], output=outputs[0], measured=measured)
     arrival, unit = arrivals[0], plain[arrivals[0]][1]
     if not unit and not _holds_dates(source, names.index(arrival)):
         raise _ask(source, f"{shown(arrival)} has no unit", arrivals, inputs, outputs)
     unit_ns = UNITS_NS.get(unit, 0)
-    return Columns(input=inputs[0], output=outputs[0], arrival=arrival, unit_ns=unit_ns)
+    return Columns(inputs[0], outputs[0], arrival, unit_ns, measured=measured)
 
 
 def _without_unit(name: str) -> tuple[str, str]:

@@ -49,6 +49,7 @@ def read(source: Source) -> Trace:
             output_length,
             id=string(source, table, "custom_id"),
             content=stream.content(),
+            max_new_tokens=output_length,
         )
     return texts.identified(gathered.trace(_NOTE, texts.NOTE))
 

@@ -8,7 +8,13 @@ output of 0. `Row.observed` is as in `vllm_bench`, but `e2e_s` is the sum of TTF
 
 from __future__ import annotations
 
-from kvsim.workload.formats.vllm_bench import add_measured, only_result, rate_of, read_lists
+from kvsim.workload.formats.vllm_bench import (
+    add_measured,
+    model_of,
+    only_result,
+    rate_of,
+    read_lists,
+)
 from kvsim.workload.gather import Gathered
 from kvsim.workload.head import Head
 from kvsim.workload.source import Source
@@ -26,7 +32,7 @@ def read(source: Source) -> Trace:
     lists = read_lists(source, result, (), ())
     gathered = Gathered(source, "sglang-bench")
     for number in range(len(lists["input_lens"])):
-        add_measured(source, gathered, lists, number, None)
+        add_measured(source, gathered, lists, number, None, model_of(result))
     slots = result.get("max_concurrency")
     options = f"--request-rate {rate_of(result)}"
     if type(slots) is int:

@@ -7,7 +7,7 @@ The traps (vLLM 0.33.0, `benchmarks/serve.py`):
   wait for one of the `max_concurrency` slots, which is in `queue_times`.
 - Failed requests have a text in `errors` and an output of 0; they are left out.
 - `--append-result` writes several results into one file.
-- Prompts are not in the file, so nothing is shared.
+- Prompts are not in the file, so nothing is shared. The model is: `Row.model` is its `model_id`.
 
 What was measured is in `Row.observed`: `ttft_s`, `itl_s` (a list), `e2e_s`, `client_queue_s`. A
 row's id is its place in the lists, failed requests included.
@@ -44,10 +44,10 @@ def read(source: Source) -> Trace:
     result = only_result(source, "--save-detailed")
     lists = read_lists(source, result, ("start_times",), ("latencies", "queue_times"))
     gathered = Gathered(source, "vllm-bench")
+    model = model_of(result)
     for number, start in enumerate(lists["start_times"]):
-        add_measured(
-            source, gathered, lists, number, instant(source, "start_times", start, NS_PER_S)
-        )
+        time_ns = instant(source, "start_times", start, NS_PER_S)
+        add_measured(source, gathered, lists, number, time_ns, model)
     notes = []
     if type(slots := result.get("max_concurrency")) is int:
         notes.append(
@@ -96,6 +96,7 @@ def add_measured(
     lists: dict[str, list[Any]],
     number: int,
     time_ns: int | None,
+    model: str | None,
 ) -> None:
     """Gather the request at place `number` of the lists, unless it failed."""
     where = f"[{number}]"
@@ -106,8 +107,19 @@ def add_measured(
         return
     observed = _measured(source, lists, number)
     gathered.add(
-        input_length, output_length, time_ns=time_ns, id=str(number), observed=observed or None
+        input_length,
+        output_length,
+        time_ns=time_ns,
+        id=str(number),
+        model=model,
+        observed=observed or None,
     )
+
+
+def model_of(result: dict[str, Any]) -> str | None:
+    """The model that a result names; None if it names none."""
+    name = result.get("model_id")
+    return name if isinstance(name, str) and name else None
 
 
 def rate_of(result: dict[str, Any]) -> str:

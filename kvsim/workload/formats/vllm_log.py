@@ -69,12 +69,14 @@ def read(source: Source) -> Trace:
 def _add(
     source: Source, gathered: Gathered, name: str, time: str, prompt: tuple[int, ...], limit: str
 ) -> None:
+    most = tokens(source, "max_tokens", limit)
     gathered.add(
         len(prompt),
-        tokens(source, "max_tokens", limit),
+        most,
         time_ns=date(source, "time", f"{_LEAP_YEAR}-{time}"),
         id=name,
         content=TokenContent(prompt),
+        max_new_tokens=most,
     )
 
 

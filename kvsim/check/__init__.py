@@ -1,0 +1,1 @@
+"""Replays a measured run, and says how far the prediction is off, and why."""

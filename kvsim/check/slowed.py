@@ -1,0 +1,84 @@
+"""Another cost model's times, changed by a factor or by a constant: to try out a correction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.assembly import Parts, assemble
+from kvsim.config import RunConfig
+from kvsim.cost import Cost, PricesDecodes, declares_sums
+from kvsim.cost.decodes import cut
+
+if TYPE_CHECKING:
+    from kvsim.engine.plan import Plan
+
+
+class Change(NamedTuple):
+    """What becomes of the time of a step."""
+
+    prompts: float = 1.0
+    """Factor of steps that compute prompt tokens; `decodes` is that of all others."""
+    decodes: float = 1.0
+    step_ns: float = 0.0
+    """Added to every step, nanoseconds."""
+
+
+class Slowed:
+    """A cost model whose times are changed. It is shown every plan in full."""
+
+    def __init__(self, cost: Cost, change: Change) -> None:
+        self._cost, self._change = cost, change
+
+    @property
+    def kind(self) -> str:
+        """That of the cost model."""
+        return self._cost.kind
+
+    @property
+    def source(self) -> str:
+        """That of the cost model, and the change."""
+        return f"{self._cost.source}, changed by {self._change}"
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step."""
+        factor = self._change.prompts if plan.chunks else self._change.decodes
+        return round(self._cost.step_ns(plan) * factor + self._change.step_ns)
+
+    def describe(self) -> dict[str, Any]:
+        """The description of the cost model, and the change."""
+        return {**self._cost.describe(), "source": self.source, "change": self._change._asdict()}
+
+
+class SlowedSums(Slowed):
+    """The same for a cost model that prices from sums (`kvsim.cost.decodes`)."""
+
+    def __init__(self, cost: Cost, change: Change) -> None:
+        super().__init__(cost, change)
+        assert isinstance(cost, PricesDecodes)
+        self._sums: PricesDecodes = cost
+
+    def decode_ns(self, sequences: int, context_tokens: int) -> int:
+        """Nanoseconds of a pure decode step."""
+        return self._decode(self._sums.decode_ns(sequences, context_tokens))
+
+    def decode_run_ns(
+        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
+    ) -> list[int]:
+        """Nanoseconds of pure decode steps in a row."""
+        times = self._sums.decode_run_ns(sequences, context_tokens, steps)
+        return cut([self._decode(ns) for ns in times], within_ns)
+
+    def _decode(self, ns: int) -> int:
+        return round(ns * self._change.decodes + self._change.step_ns)
+
+
+def with_change(change: Change) -> Callable[[RunConfig, bool], Parts]:
+    """What makes the objects of a run, for `simulate`, with the times of steps changed."""
+
+    def parts_of(config: RunConfig, named: bool) -> Parts:
+        parts = assemble(config, named)
+        kind = SlowedSums if declares_sums(parts.cost) else Slowed
+        return parts._replace(cost=kind(parts.cost, change))
+
+    return parts_of

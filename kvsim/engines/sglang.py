@@ -1,0 +1,529 @@
+"""The scheduler of SGLang 0.5.23 (`managers/scheduler.py`, `managers/schedule_policy.py`).
+
+A step either *extends* prompts or *decodes*; as long as a prompt can be admitted, nothing decodes.
+An admission reserves what the running requests are expected to generate still: what their clients
+announced, times a *ratio* that falls with every decode step. Where that was too hopeful and memory
+runs out, requests are *retracted*: they lose their pages, and wait behind everybody.
+
+```
+ waiting ── prefill ──► extend batch ── next step ──► running batch ── decode ──► ... ──► finished
+    ▲                        (an unfinished chunk goes on first)       │
+    └────────────────────────────── retract ───────────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from itertools import count
+from types import MappingProxyType
+
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Request, Stream
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
+from kvsim.engines.sglang_prefill import (
+    Group,
+    Prefill,
+    Rules,
+    expected_tokens,
+    generated_tokens,
+    tables_of,
+)
+from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
+from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
+from kvsim.errors import EngineStopped
+
+STOP_TOKENS = 5
+"""A prompt within so many tokens of the longest sequence is not served."""
+
+
+def _everybody(request: Request) -> bool:
+    return True
+
+
+class Sglang(Scheduler):
+    """SGLang 0.5.23 without overlap: a step is settled before the next is composed.
+
+    Arguments have SGLang's names, but for those that every engine has: `max_num_seqs` is its
+    `max_running_requests`, `max_num_batched_tokens` its `chunked_prefill_size`, `block_size` its
+    `page_size`, `max_model_len` its `context_length`. `environment` has the names of `Environment`.
+    """
+
+    counts_composed = True
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int = 8192,
+        enable_chunked_prefill: bool = True,
+        max_prefill_tokens: int = DEFAULT_MAX_PREFILL_TOKENS,
+        prefill_max_requests: int | None = None,
+        max_queued_requests: int | None = None,
+        min_free_slots_delay: int | None = None,
+        prefill_decode_interval: int = 0,
+        prefill_decode_interval_min_bs: int = 0,
+        schedule_policy: str = "fcfs",
+        schedule_conservativeness: float = 1.0,
+        enable_mixed_chunk: bool = False,
+        enable_priority_scheduling: bool = False,
+        disable_priority_preemption: bool = False,
+        schedule_low_priority_values_first: bool = False,
+        priority_scheduling_preemption_threshold: int = 10,
+        retraction_policy: str = "length",
+        enable_prefix_caching: bool = True,
+        environment: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
+            raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
+        if retraction_policy not in ("length", "priority"):
+            raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
+        self._size = block_size
+        self._pool_tokens = num_gpu_blocks * block_size
+        own = max_running_requests(self._pool_tokens, max_model_len)
+        self.max_num_seqs = own if max_num_seqs is None else max_num_seqs
+        self._slots = min(self.max_num_seqs, self._pool_tokens // 2)
+        self._delay = min(min_free_slots_delay or 0, self._slots)
+        self._sign = 1 if schedule_low_priority_values_first else -1
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.chunked = enable_chunked_prefill
+        self.max_prefill_tokens = max_prefill_tokens
+        self.max_queued_requests = max_queued_requests
+        self.interval = prefill_decode_interval
+        self.interval_min_seqs = prefill_decode_interval_min_bs
+        self.mixes = enable_mixed_chunk and enable_chunked_prefill
+        self.has_priorities = enable_priority_scheduling
+        self.preempts = enable_priority_scheduling and not disable_priority_preemption
+        self.retracts_by_priority = retraction_policy == "priority"
+        env = Environment(**environment)
+        self.retract_decode_steps = int(env.retract_decode_steps)
+        threshold, clip = priority_scheduling_preemption_threshold, int(env.clip_max_new_tokens)
+        shortest = schedule_policy == "shortest-prefill-first"
+        self._rules = Rules(
+            self._slots, prefill_max_requests, self.preempts, threshold, clip, shortest
+        )
+        self._ratio = NewTokenRatio(env, schedule_conservativeness)
+        self.order = QueueOrder(schedule_policy, env, enable_priority_scheduling)
+        self._begin()
+
+    def _begin(self) -> None:
+        """The engine before its first step."""
+        self._idle = False
+        """Whether the event loop found nothing to do and nobody to wait for."""
+        self._standings: dict[Request, Standing] = {}
+        self._entries = count()
+        self._running = Group()
+        self._last: Group | None = None
+        self.unfinished: Request | None = None
+        """Whose prompt is computed in chunks, and has not been computed to its end."""
+        self.full = False
+        """Whether the running batch was found to be full; then no admission is tried."""
+        self._armed = 0
+        """Steps that decodes still have before the next prefill."""
+        self._computed_tokens = 0
+        self._pending: deque[set[Request]] = deque()
+        """Requests of the steps in flight."""
+        self._turned_away: list[Request] = []
+        """Requests that lost their place in the queue to one that arrived."""
+
+    @property
+    def ratio(self) -> float:
+        """Share of what clients announced that requests are expected to generate."""
+        return self._ratio.now
+
+    @property
+    def running_batch(self) -> list[Request]:
+        """Who decodes together, in order. Further requests have pages: those whose prompts were
+        computed last, and one whose prompt is unfinished."""
+        return self._running.requests
+
+    def free_slots(self, batch: Batch) -> int:
+        """Requests that could have pages besides."""
+        return self._slots - batch.num_running
+
+    # -- requests come ---------------------------------------------------------------------------
+
+    def arrive(self, batch: Batch, request: Request) -> None:
+        """Take a request in, or turn it away (`handle_generate_request`)."""
+        prompt, size = request.input_length, self._size
+        if prompt >= self.max_model_len:
+            batch.refuse(request, "too-long")
+            return
+        longest = min(self.max_model_len - 1, self._pool_tokens - 1)
+        announced = longest if request.max_new_tokens is None else request.max_new_tokens
+        limit = max(0, min(announced, longest - prompt - 1))
+        paged = -(-prompt // size) * size
+        limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
+        served = prompt < longest - STOP_TOKENS
+        rank = self._sign * request.priority
+        self._standings[request] = Standing(limit, rank, request.ignore_eos, served)
+        if not served:
+            batch.replace_prompt(request, self.stand_in(request), 1)
+        loser = self._enqueue(batch, request)
+        if loser is request:
+            batch.refuse(request, "queue-full")
+        elif loser is not None:
+            self._turned_away.append(loser)
+
+    def stand_in(self, request: Request) -> Stream:
+        """The prompt that replaces one that is too long: token 0, whatever follows it."""
+        return _Zero(request.index)
+
+    def _enqueue(self, batch: Batch, request: Request) -> Request | None:
+        """Join the queue; returns who has no place in it, if anybody."""
+        waiting, standings, most = batch.waiting, self._standings, self.max_queued_requests
+        loser = None
+        if most is not None and len(waiting) >= most:
+            loser = request
+            if self.has_priorities and waiting:
+                worst = max(waiting, key=lambda each: (standings[each].rank, standings[each].entry))
+                if standings[request].rank < standings[worst].rank:
+                    loser = worst
+                    waiting.remove(worst)
+            if loser is request:
+                return loser
+        standing = standings[request]
+        standing.entry, standing.since_tokens = next(self._entries), self._computed_tokens
+        batch.arrive(request)
+        return loser
+
+    # -- composing a step ------------------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        """Decide what the next step does."""
+        plan = batch.begin(now_ns)
+        if self._idle:
+            self._ratio.reset()
+        for request in self._turned_away:
+            self._abort(batch, request, "queue-full")
+        self._turned_away.clear()
+        group = self._schedule(batch)
+        while group is None and self._spins(batch):
+            group = self._schedule(batch)
+        self._idle = group is None and not (batch or self._pending)
+        if group is not None:
+            self._computed_tokens += group.computed_tokens
+            self._pending.append(set(group.requests))
+        self._last = group
+        plan.batched_tokens = sum(each.charged for each in plan.prefills) + plan.decode_seqs
+        return batch.composed()
+
+    def _spins(self, batch: Batch) -> bool:
+        """Whether the event loop goes round once more at once: prompts wait for decode steps that
+        there is nothing for."""
+        return bool(self._armed) and not self._pending and len(batch) > 0
+
+    def _schedule(self, batch: Batch) -> Group | None:
+        """What the event loop runs next (`get_next_batch_to_run`); None: nothing."""
+        unfinished, last, running = self.unfinished, self._last, self._running
+        if unfinished is not None:
+            self._checkpoint(batch, unfinished)
+        if last is not None and last.extends:
+            leave = (unfinished, last.chunked)
+            if last.keep(lambda each: each not in leave):
+                self.full = False
+            if last.requests and running.requests:
+                running.requests += last.requests
+                running.silent = running.silent and last.silent
+            elif last.requests:
+                self._running = running = last
+                self.full = False
+        if running.keep(_everybody):
+            self.full = False
+        group = None
+        if self._armed > 0 and len(running.requests) >= self.interval_min_seqs:
+            self._armed -= 1
+        else:
+            self._armed = 0
+            group = self._prefill(batch)
+        if group is not None:
+            self._armed = self.interval
+        elif running.requests and not running.silent:
+            group = self._decode(batch)
+        return group
+
+    # -- prefill ---------------------------------------------------------------------------------
+
+    def _prefill(self, batch: Batch) -> Group | None:
+        """A step that computes prompts (`get_new_batch_prefill`); None: there is none."""
+        running, unfinished = self._running.requests, self.unfinished
+        if self.preempts or not running:
+            self.full = False
+        if (self.full or not batch.waiting) and unfinished is None:
+            return None
+        slots = min(self._slots - len(running), self.free_slots(batch))
+        if unfinished is None:
+            if 1 < self._delay > slots and running:
+                return None
+            if slots <= 0 and not self.preempts:
+                self.full = True
+                return None
+        blocks = tables_of(batch)
+        engine = Engine(blocks, running, self._computed_tokens, self._standings)
+        batch.waiting = self.order.sort(batch.waiting, engine)
+        riders = len(running) if self.mixes else 0
+        expected = 0.0
+        for request in running:
+            standing = self._standings[request]
+            expected += expected_tokens(request, standing, self.ratio, self._rules.clip_tokens)
+        chunk = self.max_num_batched_tokens if self.chunked else None
+        prefill = Prefill(
+            self._rules,
+            batch,
+            Budget(blocks, riders, expected, self.max_prefill_tokens, chunk),
+            self._running,
+            self._standings,
+            self.ratio,
+            partial(self._give_up, batch),
+        )
+        prefill.choose(unfinished, self.full, self.order.looks)
+        self.unfinished, self.full = prefill.unfinished, prefill.full
+        for request in prefill.preempted:
+            self._queue_again(batch, request, retracted=False)
+        chosen = prefill.chosen
+        if not chosen:
+            return None
+        if self.unfinished is not None:
+            # Of two that were cut, the engine knows the later one alone: the other decodes next,
+            # without the rest of its prompt.
+            self._standings[self.unfinished].middle_chunks += 1
+        return self._extend(batch, chosen)
+
+    def _extend(self, batch: Batch, chosen: list[Request]) -> Group:
+        """Give the chosen requests pages for their chunks, and put them into the plan."""
+        blocks, standings, size = tables_of(batch), self._standings, self._size
+        group = Group(chosen)
+        group.extends = True
+        group.chunked = self.unfinished
+        group.silent = all(standings[each].limit_tokens == 0 for each in chosen)
+        chunks = [(each, standings[each].end, standings[each].prefix) for each in chosen]
+        group.computed_tokens = sum(end - prefix for _, end, prefix in chunks)
+        blocks.make_room(group.computed_tokens + (size * len(chosen) if size > 1 else 0))
+        need = sum(-(-end // size) - -(-prefix // size) for _, end, prefix in chunks)
+        if need > blocks.gpu.blank:
+            raise _out_of_memory(chosen[0], need, blocks.gpu.blank)
+        for request, end, prefix in chunks:
+            sequence = request.sequences[0]
+            blocks.extend(sequence, end)
+            before = sequence.computed
+            batch.run_prefill(request, end - before, charged=end - prefix)
+            sequence.computed = end
+        if self.mixes and self._running.requests:
+            self._mix(batch, group)
+        return group
+
+    def _mix(self, batch: Batch, group: Group) -> None:
+        """Let the running requests decode in the same step, if there is memory for all of them."""
+        running = self._running
+        self._drop_finishing()
+        if not running.requests or not self._fits(batch, running.requests):
+            return
+        self._one_more(batch, running.requests)
+        for request in running.requests:
+            # The result of its prefill may be pending; it is cached as far as it is known now.
+            sequence = request.sequences[0]
+            self._standings[request].end = min(sequence.filled, sequence.length)
+        group.requests += running.requests
+        group.computed_tokens += len(running.requests)
+        group.silent = group.silent and running.silent
+        self._running = Group()
+
+    # -- decode ----------------------------------------------------------------------------------
+
+    def _decode(self, batch: Batch) -> Group | None:
+        """A step of the running batch (`update_running_batch`); None: there is none."""
+        running = self._running
+        before = len(running.requests)
+        finishing = self._drop_finishing()
+        if not running.requests:
+            self.full = False
+            return None
+        if self._fits(batch, running.requests):
+            self._ratio.decay()
+        elif finishing:
+            self.full = False
+            return None
+        else:
+            self._retract(batch)
+        if len(running.requests) < before:
+            self.full = False
+        if not running.requests:
+            return None
+        self._one_more(batch, running.requests)
+        running.extends = False
+        return running
+
+    def _drop_finishing(self) -> bool:
+        """Take out of the running batch whose last token is being computed; whether there are."""
+        if not self._pending:
+            return False
+        inside, standings = self._pending[-1], self._standings
+
+        def goes_on(request: Request) -> bool:
+            last = generated_tokens(request) + 1 >= standings[request].limit_tokens
+            return not (last and request in inside)
+
+        dropped = self._running.keep(goes_on)
+        if dropped:
+            self.full = False
+        return dropped
+
+    def _fits(self, batch: Batch, requests: list[Request]) -> bool:
+        """Whether each of them can have one more token, after evictions."""
+        blocks, size = tables_of(batch), self._size
+        need = size * sum(each.sequences[0].filled % size == 0 for each in requests)
+        blocks.make_room(need)
+        return blocks.unused_tokens >= need
+
+    def _one_more(self, batch: Batch, requests: list[Request]) -> None:
+        """Give each of them a slot for one more token; pages of several tokens are made room for
+        although few of them are needed."""
+        blocks = tables_of(batch)
+        blocks.make_room(len(requests) * self._size)
+        for request in requests:
+            sequence = request.sequences[0]
+            upto = sequence.filled + 1
+            blocks.extend(sequence, upto)
+            batch.run_token(request, upto)
+            sequence.computed = upto
+
+    def _retract(self, batch: Batch) -> None:
+        """Take the pages of running requests until the others fit (`retract_decode`): who has
+        generated least goes first. The others are in that order from now on."""
+        standings = self._standings
+
+        def worth(request: Request) -> tuple[int, ...]:
+            key = (generated_tokens(request), -request.input_length)
+            return (-standings[request].rank, *key) if self.retracts_by_priority else key
+
+        kept = sorted(self._running.requests, key=worth, reverse=True)
+        retracted: list[Request] = []
+        while not retracted or not self._fits(batch, kept):
+            if len(kept) == 1:
+                break
+            request = kept.pop()
+            self._give_up(batch, request, len(kept))
+            retracted.append(request)
+        if len(kept) <= 1 and not self._fits(batch, kept):
+            for request in kept:
+                batch.others.remove(request)
+                batch.blocks.free(request.sequences[0])
+                self._abort(batch, request, "out-of-memory")
+            kept = []
+        self._running.requests = kept
+        generated = sum(map(generated_tokens, kept)) + self.retract_decode_steps * len(kept)
+        self._ratio.estimate(generated, [standings[each].limit_tokens for each in kept])
+        for request in retracted:
+            self._queue_again(batch, request, retracted=True)
+
+    # -- giving up -------------------------------------------------------------------------------
+
+    def _give_up(self, batch: Batch, request: Request, left: int) -> None:
+        """Take all pages of a request, and make room for what `left` others generate soon."""
+        batch.others.remove(request)
+        batch.preempt(request)
+        tables_of(batch).make_room(left * self.retract_decode_steps)
+        standing = self._standings[request]
+        standing.prefix = standing.end = standing.middle_chunks = 0
+        standing.retracted = True
+
+    def _queue_again(self, batch: Batch, request: Request, retracted: bool) -> None:
+        """A request that was given up, retracted or for one with a better priority, waits at the
+        end of the queue, if there is a place."""
+        loser = self._enqueue(batch, request)
+        if loser is not None:
+            self._abort(batch, loser, "queue-full")
+
+    def _abort(self, batch: Batch, request: Request, reason: str) -> None:
+        """End a request that is in no queue and has no pages."""
+        del self._standings[request]
+        batch.ignore(request, reason)
+
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """The step's time has passed (`batch_result_processor.py`)."""
+        batch.now_ns = now_ns
+        blocks = tables_of(batch)
+        self._pending.popleft()
+        blocks.gpu.collect()
+        for place, (request, _, _) in enumerate(plan.singles):
+            if request.finish_ns >= 0:
+                continue
+            standing = self._standings[request]
+            if standing.retracted:
+                continue
+            if place < len(plan.prefills) and standing.middle_chunks:
+                standing.middle_chunks -= 1
+                continue
+            last = batch.token(request.sequences[0])
+            if last or not standing.served or generated_tokens(request) >= standing.limit_tokens:
+                self._complete(batch, request)
+            elif place < len(plan.prefills):
+                self._checkpoint(batch, request)
+        blocks.gpu.apply()
+        batch.remove_ended()
+
+    def _complete(self, batch: Batch, request: Request) -> None:
+        """A request has its last token: what it computed is cached."""
+        sequence = request.sequences[0]
+        upto = sequence.filled
+        if self._standings.pop(request).served:
+            upto = min(upto, sequence.length)
+        else:
+            request.reason = "too-long"
+        tables_of(batch).checkpoint(sequence, upto, request.priority)
+        batch.complete(request)
+
+    def _checkpoint(self, batch: Batch, request: Request) -> None:
+        """What a request has computed of its prompt is cached, once."""
+        standing = self._standings[request]
+        if standing.end > standing.prefix:
+            tables_of(batch).checkpoint(request.sequences[0], standing.end, request.priority)
+            standing.prefix = standing.end
+
+
+class SglangOverlap(Sglang):
+    """SGLang 0.5.23 with overlap, its default: a step is composed while the one before computes, so
+    tokens and ends are seen one step late (`event_loop_overlap`)."""
+
+    in_flight = 2
+
+
+class _Zero(Stream):
+    """Token 0, and outputs that nobody shares."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        shared = -1 if block_size == 1 else self._own(0)
+        return [self._own(place) if place else shared for place in range(first, last)]
+
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        return self.keys(first, last, block_size)
+
+    def sample(self, index: int) -> Stream:
+        return self
+
+    def _own(self, place: int) -> int:
+        return -2 - (self._index << 20 | place)
+
+
+def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
+        " is taken on without a look at memory",
+        remedy="give the engine more memory, or lower schedule_conservativeness no further",
+        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
+    )

@@ -1,0 +1,235 @@
+"""In which order SGLang 0.5.23 looks at its waiting requests (`managers/schedule_policy.py`).
+
+*Unaware* policies know nothing of the radix tree. *Aware* ones look every waiting request up first;
+that refreshes what they find. Where several requests begin alike and nothing of it is cached, all
+but the first are *late*: they can hit what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kvsim.engine.request import Request
+from kvsim.engines.sglang_blocks import SglangTables
+from kvsim.engines.sglang_budget import Environment
+from kvsim.engines.sglang_radix import Node
+
+MANY = 128
+"""Waiting requests above which `lpm` and `hrrn` are `fcfs`, and of which `fcfs` refreshes most."""
+REFRESH_CALLS = 32
+"""Every so many calls, an unaware policy refreshes what waiting requests could hit."""
+
+
+class Standing:
+    """What the engine keeps of a request, beside its pages."""
+
+    __slots__ = (
+        "considered_tokens",
+        "end",
+        "entry",
+        "ignore_eos",
+        "limit_tokens",
+        "middle_chunks",
+        "prefix",
+        "rank",
+        "retracted",
+        "served",
+        "since_tokens",
+    )
+
+    def __init__(self, limit_tokens: int, rank: int, ignore_eos: bool, served: bool) -> None:
+        self.limit_tokens = limit_tokens
+        """The most that it may generate: what its client announced, as far as there is room."""
+        self.rank = rank
+        """Its priority: smaller goes first."""
+        self.ignore_eos = ignore_eos
+        self.served = served
+        """False: its prompt is too long; one token is computed in its place."""
+        self.entry = 0
+        """Number of its last entry into the queue."""
+        self.since_tokens = 0
+        """Tokens that the engine had computed by then, as it counts them."""
+        self.considered_tokens = 0
+        """Tokens that it had when an admission was last tried."""
+        self.prefix = 0
+        """Tokens whose KV it has, before the chunk that is under way."""
+        self.end = 0
+        """Tokens up to which its last chunk went."""
+        self.middle_chunks = 0
+        """Chunks under way that are not the last one of its prompt."""
+        self.retracted = False
+        """Whether it lost its pages since its last prefill: results under way are dropped."""
+
+
+class Look(NamedTuple):
+    """A waiting request that was looked up."""
+
+    matched_tokens: int
+    """Of its tokens but the last, how many are cached."""
+    node: Node
+    late: bool
+    work_tokens: int
+    """Tokens that remain to be computed, at least 1."""
+
+
+class Engine(NamedTuple):
+    """What an order may know of the engine."""
+
+    blocks: SglangTables
+    running: list[Request]
+    computed_tokens: int
+    """Tokens that the engine has computed, as it counts them."""
+    standings: Mapping[Request, Standing]
+
+
+Unaware = Callable[[Engine, Request], Any]
+Aware = Callable[[Engine, Request, Look], Any]
+
+
+def by_limit(engine: Engine, request: Request) -> Any:
+    """`lof`: the longest output first."""
+    return -engine.standings[request].limit_tokens
+
+
+def by_routing_key(engine: Engine) -> Unaware | None:
+    """`routing-key`: the key that most running requests have first, then others."""
+    running = Counter(each.routing_key for each in engine.running if each.routing_key)
+    if not running:
+        return None
+
+    def order(engine: Engine, request: Request) -> Any:
+        key = request.routing_key or ""
+        return (0, -running[key], key) if running[key] else (1, 0, key)
+
+    return order
+
+
+def longest_prefix(engine: Engine, request: Request, look: Look) -> Any:
+    """`lpm`: who has the most cached tokens first."""
+    return look.late, 0 if look.late else -look.matched_tokens
+
+
+def response_ratio(engine: Engine, request: Request, look: Look) -> Any:
+    """`hrrn`: the highest ratio of waiting to work first; the wait is counted in tokens."""
+    if look.late:
+        return math.inf, request.id
+    uncached = max(0, request.input_length - look.matched_tokens)
+    if not uncached:
+        return -math.inf, request.id
+    waited = max(0, engine.computed_tokens - engine.standings[request].since_tokens)
+    return -waited / uncached, request.id
+
+
+def least_work(engine: Engine, request: Request, look: Look) -> Any:
+    """`shortest-prefill-first`."""
+    return look.late, look.work_tokens, engine.standings[request].entry
+
+
+AWARE: dict[str, Aware] = {
+    "lpm": longest_prefix,
+    "hrrn": response_ratio,
+    "shortest-prefill-first": least_work,
+}
+ORDERS = ("fcfs", "lof", "routing-key", "dfs-weight", *AWARE)
+"""Names of `schedule_policy`."""
+
+
+class QueueOrder:
+    """Sorts the waiting queue before each prefill."""
+
+    def __init__(self, policy: str, environment: Environment, priorities: bool) -> None:
+        """`priorities`: whether they come first. Raises `ValueError`."""
+        if policy not in ORDERS:
+            raise ValueError(f"schedule_policy: no {policy!r}; choose from {', '.join(ORDERS)}")
+        if priorities and policy not in ("fcfs", "lof"):
+            raise ValueError(
+                f"enable_priority_scheduling: {policy} knows no priorities; use fcfs or lof"
+            )
+        self.policy = policy
+        self._priorities = priorities
+        self._check = int(environment.in_batch_check_threshold)
+        self._late = int(environment.in_batch_deprioritize_threshold)
+        self._calls = 0
+        self.looks: dict[Request, Look] = {}
+        """What the last call looked up."""
+
+    def sort(self, waiting: deque[Request], engine: Engine) -> deque[Request]:
+        """The queue in its new order."""
+        policy, aware = self.policy, engine.blocks.needs_keys
+        if policy in ("lpm", "hrrn") and len(waiting) > MANY:
+            policy = "fcfs"
+        if policy in AWARE or policy == "dfs-weight":
+            if not aware:
+                return waiting
+            self.looks = dict(self._look_up(waiting, engine))
+            if policy == "dfs-weight":
+                return deque(_depth_first(engine.blocks.gpu.tree.root, self.looks))
+            key = AWARE[policy]
+            return deque(sorted(waiting, key=lambda each: key(engine, each, self.looks[each])))
+        if engine.blocks.refreshes and waiting:
+            if self._calls % REFRESH_CALLS == 0:
+                for request in reversed(list(waiting)[:MANY]):
+                    engine.blocks.look_up(request.sequences[0])
+            self._calls += 1
+        return self._sort_unaware(policy, waiting, engine)
+
+    def _sort_unaware(self, policy: str, waiting: deque[Request], engine: Engine) -> deque[Request]:
+        standings, first = engine.standings, self._priorities
+        if policy == "fcfs":
+            if not first:
+                return waiting
+            return deque(
+                sorted(waiting, key=lambda each: (standings[each].rank, standings[each].entry))
+            )
+        if policy == "lof":
+            rank = {each: standings[each].rank if first else 0 for each in waiting}
+            return deque(sorted(waiting, key=lambda each: (rank[each], by_limit(engine, each))))
+        order = by_routing_key(engine)
+        return waiting if order is None else deque(sorted(waiting, key=lambda r: order(engine, r)))
+
+    def _look_up(
+        self, waiting: Iterable[Request], engine: Engine
+    ) -> Iterable[tuple[Request, Look]]:
+        beginnings: set[int] = set()
+        """Of the requests that are not late: keys of their first tokens."""
+        for request in waiting:
+            sequence = request.sequences[0]
+            cached, node = engine.blocks.look_up(sequence)
+            matched = min(cached, sequence.length - 1)
+            late = False
+            if cached <= self._check:
+                late = self._late <= 0
+                if not late and sequence.length >= self._late:
+                    stream = sequence.identities(self._late)
+                    assert stream is not None
+                    (key,) = stream.keys(self._late - 1, self._late, 1)
+                    late = key in beginnings
+                    beginnings.add(key)
+            yield request, Look(matched, node, late, max(1, sequence.length - matched))
+
+
+def _depth_first(root: Node, looks: dict[Request, Look]) -> list[Request]:
+    """`dfs-weight`: subtrees with more waiting requests first, each node's own after them."""
+    own: dict[Node, list[Request]] = {}
+    weights: Counter[Node] = Counter()
+    for request, look in looks.items():
+        own.setdefault(look.node, []).append(request)
+        node: Node | None = look.node
+        while node is not None:
+            weights[node] += 1
+            node = node.parent
+    found: list[Request] = []
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, below = stack.pop()
+        if below:
+            found += own.get(node, ())
+            continue
+        stack.append((node, True))
+        children = [child for child in node.children.values() if weights[child]]
+        children.sort(key=lambda child: -weights[child])
+        stack += [(child, False) for child in reversed(children)]
+    return found

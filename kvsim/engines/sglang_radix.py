@@ -1,0 +1,321 @@
+"""The radix tree of SGLang 0.5.23: cached pages as runs of nodes that share a beginning.
+
+```
+ root ─┬─ [system prompt] ─┬─ [question of A] ── [answer to A]
+       │                   └─ [question of B]
+       └─ [another prompt]
+```
+
+A node is locked by the requests that hold it; a leaf without locks can be evicted.
+
+A page is known by a key that stands for its tokens and all before them, so a node is a list of keys
+and of the pages that hold them. `mem_cache/unified_cache/unified_tree_core.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from kvsim.engine.named import callable_with, find_rule
+from kvsim.errors import ConfigError
+
+Time = tuple[int, int]
+"""A tick, and nodes below that were touched at the same tick: a parent is older than its child."""
+
+
+class Node:
+    """Consecutive pages of the tree."""
+
+    __slots__ = (
+        "children",
+        "depth_tokens",
+        "history_tokens",
+        "hits",
+        "keys",
+        "locks",
+        "pages",
+        "parent",
+        "priority",
+        "time",
+        "tokens",
+    )
+
+    def __init__(
+        self, parent: Node | None, keys: list[int], pages: list[int], page_size: int, priority: int
+    ) -> None:
+        self.parent = parent
+        self.keys = keys
+        self.pages = pages
+        self.tokens = len(pages) * page_size
+        self.children: dict[int, Node] = {}
+        """By the key of their first page."""
+        self.locks = 0
+        """Requests that hold it, or a node below."""
+        self.time: Time = (0, 0)
+        """When it was last used."""
+        self.hits = 0
+        """Requests that went through it."""
+        self.priority = priority
+        """The best of the requests that inserted it."""
+        self.depth_tokens = 0
+        """Tokens from the root to its end, when it was made."""
+        self.history_tokens = 0
+        """Tokens from the root to the deepest end that was ever at or below it."""
+
+
+Rank = Callable[[Node], Any]
+"""Of the leaves that may go, the one with the smallest rank is evicted."""
+
+
+def lru(node: Node) -> Any:
+    """Least recently used first."""
+    return node.time
+
+
+def lfu(node: Node) -> Any:
+    """Least frequently used first."""
+    return node.hits, node.time
+
+
+class Segmented:
+    """Nodes used fewer than `protected_threshold` times go first."""
+
+    def __init__(self, protected_threshold: int = 2) -> None:
+        self._threshold = protected_threshold
+
+    def __call__(self, node: Node) -> Any:
+        return node.hits >= self._threshold, node.time
+
+
+def by_priority(node: Node) -> Any:
+    """The least priority first."""
+    return node.priority, node.time
+
+
+class TailFirst:
+    """First, nodes further than `threshold` from where the next prompt, which is thought to be
+    `next_prompt_estimate` tokens longer than the longest so far, would end."""
+
+    def __init__(self, threshold: int = 0, next_prompt_estimate: int = 0) -> None:
+        self._ahead = next_prompt_estimate - threshold
+
+    def __call__(self, node: Node) -> Any:
+        bound = max(node.history_tokens + self._ahead, 0)
+        return node.depth_tokens - node.tokens < bound, node.time
+
+
+RADIX_EVICTION: dict[str, Any] = {
+    "lru": lru,
+    "lfu": lfu,
+    "slru": Segmented,
+    "priority": by_priority,
+    "tlru": TailFirst,
+}
+"""Names of `radix_eviction_policy` (`mem_cache/evict_policy.py`)."""
+
+
+def make_rank(name: str | Rank, config: Mapping[str, Any]) -> Rank:
+    """The rank that a name stands for: of the table, or `package.module:name`. Raises
+    `ConfigError`."""
+
+    def guard(label: str, found: Any) -> Any:
+        callable_with(label, found, "node")
+        return found
+
+    taken = RADIX_EVICTION.get(name) if isinstance(name, str) else None
+    if not isinstance(taken, type) and taken is not None and config:
+        raise ConfigError(f"radix_eviction_policy_config: {name} takes no settings; leave it out")
+    rank: Rank = find_rule("radix_eviction_policy", RADIX_EVICTION, name, guard, **config)
+    return rank
+
+
+class RadixTree:
+    """Cached pages; it does not know which pages are free."""
+
+    def __init__(self, page_size: int, rank: Rank) -> None:
+        self._size = page_size
+        self._rank = rank
+        self.root = Node(None, [], [], page_size, 0)
+        self._ticks = count(1)
+        self._leaves: dict[Node, None] = {}
+        """Those without locks."""
+        self.pages = 0
+        """All pages in the tree."""
+        self.locked_pages = 0
+        """Of these, in nodes that requests hold."""
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def match(self, keys: list[int]) -> tuple[int, Node]:
+        """How many leading pages are there, and the node where they end, which is split off if it
+        is a part of one. It and all above it have been used now."""
+        if not keys:
+            return 0, self.root
+        node, found = self.root, 0
+        while found < len(keys):
+            child = node.children.get(keys[found])
+            if child is None:
+                break
+            same = _agreement(child.keys, keys, found)
+            node = child if same == len(child.keys) else self._split(child, same)
+            found += same
+            if node is not child:
+                break
+        tick, behind = next(self._ticks), 0
+        each: Node | None = node
+        while each is not None:
+            each.time = (tick, behind)
+            each, behind = each.parent, behind - 1
+        return found, node
+
+    def path(self, node: Node) -> list[int]:
+        """The pages from the root to the end of a node."""
+        parts = []
+        each: Node | None = node
+        while each is not None:
+            parts.append(each.pages)
+            each = each.parent
+        return [page for part in reversed(parts) for page in part]
+
+    def cached_pages(self) -> Iterator[int]:
+        """Pages that no request holds."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            if not node.locks:
+                yield from node.pages
+            stack += node.children.values()
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def insert(
+        self, keys: list[int], pages: list[int], own: int, counted: int, priority: int
+    ) -> tuple[list[list[int]], Node]:
+        """Put pages of a request into the tree; the first `own` of them are in it already.
+
+        A node that ends behind page `counted` was used once more. Returns the pages whose content
+        was there before, node by node, and the node where the keys end.
+        """
+        node, at = self.root, 0
+        twice: list[list[int]] = []
+        node.time, node.priority = (next(self._ticks), 0), max(node.priority, priority)
+        while at < len(keys):
+            child = node.children.get(keys[at])
+            if child is None:
+                node = self._add_leaf(node, keys[at:], pages[at:], priority)
+                node.hits = int(len(keys) > counted)
+                break
+            child.time = (next(self._ticks), 0)
+            same = _agreement(child.keys, keys, at)
+            if same < len(child.keys):
+                child = self._split(child, same)
+            child.priority = max(child.priority, priority)
+            end = at + same
+            if max(at, own) < end:
+                twice.append(pages[max(at, own) : end])
+            child.hits += end > counted
+            node, at = child, end
+        return twice, node
+
+    def lock(self, node: Node) -> None:
+        """One more request holds a node, and all above it."""
+        each: Node | None = node
+        while each is not None and each is not self.root:
+            if not each.locks:
+                self.locked_pages += len(each.pages)
+                self._leaves.pop(each, None)
+            each.locks += 1
+            each = each.parent
+
+    def unlock(self, node: Node) -> None:
+        """One request fewer holds a node, and all above it."""
+        each: Node | None = node
+        while each is not None and each is not self.root:
+            each.locks -= 1
+            if not each.locks:
+                self.locked_pages -= len(each.pages)
+                if not each.children:
+                    self._leaves[each] = None
+            each = each.parent
+
+    def evict(self) -> Iterator[list[int]]:
+        """Take leaves out that nobody holds, the smallest rank first, a whole leaf at a time; a
+        parent is looked at when its last child is gone. Yields the pages of each."""
+        heap = [(self._rank(node), number, node) for number, node in enumerate(self._leaves)]
+        heapq.heapify(heap)
+        number = len(heap)
+        while heap:
+            leaf = heapq.heappop(heap)[2]
+            parent = leaf.parent
+            assert parent is not None
+            del parent.children[leaf.keys[0]], self._leaves[leaf]
+            self.pages -= len(leaf.pages)
+            if parent is not self.root and not parent.children and not parent.locks:
+                self._leaves[parent] = None
+                heapq.heappush(heap, (self._rank(parent), number, parent))
+                number += 1
+            yield leaf.pages
+
+    def _add_leaf(self, parent: Node, keys: list[int], pages: list[int], priority: int) -> Node:
+        leaf = Node(parent, keys, pages, self._size, priority)
+        leaf.time = (next(self._ticks), 0)
+        self._leaves.pop(parent, None)
+        self._leaves[leaf] = None
+        self.pages += len(pages)
+        parent.children[keys[0]] = leaf
+        leaf.depth_tokens = leaf.history_tokens = parent.depth_tokens + leaf.tokens
+        each: Node | None = parent
+        while each is not None and each.history_tokens < leaf.depth_tokens:
+            each.history_tokens = leaf.depth_tokens
+            each = each.parent
+        return leaf
+
+    def _split(self, child: Node, number: int) -> Node:
+        """Cut the first `number` pages of a node off; they become a node above it."""
+        parent, size = child.parent, self._size
+        assert parent is not None
+        upper = Node(parent, child.keys[:number], child.pages[:number], size, child.priority)
+        upper.time = (next(self._ticks), 0)
+        upper.hits, upper.locks = child.hits, child.locks
+        upper.history_tokens = child.history_tokens
+        upper.depth_tokens = parent.depth_tokens + upper.tokens
+        parent.children[upper.keys[0]] = upper
+        child.parent, child.keys, child.pages = upper, child.keys[number:], child.pages[number:]
+        child.tokens = len(child.pages) * size
+        child.time = (next(self._ticks), 0)
+        upper.children[child.keys[0]] = child
+        return upper
+
+    def audit(self) -> None:
+        """Assert that counts, locks and leaves are those of the nodes."""
+        pages = locked = 0
+        leaves, stack = set(), list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            pages += len(node.pages)
+            locked += len(node.pages) if node.locks else 0
+            assert node.locks >= sum(child.locks for child in node.children.values())
+            if not (node.children or node.locks):
+                leaves.add(node)
+            stack += node.children.values()
+        assert (pages, locked) == (self.pages, self.locked_pages), "pages were miscounted"
+        assert leaves == self._leaves.keys(), "a leaf is missing, or is none"
+
+
+def _agreement(one: list[int], other: list[int], start: int) -> int:
+    """How many leading keys of `one` are those of `other` from `start` on."""
+    most = min(len(one), len(other) - start)
+    if one[:most] == other[start : start + most]:
+        return most
+    # Keys stand for all that is before them: once they differ, they stay different.
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[start + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,64 @@
+"""What an SGLang 0.5.23 server chooses by its GPU where nobody says otherwise.
+
+`arg_groups/memory_hook.py`, `_handle_gpu_memory_settings`, and `arg_groups/cuda_graph_hook.py`.
+"""
+
+from __future__ import annotations
+
+MIB = 2**20
+
+_BY_MEMORY = (
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 4096, 48, 160),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+)
+"""Memory in MiB below which: tokens of a chunk, and the largest decode step that is captured as a
+CUDA graph on fewer than 4 GPUs, and on more."""
+_LARGE = (16384, 512, 512)
+
+_PREFILL_GRAPHS = (
+    *range(4, 33, 4),
+    *range(48, 257, 16),
+    *range(288, 513, 32),
+    *range(576, 1025, 64),
+    *range(1280, 4097, 256),
+    *range(4608, 16385, 512),
+)
+"""Tokens of the prefill steps that are captured, as far as a chunk reaches."""
+
+DEFAULT_MAX_PREFILL_TOKENS = 16384
+
+
+def _by_memory(memory_bytes: int) -> tuple[int, int, int]:
+    for below_mib, chunk, few, many in _BY_MEMORY:
+        if memory_bytes < below_mib * MIB:
+            return chunk, few, many
+    return _LARGE
+
+
+def chunked_prefill_size(memory_bytes: int) -> int:
+    """Tokens of a chunk."""
+    return _by_memory(memory_bytes)[0]
+
+
+def mem_fraction_static(memory_bytes: int, chunk_tokens: int | None, tp: int, pp: int) -> float:
+    """Share of the GPU for weights and KV; the rest is for activations and CUDA graphs.
+
+    `chunk_tokens`: None where prompts are not cut; `tp`, `pp`: tensor- and pipeline-parallel GPUs.
+    """
+    _, few, many = _by_memory(memory_bytes)
+    longest = DEFAULT_MAX_PREFILL_TOKENS if chunk_tokens is None else chunk_tokens
+    reserve_mib: float = 512 + 1.5 * max(longest, 2048) + 128 * tp * pp
+    reserve_mib += 2 * (few if tp < 4 else many)
+    reserve_mib += 8 * sum(size <= longest for size in _PREFILL_GRAPHS)
+    memory_mib = memory_bytes / MIB
+    if memory_mib > 60 * 1024:
+        reserve_mib = max(reserve_mib, 10 * 1024)
+    return round((memory_mib - reserve_mib) / memory_mib, 3)
+
+
+def max_running_requests(pool_tokens: int, context_tokens: int) -> int:
+    """Most running requests (`model_executor/model_runner.py`)."""
+    most = min(max(int(pool_tokens / context_tokens * 512), 2048), 4096)
+    return max(1, min(most, pool_tokens // 2))

@@ -1,0 +1,69 @@
+"""Offered and served rates, and what is called overloaded, on loads that are known by hand."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from kvsim.report.load import load_words, state_of
+from kvsim.report.wording import verdict
+from kvsim.run import simulate
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+
+
+def summary(requests: int = 400, **settings: Any) -> dict[str, Any]:
+    """One request at a time, each 100 ms: ten steps, one token each. Capacity: 10 requests/s."""
+    trace = synthesise_lengths(Lengths(20), Lengths(10), 1, requests=requests)
+    cost = {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
+    cost |= {"decode_seq_us": 0, "context_token_ns": 0}
+    fixed = {"max_num_seqs": 1, "async_scheduling": False, "burstiness": inf, "cost": cost}
+    found: dict[str, Any] = simulate(trace, {"max_model_len": 64, **fixed, **settings}).summary
+    return found
+
+
+def test_a_run_that_keeps_up() -> None:
+    figures = summary(request_rate=8.0)
+    assert figures["request_rate"] == pytest.approx(8.0)
+    assert figures["output_token_rate"] == pytest.approx(80.0)
+    assert figures["total_token_rate"] == pytest.approx(240.0)
+    assert figures["request_throughput"] == pytest.approx(8.0, rel=0.01)
+    assert figures["queue_growth"] in (0, 1)
+    assert state_of(figures) == "steady"
+    assert verdict(figures)[1].text.startswith("Offered 8.00")
+
+
+def test_an_overloaded_run_says_so_first() -> None:
+    """Twice as much is sent as can be served: half of the late requests pile up."""
+    figures = summary(request_rate=20.0)
+    assert figures["request_throughput"] == pytest.approx(10.0, rel=0.01)
+    assert figures["late_requests"] == pytest.approx(200, abs=1)
+    assert figures["queue_growth"] == pytest.approx(100, abs=2)
+    assert state_of(figures) == "overloaded"
+    first = verdict(figures)[0]
+    assert first.tone == "bad"
+    assert first.text.startswith("Overloaded: offered 20.0")
+    assert "served 9.99" in first.text
+
+
+def test_requests_at_the_gate_of_the_client_count() -> None:
+    figures = summary(request_rate=20.0, max_concurrency=2)
+    assert figures["mean_ttft_ms"] < 300
+    assert state_of(figures) == "overloaded"
+
+
+def test_a_run_that_ends_while_it_still_fills_up() -> None:
+    """Nobody waits, but the requests in progress rise to the last one."""
+    figures = summary(request_rate=4000.0, max_num_seqs=400, max_num_batched_tokens=8192)
+    assert figures["queue_growth"] < figures["backlog_growth"]
+    assert state_of(figures) == "never steady"
+    assert verdict(figures)[0].text.startswith("Never reached a steady state")
+
+
+@pytest.mark.parametrize("requests", [1, 50])
+def test_all_at_once_has_no_offered_rate(requests: int) -> None:
+    figures = summary(requests, request_rate=inf)
+    assert figures["request_rate"] is None
+    assert state_of(figures) == "unknown"
+    assert load_words(figures).startswith("Served 10.0")
