@@ -32,6 +32,15 @@ PCIE_5_GB_S = 64
 """One direction of 16 lanes of PCIe 5: 16 x 32 Gbit/s."""
 
 
+class LargeMessages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures of `AllReduce` for messages of `from_bytes` and more: libraries change their protocol
+    with the size."""
+
+    from_bytes: Above0
+    latency_us: AtLeast0
+    bandwidth_gb_s: Above0
+
+
 class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sum over the GPUs of one tensor-parallel group.
 
@@ -40,12 +49,32 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     latency_us: AtLeast0
     bandwidth_gb_s: Above0
+    large: LargeMessages | None = None
+
+    def slowed(self, factor: float) -> AllReduce:
+        """The figures of a link that takes so many times as long."""
+        large = self.large
+        if large is not None:
+            large = LargeMessages(
+                from_bytes=large.from_bytes,
+                latency_us=large.latency_us * factor,
+                bandwidth_gb_s=large.bandwidth_gb_s / factor,
+            )
+        return AllReduce(
+            latency_us=self.latency_us * factor,
+            bandwidth_gb_s=self.bandwidth_gb_s / factor,
+            large=large,
+        )
 
     def us(self, moved_bytes: float, gpus: int) -> float:
         """Microseconds to sum `moved_bytes` over `gpus` GPUs; 0 for one GPU."""
         if gpus == 1:
             return 0.0
-        return self.latency_us + 2 * (gpus - 1) / gpus * moved_bytes / self.bandwidth_gb_s / 1e3
+        figures: AllReduce | LargeMessages = self
+        if self.large is not None and moved_bytes >= self.large.from_bytes:
+            figures = self.large
+        moved_bytes *= 2 * (gpus - 1) / gpus
+        return figures.latency_us + moved_bytes / figures.bandwidth_gb_s / 1e3
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +103,8 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Launch floors and small kernels of one layer, per step."""
     step_overhead_us: AtLeast0
     """Host work between two steps that the GPU waits for."""
+    multiprocessors: Annotated[int, Meta(ge=1)] | None = None
+    """Streaming multiprocessors, where they are known."""
     link_bandwidth_gb_s: Above0
     """Host link, one direction, as reached by large copies from pinned memory."""
     copy_overhead_us: AtLeast0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -61,7 +62,13 @@ def find(kind: str, name_or_path: str) -> Path:
 def names(kind: str) -> list[str]:
     """Names of the shipped files of a kind, in alphabetical order."""
     _, folder, suffix = _KINDS[kind]
-    return sorted(path.stem for path in _shipped(folder).glob(f"*{suffix}"))
+    return list(_names(_shipped(folder), suffix))
+
+
+@cache
+def _names(folder: Path, suffix: str) -> tuple[str, ...]:
+    """What is shipped does not change while a process runs."""
+    return tuple(sorted(path.stem for path in folder.glob(f"*{suffix}")))
 
 
 def convert(table: Mapping[str, Any], struct: type[T], where: str) -> T:

@@ -31,7 +31,6 @@ from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import Requests
-from kvsim.workload.spec import trace_of
 from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ def simulate(
         else:
             config = load_config(str(config))
     if trace is None:
+        from kvsim.workload.spec import trace_of
+
         trace = trace_of(config)
     elif not isinstance(trace, Trace):
         trace = open_trace(str(trace))

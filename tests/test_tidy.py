@@ -30,6 +30,7 @@ LAYERS = [
     {"run"},
     {"__init__", "check", "replicates", "sweep", "validate"},
     {"advise", "size"},
+    {"fit"},
     {"pages"},
     {"bench"},
     {"cli"},

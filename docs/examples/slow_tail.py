@@ -21,7 +21,7 @@ class SlowTail:
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
         prompt_tokens = sum(tokens for tokens, _ in plan.chunks)
-        longest = max((request.sequences[0].length for request in plan.decodes), default=0)
+        longest = max(plan.lengths(), default=0)
         return 5_000_000 + 40_000 * prompt_tokens + 2_000 * longest
 
     def describe(self) -> dict[str, Any]:

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from kvsim.bench.measure import settings_of
-from kvsim.bench.usage import children_cpu_s, cpu_s
-from kvsim.bench.workloads import WORKLOADS
+from kvsim.bench.processes import in_fresh_process, spent, write_requests
+from kvsim.bench.settings import Case
+from kvsim.bench.usage import cpu_s
 
 Parts = dict[str, float]
 """Part → CPU seconds, in the order in which the parts happen."""
 
 
-def around(name: str, engine: str, cost: str, trace: str | None = None) -> Parts:
-    """The parts of `kvsim run --out` on a workload; call it in a fresh process.
+def around(case: Case, trace: str | None = None) -> Parts:
+    """The parts of `kvsim run --out` of a case; call it in a fresh process.
 
     Each part includes the libraries that it is the first to load.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = trace
-        if WORKLOADS[name].own or trace is None:
-            path = str(Path(folder) / "trace.jsonl")
-            _write_trace(name, path)
-        parts = {"start: kvsim --help": _start_s("--help")}
-        return parts | _run(settings_of(WORKLOADS[name].settings, engine, cost), str(path), folder)
+        path = str(Path(folder) / "trace.jsonl")
+        in_fresh_process(write_requests, case.workload, trace, path)
+        parts = {"start: kvsim --help": _start_s()}
+        return parts | _run(case.table, path, folder)
 
 
 def _run(settings: dict[str, object], path: str, folder: str) -> Parts:
     laps = _Laps()
     from kvsim.workload import open_trace
 
-    opened = open_trace(path)
+    opened = open_trace(path, "mooncake")
     laps.lap("trace: read and check")
     from kvsim.run import simulate
 
@@ -67,23 +64,6 @@ class _Laps:
         self._last = now
 
 
-def _write_trace(name: str, path: str) -> None:
-    """Make the trace in another process, so that its imports do not count."""
-    code = (
-        "import sys; from kvsim.bench.workloads import WORKLOADS;"
-        " from kvsim.workload.native import write;"
-        " write(WORKLOADS[sys.argv[1]].make(None), sys.argv[2])"
-    )
-    subprocess.run([sys.executable, "-c", code, name, path], check=True)
-
-
-def _start_s(*arguments: str) -> float:
-    """CPU time of a whole process, the least of three."""
-    found = []
-    for _ in range(3):
-        before = children_cpu_s()
-        subprocess.run(
-            [sys.executable, "-m", "kvsim", *arguments], check=True, stdout=subprocess.DEVNULL
-        )
-        found.append(children_cpu_s() - before)
-    return min(found)
+def _start_s() -> float:
+    """CPU time of the shortest command, the least of three."""
+    return min(spent(sys.executable, "-m", "kvsim", "--help")[0].cpu_s for _ in range(3))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvsim.bench.settings import Case
 from kvsim.bench.usage import cpu_s, peak_rss_mb
 from kvsim.bench.workloads import PURE_TOKENS, WORKLOADS, Checks, pure_decode
 
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
     import simpy
 
     from kvsim.result import Result
-
-COSTS: dict[str, dict[str, Any]] = {
-    "constant": {},
-    "table": {
-        "hardware": "h200-sxm",
-        "cost": {
-            "model": "table",
-            "profile": "h200-sxm-llama-3-8b-public",
-            "link": {"block_us": 30},
-        },
-    },
-}
-"""Settings of `--cost`; with `constant`, a workload keeps its own."""
 
 _PINGS = 50_000
 
@@ -75,36 +63,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return found == tuple(checks)
 
 
-def settings_of(own: dict[str, Any], engine: str, cost: str) -> dict[str, Any]:
-    """The settings of a workload under another engine or cost model.
-
-    Engines run synchronously, and without prefix caching if they have the choice, unless the
-    workload says otherwise.
-    """
-    settings = {**own, **COSTS[cost], "engine": engine}
-    if engine != "vllm-0.6.3":
-        del settings["disable_async_output_proc"]
-    if engine == "vllm-v1":
-        settings = {"enable_prefix_caching": False, "async_scheduling": False, **settings}
-    return settings
-
-
-def checks_of(name: str, engine: str, cost: str) -> Checks | None:
-    """The known results of a workload; None under another engine or cost model."""
-    own = (engine, cost) == ("vllm-0.6.3", "constant")
-    return WORKLOADS[name].checks if own else None
-
-
-def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Measurement:
-    """Run a workload once; `trace` is the file of workloads that need one.
+def measure(case: Case, trace: str | None = None) -> Measurement:
+    """Run a case once; `trace` is the file of workloads that need one.
 
     For comparable memory, call it in a fresh process. Raises `ConfigError` for settings that do not
     go together.
     """
     from kvsim.run import simulate
 
-    workload = WORKLOADS[name]
-    settings = settings_of(workload.settings, engine, cost)
+    workload, settings = WORKLOADS[case.workload], case.table
     opened = workload.make(trace)
     ping, before_mb = ping_ns(), peak_rss_mb()
     with _environments() as environments:
@@ -125,21 +92,21 @@ def measure(name: str, engine: str, cost: str, trace: str | None = None) -> Meas
         rss_mb=peak_mb,
         idle_rss_mb=before_mb,
         outcome=result.meta["outcome"]["kind"],
-        decode_step_us=_decode_step_us(workload.decoding, engine, cost),
+        decode_step_us=_decode_step_us(workload.decoding, case),
         fast_path=result.meta.get("fast_path"),
     )
 
 
-def _decode_step_us(running: int, engine: str, cost: str) -> float | None:
+def _decode_step_us(running: int, case: Case) -> float | None:
     from kvsim.run import simulate
 
     if not running:
         return None
     spent = []
     for tokens in PURE_TOKENS:
-        trace, settings = pure_decode(running, tokens)
+        trace, longer = pure_decode(running, tokens)
         start = cpu_s()
-        simulate(trace, settings_of(settings, engine, cost))
+        simulate(trace, case.table | longer)
         spent.append(cpu_s() - start)
     fewer, more = PURE_TOKENS
     return (spent[1] - spent[0]) * 1e6 / (more - fewer)

@@ -1,78 +1,106 @@
-"""Repeats measurements, each in a fresh process, without shared memory or warm caches."""
+"""Repeats measurements, and compares them with stored ones."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from kvsim.bench.measure import Measurement, measure
+from kvsim.bench.peers import Peer, measure_peer
+from kvsim.bench.processes import Whole, in_fresh_process, kvsim_run, write_requests
+from kvsim.bench.settings import Case
+from kvsim.bench.workloads import WORKLOADS
 from kvsim.errors import ConfigError
 from kvsim.version import __version__
 
 T = TypeVar("T")
 
 
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one case, once for each repeat."""
+
+    workload: str
+    settings: str
+    runs: list[Measurement]
+    whole: list[Whole] = []
+    """Of `kvsim run --out`, where it is measured."""
+    peer: list[Peer] = []
+
+    @property
+    def case(self) -> Case:
+        """What was measured."""
+        return Case(self.workload, self.settings)
+
+
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements on one machine with one engine and cost model."""
+    """Measurements on one machine."""
 
     kvsim_version: str
     python: str
     machine: str
     load_average: float | None
     """Load average of the last minute at the start."""
-    engine: str
-    cost: str
-    workloads: dict[str, list[Measurement]]
-    """Name → its repeats."""
+    peer: str | None
+    rows: list[Row]
 
 
 def run(
-    names: Iterable[str],
-    engine: str,
-    cost: str,
+    cases: Iterable[Case],
     repeats: int,
     trace: str | None,
-    done: Callable[[str, list[Measurement]], None],
+    done: Callable[[Row], None],
+    peer: tuple[str, str] | None = None,
 ) -> Bench:
-    """Measure each workload `repeats` times; `done` is called after each workload."""
-    found: dict[str, list[Measurement]] = {}
+    """Measure each case `repeats` times; `done` is called after each case.
+
+    `peer`: the name of another simulator, and the Python that runs it, in turns with kvsim.
+    """
+    rows: list[Row] = []
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    for name in names:
-        found[name] = [in_fresh_process(measure, name, engine, cost, trace) for _ in range(repeats)]
-        done(name, found[name])
+    for case in cases:
+        rows.append(_measure_row(case, repeats, trace, peer))
+        done(rows[-1])
     return Bench(
         kvsim_version=__version__,
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         load_average=load,
-        engine=engine,
-        cost=cost,
-        workloads=found,
+        peer=None if peer is None else peer[0],
+        rows=rows,
     )
 
 
-def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
-    """The result of a function in a fresh process; its exceptions are raised here."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
+def _measure_row(case: Case, repeats: int, trace: str | None, peer: tuple[str, str] | None) -> Row:
+    row = Row(workload=case.workload, settings=case.settings, runs=[], whole=[], peer=[])
+    is_whole = WORKLOADS[case.workload].whole or peer is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "trace.jsonl")
+        if is_whole:
+            in_fresh_process(write_requests, case.workload, trace, path)
+        for _ in range(repeats):
+            row.runs.append(in_fresh_process(measure, case, trace))
+            if is_whole:
+                row.whole.append(in_fresh_process(kvsim_run, case, path))
+            if peer is not None:
+                row.peer.append(in_fresh_process(measure_peer, *peer, case, path))
+    return row
 
 
-def least(measurements: list[Measurement], figure: Callable[[Measurement], float]) -> float:
+def least(found: Iterable[T], figure: Callable[[T], float]) -> float:
     """The least of a figure, because disturbances only ever increase it."""
-    return min(map(figure, measurements))
+    return min(map(figure, found))
 
 
-def middle(measurements: list[Measurement], figure: Callable[[Measurement], float]) -> float:
+def middle(found: Iterable[T], figure: Callable[[T], float]) -> float:
     """The median of a figure."""
-    return median(map(figure, measurements))
+    return median(map(figure, found))
 
 
 def to_json(bench: Bench) -> str:
@@ -93,22 +121,14 @@ def load(path: str) -> Bench:
         ) from None
 
 
-def ratios(now: Bench, then: Bench) -> Mapping[str, tuple[float, float]]:
-    """CPU time and pings of each workload in both benches: the least of now over the least of then.
-
-    Raises `ConfigError` if engine or cost model differ.
-    """
-    for key in ("engine", "cost"):
-        if getattr(now, key) != getattr(then, key):
-            raise ConfigError(
-                f"bench: the stored run has --{key} {getattr(then, key)}, this one"
-                f" {getattr(now, key)}; compare like with like"
-            )
+def ratios(now: Bench, then: Bench) -> dict[Case, tuple[float, float]]:
+    """CPU time and pings of each case in both benches: the least of now over the least of then."""
+    before = {row.case: row.runs for row in then.rows}
     return {
-        name: (
-            least(mine, lambda m: m.cpu_s) / least(then.workloads[name], lambda m: m.cpu_s),
-            least(mine, lambda m: m.pings) / least(then.workloads[name], lambda m: m.pings),
+        row.case: (
+            least(row.runs, lambda m: m.cpu_s) / least(before[row.case], lambda m: m.cpu_s),
+            least(row.runs, lambda m: m.pings) / least(before[row.case], lambda m: m.pings),
         )
-        for name, mine in now.workloads.items()
-        if then.workloads.get(name)
+        for row in now.rows
+        if before.get(row.case)
     }

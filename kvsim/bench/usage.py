@@ -26,7 +26,16 @@ def children_cpu_s() -> float:
 
 def peak_rss_mb() -> float:
     """The most memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _peak_rss_mb(resource.RUSAGE_SELF)
+
+
+def children_peak_rss_mb() -> float:
+    """The most memory that one of the child processes that have ended has held."""
+    return _peak_rss_mb(resource.RUSAGE_CHILDREN)
+
+
+def _peak_rss_mb(whose: int) -> float:
+    peak = resource.getrusage(whose).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 

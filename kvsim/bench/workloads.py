@@ -1,18 +1,18 @@
 """Workloads for speed, made by generators, with the results that a run of them must give.
 
 Arrivals are Poisson. `numpy.random.default_rng(0)` draws first the gaps, then the prompts, then the
-outputs. Blocks hold 16 tokens; the engine is vLLM 0.6.3 with synchronous output processing, first
-come first served, at most 256 running, 8,192 tokens per prompt step, watermark 0.01. Times: 6 ms a
-step + 40 us per prompt token + 20 us per decoding sequence + 43 ns per token of its context + 30 us
-per swapped block.
+outputs. Blocks hold 16 tokens; first come first served, at most 256 running, 8,192 tokens a step.
+Times: 6 ms a step + 40 us per prompt token + 20 us per decoding sequence + 43 ns per token of its
+context + 30 us per swapped block. The engine is chosen apart (`kvsim.bench.settings`).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import log
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.config import nearest
@@ -27,7 +27,7 @@ NS_PER_S = 1e9
 
 
 class Checks(NamedTuple):
-    """The results that a run must have, under the engine and the times above."""
+    """The results that a run must have under some engine, with the times above."""
 
     steps: int
     """Steps that compute something."""
@@ -46,10 +46,13 @@ class Workload(NamedTuple):
     make: Callable[[str | None], Trace]
     """Makes the trace; the argument is the path of a trace file for those that need one."""
     settings: dict[str, Any]
-    checks: Checks | None = None
-    """None if no plain run of it is known."""
+    """Memory, limits and step times, for any engine."""
+    checks: Mapping[str, Checks] = MappingProxyType({})
+    """A name of `SETTINGS` → what a run with it must come to, where an exact run is known."""
     own: bool = True
     """False if it needs the file of a public trace."""
+    whole: bool = False
+    """Whether the whole process of `kvsim run --out` is measured as well."""
     decoding: int = 0
     """Number of requests that decode at once, if the cost of one more of their steps is
     measured."""
@@ -88,7 +91,7 @@ def poisson(
 def decode(running: int, path: str | None = None) -> Trace:
     """`running` requests at once: prompts of 100 to 600 tokens, outputs of 2,000 to 6,000.
 
-    Python's `random.Random(1)` draws for 1, 16, 256 and 1,024 in turn, so that each has its own.
+    Python's `random.Random(1)` draws for each of `DECODING` in turn, so that each has its own.
     """
     rng = random.Random(1)
     for count in DECODING:
@@ -104,8 +107,9 @@ DECODING = {
     16: Checks(5_659, 66_671, 0, 42_929_055_125, "b73f9d981e1f347c"),
     256: Checks(6_000, 1_024_641, 0, 172_422_079_977, "ca5f6224c3623816"),
     1024: Checks(6_000, 4_109_017, 0, 577_823_165_506, "c1faa49c9f4347d3"),
+    4096: None,
 }
-"""Sequences in the workloads `decode-N` → the results that these must have."""
+"""Sequences in the workloads `decode-N` → the results that these must have with `COUNTED`."""
 
 
 PURE_TOKENS = 1_000, 101_000
@@ -113,9 +117,12 @@ PURE_TOKENS = 1_000, 101_000
 
 
 def pure_decode(running: int, tokens: int) -> tuple[Trace, dict[str, Any]]:
-    """`running` requests at once that produce `tokens` tokens each and end together."""
+    """`running` requests at once that produce `tokens` tokens each and end together.
+
+    Returned with what they need beyond the settings of `decode-N`.
+    """
     trace = _trace([0] * running, [100] * running, [tokens] * running)
-    return trace, {**_DECODE, "num_gpu_blocks_override": 10_000_000, "max_model_len": 1 << 17}
+    return trace, {"num_gpu_blocks_override": 10_000_000, "max_model_len": 1 << 17}
 
 
 def conversation(path: str | None = None) -> Trace:
@@ -149,15 +156,8 @@ def named(word: str) -> list[str]:
     return found
 
 
-def usual(trace: str | None) -> list[str]:
-    """The workloads to run by default: not the long million, and no workload without its trace."""
-    return [name for name, each in WORKLOADS.items() if name != "million" and (trace or each.own)]
-
-
 def _settings(blocks: int, **more: Any) -> dict[str, Any]:
     return {
-        "engine": "vllm-0.6.3",
-        "disable_async_output_proc": True,
         "block_size": 16,
         "num_gpu_blocks_override": blocks,
         "max_num_seqs": 256,
@@ -171,16 +171,20 @@ def _swap(blocks: int) -> dict[str, Any]:
     return {"preemption_mode": "swap", "num_cpu_blocks_override": blocks}
 
 
+DEFAULT = "vllm-v1"
+"""Of `SETTINGS`: what a run without settings simulates; its known results are those of
+`exact_twin`."""
+COUNTED = "vllm-0.6.3-sync"
+"""The engine that most known results were made with."""
+RUNS = "vllm-0.6.3-runs"
+"""The same for those that need a prefix cache."""
+
 _EVEN = Lengths(512), Lengths(128)
+_SMALL = Lengths(256), Lengths(64)
 _PRESSED = Lengths(64, 0.3, 512), Lengths(512, 0.5, 2048)
 _WIDE = Lengths(256, 1.0, 4096), Lengths(128, 0.8, 2048)
 _CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 512}
-_CONVERSATION = {
-    "max_model_len": 131_072,
-    "max_num_batched_tokens": 131_072,
-    "enable_prefix_caching": True,
-    "block_manager": "prefix-runs",
-}
+_CONVERSATION = {"max_model_len": 131_072}
 _DECODE = _settings(1_000_000, max_num_seqs=4096, max_num_batched_tokens=1 << 20)
 
 WORKLOADS: dict[str, Workload] = {
@@ -188,86 +192,93 @@ WORKLOADS: dict[str, Workload] = {
         "10,000 requests, 25/s, 512 + 128 tokens, 12,000 blocks",
         partial(poisson, 10_000, 25, *_EVEN),
         _settings(12_000),
-        Checks(22_772, 1_270_000, 0, 398_314_557_276, "cfda454bec194361"),
+        {
+            COUNTED: Checks(22_772, 1_270_000, 0, 398_314_557_276, "cfda454bec194361"),
+            DEFAULT: Checks(22_755, 1_270_000, 0, 398_212_557_276, "11703a7f3067630a"),
+        },
+        whole=True,
     ),
     "W1lo": Workload(
         "W1 at 5/s: sparse",
         partial(poisson, 10_000, 5, *_EVEN),
         _settings(12_000),
-        Checks(281_896, 1_270_000, 0, 1_986_759_612_278, "2eed59e2f672eaf0"),
+        {COUNTED: Checks(281_896, 1_270_000, 0, 1_986_759_612_278, "2eed59e2f672eaf0")},
     ),
     "W1s": Workload(
         "W1 at 60/s: all 256 slots taken",
         partial(poisson, 10_000, 60, *_EVEN),
         _settings(12_000),
-        Checks(5_802, 1_270_000, 0, 296_478_692_198, "9f8e84268eccc225"),
+        {COUNTED: Checks(5_802, 1_270_000, 0, 296_478_692_198, "9f8e84268eccc225")},
     ),
     "W2": Workload(
         "W1s with 4,000 blocks: memory pressure, recompute",
         partial(poisson, 10_000, 60, *_EVEN),
         _settings(4_000),
-        Checks(12_850, 1_268_368, 1_632, 374_928_381_422, "7192dad9f2567c1d"),
+        {
+            COUNTED: Checks(12_850, 1_268_368, 1_632, 374_928_381_422, "7192dad9f2567c1d"),
+            DEFAULT: Checks(11_941, 1_268_299, 1_703, 366_062_987_236, "548791c1348f88fc"),
+        },
     ),
     "W2s": Workload(
         "W2 with swapping, 4,000 CPU blocks",
         partial(poisson, 10_000, 60, *_EVEN),
         _settings(4_000, **_swap(4_000)),
-        Checks(12_440, 1_270_000, 1_761, 339_917_912_198, "912ebb7fe0f374d9"),
+        {COUNTED: Checks(12_440, 1_270_000, 1_761, 339_917_912_198, "912ebb7fe0f374d9")},
     ),
     "W2x": Workload(
         "10,000 requests, 60/s, about 64 + 512 tokens, 3,000 blocks: 2.2 preemptions a request",
         partial(poisson, 10_000, 60, *_PRESSED),
         _settings(3_000),
-        Checks(61_961, 5_761_925, 22_425, 723_200_968_960, "ac7549971330a363"),
+        {COUNTED: Checks(61_961, 5_761_925, 22_425, 723_200_968_960, "ac7549971330a363")},
     ),
     "W2xs": Workload(
         "W2x with swapping, 20,000 CPU blocks",
         partial(poisson, 10_000, 60, *_PRESSED),
         _settings(3_000, **_swap(20_000)),
-        Checks(56_537, 5_784_350, 19_893, 599_156_595_406, "88463dcdb729b9a8"),
+        {COUNTED: Checks(56_537, 5_784_350, 19_893, 599_156_595_406, "88463dcdb729b9a8")},
     ),
     "W3": Workload(
         "100,000 requests, 20/s, about 256 + 128 tokens, 20,000 blocks",
         partial(poisson, 100_000, 20, *_WIDE),
         _settings(20_000),
-        Checks(421_598, 17_471_878, 0, 4_989_754_650_692, "aceced870c2c8220"),
+        {COUNTED: Checks(421_598, 17_471_878, 0, 4_989_754_650_692, "aceced870c2c8220")},
     ),
     "W3s": Workload(
         "W3 at 40/s: saturated",
         partial(poisson, 100_000, 40, *_WIDE),
         _settings(20_000),
-        Checks(121_643, 17_471_878, 0, 3_190_007_652_394, "9052e3997064bd37"),
+        {COUNTED: Checks(121_643, 17_471_878, 0, 3_190_007_652_394, "9052e3997064bd37")},
     ),
     "chunked-W1": Workload(
         "W1 with chunked prefill, 512 tokens a step",
         partial(poisson, 10_000, 25, *_EVEN),
         _settings(12_000, **_CHUNKED),
-        Checks(22_755, 1_270_000, 0, 398_212_557_276, "d912c58eee12a260"),
+        {COUNTED: Checks(22_755, 1_270_000, 0, 398_212_557_276, "d912c58eee12a260")},
     ),
     "chunked-W2": Workload(
         "W2 with chunked prefill, 512 tokens a step",
         partial(poisson, 10_000, 60, *_EVEN),
         _settings(4_000, **_CHUNKED),
-        Checks(12_603, 1_270_000, 0, 337_284_692_198, "fbda8e3fa6079cf9"),
+        {COUNTED: Checks(12_603, 1_270_000, 0, 337_284_692_198, "fbda8e3fa6079cf9")},
     ),
     "chunked-W3": Workload(
         "W3 with chunked prefill, 512 tokens a step",
         partial(poisson, 100_000, 20, *_WIDE),
         _settings(20_000, **_CHUNKED),
-        Checks(421_514, 17_471_878, 0, 4_989_250_650_692, "ca33f248244ac56b"),
+        {COUNTED: Checks(421_514, 17_471_878, 0, 4_989_250_650_692, "ca33f248244ac56b")},
     ),
     "W4": Workload(
         "Mooncake's conversation trace, prefix caching, 30,000 blocks",
         conversation,
         _settings(30_000, **_CONVERSATION),
-        Checks(118_648, 4_110_017, 0, 8_636_048_620_307, "5b5c072e65a601ba"),
+        {RUNS: Checks(118_648, 4_110_017, 0, 8_636_048_620_307, "5b5c072e65a601ba")},
         own=False,
     ),
     "W4-300k": Workload(
         "W4 with 300,000 blocks",
         conversation,
         _settings(300_000, **_CONVERSATION),
-        Checks(25_603, 4_110_017, 0, 7_130_211_380_307, "3510ab831024d630"),
+        {RUNS: Checks(25_603, 4_110_017, 0, 7_130_211_380_307, "3510ab831024d630")},
         own=False,
     ),
     **{
@@ -275,15 +286,48 @@ WORKLOADS: dict[str, Workload] = {
             f"{running:,} requests at once, outputs of thousands of tokens",
             partial(decode, running),
             _DECODE,
-            checks,
+            {} if checks is None else {COUNTED: checks},
             decoding=running,
         )
         for running, checks in DECODING.items()
+    },
+    **{
+        f"requests-{count}": Workload(
+            f"{count:,} requests like those of W1",
+            partial(poisson, count, 25, *_EVEN),
+            _settings(12_000),
+        )
+        for count in (1_000, 10_000, 100_000)
+    },
+    **{
+        f"blocks-{blocks}": Workload(
+            f"10,000 requests, 25/s, 256 + 64 tokens, {blocks:,} blocks",
+            partial(poisson, 10_000, 25, *_SMALL),
+            _settings(blocks),
+        )
+        for blocks in (1_000, 10_000, 100_000, 1_000_000)
+    },
+    **{
+        f"block-size-{size}": Workload(
+            f"W1 with as many tokens in blocks of {size}",
+            partial(poisson, 10_000, 25, *_EVEN),
+            _settings(192_000 // size) | {"block_size": size},
+        )
+        for size in (1, 4, 16)
+    },
+    **{
+        f"prompt-{tokens}": Workload(
+            f"one prompt of {tokens:,} tokens",
+            partial(poisson, 1, 25, Lengths(tokens), Lengths(16)),
+            _settings(100_000, max_model_len=1_500_000),
+        )
+        for tokens in (1_000, 32_000, 1_000_000)
     },
     "million": Workload(
         "1,000,000 requests like those of W3",
         partial(poisson, 1_000_000, 20, *_WIDE),
         _settings(20_000),
+        whole=True,
     ),
 }
 """Names of `kvsim bench --workload`."""

@@ -5,12 +5,14 @@ DIR/meta.yaml                 GPU, model, engine, grid, degrees of tensor parall
 DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer
 DIR/tp1/dense.csv             layer, tokens -> time_us, one call of each operator
 DIR/tp1/per_sequence.csv      layer, sequences -> time_us: lm_head and sampler
-DIR/tp1/skew_fit.csv          a correction for uneven batches, where meta.yaml enables it
+DIR/tp1/skew.csv              uneven decode batches, where they were measured
 ```
 
 Layout and meaning: `profiler/` of that repository. Nothing is fitted: times are taken as they are,
 operators are added up over a step. Host time was not measured and is left at 0. Attention is read
 on the grid that `meta.yaml` states. Some tables have rows off this grid: they judge the others.
+Uneven batches judge the term of `kvsim.calibrate.uneven`. All-reduces of several GPUs were not
+measured: they are the hardware's, and the profile is called estimated.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from kvsim.calibrate.heldout import table_error
 from kvsim.calibrate.rows import numbers, read_yaml
+from kvsim.calibrate.uneven import Judged, derived, judged
 from kvsim.cost.profile import (
     DecodeGrid,
     DenseCurve,
@@ -35,6 +40,7 @@ from kvsim.cost.profile import (
     refuse_special,
 )
 from kvsim.errors import ConfigError
+from kvsim.hardware import Hardware, load_hardware
 from kvsim.models import Model, load_model
 
 ONCE = ("embedding", "final_layernorm")
@@ -48,6 +54,8 @@ PER_LAYER = {
     "down_proj": 1,
 }
 """How often each operator is called in a decoder layer of a Llama."""
+FURTHER = {"qk_norm": 1}
+"""The same of operators that only some models have."""
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -65,16 +73,28 @@ class Bundle(NamedTuple):
     """Attention of one layer off the grid, by the counts of `AXES`."""
 
 
-def import_profile(folder: Path, model_name: str | None = None, tp: int = 1) -> Profile:
+def import_profile(
+    folder: Path,
+    model_name: str | None = None,
+    tp: int = 1,
+    hardware: Hardware | None = None,
+) -> Profile:
     """The profile that a folder with `meta.yaml` and `tp<N>` holds; see `read_bundle`."""
-    return read_bundle(folder, model_name, tp).profile
+    return read_bundle(folder, model_name, tp, hardware).profile
 
 
-def read_bundle(folder: Path, model_name: str | None = None, tp: int = 1) -> Bundle:
+def read_bundle(
+    folder: Path,
+    model_name: str | None = None,
+    tp: int = 1,
+    hardware: Hardware | None = None,
+) -> Bundle:
     """The tables of a folder with `meta.yaml` and `tp<N>`.
 
     `model_name`: a model of `configs/models` or a `config.json`; None: the last part of the name
-    in `meta.yaml`, in lower case. Raises `ConfigError` that names file, line and field.
+    in `meta.yaml`, in lower case. `hardware` has the figures that no table has: those of
+    all-reduces, and the multiprocessors; None: the GPU that `meta.yaml` names, if it is known.
+    Raises `ConfigError` that names file, line and field.
     """
     meta_path = folder / "meta.yaml"
     meta = read_yaml(meta_path)
@@ -85,36 +105,91 @@ def read_bundle(folder: Path, model_name: str | None = None, tp: int = 1) -> Bun
     tables = folder / f"tp{tp}"
     attention_path = tables / "attention.csv"
     attention, beside = _on_grid(_attention(attention_path), meta, meta_path)
-    skewed = bool((meta.get("skew_fit") or {}).get("enabled"))
+    gpu = _text(meta, "gpu", meta_path)
+    hardware = hardware or _known(gpu)
+    if tp > 1 and hardware is None:
+        raise ConfigError(
+            f"{meta_path}: gpu: all-reduces were not measured, and no GPU is named {gpu!r}; give"
+            " the figures of its links (--hardware)"
+        )
+    decode, mixed = _decode(attention, attention_path), _mixed(attention, attention_path)
+    uneven = None
+    if hardware is not None and hardware.multiprocessors:
+        tail = derived(decode, mixed, model.shard(tp).kv_heads, hardware.multiprocessors)
+        uneven = judged(tail, decode, mixed, tables / "skew.csv", _iterations(meta))
     fit = Fit(
         dense=_dense(tables / "dense.csv", model.num_hidden_layers),
         head=_head(tables / "per_sequence.csv"),
         prefill=_prefill(attention, attention_path),
-        decode_v2=_decode(attention, attention_path),
-        mixed=_mixed(attention, attention_path),
+        decode_v2=decode,
+        mixed=mixed,
+        all_reduce=hardware.all_reduce if hardware is not None and tp > 1 else UNSET,
+        tail=UNSET if uneven is None else uneven.tail,
     )
     profile = Profile(
         version="kvsim.profile/1",
-        source="measured",
+        source="measured" if tp == 1 else "estimated",
         created=str(meta.get("profiled_at", ""))[:10],
-        device={"name": _text(meta, "gpu", meta_path)},
-        software={
-            "vllm": _text(meta, "vllm_version", meta_path),
-            "cuda": str(meta.get("cuda_version", "")),
-            "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
-        },
+        device={"name": gpu},
+        software=_software(meta, meta_path),
         model=_profiled(model, meta, meta_path, tp),
         engine=ProfiledEngine(block_size=_block_size(engine, meta_path)),
         fit=fit,
-        error={
-            "held_out": "rows off the grid" if beside else "none: imported as measured",
-            **attention_errors(fit, beside),
-            "step": "host time not measured: taken as 0",
-            "ragged": "priced at the mean length; the publisher's correction "
-            + ("is not applied: it needs the longest length" if skewed else "is disabled"),
-        },
+        error=_errors(fit, beside, uneven),
+        terms=_terms(fit, hardware),
     )
     return Bundle(profile, beside)
+
+
+def _software(meta: dict[str, Any], path: Path) -> dict[str, str]:
+    return {
+        "vllm": _text(meta, "vllm_version", path),
+        "cuda": str(meta.get("cuda_version", "")),
+        "profiler": f"LLMServingSim {meta.get('profiler_version', '')}".strip(),
+    }
+
+
+def _errors(fit: Fit, beside: Attention, uneven: Judged | None) -> dict[str, Any]:
+    return {
+        "held_out": "rows off the grid" if beside else "none: imported as measured",
+        **attention_errors(fit, beside),
+        "step": "host time not measured: taken as 0",
+        **_said_of_uneven(uneven),
+    }
+
+
+def _known(gpu: str) -> Hardware | None:
+    """The hardware of a GPU; None: there is none of that name."""
+    try:
+        return load_hardware(gpu)
+    except ConfigError:
+        return None
+
+
+def _terms(fit: Fit, hardware: Hardware | None) -> dict[str, str]:
+    """Where terms come from that were not measured."""
+    terms = {}
+    if fit.tail is not UNSET:
+        terms["uneven batches"] = "derived from the tables of even ones"
+    if hardware is not None and fit.all_reduce is not UNSET:
+        terms["all-reduce"] = f"figures of {hardware.name}, not measured with the kernels"
+    return terms
+
+
+def _iterations(meta: dict[str, Any]) -> int:
+    """How often each kernel was timed."""
+    found = meta.get("measurement_iterations")
+    return found if isinstance(found, int) and found > 0 else 1
+
+
+def _said_of_uneven(uneven: Judged | None) -> dict[str, Any]:
+    """How uneven decode batches are priced, and the errors on measured ones."""
+    if uneven is None:
+        return {"ragged": "priced at the mean length: the GPU's multiprocessors are not known"}
+    if not uneven.errors:
+        return {"ragged": "priced at the mean length: there are no uneven batches (skew.csv)"}
+    priced = "by their longest lengths" if uneven.tail.used else "at the mean length"
+    return {"ragged": f"priced {priced}, as measured uneven batches say", "uneven": uneven.errors}
 
 
 def attention_errors(fit: Fit, rows: Attention) -> dict[str, Any]:
@@ -223,29 +298,34 @@ def _look_up(table: Attention, point: tuple[float, ...], path: Path) -> float:
 def _dense(path: Path, layers: int) -> DenseCurve:
     """Every operator of a step except attention and logits, by tokens."""
     calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
-    return DenseCurve(*_summed(path, "tokens", calls))
+    further = {name: count * layers for name, count in FURTHER.items()}
+    return DenseCurve(*_summed(path, "tokens", calls, further))
 
 
 def _head(path: Path) -> HeadCurve:
     return HeadCurve(*_summed(path, "sequences", dict.fromkeys(PER_SEQUENCE, 1)))
 
 
-def _summed(path: Path, axis: str, calls: dict[str, int]) -> tuple[list[float], list[float]]:
-    """Points of `axis`, and the time of all calls of all operators at each."""
+def _summed(
+    path: Path, axis: str, calls: dict[str, int], further: dict[str, int] | None = None
+) -> tuple[list[float], list[float]]:
+    """Points of `axis`, and the time of all calls of all operators at each; those of `further` are
+    called where the table has them."""
+    known = calls | (further or {})
     times: dict[str, dict[float, float]] = {name: {} for name in calls}
     for line, (name, point, us) in numbers(path, (axis, "time_us"), label="layer"):
-        if name not in times:
+        if name not in known:
             raise ConfigError(
-                f"{path}:{line}: layer: unknown operator {name!r}; known: {', '.join(calls)}"
+                f"{path}:{line}: layer: unknown operator {name!r}; known: {', '.join(known)}"
             )
-        times[name][point] = us
+        times.setdefault(name, {})[point] = us
     points = _axis(point for curve in times.values() for point in curve)
     for name, curve in times.items():
         missing = [point for point in points if point not in curve]
         if missing:
             raise ConfigError(f"{path}: no row of {name} for {missing[0]:g} {axis}")
     return points, [
-        round(sum(count * times[name][point] for name, count in calls.items()), 3)
+        round(sum(known[name] * curve[point] for name, curve in times.items()), 3)
         for point in points
     ]
 

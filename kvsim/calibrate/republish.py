@@ -19,19 +19,24 @@ from kvsim.calibrate.heldout import table_error
 from kvsim.calibrate.llmservingsim import attention_errors, read_bundle
 from kvsim.calibrate.smoothing import Smooth
 from kvsim.cost.profile import Curve, DecodeGrid, Fit, MixedGrid, PrefillGrid, Profile
-from kvsim.hardware import load_hardware
+from kvsim.hardware import Hardware, load_hardware
 
 C = TypeVar("C", bound=Curve)
 
 
-def import_surface(folder: Path, model_name: str | None = None, tp: int = 1) -> Profile:
+def import_surface(
+    folder: Path,
+    model_name: str | None = None,
+    tp: int = 1,
+    hardware: Hardware | None = None,
+) -> Profile:
     """The profile of a folder of LLMServingSim that holds none of its rows.
 
     Arguments and errors as in `kvsim.calibrate.llmservingsim.read_bundle`; the GPU that
     `meta.yaml` names must be known.
     """
-    measured, beside = read_bundle(folder, model_name, tp)
-    hardware = load_hardware(str(measured.device["name"]))
+    measured, beside = read_bundle(folder, model_name, tp, hardware)
+    hardware = hardware or load_hardware(str(measured.device["name"]))
     rows = measured.fit
     assert isinstance(rows.decode_v2, DecodeGrid)
     assert isinstance(rows.mixed, MixedGrid)
@@ -44,6 +49,8 @@ def import_surface(folder: Path, model_name: str | None = None, tp: int = 1) -> 
         decode_v2=_decode(rows.decode_v2),
         mixed=_mixed(rows.mixed),
         step=(hardware.step_overhead_us, 1.0, 0.0),
+        all_reduce=rows.all_reduce,
+        tail=rows.tail,
     )
     return replace(
         measured,
@@ -56,7 +63,8 @@ def import_surface(folder: Path, model_name: str | None = None, tp: int = 1) -> 
             **attention_errors(fit, beside),
             "dense": dense_error,
             "head": head_error,
-            "not judged": f"uneven batches, host ({hardware.step_overhead_us:g} us a step), block"
+            **{key: measured.error[key] for key in ("ragged", "uneven") if key in measured.error},
+            "not judged": f"host ({hardware.step_overhead_us:g} us a step), block"
             f" sizes other than {measured.engine.block_size}",
         },
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
-from kvsim.cost import Cost, PricesDecodes, declares_sums
+from kvsim.cost import Cost, PricesDecodes, PricesLongest, declares_sums, longest_asked
 from kvsim.cost.decodes import cut
 
 if TYPE_CHECKING:
@@ -73,12 +73,44 @@ class SlowedSums(Slowed):
         return round(ns * self._change.decodes + self._change.step_ns)
 
 
+class SlowedLongest(SlowedSums):
+    """The same for one that also prices the longest sequences."""
+
+    def __init__(self, cost: Cost, change: Change) -> None:
+        super().__init__(cost, change)
+        assert isinstance(cost, PricesLongest)
+        self._by_length: PricesLongest = cost
+
+    @property
+    def longest_decodes(self) -> int:
+        """That of the cost model."""
+        return self._by_length.longest_decodes
+
+    def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
+        """Nanoseconds of a pure decode step."""
+        return self._decode(self._by_length.decode_ns(sequences, context_tokens, longest))
+
+    def decode_run_ns(
+        self,
+        sequences: int,
+        context_tokens: int,
+        steps: int,
+        within_ns: int | None = None,
+        longest: Sequence[int] = (),
+    ) -> list[int]:
+        """Nanoseconds of pure decode steps in a row."""
+        times = self._by_length.decode_run_ns(sequences, context_tokens, steps, longest=longest)
+        return cut([self._decode(ns) for ns in times], within_ns)
+
+
 def with_change(change: Change) -> Callable[[RunConfig, bool], Parts]:
     """What makes the objects of a run, for `simulate`, with the times of steps changed."""
 
     def parts_of(config: RunConfig, named: bool) -> Parts:
         parts = assemble(config, named)
         kind = SlowedSums if declares_sums(parts.cost) else Slowed
+        if declares_sums(parts.cost) and longest_asked(parts.cost):
+            kind = SlowedLongest
         return parts._replace(cost=kind(parts.cost, change))
 
     return parts_of

@@ -8,30 +8,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console
-from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.bench.measure import Measurement
-    from kvsim.bench.repeat import Bench
-
+    from kvsim.bench.repeat import Bench, Row
+    from kvsim.bench.settings import Case
 
 Names = Annotated[
     list[str] | None,
     typer.Option(
         "--workload",
         metavar="NAME",
-        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: all but"
-        " `million`, and W4 only with --trace.",
+        help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
+        " usual ones of each engine; W4 only with --trace.",
     ),
 ]
-Engine = Annotated[
-    str, typer.Option("--engine", metavar="NAME", help="A name of `kvsim policies`.")
-]
-Cost = Annotated[
-    str, typer.Option("--cost", metavar="constant|table", help="Cost model to price steps.")
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--settings",
+        metavar="NAME|FILE",
+        help="An engine such as vllm-v1 or vllm-v1-table, or a TOML file of settings; may be"
+        " repeated. Default: all; vllm-v1 if there is a --workload.",
+    ),
 ]
 TraceFile = Annotated[
     str | None,
@@ -43,12 +44,26 @@ Stored = Annotated[
         "--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."
     ),
 ]
+PeerName = Annotated[
+    str | None,
+    typer.Option(
+        "--peer",
+        metavar="aisimulate",
+        help="Run another simulator in turns, on the same requests with its prefix cache on.",
+    ),
+]
+PeerPython = Annotated[
+    str,
+    typer.Option("--peer-python", metavar="PATH", help="The Python that has it."),
+]
+
+_WIDTH = 120
+"""Columns of the widest table; a narrow terminal folds its lines."""
 
 
 def bench(
     names: Names = None,
-    engine: Engine = "vllm-0.6.3",
-    cost: Cost = "constant",
+    engines: Engines = None,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, metavar="N", help="Runs of each.")
     ] = 3,
@@ -57,6 +72,8 @@ def bench(
         bool, typer.Option("--json", help="Print every measurement as JSON.")
     ] = False,
     stored: Stored = None,
+    peer: PeerName = None,
+    peer_python: PeerPython = "python3",
     around: Annotated[
         bool, typer.Option("--around", help="Measure what a run costs besides the simulation.")
     ] = False,
@@ -69,14 +86,20 @@ def bench(
     and before `simulate()`; a pure decode step is one without arrivals and ends, measured as the
     difference of two runs. Exit code 1 if a run does not give the known results of its workload.
     """
-    chosen = _chosen(names, cost, trace)
-    if around:
-        _show_parts(chosen, engine, cost, trace)
-        return
     from kvsim.bench import repeat
+    from kvsim.bench.peers import check_peer
+    from kvsim.bench.settings import choose
 
+    cases = choose(names or [], engines or [], trace)
+    if around:
+        _show_parts(cases, trace)
+        return
+    if peer is not None:
+        check_peer(peer, peer_python)
     then = None if stored is None else repeat.load(stored)
-    measured = repeat.run(chosen, engine, cost, repeats, trace, _note)
+    measured = repeat.run(
+        cases, repeats, trace, _note, None if peer is None else (peer, peer_python)
+    )
     if as_json:
         print(repeat.to_json(measured), end="")
     else:
@@ -88,138 +111,140 @@ def bench(
 
 
 def _wrong(bench: Bench) -> list[str]:
-    """Workloads with a run that did not give the known results."""
-    from kvsim.bench.measure import checks_of
-
-    known = {name: checks_of(name, bench.engine, bench.cost) for name in bench.workloads}
+    """Cases with a run that did not give the known results."""
     return [
-        name
-        for name, checks in known.items()
-        if checks is not None and not all(each.meets(checks) for each in bench.workloads[name])
+        str(row.case)
+        for row in bench.rows
+        if row.case.checks is not None and not all(each.meets(row.case.checks) for each in row.runs)
     ]
 
 
-def _chosen(names: list[str] | None, cost: str, trace: str | None) -> list[str]:
-    """The workloads to run, checked before any of them runs."""
-    from kvsim.bench.measure import COSTS
-    from kvsim.bench.workloads import WORKLOADS, named, usual
-    from kvsim.config import nearest
-
-    if cost not in COSTS:
-        raise ConfigError(
-            f"--cost: no {cost!r};{nearest(cost, COSTS)} choose from {', '.join(COSTS)}"
-        )
-    if not names:
-        return usual(trace)
-    chosen = [name for word in names for name in named(word)]
-    for name in chosen:
-        if trace is None and not WORKLOADS[name].own:
-            raise ConfigError(
-                f"bench: {name} needs Mooncake's conversation_trace.jsonl; give --trace FILE"
-            )
-    return list(dict.fromkeys(chosen))
-
-
-def _note(name: str, measured: list[Measurement]) -> None:
+def _note(row: Row) -> None:
     if sys.stderr.isatty():
-        print(f"{name}: {min(each.cpu_s for each in measured):.3f} s", file=sys.stderr)
+        print(f"{row.case}: {min(each.cpu_s for each in row.runs):.3f} s", file=sys.stderr)
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
-    from kvsim.bench.repeat import ratios
-
     console = make_console()
+    console.width = max(console.width, _WIDTH)
     load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
     console.print(
-        f"kvsim {bench.kvsim_version}, {bench.engine}, {bench.cost} cost,"
-        f" Python {bench.python}, {bench.machine}{load}",
+        f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(_times(bench))
-    console.print(_sizes(bench))
-    for table in (_decode_steps(bench), _short_cuts(bench)):
-        if table is not None:
-            console.print(table)
+    tables = (_times, _beside_peer, _wholes, _decode_steps, _sizes, _short_cuts)
+    shown = [make(bench) for make in tables]
     if then is not None:
-        table = _table("workload", "CPU now / then", "pings now / then")
-        for name, (seconds, pings) in ratios(bench, then).items():
-            table.add_row(name, f"{seconds:.2f}", f"{pings:.2f}")
-        console.print(table)
+        shown.append(_compared(bench, then))
+    for table in shown:
+        if table.row_count:
+            console.print(table)
 
 
 def _times(bench: Bench) -> Table:
     from kvsim.bench.repeat import least, middle
 
-    table = _table(
-        "workload",
-        "CPU s",
-        "median",
-        "us/req",
-        "us/step",
-        "pings/step",
-        "ns/seq",
-        "sim/CPU",
-    )
-    for name, found in bench.workloads.items():
-        one = found[0]
-        cpu_s, pings = least(found, lambda m: m.cpu_s), least(found, lambda m: m.pings)
+    table = _table("CPU s", "median", "us/req", "us/step", "pings/step", "ns/seq", "sim/CPU")
+    for row in bench.rows:
+        one = row.runs[0]
+        cpu_s, pings = least(row.runs, lambda m: m.cpu_s), least(row.runs, lambda m: m.pings)
         table.add_row(
-            name,
+            *row.case,
             f"{cpu_s:.3f}",
-            f"{middle(found, lambda m: m.cpu_s):.3f}",
+            f"{middle(row.runs, lambda m: m.cpu_s):.3f}",
             f"{cpu_s * 1e6 / one.requests:,.1f}",
             f"{cpu_s * 1e6 / one.steps:,.2f}",
             f"{pings / one.steps:,.1f}",
-            f"{cpu_s * 1e9 / one.seq_steps:,.0f}",
+            f"{cpu_s * 1e9 / max(one.seq_steps, 1):,.0f}",
             f"{one.end_ns / 1e9 / cpu_s:,.0f}",
         )
     return table
 
 
-def _decode_steps(bench: Bench) -> Table | None:
+def _beside_peer(bench: Bench) -> Table:
+    """The simulation alone, and the whole process, beside those of another simulator."""
+    from kvsim.bench.repeat import least
+
+    name = bench.peer or ""
+    table = _table("CPU s", name, "ratio", "whole CPU s", name, "ratio")
+    for row in bench.rows:
+        if row.peer:
+            mine, other = least(row.runs, lambda m: m.cpu_s), least(row.peer, lambda p: p.core_s)
+            pairs = [(mine, other)]
+            mine = least(row.whole, lambda w: w.cpu_s)
+            pairs.append((mine, least(row.peer, lambda p: p.whole.cpu_s)))
+            cells = [(f"{a:.3f}", f"{b:.3f}", f"{a / b:.2f}") for a, b in pairs]
+            table.add_row(*row.case, *cells[0], *cells[1])
+    return table
+
+
+def _wholes(bench: Bench) -> Table:
+    """The whole process of `kvsim run --out`, where it was measured."""
+    from kvsim.bench.repeat import least, middle
+
+    table = _table("kvsim run --out: CPU s", "median", "MB")
+    for row in bench.rows:
+        if row.whole:
+            table.add_row(
+                *row.case,
+                f"{least(row.whole, lambda w: w.cpu_s):.3f}",
+                f"{middle(row.whole, lambda w: w.cpu_s):.3f}",
+                f"{least(row.whole, lambda w: w.rss_mb):,.0f}",
+            )
+    return table
+
+
+def _decode_steps(bench: Bench) -> Table:
     """The cost of one more pure decode step, where it was measured."""
-    table = _table("workload", "us per pure decode step")
-    for name, found in bench.workloads.items():
-        known = [each.decode_step_us for each in found if each.decode_step_us is not None]
+    table = _table("us per pure decode step")
+    for row in bench.rows:
+        known = [each.decode_step_us for each in row.runs if each.decode_step_us is not None]
         if known:
-            table.add_row(name, f"{min(known):.3f}")
-    return table if table.row_count else None
+            table.add_row(*row.case, f"{min(known):.3f}")
+    return table
 
 
 def _sizes(bench: Bench) -> Table:
-    from kvsim.bench.measure import checks_of
     from kvsim.bench.repeat import least
 
-    table = _table("workload", "requests", "steps", "events", "MB", "trace MB", "digest", "known")
-    for name, found in bench.workloads.items():
-        one, checks = found[0], checks_of(name, bench.engine, bench.cost)
+    table = _table("requests", "steps", "events", "MB", "trace MB", "digest", "known")
+    for row in bench.rows:
+        one, checks = row.runs[0], row.case.checks
         known = "-" if checks is None else "yes" if one.meets(checks) else "NO"
         table.add_row(
-            name,
+            *row.case,
             f"{one.requests:,}",
             f"{one.steps:,}",
             f"{one.events:,}",
-            f"{least(found, lambda m: m.rss_mb):,.0f}",
-            f"{least(found, lambda m: m.idle_rss_mb):,.0f}",
+            f"{least(row.runs, lambda m: m.rss_mb):,.0f}",
+            f"{least(row.runs, lambda m: m.idle_rss_mb):,.0f}",
             one.digest if one.outcome == "finished" else one.outcome,
             known,
         )
     return table
 
 
-def _short_cuts(bench: Bench) -> Table | None:
+def _short_cuts(bench: Bench) -> Table:
     """How often the simulator's short cuts applied, where it says so."""
-    counts = {
-        name: {key: _most_often(value) for key, value in (found[0].fast_path or {}).items()}
-        for name, found in bench.workloads.items()
-    }
-    keys = list(dict.fromkeys(key for each in counts.values() for key in each))
-    if not keys:
-        return None
-    table = _table("fast path", *(key.replace("_", " ") for key in keys))
-    for name, each in counts.items():
-        table.add_row(name, *(_shown(each.get(key)) for key in keys))
+    counts = [
+        {key: _most_often(value) for key, value in (row.runs[0].fast_path or {}).items()}
+        for row in bench.rows
+    ]
+    keys = list(dict.fromkeys(key for each in counts for key in each))
+    table = _table(*(key.replace("_", " ") for key in keys))
+    if keys:
+        for row, each in zip(bench.rows, counts, strict=True):
+            table.add_row(*row.case, *(_shown(each.get(key)) for key in keys))
+    return table
+
+
+def _compared(now: Bench, then: Bench) -> Table:
+    from kvsim.bench.repeat import ratios
+
+    table = _table("CPU now / then", "pings now / then")
+    for case, (seconds, pings) in ratios(now, then).items():
+        table.add_row(*case, f"{seconds:.2f}", f"{pings:.2f}")
     return table
 
 
@@ -234,19 +259,21 @@ def _shown(value: object) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _show_parts(names: list[str], engine: str, cost: str, trace: str | None) -> None:
+def _show_parts(cases: list[Case], trace: str | None) -> None:
     from kvsim.bench.around import around
-    from kvsim.bench.repeat import in_fresh_process
+    from kvsim.bench.processes import in_fresh_process
 
-    table = _table("CPU s", *names)
-    columns = [in_fresh_process(around, name, engine, cost, trace) for name in names]
-    for part in columns[0]:
-        table.add_row(part, *(f"{parts[part]:.3f}" for parts in columns))
+    table = _table("part", "CPU s")
+    for case in cases:
+        for part, cpu_s in in_fresh_process(around, case, trace).items():
+            table.add_row(*case, part, f"{cpu_s:.3f}")
     make_console().print(table)
 
 
 def _table(*columns: str) -> Table:
-    table = make_table(*columns, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    """A table of cases: workload, settings, and these columns."""
+    heads = ("workload", "settings", *columns)
+    table = make_table(*heads, texts=2, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for column in table.columns:
         column.no_wrap = True
     return table

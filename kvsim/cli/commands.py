@@ -22,7 +22,7 @@ from kvsim.cli.options import (
     TracePath,
     VllmCommand,
     VllmFile,
-    open_noted,
+    requests_of,
 )
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import load_over, server_word
@@ -60,12 +60,10 @@ def run(
     **flags: Any,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    from kvsim.workload.spec import trace_of
-
     watcher = _map_watcher(out) if block_map else None
     word = server_word(startup_log, vllm, vllm_file)
     loaded = load_over(word, config, settings(flags), assignments or ())
-    opened = trace_of(loaded) if trace is None else open_noted(trace, trace_format, columns)
+    opened = requests_of(loaded, trace, trace_format, columns)
     result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
     if word.sources:
         result.meta["server"] = dict(word.sources)
@@ -124,15 +122,16 @@ def simulate_shown(
     watcher: Watcher | None = None,
 ) -> Result:
     """The result of a run, with a progress bar if the run is long enough for one."""
-    from kvsim.conform.step_log import StepLog
     from kvsim.run import simulate
-    from kvsim.watchers import Watchers
 
     total = min(len(trace.rows), config.num_prompts or len(trace.rows))
     command = shlex.join(["kvsim", *sys.argv[1:]])
     with progress_bar(total, label) as progress:
         if step_log is None:
             return simulate(trace, config, progress=progress, watcher=watcher, command=command)
+        from kvsim.conform.step_log import StepLog
+        from kvsim.watchers import Watchers
+
         with StepLog(step_log) as log:
             both = Watchers([log, watcher] if watcher else [log])
             result = simulate(trace, config, progress=progress, watcher=both, command=command)

@@ -80,6 +80,17 @@ def open_noted(path: str, trace_format: str | None, columns: str | None) -> Trac
     return opened
 
 
+def requests_of(
+    config: RunConfig, path: str | None, trace_format: str | None, columns: str | None
+) -> Trace:
+    """The trace at `path`, or what the `workload` of the settings makes. Raises `ConfigError`."""
+    if path is not None:
+        return open_noted(path, trace_format, columns)
+    from kvsim.workload.spec import trace_of
+
+    return trace_of(config)
+
+
 def note_arrivals(trace: Trace, configs: Iterable[RunConfig]) -> None:
     """Say on standard error, once, if some of these settings have to send all requests at once."""
     from kvsim.workload.arrivals import missing_arrivals

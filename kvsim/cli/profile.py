@@ -8,9 +8,27 @@ from typing import Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.cli.flags import settings, with_run_flags
+from kvsim.cli.options import (
+    Assignments,
+    ConfigFile,
+    TraceColumns,
+    TraceFormat,
+    config_path,
+    open_noted,
+)
 from kvsim.cli.processes import run_module
+from kvsim.cli.progress import spinner
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
+
+Measured = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
+    ),
+]
 
 app = typer.Typer(
     help="Make a profile from measured kernel times, look at it, compare two.",
@@ -36,10 +54,7 @@ def import_(
         str | None,
         typer.Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
     ] = None,
-    hardware: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="GPU that was measured; LLMServingSim's tables name it."),
-    ] = None,
+    hardware: Measured = None,
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="GPUs that share each layer.")
     ] = 1,
@@ -60,16 +75,16 @@ def import_(
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.calibrate import aiconfigurator, llmservingsim, republish
     from kvsim.calibrate.document import to_json
+    from kvsim.hardware import load_hardware
     from kvsim.writing import write_text
 
     path = Path(folder)
     if (path / "meta.yaml").exists():
-        if hardware or created or note:
-            raise ConfigError(
-                f"{folder}/meta.yaml says hardware, date and software; leave them out"
-            )
+        if created or note:
+            raise ConfigError(f"{folder}/meta.yaml says date and software; leave them out")
+        gpu = None if hardware is None else load_hardware(hardware)
         read = republish.import_surface if surface else llmservingsim.import_profile
-        profile = read(path, model, tensor_parallel_size)
+        profile = read(path, model, tensor_parallel_size, gpu)
     elif (path / "decode.csv").exists():
         if model is None or hardware is None:
             raise ConfigError(f"{folder}: the tables name neither: give --model and --hardware")
@@ -97,6 +112,57 @@ def fit(
     run_module(KERNELS, ["--fit", *rows, "--out", out])
 
 
+@app.command("fit-run")
+@with_run_flags
+def fit_run(
+    name: Source,
+    run: Annotated[
+        str,
+        typer.Option("--run", metavar="RESULT", help="Of vllm bench serve --save-detailed."),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    first: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
+    ] = 100,
+    measured: Annotated[
+        str | None,
+        typer.Option("--measured", metavar="FILE", help="Measured times by id, in their own file."),
+    ] = None,
+    config: ConfigFile = None,
+    trace_format: TraceFormat = None,
+    columns: TraceColumns = None,
+    assignments: Assignments = None,
+    **flags: Any,
+) -> None:
+    """Fit constants of the machine to the first part of a real run; the rest judges them."""
+    from kvsim.calibrate.document import to_json
+    from kvsim.config import load_config
+    from kvsim.cost.profile import load_profile
+    from kvsim.fit import constants
+    from kvsim.workload.measured import join_measured
+    from kvsim.writing import write_text
+
+    loaded = load_config(config_path(config), settings(flags), assignments or (), {})
+    trace = open_noted(run, trace_format, columns)
+    if measured is not None:
+        trace = join_measured(trace, measured)
+    with spinner("fitting") as done:
+        profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
+    found, console = profile.fitted, make_console()
+    table = make_table("constant", "value", "standard error", "refused", texts=1)
+    for key, value in found["constants"].items():
+        table.add_row(key, f"{value:g}", f"{found['standard_errors'][key]:g}", "")
+    for key, reason in found["refused"].items():
+        table.add_row(key, "-", "-", reason)
+    console.print(table)
+    table = make_table("error on the other requests, %", "before", "after")
+    for key, after in found["error_percent"].items():
+        table.add_row(key, f"{found['error_percent_before'][key]:+.2f}", f"{after:+.2f}")
+    console.print(table)
+    write_text(out, to_json(profile))
+    print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
+
+
 @app.command()
 def show(
     name: Source,
@@ -120,6 +186,7 @@ def show(
             f"{made.name}, {made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}",
         ),
         ("engine", f"block_size {profile.engine.block_size}"),
+        *((f"term: {name}", text) for name, text in profile.terms.items()),
         *((f"error: {k}", _words(v)) for k, v in other_statements(profile.error).items()),
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]

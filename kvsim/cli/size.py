@@ -21,7 +21,7 @@ from kvsim.cli.options import (
     TracePath,
     VllmCommand,
     VllmFile,
-    open_noted,
+    requests_of,
 )
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import load_over, server_word
@@ -104,13 +104,12 @@ def size(
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
-    from kvsim.workload.spec import trace_of
 
     objectives = parse_slo(slo)
     word = server_word(startup_log, vllm, vllm_file)
     config = load_over(word, base, settings(flags), assignments or ())
     runner = backend_of(backend, ray_address)
-    opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
+    opened = requests_of(config, trace, trace_format, columns)
     if hit_rate is not None:
         opened, config = _sharing(opened, config, hit_rate, prefixes)
     for_rate = find == "request_rate"

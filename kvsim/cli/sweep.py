@@ -22,7 +22,7 @@ from kvsim.cli.options import (
     VllmCommand,
     VllmFile,
     note_arrivals,
-    open_noted,
+    requests_of,
 )
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import load_over, server_word
@@ -122,7 +122,6 @@ def sweep(
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
     from kvsim.sweep.table import TABLE
-    from kvsim.workload.spec import trace_of
 
     if merge:
         _merge(out, folders, trace, grid, rows, random)
@@ -139,7 +138,7 @@ def sweep(
     points = expand(space, table)
     mine = shard_of(len(points), shard)
     runner = backend_of(backend, ray_address)
-    opened = trace_of(config) if trace is None else open_noted(trace, trace_format, columns)
+    opened = requests_of(config, trace, trace_format, columns)
     write_plan(out, make_plan(opened, table, points, slo), TABLE, PAGE)
     plan = read_plan(out)
     note_arrivals(opened, (points[i].config for i in mine))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kvsim.config import RunConfig
 from kvsim.cost.constant import ConstantCost
-from kvsim.cost.decodes import PricesDecodes
+from kvsim.cost.decodes import PricesDecodes, PricesLongest
 from kvsim.cost.profile import refuse_special
 from kvsim.cost.roofline import RooflineCost
 from kvsim.cost.shipped import profile_for
@@ -29,6 +29,7 @@ __all__ = [
     "ConstantCost",
     "Cost",
     "PricesDecodes",
+    "PricesLongest",
     "RooflineCost",
     "TableCost",
     "make_cost",
@@ -39,7 +40,7 @@ __all__ = [
 class Cost(Protocol):
     """The interface of a cost model. It only reads the plan.
 
-    A cost model may also have the methods of `PricesDecodes`.
+    A cost model may also have the methods of `PricesDecodes`, or those of `PricesLongest`.
     """
 
     @property
@@ -106,3 +107,16 @@ def declares_sums(cost: Cost) -> bool:
     if "step_ns" in getattr(cost, "__dict__", ()):
         return False
     return kind in COSTS.values() or {"decode_ns", "decode_run_ns"} <= vars(kind).keys()
+
+
+def longest_asked(cost: object) -> int:
+    """How many lengths a model that declares sums wants beside them (`PricesLongest`).
+
+    A class of a user's own declares that by defining `longest_decodes` itself: methods that it
+    overrides need not know of lengths.
+    """
+    kind = type(cost)
+    if not isinstance(cost, PricesLongest):
+        return 0
+    declares = kind in COSTS.values() or "longest_decodes" in vars(kind)
+    return cost.longest_decodes if declares else 0

@@ -7,6 +7,7 @@ two events of a replica, so a cost model may price a whole series at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -41,6 +42,37 @@ class PricesDecodes(Protocol):
         step. With `within_ns`, the list ends with the first step that ends at least this long after
         the start of the first step.
         """
+        ...
+
+
+@runtime_checkable
+class PricesLongest(PricesDecodes, Protocol):
+    """A model whose prices also depend on the longest of the sequences that decode.
+
+    Sums are not enough where a long sequence holds a step up. `step_ns` asks `Plan.longest` for
+    them; the other methods are given the same, in descending order and the token of the (first)
+    step included. In a series of steps, each length grows by one with every step. A class declares
+    all of it by defining the three itself.
+    """
+
+    @property
+    def longest_decodes(self) -> int:
+        """How many lengths it reads at most; with 0 it is treated as a `PricesDecodes`."""
+        ...
+
+    def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
+        """As `PricesDecodes.decode_ns`."""
+        ...
+
+    def decode_run_ns(
+        self,
+        sequences: int,
+        context_tokens: int,
+        steps: int,
+        within_ns: int | None = None,
+        longest: Sequence[int] = (),
+    ) -> list[int]:
+        """As `PricesDecodes.decode_run_ns`."""
         ...
 
 

@@ -44,6 +44,7 @@ class Explains(Protocol):
         """Nanoseconds, as floats, of `host`, `dense`, `attention_decode`, `head` and `copies`.
 
         Missing keys count as 0. They are the terms of `step_ns` before it is rounded or raised to a
-        floor.
+        floor. `rest` names the one that takes what is left of a step without prompts, `host` by
+        default: a launch floor held the step up.
         """
         ...

@@ -6,12 +6,15 @@ When one of two counts is known, a table becomes a line over the other count; th
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.lines import Line
 from kvsim.cost.profile import DecodeGrid, Fit, Grid, MixedGrid
+from kvsim.cost.tail import Uneven
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
@@ -27,9 +30,19 @@ NEVER = (float("inf"), float("-inf"))
 class Kernels:
     """The tables of `fit` with one of its decode kernels, for a model of `layers` layers."""
 
-    def __init__(self, fit: Fit, decode: DecodeGrid, layers: int) -> None:
+    def __init__(
+        self,
+        fit: Fit,
+        decode: DecodeGrid,
+        layers: int,
+        all_reduces: AllReduces | None = None,
+        uneven: Uneven | None = None,
+    ) -> None:
         self._fit, self._decode, self._layers = fit, decode, layers
         self._dense = Line(fit.dense.x, fit.dense.us)
+        if all_reduces is not None:
+            self._dense = all_reduces.added_to(self._dense, fit.dense.x)
+        self._uneven = uneven
         self._head = Line(fit.head.x, fit.head.us)
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
         self._prefills: dict[int, Line] = {}
@@ -39,6 +52,7 @@ class Kernels:
         are whole steps."""
         self._decode_steps: dict[int, Line] = {}
         self._a0, self._a1, self._a2 = fit.step
+        self._prompt_step_us = fit.prompt_step_us
         self._copied_block_us = fit.copied_block_us
         self.outside = False
         """Whether the last priced step left a table."""
@@ -63,7 +77,15 @@ class Kernels:
                 self.outside = True
         if plan.copies:
             us += len(plan.copies) * self._copied_block_us
-        return self._a0 + self._a1 * us + self._a2 * entries
+        host_us = self._a0 + self._prompt_step_us if chunks else self._a0
+        return host_us + self._a1 * us + self._a2 * entries
+
+    def uneven_ns(self, sequences: int, context_tokens: int, longest: Sequence[int]) -> int:
+        """Nanoseconds that a pure decode step takes longer as its sequences are uneven."""
+        if self._uneven is None:
+            return 0
+        us = self._uneven.decode_us(sequences, context_tokens, longest)
+        return round(self._a1 * self._layers * us * 1000)
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""
@@ -75,12 +97,14 @@ class Kernels:
             here = work.decode_seqs == seqs
             attention[here] = self._decode_line(seqs).many(work.context_tokens[here])
         entries = work.prefill_seqs + work.decode_seqs
+        prompts_us = np.where(work.prefill_seqs > 0, self._prompt_step_us, 0.0)
         return {
-            "host": (self._a0 + self._a2 * entries) * 1000,
+            "host": (self._a0 + prompts_us + self._a2 * entries) * 1000,
             "dense": np.where(tokens > 0, self._dense.many(tokens), 0.0) * scale,
             "attention_decode": attention * self._layers * scale,
             "head": np.where(samples > 0, self._head.many(samples), 0.0) * scale,
             "copies": work.copied_blocks * self._copied_block_us * scale,
+            "rest": "host" if self._uneven is None else "attention_decode",
         }
 
     def decode_step(self, seqs: int) -> Line:
@@ -107,6 +131,9 @@ class Kernels:
             if chunks and self._fused is not None:
                 us = self._fused.us(chunks, seqs, context / seqs)
                 self.outside = self._fused.outside
+                uneven = self._uneven
+                if uneven is not None and (longest := plan.longest(uneven.longest)):
+                    us += uneven.mixed_us(chunks, seqs, context, longest)
                 return us
             line = self._decode_line(seqs)
             us = line.at(context)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from kvsim.errors import ConfigError, shortened
+from kvsim.hardware import AllReduce
 from kvsim.library import convert, find, read_json
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Positive = Annotated[int, Meta(ge=1)]
 Us = Annotated[float, Meta(ge=0)]
+AboveZero = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[str, Meta(pattern="^[1-9][0-9]*$")]
 
 
@@ -89,6 +91,22 @@ class MixedGrid(Struct, frozen=True, forbid_unknown_fields=True):
     us: list[list[list[list[Us]]]]
 
 
+class Tail(Struct, frozen=True, forbid_unknown_fields=True):
+    """What uneven decode batches take longer, of one layer; see `kvsim.cost.tail`."""
+
+    alone_ns: AboveZero
+    """Per token of a sequence that is left alone on the GPU."""
+    share_ns: Annotated[float, Meta(ge=0)]
+    """Per token of each sequence on a GPU that is full."""
+    unsplit_seqs: Positive
+    """Decode launches of so many sequences and more do not split keys and values."""
+    tile: Positive
+    """Queries of a prompt that one thread block serves."""
+    used: bool
+    """Whether it is priced unless a run asks otherwise: where measured uneven batches, which it was
+    not made from, are met better with it."""
+
+
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     """The tables from which a step is priced."""
 
@@ -104,6 +122,12 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     one launch each."""
     step: tuple[float, float, float] = (0.0, 1.0, 0.0)
     """(a0, a1, a2): step = a0 + a1 x kernels + a2 x sequences."""
+    prompt_step_us: Us = 0.0
+    """Further host time of a step with prompts."""
+    all_reduce: AllReduce | UnsetType = UNSET
+    """All-reduces of the hidden states, two per layer, where `dense` does not hold them."""
+    tail: Tail | UnsetType = UNSET
+    """What uneven decode batches take longer."""
     launch_floor_us: Us = 0.0
     """Least time of a step whose kernels are launched one by one."""
     copied_block_us: Us = 0.0
@@ -157,7 +181,8 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """The document; its key `schema` is called `version` here."""
 
     version: Literal["kvsim.profile/1"] = field(name="schema")
-    source: Literal["measured", "scaled", "roofline", "public-table"]
+    source: Literal["measured", "scaled", "roofline", "public-table", "estimated"]
+    """`estimated`: measured kernels, and terms that are estimates (`terms` names them)."""
     created: str
     device: dict[str, Any]
     model: ProfiledModel
@@ -170,6 +195,10 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     ceilings: dict[str, Any] = {}
     rows: list[Any] = []
     error: dict[str, Any] = {}
+    terms: dict[str, str] = {}
+    """Where terms come from that no table holds, by name; they label every result."""
+    fitted: dict[str, Any] = {}
+    """Constants that were fitted to a real run, the run, and the error on the rest of it."""
 
     def fit_at(self, block_size: int) -> Fit | None:
         """The fit for a block size; None if there is none."""

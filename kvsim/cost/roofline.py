@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.config import RunConfig
+from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.attention import Attention
 from kvsim.cost.decodes import cut
 from kvsim.hardware import Hardware
@@ -93,11 +94,7 @@ class RooflineCost:
         self._head_ns = shard.head_parameters * element * byte_ns
         self._attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)
         self._copy_ns = 2 * block_bytes(model, config) * byte_ns
-        self._reduced_token_ns = 0.0
-        if tp > 1:
-            moved = 2 * (tp - 1) / tp * model.hidden_size * element
-            self._reduced_token_ns = 2 * layers * moved / hardware.all_reduce.bandwidth_gb_s
-            self._layers_ns += 2 * layers * hardware.all_reduce.latency_us * 1e3
+        self._reduces = AllReduces(hardware.all_reduce, tp, 2 * layers, model.hidden_size * element)
 
     def _set_experts(self, shard: Shard, flop_ns: float, all_read_ns: float) -> None:
         """Times of routed experts: per token, of reading all of them, and a token's share."""
@@ -162,7 +159,7 @@ class RooflineCost:
         """Nanoseconds of a step without attention and copies."""
         ns = self._step_ns
         if tokens:
-            ns += self._layers_ns + tokens * self._reduced_token_ns
+            ns += self._layers_ns + 1e3 * self._reduces.us(tokens)
             ns += max(tokens * self._token_ns, self._weights_ns)
             if self._experts_read_ns:
                 read_ns = self._experts_read_ns * (1 - self._idle_share**tokens)
@@ -176,7 +173,7 @@ class RooflineCost:
         import numpy as np
 
         tokens, samples = work.tokens, work.samples
-        dense = self._layers_ns + tokens * self._reduced_token_ns
+        dense = self._layers_ns + 1e3 * self._reduces.many_us(tokens)
         dense += np.maximum(tokens * self._token_ns, self._weights_ns)
         read_ns = self._experts_read_ns * (1 - self._idle_share**tokens)
         dense += np.maximum(tokens * self._experts_token_ns, read_ns)

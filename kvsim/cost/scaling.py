@@ -5,7 +5,8 @@
 | decode attention | that of as many work items (sequences x KV heads) of as many bytes each |
 | prompt attention | that of a chunk with as many operations, tokens and context scaled alike |
 | dense, logits | times the ratio of the two geometries' rooflines (`kvsim.cost.layer`) |
-| all-reduce | two per layer, by the hardware's figures, which state their source |
+| all-reduce | two per layer, by the profile's figures for as many GPUs, or the hardware's |
+| uneven batches | a thread block reads a token in proportion to its bytes, and so does the GPU |
 | block size | taken to change nothing but the copying of blocks |
 
 So efficiencies are the profile's own. A launch of fewer work items than any measured reads like one
@@ -30,6 +31,7 @@ from profiles made of the tables for the geometry itself: Llama-3-8B on 2 GPUs 1
 
 from __future__ import annotations
 
+from math import ceil
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -48,9 +50,10 @@ from kvsim.cost.profile import (
     PrefillGrid,
     Profile,
     ProfiledModel,
+    Tail,
 )
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.hardware import Hardware
+from kvsim.hardware import AllReduce, Hardware
 from kvsim.memory import kv_dtype
 from kvsim.models import DTYPE_BYTES, Model, Shard
 
@@ -112,13 +115,16 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
         rows=[],
         others={},
         fit=Fit(
-            dense=step.dense(fit.dense),
+            dense=step.dense(fit.dense, isinstance(fit.all_reduce, AllReduce)),
             head=step.head(fit.head),
             prefill=step.prefill(fit.prefill),
             decode_v1=step.decode(fit.decode_v1),
             decode_v2=step.decode(fit.decode_v2),
             mixed=step.mixed(fit.mixed),
             step=fit.step,
+            prompt_step_us=fit.prompt_step_us,
+            all_reduce=step.all_reduce(fit.all_reduce),
+            tail=step.tail(fit.tail),
             launch_floor_us=fit.launch_floor_us * step.layers,
             copied_block_us=fit.copied_block_us * step.layers * step.work * step.bytes * blocks,
         ),
@@ -177,13 +183,32 @@ class _Change:
         self._side = (flops / (old.shard.heads * old.shard.model.head_dim)) ** 0.5
         """A new chunk of q tokens has as many operations as an old one of q times this."""
 
-    def dense(self, curve: DenseCurve) -> DenseCurve:
+    def dense(self, curve: DenseCurve, alone: bool) -> DenseCurve:
+        """`alone`: all-reduces are not in it."""
         us = []
         for tokens, measured_us in zip(curve.x, curve.us, strict=True):
-            alone_us = max(measured_us - self._all_reduces_us(self._old, tokens), 0.0)
             ratio = self._new.layers_us(tokens) / self._old.layers_us(tokens)
+            if alone:
+                us.append(measured_us * ratio)
+                continue
+            alone_us = max(measured_us - self._all_reduces_us(self._old, tokens), 0.0)
             us.append(alone_us * ratio + self._all_reduces_us(self._new, tokens))
         return DenseCurve(curve.x, us)
+
+    def all_reduce(self, figures: AllReduce | UnsetType) -> AllReduce | UnsetType:
+        """The profile's own figures hold between as many GPUs only."""
+        same = self._old.tp == self._new.tp
+        return figures if same or figures is UNSET else self._hardware.all_reduce
+
+    def tail(self, tail: Tail | UnsetType) -> Tail | UnsetType:
+        if not isinstance(tail, Tail):
+            return UNSET
+        return replace(
+            tail,
+            alone_ns=tail.alone_ns * self.bytes,
+            share_ns=tail.share_ns * self.bytes * self.work,
+            unsplit_seqs=max(1, ceil(tail.unsplit_seqs / self.work)),
+        )
 
     def head(self, curve: HeadCurve) -> HeadCurve:
         pairs = zip(curve.x, curve.us, strict=True)

@@ -15,16 +15,19 @@ that errs less than logarithmic axes or one fitted formula. Steps outside the ta
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.config import RunConfig
+from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.decodes import cut
 from kvsim.cost.kernels import Kernels
-from kvsim.cost.profile import DecodeGrid, load_profile, refuse_special
+from kvsim.cost.profile import DecodeGrid, Fit, Tail, load_profile, refuse_special
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
+from kvsim.cost.tail import Uneven
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.hardware import Hardware
-from kvsim.models import Model
+from kvsim.hardware import AllReduce, Hardware
+from kvsim.models import DTYPE_BYTES, Model
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
@@ -35,6 +38,7 @@ _KINDS = {
     "scaled": "scaled",
     "roofline": "roofline",
     "public-table": "estimated",
+    "estimated": "estimated",
 }
 
 
@@ -45,6 +49,10 @@ class TableCost:
     `kind` and `source` report it. `decode_kernel` chooses between the decode kernels of the
     profile. Raises `ValueError` for a kernel that the profile does not have, and `ConfigError` for
     a model with experts, windows, latent or linear attention, or quantised weights.
+
+    `uneven`: whether the lengths of decoding sequences count where they differ
+    (`kvsim.cost.tail`); None: as the profile's own evidence says. It is a `ValueError` to ask a
+    profile for it that does not have the term.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class TableCost:
         config: RunConfig,
         profile: str,
         decode_kernel: Literal["v1", "v2"] = "v2",
+        uneven: bool | None = None,
     ) -> None:
         refuse_special(model)
         self._measured, self._path = load_profile(profile), profile
@@ -66,7 +75,18 @@ class TableCost:
         if not isinstance(decode, DecodeGrid):
             raise ValueError(f"decode_kernel: profile {profile} has no decode_{decode_kernel}")
         self._decode_kernel = decode_kernel
-        self._kernels = Kernels(fit, decode, model.num_hidden_layers)
+        tail = fit.tail if isinstance(fit.tail, Tail) else None
+        if uneven and tail is None:
+            raise ValueError(f"uneven: profile {profile} has no term of uneven batches (fit.tail)")
+        uses = tail is not None and (tail.used if uneven is None else uneven)
+        self._uneven = Uneven(tail) if tail is not None and uses else None
+        self._all_reduces = None
+        if isinstance(fit.all_reduce, AllReduce):
+            width = model.hidden_size * DTYPE_BYTES[self._profile.model.dtype]
+            number, gpus = 2 * model.num_hidden_layers, config.tensor_parallel_size
+            self._all_reduces = AllReduces(fit.all_reduce, gpus, number, width)
+        self._layers = model.num_hidden_layers
+        self._kernels = self._priced(fit, decode)
         self._floor_ns = round(fit.launch_floor_us * 1000)
         self._decode_floor_ns = 0 if self._profile.engine.graph else self._floor_ns
         self.priced_steps = 0
@@ -74,6 +94,14 @@ class TableCost:
         """Steps that left at least one table; `extrapolated_ns` is their time."""
         self.priced_ns = 0
         self.extrapolated_ns = 0
+
+    def _priced(self, fit: Fit, decode: DecodeGrid) -> Kernels:
+        return Kernels(fit, decode, self._layers, self._all_reduces, self._uneven)
+
+    @property
+    def longest_decodes(self) -> int:
+        """How many lengths matter (`kvsim.cost.decodes.PricesLongest`)."""
+        return 0 if self._uneven is None else self._uneven.longest
 
     @property
     def kind(self) -> str:
@@ -87,38 +115,57 @@ class TableCost:
         device = measured.device.get("name", "unnamed device")
         made = f"{device} x {measured.model.name}"
         if not self._scaled_in:
-            return f"{measured.source}: {made} ({self._path})"
+            return f"{measured.source}: {made} ({self._path}){self._terms()}"
         changes = [f"{key} {b}" for key, (_, b) in self._scaled_in.items() if key not in GEOMETRY]
         if len(changes) < len(self._scaled_in):
             changes.insert(0, self._profile.model.name)
-        return f"scaled from {measured.source}: {made} ({self._path}) to {', '.join(changes)}"
+        to = ", ".join(changes)
+        return f"scaled from {measured.source}: {made} ({self._path}) to {to}{self._terms()}"
+
+    def _terms(self) -> str:
+        """What is priced beside the tables, and where it comes from."""
+        used = {key: text for key, text in self._profile.terms.items() if key != "uneven batches"}
+        if self._uneven is not None:
+            used["uneven batches"] = self._profile.terms.get("uneven batches", "derived")
+        return "".join(f"; {name}: {text}" for name, text in used.items())
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
         seqs, chunks = plan.decode_seqs, plan.chunks
         if plan.samples == seqs and seqs and not (chunks or plan.copies):
-            return self.decode_ns(seqs, plan.context_tokens)
+            longest = plan.longest(self.longest_decodes) if self._uneven is not None else ()
+            return self.decode_ns(seqs, plan.context_tokens, longest)
         ns = round(self._kernels.step_us(plan) * 1000)
         floor_ns = self._floor_ns if chunks else self._decode_floor_ns
         if ns < floor_ns:
             ns = floor_ns
         return self._counted(ns, self._kernels.outside)
 
-    def decode_ns(self, sequences: int, context_tokens: int) -> int:
+    def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
         """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
         line = self._kernels.decode_step(sequences)
         ns = round(line.at(context_tokens))
+        if longest:
+            ns += self._kernels.uneven_ns(sequences, context_tokens, longest)
         if ns < self._decode_floor_ns:
             ns = self._decode_floor_ns
         return self._counted(ns, not line.first <= context_tokens <= line.last)
 
     def decode_run_ns(
-        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
+        self,
+        sequences: int,
+        context_tokens: int,
+        steps: int,
+        within_ns: int | None = None,
+        longest: Sequence[int] = (),
     ) -> list[int]:
         """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
         line, floor_ns = self._kernels.decode_step(sequences), self._decode_floor_ns
         contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
         times = line.rounded(contexts)
+        # Lengths grow alike, so their differences stay what they are.
+        if longest and (extra := self._kernels.uneven_ns(sequences, context_tokens, longest)):
+            times = [ns + extra for ns in times]
         if times and min(times) < floor_ns:
             times = [max(ns, floor_ns) for ns in times]
         times = cut(times, within_ns)
@@ -143,6 +190,9 @@ class TableCost:
             "device": self._profile.device,
             "software": self._profile.software,
             "decode_kernel": self._decode_kernel,
+            "uneven": self._uneven is not None,
+            "terms": self._profile.terms,
+            "fitted": self._profile.fitted,
             "block_size": self._measured.engine.block_size,
             "scaled": {key: {"profile": a, "run": b} for key, (a, b) in self._scaled_in.items()},
             "error": self._profile.error,

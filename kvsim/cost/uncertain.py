@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from kvsim.config import RunConfig
-from kvsim.cost.kernels import Kernels
 from kvsim.cost.profile import Curve, DecodeGrid, Fit, Grid, MixedGrid, Profile
 from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
@@ -63,8 +62,9 @@ class UncertainCost(TableCost):
         config: RunConfig,
         profile: str,
         decode_kernel: Literal["v1", "v2"] = "v2",
+        uneven: bool | None = None,
     ) -> None:
-        super().__init__(model, hardware, config, profile, decode_kernel)
+        super().__init__(model, hardware, config, profile, decode_kernel, uneven)
         self._factors = draw_factors(self._profile, config.seed)
         if not self._factors:
             raise ValueError(f"profile {profile} records no errors of its tables to draw from")
@@ -72,7 +72,7 @@ class UncertainCost(TableCost):
         fit = multiplied(fit, self._factors)
         decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
         assert isinstance(decode, DecodeGrid)
-        self._kernels = Kernels(fit, decode, model.num_hidden_layers)
+        self._kernels = self._priced(fit, decode)
 
     @property
     def source(self) -> str:

@@ -387,6 +387,7 @@ class Batch:
                 scheduled(sequence, now_ns)
                 plan.decode_seqs += 1
                 plan.context_tokens += sequence.length
+                plan.single_lengths.append(sequence.length)
 
     def run_token(self, request: Request, context_tokens: int) -> None:
         """Produce the next token of a request of one sequence, `context_tokens` long by then."""
@@ -395,6 +396,7 @@ class Batch:
         plan.single_decodes.append(request)
         plan.decode_seqs += 1
         plan.context_tokens += context_tokens
+        plan.single_lengths.append(context_tokens)
         request.sequences[0].access_ns = self.now_ns
 
     def composed(self) -> Plan:

@@ -282,7 +282,7 @@ class Loop:
                 over(request)
 
     def _check(self, plan: Plan) -> None:
-        """Check the books after 1, 2, 4, 8... steps; stop a run that goes nowhere."""
+        """Check the books after 1, 4, 16, 64... steps; stop a run that goes nowhere."""
         progress = self._progress
         if progress.idle_steps >= progress.patience_steps:
             raise EngineStopped(
@@ -294,7 +294,7 @@ class Loop:
             )
         if progress.steps >= self._next_audit:
             self._batch.audit()
-            self._next_audit = 2 * progress.steps
+            self._next_audit = 4 * progress.steps
 
 
 def composed_row(batch: Batch, plan: Plan) -> bytes:

@@ -35,6 +35,8 @@ class Plan:
     """
 
     __slots__ = (
+        "_lengths",
+        "_longest",
         "_together",
         "batched_tokens",
         "blocked",
@@ -49,6 +51,7 @@ class Plan:
         "prefills",
         "samples",
         "single_decodes",
+        "single_lengths",
         "singles",
         "swapped_in",
         "swaps_in",
@@ -61,12 +64,16 @@ class Plan:
         """`entries` of the requests that were looked at one by one."""
         self.single_decodes: list[Request] = []
         """`decodes` among them."""
+        self.single_lengths: list[int] = []
+        """The lengths that count for `context_tokens`, of each running sequence of theirs."""
         self.prefills: list[Prefill] = []
         self.together = 0
         """Further requests, which produce one token each: the members of a cohort."""
         self.place = 0
         """How many of `singles` are before them in the batch."""
         self._together: list[Request] | Callable[[], list[Request]] = []
+        self._lengths: Callable[[], list[int]] | None = None
+        self._longest: list[int] | None = None
         self.left: list[tuple[int, Request]] = []
         """(place in the running order, request) of members that left the cohort while this step was
         under way."""
@@ -113,11 +120,31 @@ class Plan:
             self._together = self._together()
         return self._together
 
-    def run_together(self, number: int, members: Callable[[], list[Request]]) -> None:
+    def lengths(self) -> list[int]:
+        """The length of each decoding sequence, the token of this step included: `context_tokens`
+        is their sum. To be asked while the step is priced."""
+        return self.single_lengths + self._lengths() if self._lengths else self.single_lengths
+
+    def longest(self, number: int) -> list[int]:
+        """The first of `lengths` in descending order; see there."""
+        if self._longest is not None:
+            return self._longest
+        return sorted(self.lengths(), reverse=True)[:number]
+
+    def run_together(
+        self,
+        number: int,
+        members: Callable[[], list[Request]],
+        lengths: Callable[[], list[int]],
+    ) -> None:
         """Let a cohort of `number` requests take part, at this place of the batch."""
         self.together = number
         self.place = len(self.singles)
-        self._together = members
+        self._together, self._lengths = members, lengths
+
+    def know_longest(self, lengths: list[int]) -> None:
+        """All that anybody will ask for are the longest lengths, in descending order."""
+        self._longest = lengths
 
     @property
     def copied_blocks(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import eq
 
 from kvsim.engine.idle import Stack
 from kvsim.engine.order import MakeOrder
@@ -93,11 +94,12 @@ class BlockPool:
 
     def audit(self) -> None:
         """Assert that every block is in exactly one place."""
-        returned, fresh = self._returned(), self._blank.fresh
-        assert len(set(returned)) == len(returned), "a block is idle twice"
-        assert not set(returned) & self.references.keys(), "a block is idle and in use"
-        assert not any(block in fresh for block in self.references), "a fresh block is in use"
-        assert all(count > 0 for count in self.references.values()), "a block in use has no holder"
+        returned, fresh, references = self._returned(), self._blank.fresh, self.references
+        idle = set(returned)
+        assert len(idle) == len(returned), "a block is idle twice"
+        assert idle.isdisjoint(references), "a block is idle and in use"
+        assert not any(map(fresh.__contains__, references)), "a fresh block is in use"
+        assert min(references.values(), default=1) > 0, "a block in use has no holder"
         assert self.used + self.idle == self.size, "blocks were lost or invented"
 
     def _returned(self) -> list[int]:
@@ -172,8 +174,9 @@ class KeyedPool(BlockPool):
 
     def audit(self) -> None:
         super().audit()
-        idle, used = set(self.content), self.references.keys()
-        assert self.key_of.keys() <= idle | used, "content without a block"
+        key_of = self.key_of
+        idle = len(key_of) - sum(map(self.references.__contains__, key_of))
+        assert idle == sum(map(key_of.__contains__, self.content)), "content without a block"
 
     def _returned(self) -> list[int]:
         return [block for order in {self._blank, self.content} for block in order]
@@ -316,9 +319,10 @@ class PrefixPool(KeyedPool):
 
     def audit(self) -> None:
         super().audit()
-        assert self.key_of.keys() >= set(self.content), "an idle block lost its key"
-        assert len(self.block_of) == len(self.key_of), "two blocks carry one key"
-        assert all(self.key_of[b] == k for k, b in self.block_of.items()), "a key is misfiled"
+        key_of, block_of = self.key_of, self.block_of
+        assert all(map(key_of.__contains__, self.content)), "an idle block lost its key"
+        assert len(block_of) == len(key_of), "two blocks carry one key"
+        assert all(map(eq, map(key_of.get, block_of.values()), block_of)), "a key is misfiled"
         assert self._computed <= self.references.keys(), "an idle block is marked"
 
     def _label(self, block: int, key: int) -> None:

@@ -265,13 +265,16 @@ class RunPool(CachePool):
 
     def audit(self) -> None:
         super().audit()
-        idle = list(self.idle_runs())
-        assert self._cached == sum(run.end - run.start for run in idle), "blocks are miscounted"
-        assert all(run.refs == 0 for run in idle), "a run is idle and in use"
+        cached = 0
+        for run in self.idle_runs():
+            cached += run.end - run.start
+            assert run.refs == 0, "a run is idle and in use"
+        assert self._cached == cached, "blocks are miscounted"
         assert 0 <= self._left + self._cached <= self.size, "blocks were lost or invented"
+        size = self._block_size
         for key, run in self._at.items():
             assert run.start < run.end, "an empty run is kept"
-            assert key == run.start * self._block_size + run.offset, "a run is misfiled"
+            assert key == run.start * size + run.offset, "a run is misfiled"
             if run.copies is not None:
                 assert run.copies[0] is run and len(run.copies) > 1, "copies are misfiled"
                 alike = {(each.start, each.end, each.offset) for each in run.copies}
@@ -289,11 +292,17 @@ class RunPool(CachePool):
                 assert pieces[-1].end == upto, "a table ends inside a run"
                 for part in pieces:
                     held[part] = held.get(part, 0) + 1
-        resident = [run for first in self._at.values() for run in first.copies or (first,)]
-        counted = {run: run.refs for run in resident if run.refs}
+        idle = set(self.idle_runs())
+        counted = {}
+        for first in self._at.values():
+            for run in first.copies or (first,):
+                if run.refs:
+                    counted[run] = run.refs
+                else:
+                    assert run in idle, "a run that can be hit cannot be evicted"
+                    idle.remove(run)
         assert held == counted, "references and tables disagree"
-        idle = {run for run in resident if not run.refs}
-        assert idle == set(self.idle_runs()), "an idle run cannot be hit or evicted"
+        assert not idle, "an idle run cannot be hit"
         return sum(run.end - run.start for run in held)
 
 

@@ -12,6 +12,7 @@ before them was answered with yes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvsim.engine.growth import GROWTH, Growth, make_growth
@@ -291,12 +292,11 @@ class Tables:
         """Assert that pools and tables agree: each reference is an entry of one table."""
         for pool in (self.gpu, self.cpu):
             pool.audit()
-        counted: dict[int, int] = {}
+        counted: Counter[int] = Counter()
         empty = 0
         for request in requests:
             for sequence in request.sequences:
-                for block in sequence.table:
-                    counted[block] = counted.get(block, 0) + 1
+                counted.update(sequence.table)
                 if not self.swapped(sequence):
                     empty += self._empty(sequence)
                 assert sequence.filled <= len(sequence.table) * self.block_size

@@ -158,11 +158,14 @@ class ContentPool(KeyedPool):
 
     def audit(self) -> None:
         super().audit()
-        assert self.key_of.keys() >= set(self.content), "an idle block lost its key"
-        labelled = [*self.block_of.items()]
-        labelled += [(key, block) for key, others in self._others.items() for block in others]
-        assert len(labelled) == len(self.key_of), "a block is labelled twice"
-        assert all(self.key_of[block] == key for key, block in labelled), "a key is misfiled"
+        key_of = self.key_of
+        assert all(map(key_of.__contains__, self.content)), "an idle block lost its key"
+        keys, blocks = [*self.block_of], [*self.block_of.values()]
+        for key, others in self._others.items():
+            keys += [key] * len(others)
+            blocks += others
+        assert len(blocks) == len(key_of), "a block is labelled twice"
+        assert keys == list(map(key_of.get, blocks)), "a key is misfiled"
         assert all(self._others.values()), "an empty set of blocks is kept"
         assert self._others.keys() <= self.block_of.keys(), "content cannot be found"
 

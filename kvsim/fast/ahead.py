@@ -169,7 +169,9 @@ class Ahead:
         if batch.others or batch.waiting:
             return self._compose_prompts(decodes, context)
         row = self._row(decodes, context, 0)
-        return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+        return Step(
+            decodes, context, [], [], row, course.decode_ns(decodes, context, cohort.composed - 1)
+        )
 
     def _compose_short(self) -> Step:
         """Compose a step for which the tail gives way; nobody is admitted to it."""
@@ -181,14 +183,15 @@ class Ahead:
         cohort.grow(decodes)
         cohort.compose(decodes)
         row = self._row(decodes, context, terms.after_preemption, preempted=len(plan.preempted))
-        return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+        return Step(
+            decodes, context, [], [], row, course.decode_ns(decodes, context, cohort.composed - 1)
+        )
 
     def _compose_prompts(self, decodes: int, context: int) -> Step:
         """Compose the rest of a step with so many decodes: chunks of prompts, if it has any."""
-        course, intake = self._course, self._intake
+        course, intake, cohort = self._course, self._intake, self._course.cohort
         batch, plan = course.batch, course.begin()
-        plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = decodes
-        plan.context_tokens = context
+        course.count_decodes(decodes, context, cohort.composed - 1)
         running = batch.num_running
         chunks = intake.continued() if batch.others else []
         if batch.waiting:
@@ -198,7 +201,14 @@ class Ahead:
             chunks += admitted
         if not chunks:
             row = self._row(decodes, context, plan.blocked)
-            return Step(decodes, context, [], [], row, course.cost.decode_ns(decodes, context))
+            return Step(
+                decodes,
+                context,
+                [],
+                [],
+                row,
+                course.decode_ns(decodes, context, cohort.composed - 1),
+            )
         computed, cached = intake.run(chunks), intake.cached_tokens
         sampling, computing_ns = self._book(chunks), course.cost.step_ns(plan)
         row = step_row(
@@ -317,7 +327,7 @@ class Ahead:
         """The plan of the step that is under way when the scheduler takes over."""
         cohort, plan = self._course.cohort, Plan()
         if step.decodes:
-            plan.run_together(step.decodes, cohort.members)
+            plan.run_together(step.decodes, cohort.members, cohort.lengths)
             cohort.flying.append(plan)
         plan.decode_seqs, plan.context_tokens = step.decodes, step.context_tokens
         plan.samples = step.decodes + len(step.sampling)

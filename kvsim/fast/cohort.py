@@ -35,6 +35,7 @@ times and figures.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from heapq import heappush
 from typing import Any
@@ -116,6 +117,9 @@ class Cohort:
         """Steps of the cohort."""
         self.context_tokens = 0
         """Sum of the lengths of the members that are not sitting, the next token included."""
+        self.ranks: list[int] | None = None
+        """Lengths less steps composed of the members that are not sitting, ascending; None: nobody
+        asks for lengths (`rank`)."""
         self.settled_then = 0
         """Steps settled when the last one was composed."""
         self.composed_ns = 0
@@ -166,7 +170,7 @@ class Cohort:
         self._parted, self.grown = [], 0
         if number:
             plan = batch.plan
-            plan.run_together(number, self.members)
+            plan.run_together(number, self.members, self.lengths)
             plan.decode_seqs += number
             plan.context_tokens += self.context_tokens
             self.compose(number)
@@ -192,6 +196,24 @@ class Cohort:
         if not self.sitting:
             return list(self.requests)
         return [request for request in self.requests if request not in self.sitting]
+
+    def lengths(self) -> list[int]:
+        """The lengths of `members` in the step composed last, its token included."""
+        step, members = self.composed - 1, self.requests
+        return [
+            members[request].known - members[request].joined + step for request in self.members()
+        ]
+
+    def rank(self) -> None:
+        """From now on, `longest` is asked for; there are no members yet."""
+        self.ranks = []
+
+    def longest(self, number: int, step: int) -> list[int]:
+        """The first of `lengths` in descending order, in a step before which so many are composed,
+        as long as nobody leaves."""
+        ranks = self.ranks
+        assert ranks is not None, "ask for rank first"
+        return [rank + step for rank in ranks[: -number - 1 : -1]]
 
     def compose(self, number: int) -> None:
         """A step of so many members, who have their slots, begins now."""
@@ -251,6 +273,7 @@ class Cohort:
             if member and member.last == self.composed and request not in self.sitting:
                 del self.phases[(member.joined - member.filled) % self.size][request]
                 self.context_tokens -= member.known + self.composed - member.joined
+                self._unrank(member)
                 self.sitting[request] = None
 
     def recruit(self) -> None:
@@ -284,6 +307,8 @@ class Cohort:
             heappush(self.next_ends, last)
         ends[request] = None
         self.context_tokens += known
+        if self.ranks is not None:
+            insort(self.ranks, known - step)
         if apart:
             newcomers = self._newcomers.get(step)
             if newcomers is None:
@@ -433,6 +458,7 @@ class Cohort:
         else:
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + composed - joined
+            self._unrank(member)
         if self.lingering and request in self.lingering:
             self.lingering.remove(request)
         steps = composed - joined
@@ -462,6 +488,7 @@ class Cohort:
             joined, steps = member.joined, self.composed - member.joined
             del self.phases[(joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
+            self._unrank(member)
             sequence = request.sequences[0]
             sequence.__class__, sequence.member = Sequence, None
             sequence.length += member.last - joined
@@ -471,6 +498,10 @@ class Cohort:
             self.batch.complete(request)
         self.lingering = []
         return parting
+
+    def _unrank(self, member: Member) -> None:
+        if self.ranks is not None:
+            del self.ranks[bisect_left(self.ranks, member.known - member.joined)]
 
 
 def _known(member: Member, step: int, settled: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvsim.cost.decodes import PricesDecodes
+from kvsim.cost import PricesDecodes, PricesLongest, longest_asked
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
@@ -38,6 +38,10 @@ class Course:
         self.scheduler = scheduler
         self.terms = terms
         self.cost = cost
+        self._asked = longest_asked(cost)
+        self._longest = cost if self._asked and isinstance(cost, PricesLongest) else None
+        if self._asked:
+            cohort.rank()
         self.recorder = recorder
         self.arrivals = arrivals
         self.listens = listens
@@ -51,12 +55,39 @@ class Course:
         """Members that have their last token and linger, of whom the scheduler does not know yet:
         most of them end before it has to."""
 
+    def decode_ns(self, sequences: int, context_tokens: int, step: int) -> int:
+        """Nanoseconds of one decode step of the cohort, before which so many are composed."""
+        cost = self._longest
+        if cost is None:
+            return self.cost.decode_ns(sequences, context_tokens)
+        longest = self.cohort.longest(self._asked, step)
+        return cost.decode_ns(sequences, context_tokens, longest)
+
+    def decode_run_ns(self, steps: int, within_ns: int | None) -> list[int]:
+        """Nanoseconds of the next decode steps, as `PricesDecodes.decode_run_ns`."""
+        cost, cohort = self._longest, self.cohort
+        number, context = len(cohort.requests), cohort.context_tokens
+        if cost is None:
+            return self.cost.decode_run_ns(number, context, steps, within_ns)
+        longest = cohort.longest(self._asked, cohort.composed)
+        return cost.decode_run_ns(number, context, steps, within_ns, longest)
+
+    def count_decodes(self, number: int, context_tokens: int, step: int) -> None:
+        """Put so many decodes of the cohort into the step being worked out, before which so many
+        are composed."""
+        plan, cost = self.plan, self._longest
+        plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = number
+        plan.context_tokens = context_tokens
+        if cost is not None:
+            plan.know_longest(self.cohort.longest(self._asked, step))
+
     def begin(self) -> Plan:
         """Start to compose a step by its sums."""
         self.batch.plan = plan = self.plan
         plan.chunks, plan.preempted, plan.ignored = [], [], []
         plan.blocked = plan.samples = plan.together = plan.batched_tokens = 0
         plan.decode_seqs = plan.context_tokens = 0
+        plan.know_longest([])
         return plan
 
     def end(self, requests: list[Request]) -> None:

@@ -107,7 +107,7 @@ class Decodes:
         cohort, course = self._cohort, self._course
         phases, size, free = cohort.phases, cohort.size, self._batch.blocks.gpu.free
         number, context = len(cohort.requests), cohort.context_tokens
-        decode_ns, mixes = course.cost.decode_ns, course.terms.mixes
+        mixes = course.terms.mixes
         ends_ns: list[int] = []
         opened: list[int] = []
         for step in range(cohort.composed, cohort.composed + steps):
@@ -116,7 +116,7 @@ class Decodes:
             if left <= 0 or (left if mixes else free) < floor_blocks:
                 break
             free = left
-            now_ns += decode_ns(number, context)
+            now_ns += course.decode_ns(number, context, step)
             context += number
             ends_ns.append(now_ns)
             opened.append(opening)
@@ -139,7 +139,7 @@ class Decodes:
         most = number + number * steps // size
         if steps < LONG_STEPS or most + floor_blocks >= self._batch.blocks.gpu.free:
             return [], []
-        times = course.cost.decode_run_ns(number, cohort.context_tokens, steps, within)
+        times = course.decode_run_ns(steps, within)
         place = cohort.composed % size
         cycle = [len(members) for members in cohort.phases[place:] + cohort.phases[:place]]
         opened = cycle * (len(times) // size + 1)
@@ -187,12 +187,13 @@ class Decodes:
         elif head is not None:
             head.blocked_steps += 1
         number, context = len(cohort.requests), cohort.context_tokens
+        step_ns = course.decode_ns(number, context, cohort.composed)
         cohort.grow(number)
         cohort.compose(number)
         running = number - course.farewell() if cohort.lingering else number
         waiting = len(batch.waiting)
         census = batch.blocks.census()
-        batch.now_ns = end_ns = start_ns + course.cost.decode_ns(number, context)
+        batch.now_ns = end_ns = start_ns + step_ns
         ended = cohort.book(running)
         if ended:
             course.end(ended)

@@ -31,10 +31,8 @@ class Prompts:
         if number:
             cohort.given = 0
             cohort.grow(number)
-            plan.together = plan.decode_seqs = plan.samples = number
-            plan.context_tokens = cohort.context_tokens
+            course.count_decodes(number, cohort.context_tokens, cohort.composed)
             cohort.compose(number)
-        plan.batched_tokens = number
         running = len(cohort.requests) + len(batch.others)
         continued = intake.continued() if batch.others else []
         sure = not batch.others

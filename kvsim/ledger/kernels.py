@@ -2,8 +2,9 @@
 
 The cost model explains what each term of a step takes (`kvsim.cost.explain`). The terms are cut to
 whole nanoseconds and filled in one after the other, as far as the step's time lasts. What is left
-is prompt attention in a step with prompt tokens. In all other steps it is host time: the host waits
-where a kernel launch floor held the step up. So the parts always add up to the step.
+is prompt attention in a step with prompt tokens. In all other steps it is host time, because the
+host waits where a kernel launch floor held the step up, or decode attention, where the cost model
+says so: it prices uneven batches. So the parts always add up to the step.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from kvsim.records.transitions import RESUMED
 Ints = NDArray[np.int64]
 
 _TERMS = ("host", "dense", "attention_decode", "head", "copies")
-_HOST, _PROMPTS, _UNEXPLAINED = map(
-    KERNELS.index, ("host_ns", "attention_prefill_ns", "unexplained_ns")
-)
+_PROMPTS, _UNEXPLAINED = map(KERNELS.index, ("attention_prefill_ns", "unexplained_ns"))
 _PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
 
 
@@ -110,7 +109,7 @@ def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
         left -= parts[:, place]
     prompts = work.prefill_tokens > 0
     parts[:, _PROMPTS] += np.where(prompts, left, 0)
-    parts[:, _HOST] += np.where(prompts, 0, left)
+    parts[:, _PLACES[_TERMS.index(terms.get("rest", "host"))]] += np.where(prompts, 0, left)
     return parts
 
 
@@ -126,7 +125,7 @@ def alone_ns(cost: object, work: Work, computing: Ints, host: Ints) -> Ints:
         return alone
     if isinstance(cost, Explains):
         terms = cost.explain(Work(*(column[mixed] for column in work)).without_prompts())
-        price = sum(np.floor(terms[name]) for name in terms if name != "host")
+        price = sum(np.floor(terms[name]) for name in terms if name not in ("host", "rest"))
         share = np.asarray(price, dtype=np.int64)
     else:
         tokens = work.tokens[mixed]

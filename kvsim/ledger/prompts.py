@@ -8,6 +8,7 @@ ends within a block is seen. The meaning of the parts: `kvsim.ledger.parts`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -66,13 +67,13 @@ def split_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
 
-    `streams`: of the requests, in order; `requests`: their columns. A prompt of which no other
-    stream has anything is all cold; only the others are compared.
+    `streams`: of the requests, in order; `requests`: their columns. A prompt whose first token no
+    other stream has is all cold; only the others are compared.
     """
     lengths, reached = requests["input_length"], _reached(requests, transitions)
     parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64)
     shared = [stream.shared_tokens for stream in streams]
-    alone = np.array([not tokens for tokens in shared], dtype=bool)
+    alone = _alone(streams, shared)
     cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
     parts[cold, _COLD] = np.minimum(lengths, reached)[cold]
     parts[cold, -1] = (lengths - parts[:, _COLD])[cold]
@@ -96,6 +97,16 @@ def split_prompts(
         whole = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
         parts[place] = cut_off(whole, int(reached[place]))
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
+
+
+def _alone(streams: Sequence[SpannedStream], shared: Sequence[int]) -> Bools:
+    """Which streams share nothing with another one, as their first token is theirs alone."""
+    keys = [
+        stream.pieces(1)[0].key if tokens else None
+        for stream, tokens in zip(streams, shared, strict=True)
+    ]
+    users = Counter(keys)
+    return np.array([key is None or users[key] == 1 for key in keys], dtype=bool)
 
 
 def classify(

@@ -2,66 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
 
 from kvsim.errors import ConfigError, TraceError, nearest
-from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
-from kvsim.workload.formats import (
-    aiperf,
-    azure,
-    burstgpt,
-    columns,
-    custom,
-    guidellm,
-    llmservingsim,
-    lmcache,
-    mooncake,
-    openai_batch,
-    qwen,
-    sglang_bench,
-    sharegpt,
-    vidur,
-    vllm_bench,
-    vllm_log,
-    weka,
-)
 from kvsim.workload.head import Head, look
 from kvsim.workload.source import Source, shown
-from kvsim.workload.table import parse_columns, read_table
 from kvsim.workload.trace import Trace
 
-
-class Reader(NamedTuple):
-    """How a format is recognised and read."""
-
-    recognises: Callable[[Head], bool]
-    read: Callable[[Source], Trace]
-
-
-READERS: dict[str, Reader] = {
-    "native": Reader(native.recognises, native.read),
-    "qwen": Reader(qwen.recognises, qwen.read),
-    "llmservingsim": Reader(llmservingsim.recognises, llmservingsim.read),
-    "lmcache": Reader(lmcache.recognises, lmcache.read),
-    "weka": Reader(weka.recognises, weka.read),
-    "guidellm": Reader(guidellm.recognises, guidellm.read),
-    "aiperf": Reader(aiperf.recognises, aiperf.read),
-    "vllm-bench": Reader(vllm_bench.recognises, vllm_bench.read),
-    "sglang-bench": Reader(sglang_bench.recognises, sglang_bench.read),
-    "openai-batch": Reader(openai_batch.recognises, openai_batch.read),
-    "sharegpt": Reader(sharegpt.recognises, sharegpt.read),
-    "custom": Reader(custom.recognises, custom.read),
-    "mooncake": Reader(mooncake.recognises, mooncake.read),
-    "azure": Reader(azure.recognises, azure.read),
-    "vidur": Reader(vidur.recognises, vidur.read),
-    "burstgpt": Reader(burstgpt.recognises, burstgpt.read),
-    "vllm-log": Reader(vllm_log.recognises, vllm_log.read),
-    "table": Reader(columns.recognises, columns.read),
+READERS: dict[str, str] = {
+    "native": "native",
+    "qwen": "formats.qwen",
+    "llmservingsim": "formats.llmservingsim",
+    "lmcache": "formats.lmcache",
+    "weka": "formats.weka",
+    "guidellm": "formats.guidellm",
+    "aiperf": "formats.aiperf",
+    "vllm-bench": "formats.vllm_bench",
+    "sglang-bench": "formats.sglang_bench",
+    "openai-batch": "formats.openai_batch",
+    "sharegpt": "formats.sharegpt",
+    "custom": "formats.custom",
+    "mooncake": "formats.mooncake",
+    "azure": "formats.azure",
+    "vidur": "formats.vidur",
+    "burstgpt": "formats.burstgpt",
+    "vllm-log": "formats.vllm_log",
+    "table": "formats.columns",
 }
-"""Format → its reader. The first that recognises a file reads it."""
+"""Format → the module of `kvsim.workload` that `recognises` and that will `read` it. They are asked
+in this order, and imported when they are."""
 
 _MOST_NAMES = 12
 _REWRITE = "write its rows as kvsim_trace, which has a place for all of it"
@@ -95,14 +68,23 @@ def open_trace(path: str, format: str | None = None, columns: str | None = None)
 
 def _read(path: str, format: str | None, columns: str | None) -> Trace:
     if Path(path).is_dir() and format in (None, "weka") and columns is None:
-        return weka.read_folder(Path(path))
+        from kvsim.workload.formats.weka import read_folder
+
+        return read_folder(Path(path))
     with Source(path) as source:
         head = look(source)
         if head.is_blank:
             raise source.error("empty; a trace has one request per line", line=0)
         if columns is not None:
+            from kvsim.workload.table import parse_columns, read_table
+
             return read_table(source, parse_columns(columns))
-        return READERS[format or _recognise(source, head)].read(source)
+        trace: Trace = _reader(format or _recognise(source, head)).read(source)
+        return trace
+
+
+def _reader(format: str) -> ModuleType:
+    return import_module(f"kvsim.workload.{READERS[format]}")
 
 
 def _located(path: str) -> str:
@@ -123,8 +105,8 @@ def _recognise(source: Source, head: Head) -> str:
     for what, telling, remedy in _REFUSED:
         if head.keys >= telling and "kvsim_trace" not in head.keys:
             raise source.error(f"{what}, which kvsim does not read; {remedy}", line=0)
-    for name, reader in READERS.items():
-        if reader.recognises(head):
+    for name in READERS:
+        if _reader(name).recognises(head):
             return name
     found = sorted(head.keys or head.columns)[:_MOST_NAMES]
     listed = ", ".join(map(shown, found)) or "none"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvsim import limits
 from kvsim.workload.source import MAX_TOKENS, Source, identifier, nanoseconds, shown
 from kvsim.workload.trace import Row
 
@@ -72,6 +71,6 @@ def check_total(source: Source, input_length: int, output_length: int, key: str)
     if total > MAX_TOKENS:
         what = f"with the output it makes {total} tokens, above {MAX_TOKENS}; shorten it"
         raise source.error(what, key)
-    most_output = limits.most(limits.OUTPUT_TOKENS)
-    if output_length > most_output:
-        raise source.excess(f"an output of {output_length:,} tokens is", most_output)
+    if output_length > source.most_output_tokens:
+        what = f"an output of {output_length:,} tokens is"
+        raise source.excess(what, source.most_output_tokens)

@@ -40,6 +40,7 @@ class Source:
     def __init__(self, path: str) -> None:
         self.path = path
         self.line = 0
+        self.most_output_tokens = limits.most(limits.OUTPUT_TOKENS)
         self._hash = hashlib.sha256()
         self._stored = _open(path)
         self._file = self._stored

@@ -7,6 +7,9 @@ from msgspec.structs import replace
 
 from kvsim.bench import repeat
 from kvsim.bench.measure import Measurement, measure
+from kvsim.bench.peers import Peer
+from kvsim.bench.processes import Whole, in_fresh_process, kvsim_run, write_requests
+from kvsim.bench.settings import Case
 from kvsim.bench.workloads import WORKLOADS
 from kvsim.errors import ConfigError
 
@@ -26,15 +29,25 @@ ONE = Measurement(
 )
 
 
-def bench(*measured: Measurement, engine: str = "vllm-0.6.3") -> repeat.Bench:
+CASE = Case("W1", "vllm-v1")
+
+
+def bench(*measured: Measurement, settings: str = CASE.settings) -> repeat.Bench:
+    whole = Whole(cpu_s=1.0, rss_mb=2.0)
+    row = repeat.Row(
+        workload=CASE.workload,
+        settings=settings,
+        runs=list(measured),
+        whole=[whole],
+        peer=[Peer(core_s=0.5, whole=whole)],
+    )
     return repeat.Bench(
         kvsim_version="1",
         python="3",
         machine="m",
         load_average=None,
-        engine=engine,
-        cost="constant",
-        workloads={"W1": list(measured)},
+        peer="aisimulate",
+        rows=[row],
     )
 
 
@@ -58,17 +71,15 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, text: str) -> None
 def test_ratios_compare_the_least_of_each() -> None:
     now = bench(replace(ONE, cpu_s=1.5), replace(ONE, cpu_s=1.0, ping_ns=1000.0))
     then = bench(ONE, replace(ONE, cpu_s=4.0))
-    assert repeat.ratios(now, then) == {"W1": (0.5, 0.25)}
-    assert repeat.ratios(now, replace(then, workloads={})) == {}
-    with pytest.raises(ConfigError, match="compare like with like"):
-        repeat.ratios(now, bench(ONE, engine="vllm-v1"))
+    assert repeat.ratios(now, then) == {CASE: (0.5, 0.25)}
+    assert repeat.ratios(now, bench(ONE, settings="vllm-0.6.3")) == {}
 
 
 def test_a_measurement_counts_events_and_leaves_simpy_as_it_was() -> None:
     import simpy
 
     before = simpy.Environment.__init__
-    measured = measure("decode-1", "vllm-0.6.3", "constant")
+    measured = measure(Case("decode-1", "vllm-v1"))
     assert simpy.Environment.__init__ is before
     assert measured.events >= 1
     assert measured.requests == len(WORKLOADS["decode-1"].make(None).rows)
@@ -79,4 +90,11 @@ def test_a_measurement_counts_events_and_leaves_simpy_as_it_was() -> None:
 
 def test_an_error_in_a_process_of_its_own_is_raised_here() -> None:
     with pytest.raises(ConfigError, match="no such setting"):
-        repeat.in_fresh_process(measure, "W2s", "vllm-v1", "constant")
+        in_fresh_process(measure, Case("W2s", "vllm-v1"))
+
+
+def test_a_whole_process_is_that_of_the_command_line(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.jsonl")
+    write_requests("decode-1", None, path)
+    whole = kvsim_run(Case("decode-1", "vllm-v1-table"), path)
+    assert whole.cpu_s > 0 and whole.rss_mb > 0

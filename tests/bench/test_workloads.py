@@ -2,13 +2,24 @@
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 from shared import SHARED
 
 from kvsim import simulate
-from kvsim.bench.measure import checks_of, digest, measure, settings_of
-from kvsim.bench.workloads import WORKLOADS, Lengths, decode, named, poisson, usual
+from kvsim.bench.measure import digest, measure
+from kvsim.bench.settings import SETTINGS, USUAL, Case, choose
+from kvsim.bench.workloads import (
+    COUNTED,
+    DEFAULT,
+    RUNS,
+    WORKLOADS,
+    Lengths,
+    decode,
+    named,
+    poisson,
+)
 from kvsim.errors import ConfigError
 from kvsim.workload.trace import Trace
 
@@ -32,7 +43,7 @@ def test_generators_make_the_published_sums() -> None:
 
 def test_the_draws_of_decode_workloads_follow_one_another() -> None:
     rng = random.Random(1)
-    for running in (1, 16, 256, 1024):
+    for running in (1, 16, 256, 1024, 4096):
         prompts = [rng.randint(100, 600) for _ in range(running)]
         outputs = [rng.randint(2000, 6000) for _ in range(running)]
         rows = decode(running).rows
@@ -43,32 +54,65 @@ def test_the_draws_of_decode_workloads_follow_one_another() -> None:
 
 def test_a_word_means_a_workload_or_a_family() -> None:
     assert named("W2") == ["W2"]
-    assert named("decode") == ["decode-1", "decode-16", "decode-256", "decode-1024"]
+    assert named("decode") == [f"decode-{n}" for n in (1, 16, 256, 1024, 4096)]
     assert named("chunked") == ["chunked-W1", "chunked-W2", "chunked-W3"]
     with pytest.raises(ConfigError, match=r"no workload 'W22'; did you mean 'W2'\?"):
         named("W22")
 
 
-def test_without_a_trace_the_workloads_that_need_one_are_left_out() -> None:
-    assert set(usual("x")) - set(usual(None)) == {"W4", "W4-300k"}
-    assert "million" not in usual("x")
+def test_without_names_every_engine_is_measured_the_default_first() -> None:
+    cases = choose([], [], None)
+    assert [*dict.fromkeys(case.settings for case in cases)] == [
+        name for name in SETTINGS if name != RUNS
+    ]
+    assert cases[:2] == [Case("W1", DEFAULT), Case("W2", DEFAULT)]
+    assert set(choose([], [], "x")) - set(cases) == {
+        Case(name, settings)
+        for settings, names in USUAL.items()
+        for name in names
+        if not WORKLOADS[named(name)[0]].own
+    }
     with pytest.raises(ConfigError, match="give --trace FILE"):
         WORKLOADS["W4"].make(None)
 
 
-@pytest.mark.parametrize("name", [name for name, each in WORKLOADS.items() if each.own])
-def test_a_run_comes_to_what_is_known(name: str) -> None:
-    checks = WORKLOADS[name].checks
-    if checks is None or not (WHOLE or name in QUICK):
+def test_workloads_alone_run_with_the_default_and_settings_on_their_usual_ones() -> None:
+    assert choose(["W2"], [], None) == [Case("W2", DEFAULT)]
+    assert choose([], ["vllm-v1-table"], None) == [
+        Case("W1", "vllm-v1-table"),
+        Case("W2x", "vllm-v1-table"),
+    ]
+
+
+def test_a_file_of_settings_is_an_engine_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('engine = "vllm-v1"\nasync_scheduling = false\n')
+    (case,) = choose(["W1"], [str(path)], None)
+    assert case.table == WORKLOADS["W1"].settings | {
+        "engine": "vllm-v1",
+        "async_scheduling": False,
+    }
+    assert case.checks is None
+
+
+KNOWN = [Case(name, settings) for name, each in WORKLOADS.items() for settings in each.checks]
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=str)
+def test_a_run_comes_to_what_is_known(case: Case) -> None:
+    own = WORKLOADS[case.workload].own
+    if own and not (WHOLE or case.workload in QUICK):
         pytest.skip("long; KVSIM_WHOLE=1 runs it")
-    measured = measure(name, "vllm-0.6.3", "constant")
-    assert measured.meets(checks), measured
+    if not own and not CONVERSATION.exists():
+        pytest.skip("public data ../shared/traces is not here")
+    measured = measure(case, None if own else str(CONVERSATION))
+    assert case.checks is not None and measured.meets(case.checks), measured
 
 
 @pytest.mark.parametrize("name", ["W1", "W2", "W2s", "W2x", "W2xs", "chunked-W1", "chunked-W2"])
 def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
     """A fortieth of the requests and of the blocks, at two rates."""
-    settings = dict(WORKLOADS[name].settings)
+    settings = dict(Case(name, COUNTED).table)
     settings["num_gpu_blocks_override"] //= 40
     settings |= {"max_num_seqs": 16, "max_model_len": 1024, "max_num_batched_tokens": 1024}
     if "num_cpu_blocks_override" in settings:
@@ -82,33 +126,11 @@ def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
 
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
-@pytest.mark.parametrize("name", ["W4", "W4-300k"])
-def test_the_conversation_comes_to_what_is_known(name: str) -> None:
-    measured = measure(name, "vllm-0.6.3", "constant", str(CONVERSATION))
-    assert measured.meets(WORKLOADS[name].checks), measured
-
-
-@pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
 @pytest.mark.parametrize("blocks", [10_000, 40_000])
 def test_the_conversation_comes_out_the_same_with_an_entry_per_block(blocks: int) -> None:
-    settings = WORKLOADS["W4"].settings | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
+    settings = Case("W4", RUNS).table | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
     trace = WORKLOADS["W4"].make(str(CONVERSATION))
     twin = settings | {"block_manager": "twins.prompt_cache:PromptCaching"}
     runs, entries = simulate(trace, settings), simulate(trace, twin)
     assert runs.meta["cache"] == entries.meta["cache"]
     assert digest(runs) == digest(entries)
-
-
-def test_nothing_is_known_under_another_engine_or_cost_model() -> None:
-    assert checks_of("W1", "vllm-0.6.3", "constant") == WORKLOADS["W1"].checks
-    assert checks_of("W1", "vllm-v1", "constant") is None
-    assert checks_of("W1", "vllm-0.6.3", "table") is None
-
-
-def test_other_engines_run_synchronously_and_without_a_prefix_cache() -> None:
-    settings = settings_of(WORKLOADS["W1"].settings, "vllm-v1", "constant")
-    assert "disable_async_output_proc" not in settings
-    assert (settings["async_scheduling"], settings["enable_prefix_caching"]) == (False, False)
-    assert (
-        settings_of(WORKLOADS["W4"].settings, "vllm-v1", "table")["enable_prefix_caching"] is True
-    )

@@ -96,7 +96,8 @@ def test_no_file_is_written_where_there_is_no_folder_to_read(saved: Path, tmp_pa
 
 
 def test_each_source_of_tables_asks_for_what_it_lacks(saved: Path, tmp_path: Path) -> None:
-    extra = kvsim("import", str(tmp_path / "tables"), "--hardware", "h200-sxm", "--out", str(saved))
+    folder = str(tmp_path / "tables")
+    extra = kvsim("import", folder, "--created", "2026-01-02", "--out", str(saved))
     assert "leave them out" in extra.stderr
     (tmp_path / "decode.csv").touch()
     lacking = kvsim("import", str(tmp_path), "--out", str(saved))

@@ -1,16 +1,18 @@
 """Import of LLMServingSim's tables: what is added up, what is refused, what a step then costs."""
 
+import math
 from pathlib import Path
 
 import pytest
-from calibrate.tables import META, OPERATORS, attention_us, write_tables
+from calibrate.tables import META, OPERATORS, attention_us, write_csv, write_tables
 from cost.plans import plan
+from msgspec import UNSET
 
 from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile, read_bundle
 from kvsim.config import make_config
 from kvsim.cost import TableCost
-from kvsim.cost.profile import DecodeGrid, load_profile
+from kvsim.cost.profile import DecodeGrid, Tail, load_profile
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.models import load_model
@@ -87,12 +89,104 @@ def test_equal_tables_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
-def test_a_correction_that_is_not_applied_is_said(tmp_path: Path) -> None:
-    disabled = import_profile(write_tables(tmp_path / "a")).error["ragged"]
-    enabled_meta = META.replace("enabled: false", "enabled: true")
-    enabled = import_profile(write_tables(tmp_path / "b", enabled_meta)).error["ragged"]
-    assert "disabled" in disabled
-    assert "not applied" in enabled
+def test_operators_that_some_models_have_count_where_the_table_has_them(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "tables")
+    path = folder / "tp1" / "dense.csv"
+    rows = "".join(f"qk_norm,{tokens},{23 * tokens}\n" for tokens in (1, 2, 16, 64))
+    path.write_text(path.read_text() + rows)
+    more = [23 * tokens * LAYERS for tokens in (1, 2, 16, 64)]
+    assert import_profile(folder).fit.dense.us == [
+        dense_us(tokens) + each for tokens, each in zip((1, 2, 16, 64), more, strict=True)
+    ]
+
+
+# -- what no table holds --------------------------------------------------------------------------
+
+KNOWN = META.replace("Test GPU", "NVIDIA GeForce RTX 4090")
+SKEW = "n,nb,pc,kp,kvs,kv_big,kv_mean,t_mean_us,t_skew_us"
+
+
+def test_uneven_batches_of_an_unknown_gpu_are_priced_as_even(folder: Path) -> None:
+    profile = import_profile(folder)
+    assert profile.fit.tail is UNSET
+    assert "multiprocessors are not known" in profile.error["ragged"]
+
+
+def test_the_rates_of_uneven_batches_are_slopes_of_tables(tmp_path: Path) -> None:
+    """`attention_us` has n x length / 4; the RTX 4090 has 128 multiprocessors."""
+    profile = import_profile(write_tables(tmp_path / "tables", KNOWN))
+    kv_heads = load_model("tiny").num_key_value_heads
+    tail = profile.fit.tail
+    assert isinstance(tail, Tail)
+    assert (tail.alone_ns, tail.share_ns) == (250, 250)
+    assert tail.unsplit_seqs == math.ceil(0.8 * 2 * 128 / kv_heads)
+    assert not tail.used
+    assert "there are no uneven batches" in profile.error["ragged"]
+    assert profile.source == "measured"
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("held_up", [True, False])
+def test_measured_uneven_batches_decide(tmp_path: Path, iterations: int, held_up: bool) -> None:
+    """Times may be sums over the iterations; those of even batches tell."""
+    meta = KNOWN + f"measurement_iterations: {iterations}\n"
+    folder = write_tables(tmp_path / "tables", meta)
+    rows = []
+    for long in (64, 128, 256):
+        mean = (long + 7 * 16) / 8
+        even = attention_us(16, 0, 8, mean)
+        uneven = even + (long - mean) / 4 * 7 / 8 if held_up else even
+        rows.append((8, 1, 16, 0, 16, long, mean, even * iterations, uneven * iterations))
+    write_csv(folder / "tp1" / "skew.csv", SKEW, rows)
+    path = folder / "tp1" / "attention.csv"
+    # One block alone is slow: the term is not 0.
+    slow = "".join(
+        f"{line},{float(us) * 5}\n" if line.startswith("16,0,1,") else f"{line},{us}\n"
+        for line, us in (row.rsplit(",", 1) for row in path.read_text().splitlines()[1:])
+    )
+    path.write_text("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n" + slow)
+    profile = import_profile(folder)
+    errors = profile.error["uneven"]
+    assert errors["points"] == 3
+    assert errors["even"]["max_percent"] == 0 if not held_up else errors["even"]["max_percent"] > 5
+    assert isinstance(profile.fit.tail, Tail)
+    better = errors["median_percent"] < errors["even"]["median_percent"]
+    assert profile.fit.tail.used == (better and held_up)
+
+
+def test_several_gpus_need_all_reduces(tmp_path: Path) -> None:
+    shared = META.replace("tp_degrees: [1]", "tp_degrees: [1, 2]")
+    unknown, known = (
+        write_tables(tmp_path / name, meta)
+        for name, meta in (("a", shared), ("b", shared.replace("Test GPU", "NVIDIA L40S")))
+    )
+    for folder in (unknown, known):
+        (folder / "tp1").rename(folder / "tp2")
+    with pytest.raises(ConfigError, match="all-reduces were not measured, and no GPU is named"):
+        import_profile(unknown, tp=2)
+    l40s = load_hardware("l40s")
+    for profile in (import_profile(known, tp=2), import_profile(unknown, tp=2, hardware=l40s)):
+        assert profile.source == "estimated"
+        assert profile.fit.all_reduce == l40s.all_reduce
+        assert profile.terms["all-reduce"] == "figures of l40s, not measured with the kernels"
+
+
+def test_all_reduces_are_priced_and_labelled(tmp_path: Path) -> None:
+    meta = META.replace("tp_degrees: [1]", "tp_degrees: [1, 2]")
+    folder = write_tables(tmp_path / "tables", meta.replace("Test GPU", "NVIDIA L40S"))
+    (folder / "tp1").rename(folder / "tp2")
+    path = tmp_path / "profile.json"
+    path.write_text(to_json(import_profile(folder, tp=2)))
+    model, l40s = load_model("tiny"), load_hardware("l40s")
+    cost = TableCost(
+        model, l40s, make_config({"dtype": "bfloat16", "tensor_parallel_size": 2}), str(path)
+    )
+    reduce_us = l40s.all_reduce.us(16 * model.hidden_size * 2, 2)
+    attention = attention_us(16, 0, 0, 0)
+    expected = dense_us(16) + LAYERS * (attention + 2 * reduce_us)
+    assert cost.step_ns(plan(chunks=[(16, 0)])) == round(1000 * expected)
+    assert cost.kind == "estimated"
+    assert cost.source.endswith("all-reduce: figures of l40s, not measured with the kernels")
 
 
 @pytest.mark.parametrize(

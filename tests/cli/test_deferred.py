@@ -22,24 +22,43 @@ def test_a_command_is_what_the_list_says_of_it(name: str) -> None:
     assert " ".join((command.help or "").split("\n\n")[0].split()) == COMMANDS[name][1]
 
 
-def test_help_imports_no_command_and_nothing_heavy() -> None:
+def modules_after(*arguments: str) -> tuple[set[str], str]:
+    """What a command has imported when it is over, and its output."""
     code = (
         "import sys\n"
         "from kvsim.cli import main\n"
         "try:\n"
-        "    main(['--help'])\n"
+        "    main(sys.argv[1:])\n"
         "except SystemExit as end:\n"
         "    assert not end.code\n"
-        "heavy = {'numpy', 'simpy', 'msgspec', 'pyarrow', 'pandas', 'plotly', 'kvsim.config',"
-        " 'kvsim.cli.commands', 'kvsim.run'}\n"
-        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+        "print(*sys.modules, file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split()), done.stdout
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    loaded, out = modules_after("--help")
+    heavy = {"numpy", "simpy", "msgspec", "pyarrow", "pandas", "plotly"}
+    assert not loaded & (heavy | {"kvsim.config", "kvsim.cli.commands", "kvsim.run"})
     for name in COMMANDS:
-        assert name in done.stdout
+        assert name in out
+
+
+def test_a_run_imports_what_it_needs() -> None:
+    """No reader of another format, no workload without one, no library that only pages need."""
+    loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "50")
+    libraries = {"pyarrow", "pandas", "plotly", "torch"}
+    assert not loaded & (libraries | {"kvsim.workload.spec", "kvsim.workload.table"})
+    rooms = ("kvsim.workload.formats.", "kvsim.conform", "kvsim.sweep", "kvsim.pages")
+    assert not [name for name in loaded if name.startswith(rooms)]
 
 
 def test_without_a_command_five_lines_greet_and_name_three_commands(

@@ -1,7 +1,8 @@
 """A real vLLM run under memory exhaustion, replayed with the published kernel times of its GPU.
 
 Nothing is fitted to the run: the times are those that the profiler measured, the block count and
-the settings are the run's own. The bound is what the replay reaches, rounded up.
+the settings are the run's own. The bound is what the replay reaches, rounded up. Requests count
+from their arrival at the front end.
 """
 
 import json
@@ -46,7 +47,7 @@ def result(profile: str) -> Result:
 
 def replay(profile: str, **settings: Any) -> Result:
     cost = {"model": "table", "profile": profile}
-    return simulate(RUN / "trace.jsonl", {**SETTINGS, "cost": cost, **settings})
+    return simulate(RUN / "trace-true-arrivals.jsonl", {**SETTINGS, "cost": cost, **settings})
 
 
 def statistics(seconds: Any) -> list[float]:
@@ -54,10 +55,15 @@ def statistics(seconds: Any) -> list[float]:
 
 
 def measured() -> dict[str, list[float]]:
-    rows = [json.loads(line) for line in Path(RUN / "measured.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in Path(RUN / "measured-true-arrivals.jsonl").read_text().splitlines()
+    ]
     lengths = {
         row["id"]: row["output_length"]
-        for row in map(json.loads, Path(RUN / "trace.jsonl").read_text().splitlines()[1:])
+        for row in map(
+            json.loads, Path(RUN / "trace-true-arrivals.jsonl").read_text().splitlines()[1:]
+        )
     }
     return {
         "ttft": statistics([row["ttft_s"] for row in rows]),
@@ -91,10 +97,15 @@ def test_every_latency_statistic_is_within_1_percent(result: Result) -> None:
 
 
 def test_the_run_lasts_as_long(result: Result) -> None:
-    rows = [json.loads(line) for line in Path(RUN / "measured.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in Path(RUN / "measured-true-arrivals.jsonl").read_text().splitlines()
+    ]
     arrivals = {
         row["id"]: row["arrival_s"]
-        for row in map(json.loads, Path(RUN / "trace.jsonl").read_text().splitlines()[1:])
+        for row in map(
+            json.loads, Path(RUN / "trace-true-arrivals.jsonl").read_text().splitlines()[1:]
+        )
     }
     real = max(arrivals[row["id"]] + row["e2e_s"] for row in rows)
     assert result.summary["duration"] == pytest.approx(real, rel=0.01)

@@ -259,8 +259,10 @@ def draw_room(rng: random.Random, smallest_block: int = 1) -> dict[str, Any]:
 def draw_cost(rng: random.Random) -> dict[str, Any]:
     """A cost model: with ties of all clocks, with odd numbers, or of many terms."""
     draw = rng.random()
-    if draw < 0.2:
+    if draw < 0.1:
         return {"model": "roofline"}
+    if draw < 0.2:
+        return {"model": "fuzz.outsiders:Longest"}
     if draw < 0.4:
         return {"model": "constant"}
     if draw < 0.6:

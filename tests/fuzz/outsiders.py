@@ -12,10 +12,12 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from types import FunctionType
 from typing import Any
 
 from kvsim.cost import ConstantCost
+from kvsim.cost.decodes import cut
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
@@ -541,3 +543,44 @@ class Generous(Tables):
         number = -(-sequence.length // self.block_size) + self.extra
         sequence.table = self.gpu.take_many(number)
         self._filled(sequence)
+
+
+class Longest:
+    """A cost model that prices sums and the three longest decoding sequences."""
+
+    kind, source = "constant", "an outsider's"
+    longest_decodes = 3
+
+    def step_ns(self, plan: Plan) -> int:
+        prompts = sum(7_000 * new + before for new, before in plan.chunks)
+        decodes = self._ns(plan.decode_seqs, plan.context_tokens, plan.longest(3))
+        return decodes + prompts + 100 * plan.samples
+
+    def decode_ns(self, sequences: int, context_tokens: int, longest: Seq[int] = ()) -> int:
+        return self._ns(sequences, context_tokens, longest) + 100 * sequences
+
+    def decode_run_ns(
+        self,
+        sequences: int,
+        context_tokens: int,
+        steps: int,
+        within_ns: int | None = None,
+        longest: Seq[int] = (),
+    ) -> list[int]:
+        times = [
+            self.decode_ns(
+                sequences, context_tokens + sequences * step, [each + step for each in longest]
+            )
+            for step in range(steps)
+        ]
+        return cut(times, within_ns)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "source": self.source}
+
+    def _ns(self, sequences: int, context_tokens: int, longest: Seq[int]) -> int:
+        assert len(longest) == min(3, sequences), (sequences, longest)
+        assert list(longest) == sorted(longest, reverse=True)
+        assert sequences > 3 or sum(longest) == context_tokens, (context_tokens, longest)
+        held_up = sum(weight * each for weight, each in zip((971, 53, 7), longest, strict=False))
+        return 5_000_000 + 20_011 * sequences + 43 * context_tokens + held_up

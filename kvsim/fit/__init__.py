@@ -1,0 +1,1 @@
+"""Fits what no kernel table holds to a real run."""

@@ -1,0 +1,135 @@
+"""Constants of a machine, fitted to a run that was simulated with known ones."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from marks import long
+
+from kvsim.calibrate.document import to_json
+from kvsim.cli import main
+from kvsim.config import make_config
+from kvsim.cost.profile import Profile, load_profile
+from kvsim.errors import ConfigError
+from kvsim.fit.constants import FEWEST, fit_run, with_constants
+from kvsim.fit.observed import errors_percent, in_both, observed, replayed, worst
+from kvsim.run import simulate
+from kvsim.workload import open_trace
+from kvsim.workload.trace import Trace
+
+PUBLIC = "rtx-pro-6000-server-llama-3.1-8b-public"
+SETTINGS: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "rtx pro 6000"}
+NUMBER, FIRST = 80, 50
+
+Lengths = Callable[[int], tuple[int, int]]
+
+
+def chats(i: int) -> tuple[int, int]:
+    """Short prompts, long outputs: a step with a prompt is little else."""
+    return 40 + 37 * i % 160, 60 + 11 * i % 50
+
+
+def documents(i: int) -> tuple[int, int]:
+    """Long prompts of all sizes, short outputs."""
+    return 500 + 977 * i % 3000, 20 + i % 15
+
+
+def served(tmp_path: Path, profile: Profile, lengths: Lengths = chats) -> Trace:
+    """A run of a machine that `profile` describes: its requests and what was measured of them."""
+    path, made = tmp_path / "served.jsonl", tmp_path / "true.json"
+    made.write_text(to_json(profile))
+    rows: list[dict[str, Any]] = [
+        {"arrival_s": 0.31 * i + 0.007 * (i * i % 13)}
+        | dict(zip(("input_length", "output_length"), lengths(i), strict=True))
+        for i in range(NUMBER)
+    ]
+    _write(path, rows)
+    cost = {"model": "table", "profile": str(made)}
+    times = replayed(simulate(path, {**SETTINGS, "cost": cost}))
+    for place, (ttft, _, e2el) in zip(times.places, times.seconds, strict=True):
+        rows[place]["observed"] = {"ttft_s": float(ttft), "e2e_s": float(e2el)}
+    _write(path, rows)
+    return open_trace(str(path))
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("\n".join(json.dumps(row) for row in [{"kvsim_trace": 1}, *rows]) + "\n")
+
+
+def fitted(trace: Trace, first: int = FIRST) -> Profile:
+    return fit_run(load_profile(PUBLIC), trace, make_config(SETTINGS), first)
+
+
+@pytest.mark.parametrize(
+    ("truth", "lengths"),
+    [({"prompt_step_us": 4000.0}, chats), ({"linear_factor": 1.05}, documents)],
+)
+def test_a_constant_is_found_again(
+    tmp_path: Path, truth: dict[str, float], lengths: Lengths
+) -> None:
+    machine = with_constants(load_profile(PUBLIC), truth)
+    found = fitted(served(tmp_path, machine, lengths)).fitted
+    assert found["constants"] == pytest.approx(truth, rel=0.15)
+    assert worst(found["error_percent"]) < 3 < 5 < worst(found["error_percent_before"])
+    assert (found["fitted_requests"], found["judged_requests"]) == (FIRST, NUMBER - FIRST)
+
+
+def test_a_profile_that_meets_the_run_is_left_as_it_is(tmp_path: Path) -> None:
+    profile = fitted(served(tmp_path, load_profile(PUBLIC)))
+    assert profile.fitted["constants"] == {}
+    assert set(profile.fitted["refused"]) == {"linear_factor", "step_us", "prompt_step_us"}
+    assert profile.fit == load_profile(PUBLIC).fit
+
+
+@long
+def test_the_judged_part_is_not_seen(tmp_path: Path) -> None:
+    """Other times of the rest change the judgement, and not the constants."""
+    machine = with_constants(load_profile(PUBLIC), {"prompt_step_us": 4000.0})
+    trace = served(tmp_path, machine)
+    one = fitted(trace).fitted
+    for row in trace.rows[FIRST:]:
+        assert row.observed is not None
+        row.observed = {key: 2 * time for key, time in row.observed.items()}
+    two = fitted(trace).fitted
+    assert one["constants"] == two["constants"]
+    assert worst(two["error_percent"]) > 40
+
+
+def test_too_short_and_repeated_fits_are_refused(tmp_path: Path) -> None:
+    trace = served(tmp_path, load_profile(PUBLIC))
+    with pytest.raises(ConfigError, match=f"at least {FEWEST} of each"):
+        fitted(trace, NUMBER - FEWEST + 1)
+    with pytest.raises(ConfigError, match="were fitted before"):
+        fit_run(fitted(trace), trace, make_config(SETTINGS), FIRST)
+    for row in trace.rows:
+        row.observed = None
+    with pytest.raises(ConfigError, match="no request has measured times"):
+        fitted(trace)
+
+
+def test_errors_are_of_the_statistics(tmp_path: Path) -> None:
+    real = observed(served(tmp_path, load_profile(PUBLIC)))
+    assert (in_both(real, real) == real.places).all()
+    errors = errors_percent(1.1 * real.seconds, real.seconds)
+    assert len(errors) == 12
+    assert list(errors.values()) == pytest.approx([10] * 12)
+
+
+def test_the_command_writes_a_profile_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = with_constants(load_profile(PUBLIC), {"prompt_step_us": 4000.0})
+    path, out = served(tmp_path, machine).path, tmp_path / "fitted.json"
+    arguments = ["profile", "fit-run", PUBLIC, "--run", path, "--first", str(FIRST)]
+    arguments += ["--model", "llama-3.1-8b", "--hardware", "rtx pro 6000", "--out", str(out)]
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert not caught.value.code
+    shown = capsys.readouterr().out
+    assert "prompt_step_us" in shown
+    assert "does not show it" in shown
+    cost = {"model": "table", "profile": str(out)}
+    source = simulate(path, {**SETTINGS, "cost": cost}).summary["meta"]["cost"]["source"]
+    assert f"fitted to the first {FIRST} requests of served.jsonl" in source

@@ -1,0 +1,115 @@
+"""Broken books are found within the run in which they break, whichever way they are kept.
+
+A fault is planted when half of the requests are over. Where nobody looks on, as here, the short
+cuts are at work; with `exact_twin`, every block has a name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvsim import simulate
+from kvsim.assembly import Parts, assemble
+from kvsim.bench.workloads import Lengths, poisson
+from kvsim.config import RunConfig
+from kvsim.engine.tables import Tables
+
+REQUESTS = 60
+TRACE = poisson(REQUESTS, 20, Lengths(100, 0.5, 400), Lengths(60, 0.5, 200))
+SETTINGS = {
+    "block_size": 16,
+    "num_gpu_blocks_override": 2000,
+    "max_num_batched_tokens": 2048,
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "cost": {"model": "constant"},
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "runs": {"engine": "vllm-v1"},
+    "runs, synchronous": {"engine": "vllm-v1", "async_scheduling": False},
+    "counted": {"engine": "vllm-0.6.3"},
+    "named": {"engine": "vllm-0.6.3", "exact_twin": True},
+    "keyed": {"engine": "vllm-v1", "exact_twin": True},
+    "merged": {"engine": "vllm-0.6.3", "enable_prefix_caching": True, "exact_twin": True},
+    "nano": {"engine": "nano-vllm", "exact_twin": True},
+}
+
+
+def lose_a_reference(blocks: Any) -> None:
+    block = next(iter(blocks.gpu.references))
+    blocks.gpu.references[block] += 1
+
+
+def lose_a_block(blocks: Any) -> None:
+    blocks.gpu._left -= 1
+
+
+def misfile(blocks: Any) -> None:
+    """The key of one block, and of one that is never asked for again."""
+    pool = blocks.gpu
+    key = next(key for key, block in pool.block_of.items() if block not in pool.references)
+    pool.key_of[pool.block_of[key]] = -1
+
+
+def misfile_a_run(blocks: Any) -> None:
+    pool = blocks.gpu
+    pool._at[-1] = next(iter(pool._at.values()))
+
+
+def hold_a_run_twice(blocks: Any) -> None:
+    next(iter(blocks.gpu._at.values())).refs += 1
+
+
+def hide_an_idle_run(blocks: Any) -> None:
+    pool = blocks.gpu
+    run = list(pool.idle_runs())[-1]
+    pool._leave(run)
+
+
+def miscount_cached(blocks: Any) -> None:
+    blocks.gpu._cached += 1
+
+
+def miscount_empty(blocks: Any) -> None:
+    blocks.empty_slots += 1
+
+
+RUNS = (
+    *(lose_a_block, misfile_a_run, hold_a_run_twice, hide_an_idle_run, miscount_cached),
+    miscount_empty,
+)
+FAULTS: dict[str, tuple[Callable[[Any], None], ...]] = {
+    "runs": RUNS,
+    "runs, synchronous": RUNS,
+    "counted": (lose_a_block, miscount_empty),
+    "named": (lose_a_reference, miscount_empty),
+    "keyed": (lose_a_reference, misfile, miscount_empty),
+    "merged": (lose_a_reference, misfile, miscount_empty),
+    "nano": (lose_a_reference, miscount_empty),
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults]
+)
+def test_a_fault_is_found_within_the_run(engine: str, fault: Callable[[Tables], None]) -> None:
+    made: list[Tables] = []
+    over = 0
+
+    def remember(config: RunConfig, named: bool) -> Parts:
+        parts = assemble(config, named)
+        made.append(parts.blocks)
+        return parts
+
+    def plant(number: int) -> None:
+        nonlocal over
+        before, over = over, over + number
+        if before < REQUESTS // 2 <= over:
+            fault(made[-1])
+
+    settings = SETTINGS | ENGINES[engine]
+    assert simulate(TRACE, settings).meta["outcome"]["kind"] == "finished"
+    with pytest.raises(AssertionError):
+        simulate(TRACE, settings, progress=plant, parts_of=remember)
+    assert over >= REQUESTS // 2
