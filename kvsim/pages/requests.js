@@ -32,7 +32,8 @@
     if (us < 0) return "–";
     if (us >= 120e6) return `${Math.floor(us / 60e6)} min ${Math.floor(us / 1e6) % 60} s`;
     if (us >= 1e6) return `${three(us / 1e6)} s`;
-    return us >= 1e3 ? `${three(us / 1e3)} ms` : `${us} µs`;
+    if (us >= 1e3) return `${three(us / 1e3)} ms`;
+    return us ? `${us} µs` : "0 s";
   };
 
   const make = (tag, attributes, ...children) => {

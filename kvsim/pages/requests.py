@@ -41,7 +41,7 @@ def explorer(run: View) -> Html:
     order = np.argsort(-np.nan_to_num(e2el, nan=np.inf), kind="stable")
     packed = _packed(run, order)
     while len(packed) > MOST_BYTES:
-        order = order[: len(order) * 3 // 4]
+        order = order[: int(0.95 * len(order) * MOST_BYTES / len(packed))]
         packed = _packed(run, order)
     words = "Every request: search by id, choose which, sort by a heading, click one for its story."
     if len(order) < len(e2el):
@@ -152,7 +152,7 @@ def _span(edges: NDArray[np.float64], i: int) -> str:
 def _packed(run: View, order: NDArray[np.intp]) -> bytes:
     """The requests in this order as compressed JSON: a list for each column."""
     text = json.dumps(dict(_columns(run, order)), separators=(",", ":"), ensure_ascii=False)
-    return zlib.compress(text.encode("utf-8", "replace"), 9)
+    return zlib.compress(text.encode("utf-8", "replace"))
 
 
 def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
