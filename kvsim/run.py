@@ -31,7 +31,7 @@ from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import Requests
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Row, TokenContent, Trace
 
 if TYPE_CHECKING:
     from kvsim.result import Books
@@ -86,6 +86,9 @@ def simulate(
     asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     while True:
         parts = parts_of(config, bool(asked))
+        if parts.blocks.prefixes_only and _tokens_known(rows):
+            parts = parts_of(config, True)
+
         check_run(len(rows), _least_steps(rows, parts))
         refused = {error.request: error.kind for error in errors}
         run = _Run(trace, rows, parts, refused, asked, watcher, progress)
@@ -219,6 +222,11 @@ class _Run:
         """A request is over: what it came to is smaller than it is."""
         self.archive.add(request)
         self.requests.let_go(request)
+
+
+def _tokens_known(rows: Sequence[Row]) -> bool:
+    """Whether any request comes with real tokens."""
+    return any(isinstance(row.content, TokenContent) for row in rows)
 
 
 def _least_steps(rows: Sequence[Row], parts: Parts) -> int:

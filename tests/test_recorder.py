@@ -82,13 +82,13 @@ SOME = st.integers(0, 9)
 RUN = st.tuples(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3)), max_size=6),
     st.integers(1, 8),
-    st.tuples(SOME, SOME, SOME),
+    st.tuples(SOME, SOME, SOME, st.booleans()),
 )
 
 
 @given(st.lists(RUN, max_size=8), st.integers(1, 20))
 def test_decode_steps_in_a_row_unfold_to_the_rows_they_stand_for(
-    runs: list[tuple[list[tuple[int, int]], int, tuple[int, int, int]]], piece: int
+    runs: list[tuple[list[tuple[int, int]], int, tuple[int, int, int, bool]]], piece: int
 ) -> None:
     """Runs of decode steps between single rows, against rows written out one by one."""
     size, now_ns = 4, 0
@@ -96,7 +96,7 @@ def test_decode_steps_in_a_row_unfold_to_the_rows_they_stand_for(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "PIECE_STEPS", piece)
         kept = Recorder(size)
-        for steps, number, (cached, waiting, finished) in runs:
+        for steps, number, (cached, waiting, finished, queued) in runs:
             row = dict.fromkeys(STEP_COLUMNS, 7) | {"start_ns": now_ns, "finished": finished}
             row |= {"decode_seqs": number, "context_tokens": 100, "waiting": waiting}
             row |= {"used_blocks": 5, "cached_blocks": 30 + cached, "free_blocks": 4}
@@ -106,9 +106,14 @@ def test_decode_steps_in_a_row_unfold_to_the_rows_they_stand_for(
                 kept.packed(pack(*row.values()))
                 expected.append(row)
                 continue
-            kept.decodes(pack(*row.values()), ends_ns, [blocks for _, blocks in steps])
+            opened = [blocks for _, blocks in steps]
+            # Every other block that is taken has content, or those after the blank ones.
+            evicted = [sum(opened[: i + 1]) // 2 for i in range(len(steps))] if queued else []
+            kept.decodes(pack(*row.values()), ends_ns, opened, evicted)
             for place, (end_ns, (_, blocks)) in enumerate(zip(ends_ns, steps, strict=True)):
                 blank = min(blocks, row["free_blocks"])
+                if queued:
+                    blank = blocks - evicted[place] + (evicted[place - 1] if place else 0)
                 row = row | {
                     "start_ns": now_ns,
                     "end_ns": end_ns,

@@ -430,9 +430,9 @@ class Batch:
         # what was true then changes, and that is what the slots of its sequence hold.
         kind, sequence.__class__ = sequence.__class__, Sequence
         self.add_token(sequence)
-        left = self._endings.left(sequence)
         sequence.__class__ = kind
-        return left <= 0
+        # Who decodes together with others has more to come.
+        return kind is Sequence and self._endings.left(sequence) <= 0
 
     def landed(self, sequence: Sequence) -> None:
         """One token fewer of a sequence is in flight."""

@@ -31,6 +31,10 @@ class CountPool(BlockPool):
     def used(self) -> int:
         return self.size - self.free
 
+    def counts(self) -> tuple[int, int, int]:
+        """Blocks that are used, idle with content, and blank."""
+        return self.size - self._left, 0, self._left
+
     def lend(self, number: int) -> None:
         """Take so many blocks."""
         self._left -= number
@@ -67,16 +71,21 @@ class CachePool(CountPool):
     def cached(self) -> int:
         return self._cached
 
+    def counts(self) -> tuple[int, int, int]:
+        left, cached = self._left, self._cached
+        return self.size - left - cached, cached, left
+
     def lend(self, number: int) -> None:
-        missing = number - self._left
-        if missing > 0:
-            self._cached -= missing
-            self._left += missing
-            self._evict(missing)
-        super().lend(number)
+        blank = self._left - number
+        if blank < 0:
+            self._cached += blank
+            assert self._cached >= 0, "no idle block left"
+            self._evict(-blank)
+            blank = 0
+        self._left = blank
 
     def _evict(self, number: int) -> None:
-        """Forget the content of so many idle blocks, which count as blank already."""
+        """Forget the content of so many idle blocks, which are counted no more."""
         raise NotImplementedError
 
 
@@ -94,7 +103,8 @@ class Counted(Tables):
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
         size, found = self.block_size, len(hits)
-        upto = max(upto, found * size)
+        if upto < found * size:
+            upto = found * size
         blocks = -(-upto // size)
         self.gpu.lend(blocks - found)
         first = self.gpu.first
@@ -151,9 +161,8 @@ class Counted(Tables):
         return len(sequence.table)
 
     def census(self) -> Census:
-        gpu = self.gpu
-        free, cached = gpu.free, gpu.cached
-        return gpu.size - free, cached, free - cached, self.cpu.used, self.empty_slots, 0
+        used, cached, blank = self.gpu.counts()
+        return used, cached, blank, self.cpu.size - self.cpu.free, self.empty_slots, 0
 
     def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
         if blocks:

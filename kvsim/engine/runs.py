@@ -53,7 +53,8 @@ class Run:
         self.refs = refs
         """Tables that hold it."""
         self.copies: list[Run] | None = None
-        """All runs with this content, the one labelled first in front; None: it is the only one."""
+        """All runs with this content, the one labelled first in front; None: it is the only one;
+        empty: it cannot be hit any more."""
         self.successor: Run | None = None
         """What was cut off behind it; true as long as somebody holds both."""
         self.prev = self
@@ -85,6 +86,9 @@ class Hits(Sequence[int]):
         return range(self.number)[place]
 
 
+_NO_HITS = Hits([], 0, 0)
+
+
 class RunPool(CachePool):
     """A pool that knows its content in runs.
 
@@ -112,6 +116,8 @@ class RunPool(CachePool):
     def find(self, spans: list[Span], limit: int) -> Hits:
         """The leading blocks of a sequence that are resident, at most `limit`."""
         at, size = self._at, self._block_size
+        if not limit or spans[0][2] not in at:
+            return _NO_HITS
         runs: list[Run] = []
         depth = idle = 0
         for _, last, offset in spans:
@@ -156,7 +162,7 @@ class RunPool(CachePool):
                 else:
                     if run.end > stop:
                         self._cut(run, stop)
-                    self._copy(runs, run)
+                    self._meet(runs, run)
                     depth = run.end
 
     def release(self, runs: list[Run], end: int) -> None:
@@ -185,10 +191,22 @@ class RunPool(CachePool):
                 before = part
             end = start
 
+    def keep(self, spans: list[Span], end: int) -> None:
+        """A table of `end` full blocks that was never labelled is given back."""
+        key = spans[0][2]
+        if spans[0][1] < end or key in self._at:
+            runs: list[Run] = []
+            self.label(runs, spans, 0, end)
+            self.release(runs, end)
+            return
+        run = self._at[key] = Run(0, end, key, 0)
+        self._enter(run, self._queue)
+        self._cached += end
+
     # -- parts of moves --------------------------------------------------------------------------
 
-    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> None:
-        """A table has new content behind its runs."""
+    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> Run:
+        """A table has new content behind its runs; returns the run that holds it."""
         if runs:
             tail = runs[-1]
             while tail.end < start:
@@ -196,12 +214,13 @@ class RunPool(CachePool):
                 tail = tail.successor
             if tail.refs == 1 and tail.copies is None and tail.offset == offset:
                 tail.end, tail.successor = end, None
-                return
+                return tail
         run = self._at[start * self._block_size + offset] = Run(start, end, offset, 1)
         runs.append(run)
+        return run
 
-    def _copy(self, runs: list[Run], known: Run) -> None:
-        """A table has, behind its runs, what a run holds already."""
+    def _meet(self, runs: list[Run], known: Run) -> None:
+        """A table has, behind its runs, what a run holds already: that has one copy more."""
         copy = Run(known.start, known.end, known.offset, 1)
         if known.copies is None:
             known.copies = [known]
@@ -250,8 +269,7 @@ class RunPool(CachePool):
         if len(copies) == 1:
             copies[0].copies = None
 
-    @staticmethod
-    def _enter(run: Run, follower: Run) -> None:
+    def _enter(self, run: Run, follower: Run) -> None:
         """Take a run into the queue, before another one."""
         run.prev, run.next = follower.prev, follower
         run.prev.next = follower.prev = run
@@ -292,8 +310,8 @@ class RunPool(CachePool):
                 assert pieces[-1].end == upto, "a table ends inside a run"
                 for part in pieces:
                     held[part] = held.get(part, 0) + 1
-        idle = set(self.idle_runs())
-        counted = {}
+        idle = {run for run in self.idle_runs() if run.copies != []}
+        counted = {run: run.refs for run in held if run.copies == []}
         for first in self._at.values():
             for run in first.copies or (first,):
                 if run.refs:

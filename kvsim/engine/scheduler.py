@@ -57,6 +57,9 @@ class Scheduler:
     counts_composed: bool = False
     """Whether `Sequence.computed` counts tokens from when their step is composed; if not, from when
     it is settled."""
+    names_blocks: bool = True
+    """Whether it looks at block ids: entries of tables, references of pools. One of your own that
+    does not may be served by a prefix cache that keeps no ids, with less work."""
     lingers: bool = False
     """Whether a request takes part in one more step after its last token."""
 

@@ -41,6 +41,8 @@ class Tables:
     """Whether it looks at block identities, so that sequences need a stream."""
     swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
     """Where the engine raises if the CPU pool is too small for a victim."""
+    prefixes_only = False
+    """Whether it serves only requests of which no tokens are known."""
     publish_at = PUBLISH_AT["allocation"]
     hits_save = HITS_SAVE["computation"]
     full_hit = FULL_HITS["last-block"]
@@ -48,6 +50,9 @@ class Tables:
     lockstep = ""
     """How it serves requests that decode together (`kvsim.fast.cohort`): `COUNTED`, by
     number; `NAMED`, by visiting those whose tables change; empty: not at all."""
+    label_moves = False
+    """Whether a block that is given its content may move another one with the same, out of the
+    blocks that are free or of what can be hit."""
     swaps = True
     """Whether its tables can move to the CPU pool."""
     grows = True
@@ -143,6 +148,11 @@ class Tables:
     def lookups(self) -> tuple[int, int]:
         """Full blocks looked up by content, and how many of them were found."""
         return 0, 0
+
+    def evictions(self, opened: list[int]) -> list[int]:
+        """Blocks with content that are lost in all, as takes of so many blocks follow each other;
+        empty: blank ones go first."""
+        return []
 
     # -- moves ----------------------------------------------------------------------------------
 

@@ -7,12 +7,15 @@ the running queue, and is recomputed. The engine asserts that every step does so
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from itertools import islice
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
-from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.scheduler import Asked, Scheduler
+from kvsim.engine.tables import Tables
 from kvsim.errors import EngineStopped
 from kvsim.rules.requeue import make_requeue
 from kvsim.rules.victims import Victim, tail
@@ -63,76 +66,104 @@ class Nano(Scheduler):
     def _prompts(self, batch: Batch) -> None:
         """Start or continue prompts from the head of the waiting queue until one is refused."""
         waiting, plan = batch.waiting, batch.plan
+        chunks: list[tuple[Request, int, int]] = []
         while waiting:
             request = waiting[0]
-            plan.blocked = self._refusal(batch, request)
+            plan.blocked = self._refusal(batch, request, len(chunks))
             if plan.blocked:
                 request.blocked_steps += 1
-                return
-            if not self._run(batch, request):
-                return
-
-    def _refusal(self, batch: Batch, request: Request) -> int:
-        """Why the head of the waiting queue gets nothing in this step; 0: it does."""
-        plan, blocks = batch.plan, batch.blocks
-        sequence = request.sequences[0]
-        left = self.max_num_batched_tokens - plan.batched_tokens
-        if len(plan.singles) >= self.max_num_seqs:
-            return _SLOTS
-        if left == 0:
-            return _TOKENS
-        known = sequence.computed
-        if not sequence.table:
-            if blocks.admission_need(request) > blocks.gpu.free:
-                return _BLOCKS
-            if blocks.hits_save.tested:
-                known = blocks.hit_tokens(sequence, blocks.match(sequence))
-        # Only the first prompt of a step may be cut into chunks.
-        return _TOKENS if plan.singles and sequence.length - known > left else 0
-
-    def _run(self, batch: Batch, request: Request) -> bool:
-        """Compute what the budget allows of the head's prompt; whether that completes it."""
-        plan, blocks, sequence = batch.plan, batch.blocks, request.sequences[0]
-        hit = 0
-        if not sequence.table:
-            if blocks.hits_save.charged:
-                hit = blocks.hit_tokens(sequence, blocks.match(sequence))
-            batch.hold(request)
-        missing = sequence.length - sequence.computed - hit
-        tokens = min(missing, self.max_num_batched_tokens - plan.batched_tokens)
-        batch.run_prefill(request, hit + tokens, charged=tokens)
-        plan.batched_tokens += tokens
-        if tokens == missing:
+                break
+            left = self.max_num_batched_tokens - plan.batched_tokens
+            hit, missing = self._take(batch, request)
+            tokens = min(missing, left)
+            chunks.append((request, hit + tokens, tokens))
+            plan.batched_tokens += tokens
+            if tokens < missing:
+                break
             batch.join(request)
-        return tokens == missing
+        for request, tokens, charged in chunks:
+            batch.run_prefill(request, tokens, charged)
+
+    def _refusal(self, batch: Batch, request: Request, seqs: int) -> int:
+        """Why the head of the waiting queue gets nothing in a step that has so many prompts; 0: it
+        does."""
+        blocks, sequence = batch.blocks, request.sequences[0]
+        asked, need = sequence.length - sequence.computed, 0
+        if not sequence.table:
+            _, _, _, asked, need = self.ask(blocks, sequence)
+        tokens = batch.plan.batched_tokens
+        return self.refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
+
+    def _take(self, batch: Batch, request: Request) -> tuple[int, int]:
+        """Give the head of the waiting queue its blocks, if it has none; returns the tokens that it
+        is not charged for, because of hits, and those that it still is."""
+        sequence = request.sequences[0]
+        if sequence.table:
+            return 0, sequence.length - sequence.computed
+        _, saved, charged, _, _ = self.ask(batch.blocks, sequence)
+        batch.hold(request)
+        return saved, charged
 
     def _decodes(self, batch: Batch) -> None:
         """One token for the first `max_num_seqs` running requests, the later ones giving way."""
-        running, plan = batch.running, batch.plan
-        place = 0
-        while place < len(running) and place < self.max_num_seqs:
+        plan, together, place = batch.plan, 0, 0
+        if self.victim is tail and batch.num_running <= self.max_num_seqs:
+            together = batch.decode_together(partial(self._give_way, batch))
+            batch.run_together()
+        running = batch.others if together else batch.running
+        while place < len(running) and together + place < self.max_num_seqs:
             request = running[place]
-            if self._make_room(batch, place):
+            if self._make_room(batch, running, place):
                 batch.grow(request)
                 batch.run_decode(request)
                 place += 1
-        if not place:
+        plan.batched_tokens = together + place
+        if not plan.batched_tokens:
             raise self._stopped(batch.waiting[0])
-        plan.batched_tokens = place
 
-    def _make_room(self, batch: Batch, place: int) -> bool:
+    def _make_room(self, batch: Batch, running: deque[Request], place: int) -> bool:
         """Preempt until the request at `place` can grow; False where it had to go itself."""
-        blocks, running = batch.blocks, batch.running
-        request = running[place]
+        blocks, request = batch.blocks, running[place]
         while blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
             candidates = tuple(islice(running, place + 1, None)) or (request,)
             victim = self.victim(candidates, blocks)
             running.remove(victim)
-            batch.preempt(victim)
-            self.requeue(batch.waiting, victim)
+            self._give_way(batch, victim)
             if victim is request:
                 return False
         return True
+
+    def _give_way(self, batch: Batch, victim: Request) -> None:
+        """Take the blocks of a victim."""
+        batch.preempt(victim)
+        self.requeue(batch.waiting, victim)
+
+    # -- rules -----------------------------------------------------------------------------------
+
+    def ask(self, blocks: Tables, sequence: Sequence) -> Asked:
+        """What a waiting request without blocks asks for."""
+        hits, length, save = blocks.match(sequence), sequence.length, blocks.hits_save
+        saved = blocks.hit_tokens(sequence, hits) if save.charged else 0
+        asked = length - blocks.hit_tokens(sequence, hits) if save.tested else length
+        return hits, saved, length - saved, asked, blocks.need(sequence, length, hits)
+
+    def refusal(
+        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
+    ) -> int:
+        """Why the head of the waiting queue gets nothing: index into `schema.BLOCKED`, or 0.
+
+        It needs `need` of `free` blocks and asks for `asked` tokens; the step has `seqs` prompts,
+        with `tokens` tokens.
+        """
+        left = self.max_num_batched_tokens - tokens
+        if seqs >= self.max_num_seqs:
+            return _SLOTS
+        if not left:
+            return _TOKENS
+        if need > free:
+            return _BLOCKS
+        # Only the first prompt of a step may be cut into chunks.
+        return _TOKENS if seqs and asked > left else 0
 
     def _stopped(self, head: Request) -> EngineStopped:
         return EngineStopped(
@@ -180,13 +211,12 @@ class Nano2025(Nano):
                 f" ({max_model_len}), and prompts are not cut: raise it, or lower --max-model-len"
             )
 
-    def _refusal(self, batch: Batch, request: Request) -> int:
-        plan, blocks, sequence = batch.plan, batch.blocks, request.sequences[0]
-        if len(plan.singles) >= self.max_num_seqs:
+    def refusal(
+        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
+    ) -> int:
+        """As `Nano.refusal`."""
+        if seqs >= self.max_num_seqs:
             return _SLOTS
-        asked = sequence.length
-        if blocks.hits_save.tested:
-            asked -= blocks.hit_tokens(sequence, blocks.match(sequence))
-        if plan.batched_tokens + asked > self.max_num_batched_tokens:
+        if tokens + asked > self.max_num_batched_tokens:
             return _TOKENS
-        return _BLOCKS if blocks.admission_need(request) > blocks.gpu.free else 0
+        return _BLOCKS if need > free else 0

@@ -131,11 +131,17 @@ class NanoTables(Tables):
         return NanoPool(size, first, self.eviction)
 
     def admission_need(self, request: Request) -> int:
-        need = super().admission_need(request)
-        if self.hits_save.blocks:
-            references = self.gpu.references
-            need -= sum([block in references for block in self.match(request.sequences[0])])
-        return need
+        sequence = request.sequences[0]
+        return self.need(sequence, sequence.length, self.match(sequence))
+
+    def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
+        blocks = -(-upto // self.block_size)
+        return blocks - self.held(hits) if self.hits_save.blocks else blocks
+
+    def held(self, hits: list[int]) -> int:
+        """How many of the hits some table holds."""
+        references = self.gpu.references
+        return sum([block in references for block in hits])
 
     def growth_need(self, sequence: Sequence) -> int:
         """A block only where the newest token opens one."""

@@ -188,12 +188,15 @@ class VllmV1(Scheduler):
         slots are used up."""
         if not left or running >= self.max_num_seqs:
             return _NOTHING
-        hits = blocks.match(sequence)
-        saved = blocks.hit_tokens(sequence, hits) if blocks.hits_save.charged else 0
-        tokens = min(sequence.length - saved, most)
-        asked = tokens if blocks.hits_save.tested else saved + tokens
-        tokens = min(tokens, left)
-        upto = sequence.length if self.reserve_full_isl else saved + tokens
+        hits, length, saves = blocks.match(sequence), sequence.length, blocks.hits_save
+        saved = blocks.hit_tokens(sequence, hits) if hits and saves.charged else 0
+        tokens = length - saved
+        if tokens > most:
+            tokens = most
+        asked = tokens if saves.tested else saved + tokens
+        if tokens > left:
+            tokens = left
+        upto = length if self.reserve_full_isl else saved + tokens
         return hits, saved, tokens, asked, blocks.need(sequence, upto, hits)
 
     def refusal(

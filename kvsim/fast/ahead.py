@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import sub
 from typing import NamedTuple
@@ -21,27 +21,30 @@ from kvsim.engine.request import Request
 from kvsim.fast.course import MOST_STEPS, Course
 from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Chunk, Intake
-from kvsim.schema import completed_row, step_row
-
-FEW_STEPS = 3
-"""Fewer steps that are alike are taken one by one."""
-
-_NONE: tuple[list[int], list[int], int] = ([], [], 0)
+from kvsim.schema import completed_row, finished_row, pack
 
 
 class Step(NamedTuple):
-    """A step that is under way."""
+    """A step that is under way, or several that are alike, of which the last one is."""
 
     decodes: int
     """Members of the cohort that take part."""
     context_tokens: int
-    chunks: list[Chunk]
-    """Prompts in it."""
-    sampling: list[Request]
-    """Those of them that get a token."""
+    end_ns: int
     row: bytes
-    """Its row, but for times and who finishes."""
-    computing_ns: int
+    """Its row, but for who finishes; of several as `Recorder.decodes` takes it."""
+    blocked: int
+    """Why the head of the waiting queue was refused; 0: it was not."""
+    chunks: Sequence[Chunk] = ()
+    """Prompts in it."""
+    sampling: Sequence[Request] = ()
+    """Those of them that get a token."""
+    waiting: int = 0
+    """Of several: requests in the waiting queue."""
+    ends_ns: Sequence[int] = ()
+    """Of several: when each of them ends."""
+    opened: Sequence[int] = ()
+    """Of several: how many blocks each of them opens."""
 
 
 class Ahead:
@@ -49,6 +52,8 @@ class Ahead:
 
     def __init__(self, course: Course, intake: Intake, decodes: Decodes) -> None:
         self._course = course
+        self._batch = course.batch
+        self._cohort = course.cohort
         self._intake = intake
         self._decodes = decodes
         self._start_ns = self._end_ns = 0
@@ -71,261 +76,280 @@ class Ahead:
         them at `Batch.now_ns`; who ended is in `Course.ended`. Each is composed before the next
         event of somebody else, and with all that have arrived by then.
         """
-        course, batch = self._course, self._course.batch
+        course, batch, cohort = self._course, self._batch, self._cohort
         next_ns, horizon_ns = upcoming()
+        cut_ns, listens = min(next_ns, horizon_ns), course.listens
         steps, idle, tokens = 0, progress.idle_steps, batch.tokens
         self._start_ns, self._end_ns = flight.start_ns, flight.end_ns
         step: Step | None = None
         batch.now_ns, course.ended = now_ns, []
-        while self._goes_on():
-            alike = _NONE
-            # The next steps take about as long as the one before.
-            soon_ns = 4 * self._end_ns - 3 * self._start_ns
-            if soon_ns < next_ns and soon_ns < horizon_ns and step is not None:
-                alike = self._alike(min(next_ns, horizon_ns))
-            if step is not None and alike[0]:
-                steps += len(alike[0])
-                step = self._take_alike(step, *alike)
+        while True:
+            if cohort.composed in cohort.ends:
+                cohort.seat()
+            alike = None if step is None else self._take_alike(step, cut_ns)
+            if alike is not None:
+                step = alike
+                steps += len(step.ends_ns)
+            elif self._goes_on():
+                step = self._take_one(step, flight)
+                steps += 1
             else:
-                steps, step = steps + 1, self._take_one(step, flight)
-            idle = 0 if batch.tokens != tokens or batch.ended else idle + 1
-            tokens, start_ns = batch.tokens, self._start_ns
+                break
+            if batch.tokens != tokens or batch.ended:
+                tokens, idle = batch.tokens, 0
+            else:
+                idle += 1
             if batch.ended:
                 course.ended += batch.ended
                 batch.ended = []
-                if course.listens:
+                if listens:
                     break
-            if start_ns >= horizon_ns or steps >= MOST_STEPS or idle >= progress.patience_steps:
+            if steps >= MOST_STEPS or idle >= progress.patience_steps:
                 break
-            if next_ns <= start_ns:
+            start_ns = self._start_ns
+            if start_ns >= cut_ns:
+                if start_ns >= horizon_ns:
+                    break
                 next_ns = course.arrivals(start_ns)
+                cut_ns = min(next_ns, horizon_ns)
                 if batch.ended:
                     break  # They were turned away.
         if step is None:
             return 0, flight
         batch.busy_until_ns = self._end_ns
         progress.steps, progress.idle_steps = progress.steps + steps, idle
-        return steps, Flight(self._plan(step), self._start_ns, self._end_ns, (0, 0), step.row)
+        return steps, self._handed_over(step)
 
     def _take_one(self, step: Step | None, flight: Flight) -> Step:
         """Compose the next step, and settle the one under way: `step`, or else `flight`; returns
         the next one."""
-        course, batch = self._course, self._course.batch
-        plan, row = (flight.plan, flight.row) if step is None else (None, step.row)
+        course, batch, end_ns = self._course, self._batch, self._end_ns
+        plan = flight.plan if step is None else None
         if self._short and step is not None:
-            plan = self._plan(step)  # Who gives way leaves it.
-        following = self._compose()
-        batch.now_ns = end_ns = self._end_ns
-        if plan is not None:
-            course.scheduler.settle(batch, plan, end_ns)
-        elif step is not None:
+            flight = self._handed_over(step)  # Who gives way leaves it.
+            plan = flight.plan
+        batch.busy_until_ns = end_ns
+        following = self._compose_short() if self._short else self._compose()
+        if step is not None and plan is None:
             self._settle(step)
-        ended = len(batch.ended)
-        course.recorder.packed(completed_row(row, self._start_ns, end_ns, finished=ended))
-        self._start_ns, self._end_ns = end_ns, end_ns + following.computing_ns
+        else:
+            assert plan is not None
+            batch.now_ns = end_ns
+            course.scheduler.settle(batch, plan, end_ns)
+            ended = len(batch.ended)
+            row = completed_row(flight.row, self._start_ns, end_ns, finished=ended)
+            course.recorder.packed(row)
+        self._start_ns, self._end_ns = end_ns, following.end_ns
         return following
 
     # -- before a step ---------------------------------------------------------------------------
 
     def _goes_on(self) -> bool:
         """Whether the next step can be worked out here; if not, `why_not` says why."""
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        cohort.seat()
-        others = batch.others
-        if others:
+        batch, cohort = self._batch, self._cohort
+        if batch.others:
             cohort.recruit()
         number = len(cohort.requests) - len(cohort.sitting)
         left = batch.blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-        self.why_not = "blocks run short"
         self._short = left < 0
         if self._short:
+            self.why_not = "blocks run short"
             # One of several can always go on.
-            return number > 1 and not others and course.terms.requeue is not None
-        if others:
-            if not self._intake.one_prompt():
-                self.why_not = "several prompts are under way"
-                return False
-            if not self._intake.fits(left, number):
-                return False
-            self.why_not = "no tokens are left for a prompt"
-            return number < course.terms.max_num_batched_tokens
+            return number > 1 and not batch.others and self._course.terms.requeue is not None
+        if batch.others:
+            return self._prompt_goes_on(left, number)
         self.why_not = "nobody decodes"
         return number > 0
+
+    def _prompt_goes_on(self, left: int, number: int) -> bool:
+        """Whether nobody runs beside so many decodes but one prompt, for which `left` blocks are
+        enough."""
+        if not self._intake.one_prompt():
+            self.why_not = "several prompts are under way"
+            return False
+        if not self._intake.fits(left, number):
+            self.why_not = "blocks run short"
+            return False
+        self.why_not = "no tokens are left for a prompt"
+        return number < self._course.terms.max_num_batched_tokens
 
     # -- a step ----------------------------------------------------------------------------------
 
     def _compose(self) -> Step:
         """Compose the next step."""
-        course, cohort = self._course, self._course.cohort
-        batch = course.batch
-        batch.busy_until_ns = self._end_ns
-        if self._short:
-            return self._compose_short()
+        batch, cohort = self._batch, self._cohort
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
         if decodes:
-            cohort.given = 0
-            cohort.grow(decodes)
-            cohort.compose(decodes)
+            cohort.take_part(decodes)
         if batch.others or batch.waiting:
             return self._compose_prompts(decodes, context)
-        row = self._row(decodes, context, 0)
-        return Step(
-            decodes, context, [], [], row, course.decode_ns(decodes, context, cohort.composed - 1)
-        )
+        return self._decode_step(decodes, context, 0)
 
     def _compose_short(self) -> Step:
         """Compose a step for which the tail gives way; nobody is admitted to it."""
-        course, cohort, terms = self._course, self._course.cohort, self._course.terms
+        course, cohort, terms = self._course, self._cohort, self._course.terms
         plan = course.begin()
         give_way = partial(self._decodes.give_way, terms)
         cohort.make_room(give_way, terms.spare, cohort.part_with)
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
-        cohort.grow(decodes)
-        cohort.compose(decodes)
-        row = self._row(decodes, context, terms.after_preemption, preempted=len(plan.preempted))
-        return Step(
-            decodes, context, [], [], row, course.decode_ns(decodes, context, cohort.composed - 1)
-        )
+        cohort.take_part(decodes, cohort.given)
+        return self._decode_step(decodes, context, terms.after_preemption, len(plan.preempted))
 
     def _compose_prompts(self, decodes: int, context: int) -> Step:
         """Compose the rest of a step with so many decodes: chunks of prompts, if it has any."""
-        course, intake, cohort = self._course, self._intake, self._course.cohort
-        batch, plan = course.batch, course.begin()
-        course.count_decodes(decodes, context, cohort.composed - 1)
-        running = batch.num_running
+        course, intake, batch = self._course, self._intake, self._batch
+        plan = course.begin()
+        course.count_decodes(decodes, context, self._cohort.composed - 1)
+        running = len(batch.others) + len(self._cohort.requests)
         chunks = intake.continued() if batch.others else []
         if batch.waiting:
             admitted = intake.admit(running, sure=False)
-            batch.others.extend([request for request, _, _ in admitted])
             running += len(admitted)
             chunks += admitted
         if not chunks:
-            row = self._row(decodes, context, plan.blocked)
-            return Step(
-                decodes,
-                context,
-                [],
-                [],
-                row,
-                course.decode_ns(decodes, context, cohort.composed - 1),
-            )
-        computed, cached = intake.run(chunks), intake.cached_tokens
-        sampling, computing_ns = self._book(chunks), course.cost.step_ns(plan)
-        row = step_row(
-            prefill_seqs=len(chunks),
-            prefill_tokens=computed,
-            cached_tokens=cached,
-            decode_seqs=decodes,
-            context_tokens=context,
-            batched_tokens=plan.batched_tokens,
-            waiting=len(batch.waiting),
-            running=running,
-            census=batch.blocks.census(),
-            blocked=plan.blocked,
+            return self._decode_step(decodes, context, plan.blocked)
+        computed = intake.run(chunks)
+        start_ns = self._end_ns
+        end_ns = start_ns + course.cost.step_ns(plan)
+        row = pack(
+            *(start_ns, end_ns, 0, 0, len(chunks), computed, intake.cached_tokens, decodes),
+            *(context, plan.batched_tokens, 0, 0, 0, 0, 0, 0, 0),
+            *(len(batch.waiting), running, 0, *batch.blocks.census(), plan.blocked, 0),
         )
-        return Step(decodes, context, chunks, sampling, row, computing_ns)
+        return Step(decodes, context, end_ns, row, plan.blocked, chunks, self._sampling(chunks))
 
-    def _book(self, chunks: list[Chunk]) -> list[Request]:
-        """Chunks of prompts count as computed from now on; returns who gets a token."""
+    def _decode_step(self, decodes: int, context: int, blocked: int, preempted: int = 0) -> Step:
+        """A step of so many decodes alone, which have their slots."""
+        step = self._cohort.composed - 1
+        end_ns = self._end_ns + self._course.decode_ns(decodes, context, step)
+        waiting = len(self._batch.waiting)
+        row = self._row(self._end_ns, end_ns, decodes, context, blocked, waiting, preempted)
+        return Step(decodes, context, end_ns, row, blocked)
+
+    def _row(
+        self,
+        start_ns: int,
+        end_ns: int,
+        decodes: int,
+        context_tokens: int,
+        blocked: int,
+        waiting: int,
+        preempted: int = 0,
+    ) -> bytes:
+        """The row of a step of decodes alone."""
+        batch = self._batch
+        running = len(batch.others) + len(self._cohort.requests)
+        return pack(
+            *(start_ns, end_ns, 0, 0, 0, 0, 0, decodes, context_tokens, decodes),
+            *(preempted, 0, 0, 0, 0, 0, 0, waiting, running, 0),
+            *(*batch.blocks.census(), blocked, 0),
+        )
+
+    def _sampling(self, chunks: Sequence[Chunk]) -> list[Request]:
+        """Chunks of prompts count as computed from now on; returns who gets a token. Who has more
+        to come decodes from the next step on."""
+        cohort, others = self._cohort, self._batch.others
         sampling = []
+        others.clear()
         for request, tokens, _ in chunks:
             sequence = request.sequences[0]
             sequence.computed += tokens
             if sequence.computed == sequence.length:
                 sequence.placeholders += 1
                 sampling.append(request)
+                if not others and cohort.take_in(request, sequence):
+                    continue
+            others.append(request)
         return sampling
 
     def _settle(self, step: Step) -> None:
-        """The tokens of a step exist."""
-        batch, cohort = self._course.batch, self._course.cohort
-        for request in step.sampling:
-            batch.landed(request.sequences[0])
-        if step.decodes and (ended := cohort.book(step.decodes)):
-            self._course.scheduler.last_tokens(batch, ended)
-        over = False
-        for request in step.sampling:
-            if batch.token(request.sequences[0]):
-                batch.complete(request)
-                over = True
-        if over:
-            batch.remove_ended()
+        """The time of the step under way has passed: its tokens exist."""
+        batch, course, row = self._batch, self._course, step.row
+        batch.now_ns = self._end_ns
+        if step.decodes and (ended := self._cohort.book(step.decodes)):
+            course.scheduler.last_tokens(batch, ended)
+        if step.sampling:
+            over = False
+            for request in step.sampling:
+                sequence = request.sequences[0]
+                batch.landed(sequence)
+                if batch.token(sequence):
+                    batch.complete(request)
+                    over = True
+            if over:
+                batch.remove_ended()
+        if batch.ended:
+            row = finished_row(row, len(batch.ended))
+        if step.ends_ns:
+            course.recorder.decodes(row, step.ends_ns, step.opened)
+        else:
+            course.recorder.packed(row)
 
     # -- many that are alike ---------------------------------------------------------------------
 
-    def _alike(self, cut_ns: float) -> tuple[list[int], list[int], int]:
-        """The next decode steps, where there are some that are all composed alike before `cut_ns`:
-        when they end, the blocks that they open, and why nobody is admitted; empty: none are."""
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        terms, blocks, end_ns, blocked, floor = course.terms, batch.blocks, self._end_ns, 0, 0
-        if batch.others or cohort.sitting:
-            return _NONE
-        due = self._decodes.steps_to_end(0)
-        if due < FEW_STEPS:
-            return _NONE
+    def _take_alike(self, step: Step, cut_ns: float) -> Step | None:
+        """Compose the next decode steps that are alike, all of them before `cut_ns`, and settle all
+        but the last, and those of `step` before; None: the next step is not that simple."""
+        batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
+        number, context = len(cohort.requests), cohort.context_tokens
+        if batch.others or cohort.sitting or not number:
+            return None
         if batch.waiting:
-            number = len(cohort.requests)
-            left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
-            head = batch.waiting[0].sequences[0]
-            _, _, _, asked, need = terms.ask(blocks, head, number, number)
-            blocked = terms.refusal(blocks, left, need, asked, number, number)
+            # Who comes where nobody was refused is admitted, as a rule.
+            blocked, floor = self._refusal() if step.blocked else (0, 0)
             if not blocked or cohort.publishes(cohort.composed):
-                return _NONE
-            due, floor = self._decodes.steps_to_end(blocked), terms.least_free(blocked, need)
-        ends_ns, opened = self._decodes.times(end_ns, floor, cut_ns, due)
-        return (ends_ns, opened, blocked) if len(ends_ns) >= FEW_STEPS else _NONE
-
-    def _take_alike(self, step: Step, ends_ns: list[int], opened: list[int], blocked: int) -> Step:
-        """Compose these steps, and settle all but the last, and the step under way before; returns
-        the last."""
-        course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        first, number, steps = cohort.composed, len(cohort.requests), len(ends_ns)
-        batch.now_ns = self._end_ns
+                return None
+        due = self._decodes.steps_to_end(blocked)
+        start_ns, first, settled = self._end_ns, cohort.composed, cohort.settled
+        ends_ns, opened = self._decodes.times(start_ns, floor, cut_ns, due)
+        steps, waiting = len(ends_ns), len(batch.waiting)
+        if not steps:
+            return None
         self._settle(step)
-        course.recorder.packed(completed_row(step.row, self._start_ns, self._end_ns))
-        row = self._row(number, cohort.context_tokens, blocked, self._end_ns)
-        course.recorder.decodes(row, ends_ns[:-1], opened[:-1])
-        batch.now_ns = ends_ns[0]
-        cohort.count_gaps(number, first)
-        batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
+        row = self._row(start_ns, 0, number, context, blocked, waiting)
+        if steps > 1:
+            batch.now_ns = ends_ns[0]
+            cohort.count_gaps(number, first)
+            if steps > 2:
+                batch.token_gaps_ns.add_each(map(sub, ends_ns[1:-1], ends_ns), number)
+            batch.tokens += (steps - 1) * number
+            settled = first + steps - 2
         if cohort.awaited:
             cohort.publish_all(first, first + steps, 1)
         batch.blocks.open_together(sum(opened), steps * number)
-        batch.tokens += (steps - 1) * number
         cohort.context_tokens += steps * number
         cohort.composed += steps
-        cohort.settled, cohort.settled_then = cohort.composed - 1, cohort.composed - 2
+        cohort.settled, cohort.settled_then = cohort.composed - 1, settled
         cohort.together_steps += steps
-        self._start_ns, self._end_ns = ends_ns[-2:]
+        times_ns = (self._start_ns, start_ns, *ends_ns[-3:])
+        cohort.composed_ns, self._start_ns, self._end_ns = times_ns[-3:]
         batch.now_ns = cohort.token_ns = self._start_ns
-        cohort.composed_ns = ends_ns[-3]
         if blocked:
             batch.waiting[0].blocked_steps += steps
-        context = cohort.context_tokens - number
-        return Step(number, context, [], [], self._row(number, context, blocked), 0)
+        context += (steps - 1) * number
+        return Step(number, context, self._end_ns, row, blocked, (), (), waiting, ends_ns, opened)
 
-    def _row(
-        self, decodes: int, context_tokens: int, blocked: int, start_ns: int = 0, preempted: int = 0
-    ) -> bytes:
-        """A step without prompts."""
-        batch = self._course.batch
-        return step_row(
-            start_ns=start_ns,
-            decode_seqs=decodes,
-            context_tokens=context_tokens,
-            batched_tokens=decodes,
-            preempted_recompute=preempted,
-            waiting=len(batch.waiting),
-            running=batch.num_running,
-            census=batch.blocks.census(),
-            blocked=blocked,
-        )
+    def _refusal(self) -> tuple[int, int]:
+        """Why the head of the waiting queue is refused beside the cohort, 0 if it is not, and how
+        many blocks are free as long as that is the reason."""
+        batch, cohort, terms = self._batch, self._cohort, self._course.terms
+        number, blocks = len(cohort.requests), batch.blocks
+        left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
+        head = batch.waiting[0].sequences[0]
+        _, _, _, asked, need = terms.ask(blocks, head, number, number)
+        blocked = terms.refusal(blocks, left, need, asked, number, number)
+        return blocked, terms.least_free(blocked, need) if blocked else 0
 
     # --------------------------------------------------------------------------------------------
 
-    def _plan(self, step: Step) -> Plan:
-        """The plan of the step that is under way when the scheduler takes over."""
-        cohort, plan = self._course.cohort, Plan()
+    def _handed_over(self, step: Step) -> Flight:
+        """The step that is under way, for the scheduler to settle; those before it are recorded."""
+        cohort, plan, row = self._cohort, Plan(), step.row
+        if step.ends_ns:
+            if len(step.ends_ns) > 1:
+                self._course.recorder.decodes(row, step.ends_ns[:-1], step.opened[:-1])
+            # As `Recorder.decodes` works it out: no block has changed hands since it was composed.
+            row = self._row(0, 0, step.decodes, step.context_tokens, step.blocked, step.waiting)
         if step.decodes:
             plan.run_together(step.decodes, cohort.members, cohort.lengths)
             cohort.flying.append(plan)
@@ -335,4 +359,4 @@ class Ahead:
             (request, tokens, request in step.sampling) for request, tokens, _ in step.chunks
         ]
         plan.batched_tokens = step.decodes + sum([charged for _, _, charged in step.chunks])
-        return plan
+        return Flight(plan, self._start_ns, self._end_ns, (0, 0), row)

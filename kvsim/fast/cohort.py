@@ -27,7 +27,8 @@ of a member's sequence meanwhile finds it true: it is worked out then (`MemberSe
 Two kinds of block managers go along (`Tables.lockstep`). Where blocks are counted and not named,
 a step takes a number of blocks; content that nobody can look for is noted when a member leaves.
 Where they are named, members that open or fill a block in a step
-are visited in running order, and the scheduler lets them grow by its own rules.
+are visited in running order, and the scheduler lets them grow by its own rules. So it is where one
+of them fills a block that others may look for, if that moves further blocks (`Tables.label_moves`).
 
 A batch without a cohort looks at every request in every step. It is the twin: the same decisions,
 times and figures.
@@ -44,7 +45,7 @@ from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import COUNTED, NAMED
+from kvsim.engine.tables import NAMED
 
 
 class Member:
@@ -103,7 +104,7 @@ class Cohort:
         places in that order."""
         self.awaited: set[Request] = set()
         """Members whose blocks others may look for as soon as they fill (`Tables.awaited`)."""
-        self._ends: dict[int, dict[Request, None]] = {}
+        self.ends: dict[int, dict[Request, None]] = {}
         """Steps settled → members whose last token exists by then; some may have left since."""
         self.next_ends: list[int] = []
         """Heap of the keys of `_ends`, and of some that are gone."""
@@ -215,6 +216,19 @@ class Cohort:
         assert ranks is not None, "ask for rank first"
         return [rank + step for rank in ranks[: -number - 1 : -1]]
 
+    def take_part(self, number: int, given: int = 0) -> None:
+        """A step of so many members begins now, with slots for one more token of each of them.
+
+        `given`: how many of the blocks that they open `make_room` gave them already.
+        """
+        if self.awaited or self.blocks.lockstep == NAMED:
+            self.given = given
+            self.grow(number)
+        else:
+            opening = len(self.phases[self.composed % self.size])
+            self.blocks.open_together(opening, number, given)
+        self.compose(number)
+
     def compose(self, number: int) -> None:
         """A step of so many members, who have their slots, begins now."""
         self.context_tokens += number
@@ -235,7 +249,7 @@ class Cohort:
         self.batch.tokens += number
         self.settled += 1
         self.token_ns = self.batch.now_ns
-        if self.settled not in self._ends:
+        if self.settled not in self.ends:
             return []
         ended = self.due(self.settled)
         self.part(ended)
@@ -244,16 +258,35 @@ class Cohort:
     def due(self, step: int) -> list[Request]:
         """Members whose last token is that of a step."""
         members = self.requests
-        due = self._ends.pop(step, ())
+        due = self.ends.pop(step, ())
         return [request for request in due if request in members and members[request].last == step]
 
     def part(self, ended: list[Request]) -> None:
         """These members have their last token."""
         if self.lingers:
             self.lingering = ended
-        else:
-            for request in ended:
-                self.leave(request)
+            return
+        for request in ended:
+            member = self.requests.pop(request)
+            if request in self.sitting:
+                del self.sitting[request]
+            else:
+                del self.phases[(member.joined - member.filled) % self.size][request]
+                self.context_tokens -= member.known + self.composed - member.joined
+                self._unrank(member)
+            self._have_all(request, member, member.last - member.joined)
+
+    def _have_all(self, request: Request, member: Member, filled: int) -> None:
+        """A request that was a member has all its tokens, and as many more slots as it says."""
+        sequence, tokens = request.sequences[0], member.last - member.joined
+        sequence.__class__, sequence.member = Sequence, None
+        if self.awaited:
+            self.awaited.discard(request)
+        sequence.length += tokens
+        sequence.computed += tokens
+        sequence.filled = member.filled + filled
+        sequence.access_ns = self.composed_ns
+        sequence.last_token_ns = self.token_ns
 
     def dissolve(self) -> None:
         """From now on, each member is looked at by itself, at the head of `Batch.others`."""
@@ -268,7 +301,7 @@ class Cohort:
 
     def seat(self) -> None:
         """Let those sit down whose last token is being sampled."""
-        for request in self._ends.get(self.composed, ()):
+        for request in self.ends.get(self.composed, ()):
             member = self.requests.get(request)
             if member and member.last == self.composed and request not in self.sitting:
                 del self.phases[(member.joined - member.filled) % self.size][request]
@@ -281,14 +314,17 @@ class Cohort:
         others, only_decodes = self.batch.others, self._scheduler.only_decodes
         while others:
             request = others[0]
-            if not only_decodes(request):
-                return
-            sequence = request.sequences[0]
-            tokens = self._endings.left(sequence) - sequence.placeholders
-            if tokens <= 0:
+            if not (only_decodes(request) and self.take_in(request, request.sequences[0])):
                 return
             others.popleft()
+
+    def take_in(self, request: Request, sequence: Sequence) -> bool:
+        """Let a running request join that only decodes from the next step on; False, changing
+        nothing, where its last token is in flight."""
+        tokens = self._endings.left(sequence) - sequence.placeholders
+        if tokens > 0:
             self.join(request, sequence, tokens)
+        return tokens > 0
 
     def join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
         """Take a running request in, which produces so many more tokens.
@@ -301,9 +337,9 @@ class Cohort:
         self.requests[request] = sequence.member = member
         self._places += 1
         self.phases[(step - filled) % self.size][request] = member.place
-        ends = self._ends.get(last)
+        ends = self.ends.get(last)
         if ends is None:
-            ends = self._ends[last] = {}
+            ends = self.ends[last] = {}
             heappush(self.next_ends, last)
         ends[request] = None
         self.context_tokens += known
@@ -337,7 +373,7 @@ class Cohort:
             last = next(reversed(members))
             if need == free and (not spare or last in opening):
                 return True
-            if give_way is None or self.blocks.lockstep == NAMED:
+            if give_way is None or self._visits():
                 self.dissolve()
                 return False
             # The first to open blocks get what is free; whoever finds nothing makes the tail go.
@@ -355,7 +391,7 @@ class Cohort:
         """Slots for one more token of each member that takes part."""
         opening = self.phases[self.composed % self.size]
         blocks = self.blocks
-        if blocks.lockstep == COUNTED:
+        if not self._visits():
             blocks.open_together(len(opening), number, self.given)
             if self.awaited:
                 self.publish(self.composed, self.settled)
@@ -364,6 +400,12 @@ class Cohort:
         for request in visited:
             self._visit(request)
         blocks.empty_slots -= number - len(visited)
+
+    def _visits(self) -> bool:
+        """Whether members that open or fill a block in the next step are looked at one by one, as
+        it matters in which order they do."""
+        blocks = self.blocks
+        return blocks.lockstep == NAMED or (blocks.label_moves and self.publishes(self.composed))
 
     def publish(self, step: int, settled: int) -> None:
         """Members whose blocks others may look for fill or open one in a step, which was composed
@@ -409,6 +451,7 @@ class Cohort:
         sequence.placeholders += steps - settled
         sequence.computed += steps if self.counts_composed else settled
         sequence.filled = member.filled + steps
+        self.blocks.recount(sequence, 0)
         self._scheduler.grow_one(self.batch, request)
         sequence.length, sequence.placeholders, sequence.computed = before
         sequence.__class__ = MemberSequence
@@ -485,16 +528,11 @@ class Cohort:
         parting = self.lingering
         for request in parting:
             member = self.requests.pop(request)
-            joined, steps = member.joined, self.composed - member.joined
-            del self.phases[(joined - member.filled) % self.size][request]
+            steps = self.composed - member.joined
+            del self.phases[(member.joined - member.filled) % self.size][request]
             self.context_tokens -= member.known + steps
             self._unrank(member)
-            sequence = request.sequences[0]
-            sequence.__class__, sequence.member = Sequence, None
-            sequence.length += member.last - joined
-            sequence.computed += member.last - joined
-            sequence.filled = member.filled + steps
-            sequence.last_token_ns = self.token_ns
+            self._have_all(request, member, steps)
             self.batch.complete(request)
         self.lingering = []
         return parting

@@ -64,7 +64,7 @@ class Decodes:
             blocked=blocked,
             finished=0 if cohort.lingers else len(ended),
         )
-        course.recorder.decodes(row, ends_ns, opened)
+        course.recorder.decodes(row, ends_ns, opened, batch.blocks.evictions(opened))
         self._taken(ends_ns, opened)
         if blocked:
             batch.waiting[0].blocked_steps += steps
@@ -77,7 +77,7 @@ class Decodes:
         self, now_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
         """When the next decode steps end, the first of which begins now, and how many blocks they
-        open; at most so many steps, up to the first that ends at `cut_ns` or later.
+        open; at most so many steps, of which each but the first is composed before `cut_ns`.
 
         None where a block may lack, or fewer are free than `floor_blocks` (see `take`).
         """
@@ -88,14 +88,14 @@ class Decodes:
         return self._short(now_ns, floor_blocks, cut_ns, steps)
 
     def steps_to_end(self, blocked: int) -> int:
-        """Steps until somebody may have got its last token or, where somebody waits, until a block
-        fills that it may hit."""
+        """Steps until somebody may have got its last token or, where somebody waits or the order
+        of moves matters then, until a block fills that others may hit."""
         cohort = self._cohort
         ends, composed = cohort.next_ends, cohort.composed
         while ends and ends[0] <= composed:
             heappop(ends)
         due = ends[0] - composed
-        if blocked and cohort.awaited:
+        if cohort.awaited and (blocked or self._batch.blocks.label_moves):
             later = (step for step in range(1, due) if cohort.publishes(composed + step))
             due = next(later, due)
         return due
@@ -107,7 +107,7 @@ class Decodes:
         cohort, course = self._cohort, self._course
         phases, size, free = cohort.phases, cohort.size, self._batch.blocks.gpu.free
         number, context = len(cohort.requests), cohort.context_tokens
-        mixes = course.terms.mixes
+        decode_ns, mixes, ahead = course.decode_ns, course.terms.mixes, cohort.ahead
         ends_ns: list[int] = []
         opened: list[int] = []
         for step in range(cohort.composed, cohort.composed + steps):
@@ -115,12 +115,13 @@ class Decodes:
             left = free - opening
             if left <= 0 or (left if mixes else free) < floor_blocks:
                 break
-            free = left
-            now_ns += course.decode_ns(number, context, step)
+            free, start_ns = left, now_ns
+            now_ns += decode_ns(number, context, step)
             context += number
             ends_ns.append(now_ns)
             opened.append(opening)
-            if now_ns >= cut_ns:
+            # When the next one is composed.
+            if (start_ns if ahead else now_ns) >= cut_ns:
                 break
         return ends_ns, opened
 
@@ -178,7 +179,6 @@ class Decodes:
             return 0
         plan = course.begin()
         head = batch.waiting[0] if blocked else None
-        cohort.given = 0
         if short:
             leave = cohort.part_with if batch.blocks.needs_keys else cohort.leave
             cohort.make_room(partial(self.give_way, terms), terms.spare, leave)
@@ -188,8 +188,7 @@ class Decodes:
             head.blocked_steps += 1
         number, context = len(cohort.requests), cohort.context_tokens
         step_ns = course.decode_ns(number, context, cohort.composed)
-        cohort.grow(number)
-        cohort.compose(number)
+        cohort.take_part(number, cohort.given if short else 0)
         running = number - course.farewell() if cohort.lingering else number
         waiting = len(batch.waiting)
         census = batch.blocks.census()

@@ -78,35 +78,37 @@ class Intake:
         blocks, waiting = batch.blocks, batch.waiting
         ask, refusal, longest = terms.ask, terms.refusal, terms.longest
         gives_up, by_chunk = not terms.chunked, terms.by_chunk
-        shares = by_chunk and blocks.needs_keys
+        shares, late = by_chunk and blocks.needs_keys, batch.busy_until_ns > batch.now_ns
         charged, admitted = plan.batched_tokens, list[Chunk]()
         while waiting:
             request = waiting[0]
             sequence = request.sequences[0]
             if gives_up and sequence.length > longest and course.ignore_head():
                 continue
-            seqs = running + len(admitted)
-            hits, saved, tokens, asked, need = ask(blocks, sequence, charged, seqs)
+            hits, saved, tokens, asked, need = ask(blocks, sequence, charged, running)
             if not sure:
-                plan.blocked = refusal(blocks, blocks.gpu.free, need, asked, charged, seqs)
-                if plan.blocked:
+                blocked = refusal(blocks, blocks.gpu.free, need, asked, charged, running)
+                if blocked:
+                    plan.blocked = blocked
                     request.blocked_steps += 1
                     break
             sure = False
             waiting.popleft()
+            upto = saved + tokens
             if by_chunk:
-                blocks.hold(sequence, saved + tokens, hits)
+                blocks.hold(sequence, upto, hits)
             else:
                 blocks.allocate(sequence)
             if shares:
-                blocks.publish(sequence, saved + tokens)
+                blocks.publish(sequence, upto)
             sequence.state = RUNNING
-            if request.first_scheduled_ns < 0 and not batch.busy_until_ns > batch.now_ns:
+            if request.first_scheduled_ns < 0 and not late:
                 request.first_scheduled_ns = batch.now_ns
             else:
                 batch.scheduled(request)
-            admitted.append((request, saved + tokens, tokens))
+            admitted.append((request, upto, tokens))
             charged += tokens
+            running += 1
         plan.batched_tokens = charged
         return admitted
 

@@ -21,6 +21,7 @@ from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Asked, Scheduler
 from kvsim.engine.sharing import HITS_SAVE
 from kvsim.engine.tables import COUNTED, NAMED, Tables
+from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import PrefixCaching
@@ -39,6 +40,8 @@ FREE: dict[type[Scheduler], frozenset[str]] = {
     Vllm063: frozenset(_PROMPTS),
     VllmV1Async: frozenset({"_admitted", "ask", "refusal"}),
     VllmV1: frozenset({"_admitted", "ask", "refusal"}),
+    Nano2025: frozenset(),
+    Nano: frozenset(),
     Scheduler: frozenset(),
 }
 """Scheduler → methods that say nothing about requests that decode together, beside those that any
@@ -69,7 +72,8 @@ class Terms(NamedTuple):
     """Whether the tokens of prompts are booked before those of decodes, or after them."""
     max_num_batched_tokens: int
     longest: int
-    """Known tokens up to which a waiting request is never given up."""
+    """Known tokens up to which a waiting request is never given up, and never cut by the step that
+    admits it where prompts are not mixed with decodes."""
     spare: bool
     """Whether a request whose last block has room is taken to need a free block, too."""
     requeue: Callable[[deque[Request], Request], None] | None
@@ -78,6 +82,9 @@ class Terms(NamedTuple):
     after_preemption: int
     """Where steps are mixed: the reason (index into `kvsim.schema.BLOCKED`) for which a step with a
     preemption admits nobody; 0: it may admit."""
+    seqs_per_step: int
+    """Running requests up to which all decode in a step, where `refusal` counts the prompts of a
+    step and no others; 0: it counts all that run."""
     ask: Ask
     """What a waiting request asks for."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
@@ -152,6 +159,7 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
         spare=blocks.spare_block,
         requeue=scheduler.requeue if recomputes and not scheduler.chunked else None,
         after_preemption=0,
+        seqs_per_step=0,
         ask=_ask_without_hits(scheduler, blocks),
         refusal=scheduler.refusal,
         turns_away=scheduler.turns_away,
@@ -188,11 +196,34 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
         spare=False,
         requeue=scheduler.requeue,
         after_preemption=PREEMPTED,
+        seqs_per_step=0,
         ask=ask_with_hits if blocks.needs_keys else _ask_without_hits(scheduler, blocks),
         refusal=scheduler.refusal,
         turns_away=lambda blocks, tokens, need: "",
         least_free=least_free,
         undisturbed=lambda batch: True,
+    )
+
+
+def _nano(scheduler: Any, blocks: Tables) -> Terms | str:
+    assert isinstance(scheduler, Nano)
+    most, cuts = scheduler.max_num_batched_tokens, type(scheduler) is Nano
+    return Terms(
+        mixes=False,
+        chunked=cuts,
+        by_chunk=False,
+        prompts_first=True,
+        max_num_batched_tokens=most,
+        longest=most if cuts else maxsize,
+        spare=False,
+        requeue=scheduler.requeue if scheduler.victim is tail else None,
+        after_preemption=0,
+        seqs_per_step=scheduler.max_num_seqs,
+        ask=lambda blocks, sequence, used, running: scheduler.ask(blocks, sequence),
+        refusal=scheduler.refusal,
+        turns_away=lambda blocks, tokens, need: "",
+        least_free=lambda blocked, need: 0,
+        undisturbed=lambda batch: not (batch.waiting and batch.waiting[0].sequences[0].table),
     )
 
 
@@ -214,6 +245,8 @@ TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {
     Vllm063Async: _vllm_063,
     VllmV1: _vllm_v1,
     VllmV1Async: _vllm_v1,
+    Nano: _nano,
+    Nano2025: _nano,
 }
 """Schedulers, by exact type, whose ordinary steps can be worked out in numbers."""
 

@@ -29,17 +29,17 @@ class Prompts:
         number = len(cohort.requests) if terms.mixes else 0
         plan = course.begin()
         if number:
-            cohort.given = 0
-            cohort.grow(number)
             course.count_decodes(number, cohort.context_tokens, cohort.composed)
-            cohort.compose(number)
+            cohort.take_part(number)
         running = len(cohort.requests) + len(batch.others)
         continued = intake.continued() if batch.others else []
         sure = not batch.others
-        admitted = intake.admit(running, sure) if batch.waiting else []
+        beside = 0 if terms.seqs_per_step else running
+        admitted = intake.admit(beside, sure) if batch.waiting else []
         running_order = continued + admitted if admitted else continued
         batch_order = admitted + continued if terms.prompts_first else running_order
         prefill_tokens = intake.run(batch_order)
+        blocks.composed()
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens
@@ -121,10 +121,13 @@ class Prompts:
         """
         batch, cohort, left = self._batch, self._cohort, self._endings.left
         others, together = batch.others, batch.now_ns == cohort.token_ns
+        blocks, publishes = batch.blocks, batch.blocks.publish_at.computed
         ended = []
         for request, tokens, _ in chunks:
             sequence = request.sequences[0]
             sequence.computed += tokens
+            if publishes:
+                blocks.publish(sequence, sequence.computed)
             if others and others[0] is request:
                 others.popleft()
             samples = sequence.computed == sequence.length

@@ -147,9 +147,13 @@ class Repeat:
             if not self._intake.one_prompt():
                 self._why_not = "several prompts are under way"
                 return 0
+        fills = cohort.publishes(cohort.composed)
+        if fills and blocks.label_moves:
+            self._why_not = "a block fills that others may hit"
+            return 0
         if waiting and waiting[0].sequences[0].length > terms.longest:
             if course.listens or terms.chunked or not course.decodes_fit():
-                self._why_not = "a request is given up"
+                self._why_not = "a request is given up, or too long for a step"
                 return 0
             course.ignore_head()
         blocked = need = 0
@@ -162,8 +166,9 @@ class Repeat:
             used = number if terms.mixes else 0
             _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used, number)
             room = left if terms.mixes else free
-            blocked = terms.refusal(blocks, room, need, asked, used, number)
-        if blocked and cohort.awaited and cohort.publishes(cohort.composed):
+            seqs = 0 if terms.seqs_per_step else number
+            blocked = terms.refusal(blocks, room, need, asked, used, seqs)
+        if blocked and fills:
             self._why_not = "a block fills that others may hit"
             return 0
         if batch.others or (waiting and not blocked):
@@ -173,6 +178,9 @@ class Repeat:
         if not number:
             self._why_not = "nothing can run"
             return self._prompts.give_up(blocked) if course.ignored else 0
+        if 0 < terms.seqs_per_step < number:
+            self._why_not = "some requests sit the step out"
+            return 0
         if left <= 0 or cohort.lingering or course.ignored:
             return self._decodes.take_one(blocked)
         floor = terms.least_free(blocked, need) if blocked else 0

@@ -5,7 +5,7 @@ One row per step, written once by the replica; its columns are declared in `kvsi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvsim import limits
@@ -35,6 +35,7 @@ class Recorder:
         self._steps: list[int] = []
         self._ends_ns: list[int] = []
         self._opened: list[int] = []
+        self._evicted: dict[int, Sequence[int]] = {}
 
     def packed(self, row: bytes) -> None:
         """Append one step, given as `kvsim.schema.step_row` returns it."""
@@ -44,14 +45,23 @@ class Recorder:
         if self._number >= self._full:
             self._seal()
 
-    def decodes(self, row: bytes, ends_ns: list[int], opened: list[int]) -> None:
+    def decodes(
+        self,
+        row: bytes,
+        ends_ns: Sequence[int],
+        opened: Sequence[int],
+        evicted: Sequence[int] = (),
+    ) -> None:
         """Append consecutive decode steps of the same sequences, given by one row.
 
         `ends_ns`: when each of them ends. `opened`: how many blocks each of them takes from the
         free ones. `row` describes the first step, with three exceptions: its counts of blocks and
         empty slots are those before the step; requests that have `finished` do so with the last
-        step; its `end_ns` is not read.
+        step; its `end_ns` is not read. `evicted`: how many blocks with content are lost up to each
+        step; empty: those that are taken once no blank one is left.
         """
+        if evicted:
+            self._evicted[len(self._ends_ns)] = evicted
         self._ends_ns += ends_ns
         self._opened += opened
         self._rows += row
@@ -75,20 +85,29 @@ class Recorder:
 
         limits.check_size("steps", self._number, limits.STEPS)
         rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(STEP_COLUMNS))
-        columns = unfold(rows, self._steps, self._ends_ns, self._opened, self._block_size)
+        columns = unfold(
+            rows, self._steps, self._ends_ns, self._opened, self._evicted, self._block_size
+        )
         self._columns.add(columns.T)
         self._rows, self._steps, self._ends_ns, self._opened = bytearray(), [], [], []
+        self._evicted = {}
         self._full = self._number + PIECE_STEPS
 
 
 def unfold(
-    rows: np.ndarray, steps: list[int], ends_ns: list[int], opened: list[int], block_size: int
+    rows: np.ndarray,
+    steps: list[int],
+    ends_ns: list[int],
+    opened: list[int],
+    evicted: Mapping[int, Sequence[int]],
+    block_size: int,
 ) -> np.ndarray:
     """Write out the rows that stand for several decode steps (`Recorder.decodes`).
 
     `rows` has the shape (rows, columns), the result (columns, steps). `steps`: for each row the
     number of decode steps that it stands for; 0 for the row of a single step, which stays as it is.
     `ends_ns`, `opened`: end of each of these decode steps and number of blocks that it takes.
+    `evicted`: place in `ends_ns` → what `Recorder.decodes` was given for the steps from there on.
     """
     import numpy as np
 
@@ -110,9 +129,12 @@ def unfold(
     column["start_ns"][folded] = start_ns
     column["end_ns"][folded] = end_ns
     column["context_tokens"][folded] += place * tokens
+    lost = np.maximum(blocks - blank, 0)
+    for at, known in evicted.items():
+        lost[at : at + len(known)] = known
     column["used_blocks"][folded] += blocks
-    column["free_blocks"][folded] = np.maximum(blank - blocks, 0)
-    column["cached_blocks"][folded] -= np.maximum(blocks - blank, 0)
+    column["free_blocks"][folded] -= blocks - lost
+    column["cached_blocks"][folded] -= lost
     column["empty_slots"][folded] += block_size * blocks - (place + 1) * tokens
     column["finished"][folded] *= place == np.repeat(number, number) - 1
     return columns

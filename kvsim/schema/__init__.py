@@ -11,7 +11,16 @@ step_row ──► STEPS            requests, trace ──► REQUESTS      + in
 from kvsim.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
 from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
-from kvsim.schema.steps import BLOCKED, STEP_COLUMNS, STEPS, Census, completed_row, pack, step_row
+from kvsim.schema.steps import (
+    BLOCKED,
+    STEP_COLUMNS,
+    STEPS,
+    Census,
+    completed_row,
+    finished_row,
+    pack,
+    step_row,
+)
 
 TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP)
 
@@ -32,6 +41,7 @@ __all__ = [
     "Source",
     "Table",
     "completed_row",
+    "finished_row",
     "pack",
     "step_row",
 ]

@@ -135,4 +135,9 @@ def completed_row(
     return times + row[_TIMES.size : -_FINISHED.size] + _FINISHED.pack(finished)
 
 
+def finished_row(row: bytes, finished: int) -> bytes:
+    """A row that was complete, but for who finishes with the step."""
+    return row[: -_FINISHED.size] + _FINISHED.pack(finished)
+
+
 _TIMES, _FINISHED = Struct("4q"), Struct("q")

@@ -52,6 +52,9 @@ _SALT = 0x9E3779B97F4A7C15F39D
 salts rarely meet."""
 
 
+_NO_STOPS: tuple[float, ...] = (inf,)
+
+
 def streams(trace: Trace) -> list[SpanStream | TokenStream]:
     """The stream of every row, in order; keys are comparable within this list."""
     builder = _Builder(trace)
@@ -98,8 +101,11 @@ class SpanStream:
         self._row = row
         self._rows = rows
         self._input_length = input_length
-        self._stops = (*(stop for stop, _ in spans), inf)
-        self._offsets = (*(offset for _, offset in spans), _unique_offset(row))
+        own = _unique_offset(row)
+        self._stops, self._offsets = _NO_STOPS, (own,)
+        if spans:
+            stops, offsets = zip(*spans, strict=True)
+            self._stops, self._offsets = (*stops, inf), (*offsets, own)
         self._base = base
         self._keep = keep
         self._inherited = 0
@@ -361,9 +367,12 @@ class _Builder:
         """Append the stream of the next row."""
         salt = -_SALT * self.salts.setdefault(row.salt, len(self.salts))
         index, rows, length = row.index, self._rows, row.input_length
-        unit = self._block_size
+        content, unit = row.content, self._block_size
         stream: SpanStream | TokenStream
-        match row.content:
+        if content is None:
+            self.streams.append(SpanStream(index, rows, length, salt=salt))
+            return
+        match content:
             case TokenContent(prompt, output):
                 stream = TokenStream(
                     prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
@@ -378,8 +387,6 @@ class _Builder:
             case SegmentContent(segments):
                 spans = list(self._segment_spans(row.scope, segments))
                 stream = SpanStream(index, rows, length, spans, salt=salt)
-            case None:
-                stream = SpanStream(index, rows, length, salt=salt)
         self.streams.append(stream)
 
     def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:

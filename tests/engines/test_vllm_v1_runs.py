@@ -1,28 +1,28 @@
 """V1's block tables in runs, beside the same tables block by block."""
 
 import random
+from collections import deque
 from typing import Any
 
 import pytest
-from fuzz.draw import draw_trace
+from engines.paired import Pair, hashed, paired
+from fuzz.draw import draw_pressure, draw_settings, draw_trace
 from fuzz.equal import assert_equal_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engine.request import Request, Sequence, Span
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Span
 from kvsim.engine.runs import RunPool
 from kvsim.engine.tables import Tables
+from kvsim.engines.vllm_v1 import VllmV1
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.engines.vllm_v1_runs import VllmV1Runs
 from kvsim.run import simulate
-from kvsim.workload.keys import streams
-from kvsim.workload.requests import make_requests
-from kvsim.workload.trace import HashContent, ParentContent, Row, Trace
-
-Pair = tuple[Sequence, Sequence]
-"""A sequence of the tables block by block, and the same of those in runs."""
+from kvsim.workload.trace import ParentContent, Row, Trace
 
 
 def span_keys(spans: list[Span], size: int, number: int) -> list[int]:
@@ -41,10 +41,7 @@ class Twins:
         self.size = size
         self.named = VllmV1PrefixTables(size, blocks + 1, **rules)
         self.runs = VllmV1Runs(size, blocks + 1, **rules)
-        self.pairs: list[Pair] = []
-        for one, other in zip(make_requests(trace, trace.rows), streams(trace), strict=True):
-            twin = Request(one.index, one.id, one.input_length, other)
-            self.pairs.append((one.sequences[0], twin.sequences[0]))
+        self.pairs = paired(trace)
         self.running: list[Pair] = []
 
     def both(self) -> list[Tables]:
@@ -130,15 +127,6 @@ def test_runs_decide_what_blocks_decide(seed: int) -> None:
         twins.check()
 
 
-def hashed(*prompts: tuple[int, ...]) -> Trace:
-    """Requests whose prompts are these hash ids, one block each."""
-    trace = Trace("made", "native", "", [], block_size=1, hash_kind="prefix", partial_hash=False)
-    for index, ids in enumerate(prompts):
-        content = HashContent(tuple((each, 1) for each in ids))
-        trace.rows.append(Row(index, str(index), index, 0, len(ids), 1, content))
-    return trace
-
-
 def test_offsets_that_follow_each_other_by_chance_are_not_joined() -> None:
     """Neighbours in the queue of two tables: joined, the hits of the third prompt would be lost."""
     prompts = ((0, 3), (400, 401), (0, 3, 501, 1, 3))
@@ -187,6 +175,48 @@ def test_a_look_changes_nothing() -> None:
     assert [(run.start, run.end) for run in twins.runs.gpu.idle_runs()] == [(0, 5)]
 
 
+def private(requests: int, gap_ns: int) -> Trace:
+    """Requests of 70 and 40 tokens that share nothing, so far apart."""
+    rows = [Row(each, f"r{each}", each, each * gap_ns, 70, 40) for each in range(requests)]
+    return Trace("made", "native", "", rows)
+
+
+def test_who_shares_nothing_is_a_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is labelled or looked up run by run, and the pool is full of content all the same."""
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("nobody can look for these blocks")
+
+    for move in ("label", "hold", "release"):
+        monkeypatch.setattr(RunPool, move, forbidden)
+    settings = {"model": "tiny", "engine": "vllm-v1", "max_model_len": 128}
+    settings |= {"num_gpu_blocks_override": 40, "cost": {"model": "constant"}}
+    result = simulate(private(30, 100_000_000), settings)
+    assert result.meta["outcome"]["kind"] == "finished"
+    assert result.steps["cached_blocks"].max() > 20
+    assert result.requests["num_preemptions"].sum() == 0
+
+
+@pytest.mark.parametrize("clients", [None, 3])
+def test_steps_that_are_alike_are_recorded_one_by_one(clients: int | None) -> None:
+    """Clients that wait for an end take over after each of them, with a step under way that was
+    composed as the last of several."""
+    settings = {
+        "model": "tiny",
+        "engine": "vllm-v1",
+        "max_model_len": 128,
+        "num_gpu_blocks_override": 16,
+        "max_concurrency": clients,
+        "cost": {"model": "constant"},
+    }
+    result = assert_equal_runs(private(30, 50_000_000), settings, f"{clients} clients").result
+    assert result is not None
+    path = result.meta["fast_path"]
+    assert path["repeated_steps"] > 0.8 * len(result.steps["start_ns"])
+    assert path["stretches"] > (20 if clients else 0)
+    assert result.requests["num_preemptions"].sum() > 0
+
+
 def test_a_planted_fault_is_found() -> None:
     """The audit finds each kind of broken books."""
     for fault in ("refs", "end", "cached", "left", "at"):
@@ -210,6 +240,26 @@ def test_a_planted_fault_is_found() -> None:
             twins.runs.audit([twins.pairs[1][1].request])
 
 
+class Nameless(VllmV1):
+    """A policy that looks at no block ids: short prompts go first."""
+
+    names_blocks = False
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        batch.waiting = deque(sorted(batch.waiting, key=lambda request: request.input_length))
+        return super().compose(batch, now_ns)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_policy_without_names_decides_the_same_in_runs(seed: int) -> None:
+    rng = random.Random(seed)
+    trace = draw_trace(rng)
+    given = draw_pressure(rng, draw_settings(rng, "vllm-v1", "vllm-v1-prefix-caching"))
+    given.pop("async_scheduling", None)
+    given["engine"] = "engines.test_vllm_v1_runs:Nameless"
+    assert_equal_runs(trace, given, f"seed {seed}")
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -221,6 +271,7 @@ def test_a_planted_fault_is_found() -> None:
         ({"block_manager_args": {"eviction": "fuzz.outsiders:Order1"}}, None),
         ({"victim": "fuzz.outsiders:Victim1"}, VllmV1PrefixTables),
         ({"engine": "kvsim.engines.vllm_v1:VllmV1"}, VllmV1PrefixTables),
+        ({"engine": "engines.test_vllm_v1_runs:Nameless"}, VllmV1Runs),
     ],
 )
 def test_who_is_shown_blocks_finds_blocks(settings: dict[str, Any], expected: type | None) -> None:

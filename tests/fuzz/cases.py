@@ -75,13 +75,28 @@ def check_scratch(seed: int, limit_s: float = LIMIT_S) -> str:
 
 
 def check_runs(seed: int, limit_s: float = LIMIT_S) -> str:
-    """vLLM V1 with its prefix cache, which is kept in runs, against the cache block by block."""
+    """An engine whose prefix cache is kept in runs, against the same cache block by block."""
     rng = random.Random(f"runs {seed}")
     trace = draw_trace(rng) if rng.random() < 0.5 else draw_heirs(rng)
-    settings = draw_settings(rng, "vllm-v1", "vllm-v1-prefix-caching")
+    engine, manager = rng.choice(_IN_RUNS)
+    settings = draw_settings(rng, engine, manager)
+    settings.pop("n", None)
+    if settings.get("preemption_mode") in ("swap", "auto"):
+        del settings["preemption_mode"]
     if rng.random() < 0.5:
         settings = draw_pressure(rng, settings)
     return assert_equal_runs(trace, settings, f"runs {seed}", limit_s=limit_s).kind
+
+
+_IN_RUNS = (
+    ("vllm-v1", "vllm-v1-prefix-caching"),
+    ("vllm-v1", "vllm-v1-prefix-caching"),
+    ("vllm-0.6.3", "prefix-caching"),
+    ("vllm-0.6.3", "prefix-caching"),
+    ("nano-vllm", "nano-vllm"),
+    ("nano-vllm-2025-08", "nano-vllm-2025-08"),
+)
+"""Engines, as often as they are drawn, and the managers that name what they keep in runs."""
 
 
 KINDS: dict[str, Callable[..., str]] = {

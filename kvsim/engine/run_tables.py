@@ -1,0 +1,117 @@
+"""Block tables with a prefix cache whose content is kept in runs (`kvsim.engine.runs`).
+
+Where nobody can look for a block, as nobody else has its tokens, it gets its content only when it
+is given back. A sequence of which that is true of all blocks is a number of blocks until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from kvsim.engine.counted import Counted
+from kvsim.engine.request import Request, Sequence
+from kvsim.engine.runs import Hits, Run, RunPool, parts
+from kvsim.engine.tables import COUNTED, Pairs
+
+_Blocks = list[int]
+"""What other managers return as hits."""
+
+
+class RunTables(Counted):
+    """Moves of a manager with a prefix cache, without work for each block."""
+
+    gpu: RunPool
+
+    def __init__(self, *sizes: int, **rules: Any) -> None:
+        super().__init__(*sizes, **rules)
+        self.lockstep = COUNTED if self.lockstep else ""
+        self._runs: dict[Sequence, list[Run]] = {}
+        """The content of each table, but for those in which nobody can look for any."""
+
+    def find(self, sequence: Sequence, withheld: int = 0) -> Hits:
+        """The leading full blocks of a sequence that are resident, but for those that hold one of
+        its last `withheld` tokens."""
+        blocks = (sequence.length - withheld) // self.block_size
+        return self.gpu.find(sequence.block_spans(self.block_size), blocks)
+
+    def match(self, sequence: Sequence) -> list[int]:
+        return cast(_Blocks, self.find(sequence, self.full_hit.withheld))
+
+    def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
+        if hits:
+            self._runs[sequence] = self.gpu.hold(cast(Hits, hits))
+        elif self.is_looked_for(sequence):
+            self._runs[sequence] = []
+        super().hold(sequence, upto, hits)
+        sequence.published = len(hits)
+
+    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
+        sequence.access_ns = now_ns
+        return sequence.seen * self.block_size
+
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        first, last = sequence.published, upto // self.block_size
+        if last > first:
+            runs = self._runs.get(sequence)
+            if runs is not None:
+                spans = sequence.block_spans(self.block_size)
+                self.gpu.label(runs, spans, first, last)
+            sequence.published = last
+
+    def give_back(self, sequence: Sequence, blocks: int) -> None:
+        self.publish(sequence, self.published_last(sequence))
+        full, sequence.published = sequence.published, 0
+        self.gpu.give_back(blocks - full)
+        runs = self._runs.pop(sequence, None)
+        if runs is not None:
+            self.gpu.release(runs, full)
+        elif full:
+            self.gpu.keep(sequence.block_spans(self.block_size), full)
+
+    def is_looked_for(self, sequence: Sequence) -> bool:
+        """Whether others may look for blocks that a sequence without hits fills."""
+        return True
+
+    def published_last(self, sequence: Sequence) -> int:
+        """Tokens whose full blocks are given their content when the table is given back, where they
+        have none."""
+        return sequence.computed if self.publish_at.computed else sequence.filled
+
+    def append(self, sequence: Sequence) -> Pairs:
+        copies = super().append(sequence)
+        if not self.publish_at.computed:
+            self.publish(sequence, sequence.length)
+        return copies
+
+    def awaited(self, sequence: Sequence) -> bool:
+        following = (sequence.published + 1) * self.block_size
+        return sequence in self._runs and sequence.shared_tokens >= following
+
+    def own_blocks(self, sequence: Sequence) -> int:
+        runs = self._runs.get(sequence)
+        if runs is None:
+            return len(sequence.table)
+        end = sequence.published
+        own = len(sequence.table) - end
+        for run in reversed(runs):
+            own += sum(part.end - part.start for part in parts(run, end) if part.refs == 1)
+            end = run.start
+        return own
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        self.gpu.audit()
+        blank = empty = 0
+        tables = []
+        for request in requests:
+            for sequence in request.sequences:
+                if sequence.table:
+                    blank += len(sequence.table)
+                    if sequence in self._runs:
+                        tables.append((self._runs[sequence], sequence.published))
+                        blank -= sequence.published
+                    empty += self._empty(sequence)
+        assert len(tables) == len(self._runs), "content without a table"
+        content = self.gpu.audit_tables(tables)
+        assert self.gpu.used == blank + content, "blocks in use and tables disagree"
+        assert empty == self.empty_slots, "empty slots were miscounted"

@@ -1,0 +1,191 @@
+"""Block tables of nano-vllm in runs: no work and no object for each block.
+
+They decide what `kvsim.engines.nano_blocks.NanoTables` decides block by block, and do not name
+blocks. Of equal blocks the one registered last is hit, and the others never again, though their
+tables go on to hold them: their runs are *stale*. So invariant 5 of `kvsim.engine.runs` does not
+hold: content can be resident whose prefix is gone. All idle blocks wait in one queue.
+
+```
+ taken next ► never used │ blank │ 8 7 6 .. 0  stale │ blank │ 12 11 .. 5 │ ◄ given back last
+                           └── a table ──────────┘ └─ another, which shares 0 .. 4 ─┘
+```
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Any, cast
+
+from kvsim.engine.pool import BlockPool
+from kvsim.engine.request import Sequence
+from kvsim.engine.run_tables import RunTables
+from kvsim.engine.runs import Hits, Run, RunPool
+from kvsim.engine.tables import COUNTED
+from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
+
+
+class NanoRunPool(RunPool):
+    """A pool that knows its content in runs, with one queue of idle blocks.
+
+    The moves are those of `kvsim.engines.nano_blocks.NanoPool`. `_left` blocks were never used, and
+    are given out first; `_cached` wait in the queue, `_stale` of them without content that can be
+    hit. Their runs, and blank blocks, have an empty list of `copies`.
+    """
+
+    def __init__(self, size: int, first: int, block_size: int) -> None:
+        super().__init__(size, first, block_size)
+        self._stale = 0
+        self._starts: dict[int, list[int]] = {}
+        """Offset → where its runs start, in ascending order."""
+
+    @property
+    def cached(self) -> int:
+        return self._cached - self._stale
+
+    def counts(self) -> tuple[int, int, int]:
+        idle, stale = self._cached, self._stale
+        return self.size - self._left - idle, idle - stale, self._left + stale
+
+    def give_back(self, number: int) -> None:
+        if number:
+            self._cached += number
+            self._stale += number
+            blank = Run(0, number, 0, 0)
+            blank.copies = []
+            self._enter(blank, self._queue)
+
+    def release(self, runs: list[Run], end: int) -> None:
+        before = self._queue.prev
+        super().release(runs, end)
+        run = before.next
+        while run is not self._queue:
+            if run.copies is not None:
+                self._stale += run.end - run.start
+            run = run.next
+
+    def evictions(self, opened: list[int]) -> list[int]:
+        """Blocks with content that are lost by the end of each of these takes."""
+        lost: list[int] = []
+        taken = gone = 0
+        run, upto, kept = self._queue, self._left, False
+        for number in opened:
+            taken += number
+            while upto < taken:
+                if kept:
+                    gone += run.end - run.start
+                run = run.next
+                kept = run.copies is None
+                upto += run.end - run.start
+            lost.append(gone + (taken - upto + run.end - run.start if kept else 0))
+        return lost
+
+    # -- parts of moves --------------------------------------------------------------------------
+
+    def _append(self, runs: list[Run], start: int, end: int, offset: int) -> Run:
+        self._displace(start, end, offset)
+        run = super()._append(runs, start, end, offset)
+        if run.start == start:
+            insort(self._starts.setdefault(offset, []), start)
+        return run
+
+    def _meet(self, runs: list[Run], known: Run) -> None:
+        """The blocks that the table has filled are hit from now on, and the known run is stale."""
+        self._append(runs, known.start, known.end, known.offset)
+
+    def _displace(self, start: int, end: int, offset: int) -> None:
+        """Runs that hold any of these blocks are stale, as far as they do."""
+        starts = self._starts.get(offset)
+        if starts is None:
+            return
+        place = bisect_right(starts, start) - 1
+        if place >= 0 and starts[place] < start:
+            run = self._at[starts[place] * self._block_size + offset]
+            if run.end > start:
+                self._cut(run, start)
+        place = bisect_left(starts, start)
+        while place < len(starts) and starts[place] < end:
+            run = self._at[starts[place] * self._block_size + offset]
+            if run.end > end:
+                self._cut(run, end)
+            self._forget(run)
+            run.copies = []
+            if not run.refs:
+                self._stale += run.end - run.start
+
+    def _cut(self, run: Run, depth: int) -> None:
+        super()._cut(run, depth)
+        insort(self._starts[run.offset], depth)
+
+    def _evict(self, number: int) -> None:
+        """Take blocks from the head of the queue, of each run the last one first."""
+        while number:
+            run = self._queue.next
+            taken = min(number, run.end - run.start)
+            number -= taken
+            if run.copies is not None:
+                self._stale -= taken
+            if taken < run.end - run.start:
+                run.end, run.successor = run.end - taken, None
+                continue
+            self._leave(run)
+            if run.copies is None:
+                self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        starts = self._starts[run.offset]
+        del starts[bisect_left(starts, run.start)]
+        if not starts:
+            del self._starts[run.offset]
+        super()._forget(run)
+
+    def audit(self) -> None:
+        super().audit()
+        stale = [run for run in self.idle_runs() if run.copies is not None]
+        assert self._stale == sum(run.end - run.start for run in stale), "blocks are miscounted"
+        assert sum(map(len, self._starts.values())) == len(self._at), "a run cannot be made stale"
+        for offset, starts in self._starts.items():
+            runs = [self._at[start * self._block_size + offset] for start in starts]
+            ends = [run.end for run in runs]
+            assert all(map(int.__le__, ends, starts[1:])), "a block is in two runs"
+
+
+class NanoRuns(RunTables, NanoTables):
+    """`NanoTables` in runs, under the engine's own order of eviction."""
+
+    label_moves = True
+    gpu: NanoRunPool  # type: ignore[assignment]
+
+    def __init__(self, *sizes: int, **rules: Any) -> None:
+        super().__init__(*sizes, **rules)
+        assert self.eviction is None, "all idle blocks wait in one queue"
+        self.lockstep = COUNTED
+
+    def make_pool(self, size: int, first: int) -> BlockPool:
+        return NanoRunPool(size, first, self.block_size)
+
+    def held(self, hits: list[int]) -> int:
+        return len(hits) - cast(Hits, hits).idle
+
+    def allocate(self, sequence: Sequence) -> None:
+        hits = self.match(sequence)
+        self._lookups += sequence.length // self.block_size
+        self._hits += len(hits)
+        self.hold(sequence, sequence.length, hits)
+        if not self.publish_at.computed:
+            self.publish(sequence, sequence.length)
+
+    def evictions(self, opened: list[int]) -> list[int]:
+        return self.gpu.evictions(opened)
+
+
+class NanoRuns2025(NanoRuns, NanoTables2025):
+    """`NanoTables2025` in runs, where no tokens are known.
+
+    A block whose registration is out of date is hit there if it holds the same tokens after another
+    prefix, so that with real tokens it decides which block holds what. Without them, equal content
+    means an equal prefix: a registration whose block was overwritten is never believed, as if it
+    had been taken back.
+    """
+
+    prefixes_only = True
+    gpu: NanoRunPool  # type: ignore[assignment]
