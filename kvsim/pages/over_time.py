@@ -224,10 +224,12 @@ def _ttft(run: View) -> Iterator[Figure]:
     dots["hoverinfo"] = "skip"
     lines = [(held(cuts[0]), "running", "p50"), (held(cuts[1]), "peak", "p99")]
     drawn = [(dots, "running"), *_lined(run.axis.of(edges), lines)]
-    look = _limited(run, "ttft", ns, scale(ttft[known] / ns, wide=50))
     note = "Of the requests that arrived at this time. Click a request to see its story."
-    shapes, note = look.pop("shapes"), note + _limit_words(run, "ttft")
-    y = titled(f"TTFT ({unit})", **look)
+    note += _limit_words(run, "ttft")
+    y, shapes = (
+        titled(f"TTFT ({unit})", **scale(ttft[known] / ns, 50)),
+        _limit_lines(run, "ttft", ns),
+    )
     yield _figure(run, "ttft", "TTFT", note, y, drawn, 240, shapes=shapes)
 
 
@@ -250,21 +252,17 @@ def _itl(run: View) -> Iterator[Figure]:
         (held(mean), "decode", "Mean over tokens"),
         (held(np.where(whole > 0, most / ns, np.nan)), "peak", "Longest"),
     ]
-    look = _limited(run, "tpot", ns, scale(gaps / ns, wide=50))
-    shapes = look.pop("shapes")
-    y = titled(f"ITL ({unit})", **look)
+    y, shapes = titled(f"ITL ({unit})", **scale(gaps / ns, 50)), _limit_lines(run, "tpot", ns)
     note = "Gaps between the tokens of running requests; waits after a preemption do not count."
     note += _limit_words(run, "tpot")
     drawn = _lined(run.axis.of(edges), lines)
     yield _figure(run, "itl", "ITL", note, y, drawn, shapes=shapes)
 
 
-def _limited(run: View, kind: str, ns: float, look: Axis) -> Axis:
-    """The look of an axis in `ns` nanoseconds, and in `shapes` the limit of a latency."""
+def _limit_lines(run: View, kind: str, ns: float) -> list[Axis]:
+    """The limit of a latency as a line, on an axis whose unit has `ns` nanoseconds."""
     goals = run.summary["meta"].get("goodput") or {}
-    if kind not in goals:
-        return {**look, "shapes": []}
-    return {**look, "shapes": [rule("y", goals[kind] * 1e6 / ns, "bad", 1.2, "dot")]}
+    return [rule("y", goals[kind] * 1e6 / ns, "bad", 1.2, "dot")] if kind in goals else []
 
 
 def _limit_words(run: View, kind: str) -> str:
