@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 _LARGE = 100_000
 """Requests of a run that leaves enough to be worth a pass."""
 
