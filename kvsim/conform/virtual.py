@@ -138,7 +138,8 @@ class UnitClock(Host):
     # -- a host ----------------------------------------------------------------------------------
 
     def arrived(self) -> list[Request] | None:
-        """Who has arrived until now; where nothing else is to be done, time leaps to them."""
+        """Returns the requests that have arrived until now. If the engine is idle, time jumps to
+        the next arrival."""
         self.now_ns += self._passing_ns
         self._passing_ns = 0
         arrivals, busy = self._arrivals, len(self._batch) or self._in_flight
@@ -165,7 +166,8 @@ class UnitClock(Host):
         self._settles = True
 
     def composes(self, batch: Batch) -> bool:
-        """Not where the step under way leaves nobody: it is drained."""
+        """Whether to compose another step. If the step in flight will leave no request, it is
+        drained first."""
         if len(batch) or self._news:
             return True
         self._record = {

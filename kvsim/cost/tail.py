@@ -40,7 +40,7 @@ class Uneven:
         self._unsplit_seqs, self._tile = tail.unsplit_seqs, tail.tile
         self._alone, self._share = round(1000 * tail.alone_ns), round(1000 * tail.share_ns)
         self._count = min(self._alone // self._share, MOST) if self._share else MOST
-        """So many sequences that are left do not fill the GPU."""
+        """Number of remaining sequences up to which they do not fill the GPU."""
         self._rest = self._alone - self._count * self._share
         self.longest = self._count + 1
         """How many of the longest lengths matter."""
@@ -64,7 +64,8 @@ class Uneven:
         context_tokens: int,
         longest: Sequence[int],
     ) -> float:
-        """As `decode_us`, of a launch that also serves chunks: (tokens, tokens before them)."""
+        """Microseconds that a launch with chunks takes longer. A chunk is (tokens, tokens before
+        them)."""
         tile, most, mean = self._tile, self.longest, context_tokens / sequences
         tiles: list[float] = []
         for new, context in chunks:
