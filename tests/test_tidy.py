@@ -57,6 +57,7 @@ def layer_of(module: str) -> tuple[int, str]:
     raise AssertionError("no layer")
 
 
+@cache
 def imports(tree: ast.AST, top_level: bool = False) -> list[str]:
     """Imported module names; `top_level`: only what runs when the module is imported."""
     found: list[str] = []

@@ -34,13 +34,13 @@ class Engine(NamedTuple):
     block_manager: str
     """The block manager without `enable_prefix_caching`; empty if the engine always shares."""
     prefix_manager: str
-    """Name of the block manager with `enable_prefix_caching`; empty if the engine has no prefix
-    cache."""
+    """The block manager with `enable_prefix_caching`; empty if the engine has no prefix cache."""
     others: tuple[str, ...] = ()
     """Further block managers that work with its scheduler."""
     asynchronous: type[Scheduler] | None = None
-    """The scheduler used by default, where it differs: with asynchronous scheduling
-    (`async_scheduling`) or output processing (`disable_async_output_proc`)."""
+    """The asynchronous scheduler, which is the default; None if the engine has none."""
+    switch: str = ""
+    """The setting that chooses between the two schedulers."""
     samples: bool = False
     """Whether it can fork a request into several samples (`n > 1`). It then works synchronously."""
     block_size: int = DEFAULT_BLOCK_SIZE
@@ -68,6 +68,7 @@ ENGINES: dict[str, Engine] = {
         "prefix-caching",
         others=("contiguous", "prefix-runs"),
         asynchronous=Vllm063Async,
+        switch="disable_async_output_proc",
         samples=True,
         vllm_version="0.6.3",
     ),
@@ -78,6 +79,7 @@ ENGINES: dict[str, Engine] = {
         "vllm-v1-prefix-caching",
         others=("naive",),
         asynchronous=VllmV1Async,
+        switch="async_scheduling",
         enable_prefix_caching=True,
         vllm_version="0.33.0",
         serves=True,
@@ -106,6 +108,7 @@ ENGINES: dict[str, Engine] = {
         "sglang",
         "sglang-radix",
         asynchronous=SglangOverlap,
+        switch="async_scheduling",
         block_size=1,
         enable_prefix_caching=True,
         memory_formula="sglang",

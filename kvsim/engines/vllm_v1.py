@@ -65,8 +65,7 @@ class VllmV1(Scheduler):
         self.requeue = make_requeue(requeue, own, sorts=self.priority)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserve_full_isl = scheduler_reserve_full_isl
-        """Whether an admission must find blocks for the whole known sequence instead of its chunk.
-        """
+        """Whether an admission needs blocks for the whole known sequence, not only its chunk."""
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self._budget = 0
 

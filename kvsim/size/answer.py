@@ -39,8 +39,7 @@ class Answer(NamedTuple):
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
     held: int = 0
-    """Number of requests of the longer load for which the rate also holds; 0 if it was not tried.
-    """
+    """Requests of the longer load for which the rate also holds; 0 if it was not tried."""
 
 
 def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:

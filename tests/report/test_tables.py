@@ -51,7 +51,7 @@ def test_steps_come_in_pieces_that_make_up_the_whole(
     monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(tables, "PIECE", piece)
-    steps = fake_run()[0]
+    steps = {name: column[:50] for name, column in fake_run(12)[0].items()}
     whole = tables.steps_table(steps)
     for given_steps in (steps, packed(steps, 5)):
         pieces = list(tables.steps_tables(given_steps))
@@ -65,7 +65,7 @@ def test_steps_come_in_pieces_that_make_up_the_whole(
 def test_a_long_run_is_written_as_a_short_one_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    steps, requests, gaps, meta = fake_run()
+    steps, requests, gaps, meta = fake_run(12)
     summary = summarise(steps, requests, gaps, meta)
     assert summarise(packed(steps, 4), requests, gaps, meta) == summary
     files.write_results(tmp_path / "whole", summary, requests, steps, csv=True)
