@@ -25,7 +25,7 @@ from kvsim.engines.sglang_budget import Environment
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50
-"""Empty steps in a row, with nobody left to arrive, that count as a deadlock."""
+"""Number of consecutive empty steps, with no arrival left, that counts as a deadlock."""
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""
@@ -247,7 +247,7 @@ class _Clock(Host):
         return False
 
     def sleep(self) -> Waiting:
-        """The iteration ran nothing: with nobody there it leaves no record, and time leaps."""
+        """Ends an idle iteration. Without requests it leaves no record, and time jumps."""
         if self._batch:
             self.settled(self._batch, [])
         else:

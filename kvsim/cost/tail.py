@@ -14,7 +14,7 @@ holds this time for even batches; what is added here is the difference to that o
     sum over k of (L_k - L_{k+1}) x max(0, alone_ns - k x share_ns), less the same of the mean
 
 In a step with prompts, each `tile` of a chunk counts as one more sequence, as long as the context
-that it sees: decodes that last no longer than the prompt hold nobody up. While a batch only
+that it sees: decodes that end before the prompt delay no other sequence. While a batch only
 decodes, its differences stay what they are, and so does the term.
 
 Source: FlashAttention-2, `num_splits_heuristic` (no split from 0.8 x 2 x multiprocessors work items

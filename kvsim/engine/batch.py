@@ -142,7 +142,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.waiting) + self.num_running + len(self.swapped)
 
-    # -- who is running --------------------------------------------------------------------------
+    # -- running requests ------------------------------------------------------------------------
 
     @property
     def running(self) -> deque[Request]:

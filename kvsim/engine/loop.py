@@ -193,7 +193,7 @@ class Loop:
                     row = composed_row(batch, plan) if records else b""
                     self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
                 elif not flying:
-                    # Nothing can change before somebody arrives.
+                    # Nothing can change before a request arrives.
                     if (yield from host.sleep()):
                         continue
                     return
@@ -314,7 +314,7 @@ def composed_row(batch: Batch, plan: Plan) -> bytes:
         cached_tokens += prefill.cached
     for _, means in plan.preempted:
         recomputes += means == RECOMPUTE
-    # By position: so many names would take as long to match as all the rest.
+    # By position: matching this many names would take as long as all the rest.
     return pack(
         *(0, 0, 0, 0),
         len(plan.prefills),

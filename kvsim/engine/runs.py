@@ -26,8 +26,8 @@ runs, because of these invariants:
 5. If a key is resident, so are all before it. For a table holds a prefix, and gives its blocks back
    from the last to the first.
 
-A hit that ends inside a run cuts it (4). A table lets a run grow, or joins two, only where nobody
-else holds them.
+A hit that ends inside a run cuts it (4). A table lets a run grow, or joins two, only if no
+other table holds them.
 """
 
 from __future__ import annotations

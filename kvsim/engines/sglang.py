@@ -505,7 +505,7 @@ class SglangOverlap(Sglang):
 
 
 class _Zero(Stream):
-    """Token 0, and outputs that nobody shares."""
+    """Token 0, and outputs that no other request shares."""
 
     def __init__(self, index: int) -> None:
         self._index = index

@@ -371,7 +371,7 @@ class Vllm063(Scheduler):
         )
 
     def turns_away(self, blocks: Tables, tokens: int, need: int) -> str:
-        """Returns why a waiting request with so many tokens and blocks to take on is given up;
+        """Returns why a waiting request that needs these tokens and blocks is given up;
         empty if it is not (`core/block_manager.py:108`)."""
         if tokens > self.prompt_limit:
             return "too-long"

@@ -222,7 +222,7 @@ class VllmV1(Scheduler):
         return WATERMARK if guarded and need + self.watermark_blocks > free else 0
 
     def _take_victim(self, batch: Batch) -> Request:
-        # Whoever lacks a block is looked at by itself, and so is the tail.
+        # A request that lacks a block is handled on its own, and so is the tail.
         candidates = batch.others if self.victim is tail else batch.running
         victim = self.victim(candidates, batch.blocks)
         batch.others.remove(victim)

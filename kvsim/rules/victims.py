@@ -79,12 +79,6 @@ class CostAware:
     `max_tokens` for M. A trace has no such value, and with `ignore_eos` it would be the true output
     length. So M is what the engine assumes if a client gives none: `max_model_len` minus the
     prompt.
-
-    B: blocks of its tables that nobody else holds; T: its known tokens, prompt and output;
-    O: tokens generated so far; M: the most it may generate. The proposal takes `max_tokens` for
-    M, which a trace does not have, and which is the true output length where a benchmark ignores
-    the end of sequence; so M is what the engine takes if a client gives none: `max_model_len` less
-    the prompt.
     """
 
     def __init__(self, *, max_model_len: int) -> None:

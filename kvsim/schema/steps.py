@@ -12,7 +12,7 @@ _state = partial(Column, source=Source.STATE)
 _kernel = partial(part, source=Source.KERNEL)
 
 _BLOCKED = (
-    ("", "nobody waits, or nobody was refused"),
+    ("", "no request waits, or none was refused"),
     ("slots", "`max_num_seqs`"),
     ("tokens", "`max_num_batched_tokens`"),
     ("blocks", "too few free blocks"),

@@ -81,7 +81,7 @@ class Table(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """An argument that somebody gave."""
+    """An argument that was given."""
 
     name: str
     """The name of its flag (`Flag.name`)."""
