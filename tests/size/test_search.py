@@ -22,7 +22,7 @@ from kvsim.size.search import (
     find_boundary,
     sharpen,
 )
-from kvsim.size.wording import verdict
+from kvsim.size.verdict import verdict
 from kvsim.sweep import backends
 from kvsim.sweep.choose import TTFT, joined
 from kvsim.sweep.slo import parse_slo
