@@ -36,7 +36,7 @@ github.com/vllm-project/vllm/issues/13074); the middle one is taken.
 """
 
 PCIE_BUFFER_BYTES = int(0.1 * GIB)
-"""The same where PCIe connects them: 0.09 GiB with 2 x RTX 4090
+"""Buffers of NCCL where PCIe connects the GPUs: 0.09 GiB with 2 x RTX 4090
 (github.com/vllm-project/vllm/issues/13061), 0.04 with 16 x RTX 3090 (pull/14447)."""
 
 CUDAGRAPH_POOL_BYTES = int(0.1 * GIB)

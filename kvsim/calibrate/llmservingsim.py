@@ -55,7 +55,7 @@ PER_LAYER = {
 }
 """How often each operator is called in a decoder layer of a Llama."""
 FURTHER = {"qk_norm": 1}
-"""The same of operators that only some models have."""
+"""How often each operator that only some models have is called in a decoder layer."""
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -68,7 +68,7 @@ class Bundle(NamedTuple):
     """What a folder holds."""
 
     profile: Profile
-    """As measured."""
+    """The profile, as measured."""
     beside: Attention
     """Attention of one layer off the grid, by the counts of `AXES`."""
 

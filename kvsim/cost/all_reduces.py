@@ -30,7 +30,7 @@ class AllReduces:
         self._line = Line(points, [us(tokens) for tokens in points])
 
     def us(self, tokens: float) -> float:
-        """Microseconds in a step of so many tokens, of at least 1."""
+        """Returns the microseconds in a step of `tokens` tokens, at least 1."""
         return self._line.at(tokens)
 
     def many_us(self, tokens: NDArray[Any]) -> NDArray[np.float64]:

@@ -99,7 +99,7 @@ class Tail(Struct, frozen=True, forbid_unknown_fields=True):
     share_ns: Annotated[float, Meta(ge=0)]
     """Per token of each sequence on a GPU that is full."""
     unsplit_seqs: Positive
-    """Decode launches of so many sequences and more do not split keys and values."""
+    """Number of sequences from which decode launches do not split keys and values."""
     tile: Positive
     """Queries of a prompt that one thread block serves."""
     used: bool

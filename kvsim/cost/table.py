@@ -123,7 +123,7 @@ class TableCost:
         return f"scaled from {measured.source}: {made} ({self._path}) to {to}{self._terms()}"
 
     def _terms(self) -> str:
-        """What is priced beside the tables, and where it comes from."""
+        """The terms that are priced beside the tables, and their sources."""
         used = {key: text for key, text in self._profile.terms.items() if key != "uneven batches"}
         if self._uneven is not None:
             used["uneven batches"] = self._profile.terms.get("uneven batches", "derived")

@@ -279,7 +279,8 @@ def _size(misses: Floats) -> float:
 
 
 def _standard_errors(slopes: Floats, misses: Floats) -> list[float]:
-    """Of each constant, by the misses that are left; infinite where the run says nothing."""
+    """Returns the standard error of each constant, estimated from the misses that are left;
+    infinite if the run does not determine the constant."""
     spare = max(len(misses) - slopes.shape[1], 1)
     noise = float(misses @ misses) / spare
     square = slopes.T @ slopes
