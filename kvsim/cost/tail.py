@@ -66,11 +66,13 @@ class Uneven:
     ) -> float:
         """As `decode_us`, of a launch that also serves chunks: (tokens, tokens before them)."""
         tile, most, mean = self._tile, self.longest, context_tokens / sequences
+        last = longest[-1] if sequences >= most else 0
+        highest = max([new + context for new, context in chunks])
+        if highest <= last and highest <= mean:
+            return self._held_up(longest) / 1e6
         tiles: list[float] = []
         for new, context in chunks:
             tiles += range(context + new, context, -tile)[:most]
-        last = longest[-1] if sequences >= most else 0
-        highest = max(tiles)
         lengths = sorted([*longest, *tiles], reverse=True) if highest > last else longest
         held_up = self._held_up(lengths)
         if highest > mean or sequences < most:
