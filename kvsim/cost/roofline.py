@@ -2,7 +2,7 @@
 longer.
 
 ```
-step = host + layers x floor + 2 all-reduces per layer
+step = host + layers x floor + 2 all-reduces per layer + exchange of replicas
      + max(FLOPs of the linear layers, reading their weights once)
      + max(FLOPs of the experts of each token, reading the experts that any token has)
      + max(FLOPs of prompt attention, reading its keys and values)
@@ -108,7 +108,7 @@ class RooflineCost:
         compute = self._settings["compute_efficiency"]
         bandwidth = self._settings["bandwidth_efficiency"]
         special = ", ".join(self._model.special)
-        unlike = f" ({special}; profiles are scaled to dense models only)" if special else ""
+        unlike = f" ({special}; shipped profiles are of dense models only)" if special else ""
         return (
             f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"

@@ -70,9 +70,10 @@ class Uneven:
         highest = max([new + context for new, context in chunks])
         if highest <= last and highest <= mean:
             return self._held_up(longest) / 1e6
+        least = int(min(last, mean))  # what lasts no longer changes neither sum
         tiles: list[float] = []
         for new, context in chunks:
-            tiles += range(context + new, context, -tile)[:most]
+            tiles += range(context + new, max(context, least), -tile)[:most]
         lengths = sorted([*longest, *tiles], reverse=True) if highest > last else longest
         held_up = self._held_up(lengths)
         if highest > mean or sequences < most:

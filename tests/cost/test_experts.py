@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from calibrate.tables import META, OPERATORS, write_csv, write_tables
+from calibrate.tables import META, OPERATORS, attention_us, write_csv, write_tables
 from cost.plans import plan
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from kvsim.cost.experts import Routing
 from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
 from kvsim.cost.profile import ExpertGrid
 from kvsim.errors import ConfigError
+from kvsim.fit.constants import with_constants
 from kvsim.hardware import load_hardware
 from kvsim.models import Experts, load_model
 
@@ -75,8 +76,6 @@ def others_us(tokens: int) -> float:
 
 def linear_us(cost: TableCost, tokens: int) -> float:
     """A step of a single chunk, less its attention."""
-    from calibrate.tables import attention_us
-
     step = plan(chunks=[(tokens, 0)])
     return cost.step_ns(step) / 1000 - LAYERS * attention_us(max(tokens, 16), 0, 0, 0)
 
@@ -205,6 +204,15 @@ def test_a_faulty_table_of_experts_is_named(folder: Path, config_json: str) -> N
     path.write_text("tokens,activated_experts,time_us\n1,2,3\n1,4,4\n")
     with pytest.raises(ConfigError, match="need at least 2 values each"):
         import_profile(folder, config_json)
+
+
+def test_a_factor_of_the_linear_layers_holds_for_measured_experts(
+    folder: Path, config_json: str
+) -> None:
+    profile = import_profile(folder, config_json)
+    changed = with_constants(profile, {"linear_factor": 0.5}).fit.experts
+    assert isinstance(changed, ExpertGrid)
+    assert changed.us[0] == [measured_us(1, 2) / 2] * 4
 
 
 def test_whole_experts_divided_in_columns_take_less(folder: Path, config_json: str) -> None:
