@@ -9,6 +9,9 @@ _INTERRUPTS = [signal.SIGINT]
 """The signals that came, Ctrl-C first."""
 
 
+_PYTHONS_OWN = signal.default_int_handler
+
+
 def heed_signals() -> None:
     """From now on, SIGTERM and SIGHUP raise `KeyboardInterrupt`.
 
@@ -21,6 +24,16 @@ def heed_signals() -> None:
         number = getattr(signal, name, None)  # Windows has no SIGHUP.
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
+
+
+def all_is_done() -> None:
+    """From now on, signals end the process at once: the results are written, and worker processes
+    look themselves whether their parent is there."""
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) in (_interrupt, _PYTHONS_OWN):
+                signal.signal(number, signal.SIG_DFL)
 
 
 def exit_code() -> int:
