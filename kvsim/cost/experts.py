@@ -6,7 +6,8 @@ every token drew its experts by chance. Only these are read; t k rows are multip
 Replicas divide the experts among them and run in lock step: a layer begins when all of them have
 sent their tokens. Each is taken to have as many tokens as any other, and each GPU's experts as many
 rows. Tokens are gathered before a layer and their sums scattered after it, which takes the steps
-and bytes of one all-reduce of the tokens of all replicas.
+and bytes of one ring all-reduce of the tokens of all replicas. Which experts a token has, sent with
+it, is not counted.
 
 Source: vLLM 0.33.0, distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, and
 model_executor/layers/fused_moe/config.py, `FusedMoEParallelConfig.make`.
