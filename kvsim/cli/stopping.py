@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 
 _INTERRUPTS = [signal.SIGINT]
@@ -24,6 +25,7 @@ def heed_signals() -> None:
         number = getattr(signal, name, None)  # Windows has no SIGHUP.
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
+    sys.unraisablehook = _again
 
 
 def all_is_done() -> None:
@@ -39,6 +41,14 @@ def all_is_done() -> None:
 def exit_code() -> int:
     """The exit code of an interrupted command, as shells have it: 130, 143 or 129."""
     return 128 + _INTERRUPTS[-1]
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    """Python drops an interrupt that is raised in a callback of its own: raise it once more."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -139,3 +139,24 @@ def test_a_signal_waits_until_all_files_are_moved(
     finally:
         signal.signal(signal.SIGINT, before)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_an_interrupt_that_python_drops_comes_again() -> None:
+    code = (
+        "import signal, time, weakref\n"
+        "from kvsim.cli import stopping\n"
+        "stopping.heed_signals()\n"
+        "class Thing: pass\n"
+        "thing = Thing()\n"
+        "mark = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))\n"
+        "try:\n"
+        "    del thing\n"
+        "    time.sleep(20)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise SystemExit(stopping.exit_code()) from None\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False, timeout=60
+    )
+    assert (result.returncode, result.stderr) == (143, b"")
