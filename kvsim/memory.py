@@ -174,7 +174,7 @@ def budget(
     Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
     go on with 0 blocks and refuse to serve, nano-vllm asserts.
     """
-    shard = model.shard(config.tensor_parallel_size, _expert_parallel_size(config))
+    shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
     stages = [
         _stage_budget(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
         for layers in model.stages(config.pipeline_parallel_size)
@@ -189,7 +189,7 @@ def budget(
     return result
 
 
-def _expert_parallel_size(config: RunConfig) -> int:
+def expert_parallel_size(config: RunConfig) -> int:
     """GPUs among which the experts of a layer are divided as wholes.
 
     Replicas share them (vLLM 0.33.0, model_executor/layers/fused_moe/config.py,

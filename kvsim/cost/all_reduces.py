@@ -36,9 +36,3 @@ class AllReduces:
     def many_us(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
         """`us` of many steps."""
         return self._line.many(tokens)
-
-    def added_to(self, line: Line, tokens: list[float]) -> Line:
-        """`line`, which has these points, with the all-reduces."""
-        points = sorted({*tokens, *map(float, self.breaks)})
-        us = [line.at(each) + self.us(each) for each in points]
-        return Line(points, us, (line.first, line.last))

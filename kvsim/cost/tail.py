@@ -67,11 +67,14 @@ class Uneven:
         """Microseconds that a launch with chunks takes longer. A chunk is (tokens, tokens before
         them)."""
         tile, most, mean = self._tile, self.longest, context_tokens / sequences
+        last = longest[-1] if sequences >= most else 0
+        highest = max([new + context for new, context in chunks])
+        if highest <= last and highest <= mean:
+            return self._held_up(longest) / 1e6
+        least = int(min(last, mean))  # what lasts no longer changes neither sum
         tiles: list[float] = []
         for new, context in chunks:
-            tiles += range(context + new, context, -tile)[:most]
-        last = longest[-1] if sequences >= most else 0
-        highest = max(tiles)
+            tiles += range(context + new, max(context, least), -tile)[:most]
         lengths = sorted([*longest, *tiles], reverse=True) if highest > last else longest
         held_up = self._held_up(lengths)
         if highest > mean or sequences < most:
