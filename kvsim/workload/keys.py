@@ -179,7 +179,7 @@ class SpanStream:
         return joined(found, self.salt)
 
     def inherit(self, tokens: int) -> None:
-        """Note that another stream begins with so many tokens of this one."""
+        """Note that another stream begins with the first `tokens` tokens of this one."""
         self._inherited = max(self._inherited, tokens)
 
     @property
@@ -337,7 +337,7 @@ class TokenStream:
         return found
 
     def inherit(self, tokens: int) -> None:
-        """Note that another stream begins with so many tokens of this one."""
+        """Note that another stream begins with the first `tokens` tokens of this one."""
         self._inherited = max(self._inherited, tokens)
 
     @property
