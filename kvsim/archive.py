@@ -63,6 +63,8 @@ class Archive:
                 columns[column.name] = [value or "" for value in values]
             else:
                 columns[column.name] = np.fromiter(values, np.int64, len(rows))
+        # Copies, so that the memory of the rows is free once nothing else needs them.
+        columns["id"] = [f"{each} "[:-1] for each in columns["id"]]
         reasons = [self._reasons.get(index, "") for index in indices]
         status = ["rejected" if reason else "completed" for reason in reasons]
         return columns | {"status": status, "reason": reasons}

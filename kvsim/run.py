@@ -188,15 +188,17 @@ class _Run:
                 # It did not end by itself.
                 request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
             archive.add(request)
-        prompts = requests.streams[: len(requests)]
+        prompts = requests.streams
         requests.let_all_go()
         columns = archive.columns()
         _check_sum(columns, outcome.time_ns)
         self.log = log = self.batch.transitions.columns()
 
+        cost, in_flight = parts.cost, parts.scheduler.in_flight
+
+        # It refers to no part that leads to the rows of the trace.
         def keep_books() -> Books:
-            in_flight = parts.scheduler.in_flight
-            steps, times = account_times(parts.cost, recorder.columns(), columns, log, in_flight)
+            steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
             if not blocks.needs_keys:
                 return steps, columns | times
             withheld, size = blocks.full_hit.withheld, blocks.block_size

@@ -48,6 +48,8 @@ def test_what_exceeds_the_memory_goes_to_a_file_and_can_be_pickled() -> None:
         len(p.narrow) for ps in spilled._columns.values() for p in ps if p.narrow is not None
     )
     assert kept <= 10 * WIDTH
+    views = [p.narrow.base for ps in spilled._columns.values() for p in ps if p.narrow is not None]
+    assert not [base for base in views if base is not None], "the file's rows are in memory too"
     copy = pickle.loads(pickle.dumps(spilled))
     for name in STEP_COLUMNS:
         assert spilled[name].tolist() == held[name].tolist() == copy[name].tolist()

@@ -26,6 +26,7 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import load_over, server_word
+from kvsim.collector import collect_after
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 
@@ -63,8 +64,11 @@ def run(
     watcher = _map_watcher(out) if block_map else None
     word = server_word(startup_log, vllm, vllm_file)
     loaded = load_over(word, config, settings(flags), assignments or ())
-    opened = requests_of(loaded, trace, trace_format, columns)
-    result = simulate_shown(opened, loaded, "simulating", step_log, watcher)
+    # No name for the trace here, so that its memory is free when the run is over.
+    result = simulate_shown(
+        requests_of(loaded, trace, trace_format, columns), loaded, "simulating", step_log, watcher
+    )
+    collect_after(result.meta["trace"]["requests"])
     if word.sources:
         result.meta["server"] = dict(word.sources)
     for note in result.meta["notes"]:

@@ -41,23 +41,22 @@ def account_times(
         int(column.max(initial=0))
         for column in (ends, requests["finish_ns"], requests["arrival_ns"])
     )
-    until = np.append(starts[1:], run_end_ns)[: len(starts)]
+    instants = np.append(starts, run_end_ns)
+    starts, until = instants[:-1], instants[1:]  # Views: a long run has many steps.
     why = time.reasons(steps["blocked"], steps["prefill_seqs"], in_flight)
     spells = standings.lay_out(requests, transitions, starts, ends, run_end_ns)
+    del ends
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
-    asked = np.concatenate((*time.rows_of(spells, starts), copies.rows, copies.rows + 1))
-    is_asked = np.zeros(len(starts) + 1, dtype=bool)
-    is_asked[asked] = True  # Much quicker than `np.unique`.
-    asked = np.flatnonzero(is_asked)
-    book = _Book(cost, steps, kernels.samples_of(steps, requests, transitions), asked, until, why)
+    step_times = time.StepTimes(starts, until, why)
+    split = time.Split(spells, copies, step_times, len(ended))
+    book = _Book(cost, steps, kernels.samples_of(steps, requests, transitions), step_times, split)
     if isinstance(steps, PackedColumns):
         steps.widen(KERNELS, book.pieces())
     else:
-        split = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *book.pieces()])
-        steps = {**steps, **{name: split[:, place] for place, name in enumerate(KERNELS)}}
-    step_times = time.StepTimes(starts, until, why)
-    parts = time.split_requests(spells, copies, step_times, book.sums(), len(ended))
+        found = np.concatenate([np.zeros((0, len(KERNELS)), dtype=np.int64), *book.pieces()])
+        steps = {**steps, **{name: found[:, place] for place, name in enumerate(KERNELS)}}
+    parts = split.columns()
     check_sums("a request", parts, TIME_PARTS, ended - requests["arrival_ns"])
     return steps, parts
 
@@ -71,8 +70,8 @@ def account_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of the requests of a run with prefix caching.
 
-    `streams`: of the requests, in order. `withheld`: tokens at the end of a prompt that are never
-    looked up (`blocks.sharing.FullHit`).
+    `streams`: of the requests, in order, and maybe more. `withheld`: tokens at the end of a prompt
+    that are never looked up (`blocks.sharing.FullHit`).
     """
     parts = split_prompts(streams, requests, transitions, Rules(block_size, withheld))
     admitted = np.where(requests["first_scheduled_ns"] >= 0, requests["input_length"], 0)
@@ -93,30 +92,25 @@ def check_sums(
 
 
 class _Book:
-    """Goes through the steps once, piece by piece, and keeps the sums that are asked for."""
+    """Goes through the steps once, piece by piece, and splits the time of requests on the way."""
 
     def __init__(
         self,
         cost: object,
         steps: Mapping[str, Ints],
         samples: Ints,
-        asked: Ints,
-        until: Ints,
-        why: Ints,
+        times: time.StepTimes,
+        split: time.Split,
     ) -> None:
         self._cost, self._rows, self._samples = cost, kernels.Rows(steps), samples
-        self._asked, self._until, self._why = asked, until, why
-        self._before = np.zeros((len(asked), len(time.TIMES)), dtype=np.int64)
-        self._total = np.zeros(len(time.TIMES), dtype=np.int64)
+        self._times, self._split = times, split
+        self._total = np.zeros((1, len(time.TIMES)), dtype=np.int64)
 
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
         for first, last in self._rows.pieces():
             yield self._piece(first, last)
-
-    def sums(self) -> time.Sums:
-        """The sums that were kept; complete once all pieces have been read."""
-        return time.Sums(self._asked, self._before)
+        self._split.add(self._rows.number, self._total[:0], self._total)
 
     def _piece(self, first: int, last: int) -> Ints:
         rows = self._rows
@@ -135,15 +129,10 @@ class _Book:
             computing - host,
             alone,
             others,
-            self._until[first:last],
-            self._why[first:last],
+            self._times.until[first:last],
+            self._times.why[first:last],
         )
-        self._keep(table, first)
+        sums = np.concatenate((self._total, self._total + np.cumsum(table, axis=0)))
+        self._split.add(first, table, sums[:-1])
+        self._total = sums[-1:]
         return split
-
-    def _keep(self, table: Ints, first: int) -> None:
-        """Keep the sums before each of these steps and after the last, where asked for."""
-        sums = np.concatenate((self._total[None], self._total + np.cumsum(table, axis=0)))
-        low, high = np.searchsorted(self._asked, (first, first + len(sums)))
-        self._before[low:high] = sums[self._asked[low:high] - first]
-        self._total = sums[-1]

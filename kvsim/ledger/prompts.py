@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -67,18 +68,20 @@ def split_prompts(
 ) -> dict[str, Ints]:
     """`PROMPT_PARTS` of each request, in tokens; 0 for one that was never admitted.
 
-    `streams`: of the requests, in order; `requests`: their columns. A prompt whose first token no
-    other stream has is all cold; only the others are compared.
+    `streams`: of the requests, in order, and maybe more; `requests`: their columns. A prompt whose
+    first token no other stream has is all cold; only the others are compared.
     """
     lengths, reached = requests["input_length"], _reached(requests, transitions)
-    parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64)
-    shared = [stream.shared_tokens for stream in streams]
+    parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")
+    shared, salted = list[int](), False
+    for stream in islice(streams, len(lengths)):
+        shared.append(stream.shared_tokens)
+        salted = salted or stream.salt != 0
     alone = _alone(streams, shared)
     cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
     parts[cold, _COLD] = np.minimum(lengths, reached)[cold]
     parts[cold, -1] = (lengths - parts[:, _COLD])[cold]
     past, coming, anywhere = Known(), Known(), Known()
-    salted = any(stream.salt for stream in streams)
     events = _events(requests, transitions, rules.block_size, ~cold)
     hits = requests["num_cached_tokens"]
     for _, kind, place, tokens in sorted(events):
@@ -102,8 +105,7 @@ def split_prompts(
 def _alone(streams: Sequence[SpannedStream], shared: Sequence[int]) -> Bools:
     """Which streams share nothing with another one, as their first token is theirs alone."""
     keys = [
-        stream.pieces(1)[0].key if tokens else None
-        for stream, tokens in zip(streams, shared, strict=True)
+        streams[place].pieces(1)[0].key if tokens else None for place, tokens in enumerate(shared)
     ]
     users = Counter(keys)
     return np.array([key is None or users[key] == 1 for key in keys], dtype=bool)

@@ -17,6 +17,10 @@ WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED = range(6)
 KV; it is preempted and has no blocks; it is swapped, its blocks are on the CPU."""
 
 
+_AT_ONCE = 1 << 16
+"""Requests that are laid out at once, to bound the memory."""
+
+
 class Spells(NamedTuple):
     """Spells of all requests that were sent; those of one request leave no gap between them."""
 
@@ -56,20 +60,28 @@ def lay_out(
     first_step, first_token = first_steps_ns(requests, transitions), requests["first_token_ns"]
     times = _times(transitions, starts_ns, step_ends_ns)
     log = np.flatnonzero(_matters(transitions))
-    changed = (
+    log = log[np.argsort(transitions["request"][log], kind="stable")]
+    logged = _Changes(
         transitions["request"][log],
         times[log],
         _standings(transitions, times, first_token)[log],
+        log,
     )
-    changes = [_Changes(*changed, log)]
-    everybody = np.arange(len(arrival))
-    for standing, when in ((WAITING, arrival), (PREFILL, first_step), (DECODE, first_token)):
-        ever = when >= 0
-        # At one instant these come first, then the transitions in the order of the log.
-        same = (np.full(int(ever.sum()), each) for each in (standing, standing - 3))
-        changes.append(_Changes(everybody[ever], when[ever], *same))
-    together = _Changes(*(np.concatenate(columns) for columns in zip(*changes, strict=True)))
-    return _spells(together, ends_ns(requests, run_end_ns))
+    begins = ((WAITING, arrival), (PREFILL, first_step), (DECODE, first_token))
+    ends = ends_ns(requests, run_end_ns)
+    pieces = []
+    for first in range(0, max(len(arrival), 1), _AT_ONCE):
+        last = min(first + _AT_ONCE, len(arrival))
+        low, high = np.searchsorted(logged.request, (first, last))
+        changes = [_Changes(*(column[low:high] for column in logged))]
+        for standing, when in begins:
+            request = first + np.flatnonzero(when[first:last] >= 0)
+            # At one instant these come first, then the transitions in the order of the log.
+            same = (np.full(len(request), each) for each in (standing, standing - 3))
+            changes.append(_Changes(request, when[request], *same))
+        together = _Changes(*(np.concatenate(columns) for columns in zip(*changes, strict=True)))
+        pieces.append(_spells(together, ends))
+    return Spells(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
 
 
 class _Changes(NamedTuple):

@@ -36,7 +36,7 @@ _LINK_WAIT, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(6)
 _REASONS = slice(6, len(TIMES))
 
 _AT_ONCE = 1 << 16
-"""Spells that are split at once; a long run has too many for one array."""
+"""Begins and ends of spells that are taken in at once; a long run has too many for one array."""
 
 _PLACES = {name: place for place, name in enumerate(TIME_PARTS)}
 _OWN = {
@@ -48,21 +48,6 @@ _AWAY = {
     standings.PREEMPTED: "preempted_waiting_ns",
     standings.SWAPPED: "swapped_waiting_ns",
 }
-
-
-class Sums(NamedTuple):
-    """Running sums of step times."""
-
-    asked: Ints
-    """Step numbers at which the sums are kept, ascending."""
-    before: Ints
-    """Sums over all earlier steps, of shape (asked, `TIMES`)."""
-
-    def between(self, first: Ints, last: Ints) -> Ints:
-        """Time in the steps `first .. last - 1`, of shape (entries, `TIMES`)."""
-        low, high = np.searchsorted(self.asked, first), np.searchsorted(self.asked, last)
-        between: Ints = self.before[high] - self.before[low]
-        return between
 
 
 class StepTimes(NamedTuple):
@@ -82,6 +67,10 @@ class Copies(NamedTuple):
     outward: NDArray[np.bool_]
     rows: Ints
     """The steps that they block."""
+
+    def at(self, places: Ints | slice) -> Copies:
+        """Some of them."""
+        return Copies(self.request[places], self.outward[places], self.rows[places])
 
 
 def reasons(blocked: Ints, prefill_seqs: Ints, in_flight: int) -> Ints:
@@ -117,39 +106,71 @@ def table(
     return rows
 
 
-def split_requests(
-    spells: Spells, copies: Copies, steps: StepTimes, sums: Sums, number: int
-) -> dict[str, Ints]:
-    """`TIME_PARTS` of `number` requests, in nanoseconds."""
-    parts = np.zeros((number, len(TIME_PARTS)), dtype=np.int64)
-    for start in range(0, len(spells.request), _AT_ONCE):
-        some = Spells(*(column[start : start + _AT_ONCE] for column in spells))
-        _split_spells(parts, some, steps, sums)
-    _own_copies(parts, copies, sums)
-    return {name: parts[:, place] for place, name in enumerate(TIME_PARTS)}
+class Split:
+    """`TIME_PARTS` of requests, filled while a run's steps are gone through once, in order.
 
+    A spell adds the running sums at the step where it ends, and takes away those where it begins.
+    """
 
-def _split_spells(parts: Ints, spells: Spells, steps: StepTimes, sums: Sums) -> None:
-    first, last = rows_of(spells, steps.starts)
-    held = sums.between(first, last)
-    length = spells.end_ns - spells.begin_ns
-    for standing in range(standings.SWAPPED + 1):
-        here = np.flatnonzero(spells.standing == standing)
-        request, within = spells.request[here], held[here]
-        if standing == standings.WAITING:
-            # The last step that the request waits through may go on after the request ended.
-            within = within[:, _REASONS]
-            passed = last[here] > first[here]
-            step = last[here][passed] - 1
-            beyond = steps.until[step] - spells.end_ns[here][passed]
-            within[np.flatnonzero(passed), steps.why[step]] -= beyond
-            _add(parts, request, "waiting_step_ns", length[here] - within.sum(axis=1))
-            for place, name in enumerate(WAITING_FOR.values()):
-                _add(parts, request, name, within[:, place])
-        elif standing in _OWN:
-            _running(parts, request, within, length[here], standing)
-        else:
-            _add(parts, request, _AWAY[standing], length[here])
+    def __init__(self, spells: Spells, copies: Copies, steps: StepTimes, number: int) -> None:
+        """`number`: of requests."""
+        self._spells, self._steps = spells, steps
+        self._parts = np.zeros((len(TIME_PARTS), number), dtype=np.int64)
+        rows = np.concatenate(rows_of(spells, steps.starts))
+        edges = np.argsort(rows, kind="stable")
+        # Narrow, because a long run has many.
+        self._rows = rows[edges].astype(np.min_scalar_type(len(steps.starts)))
+        self._edges = edges.astype(np.min_scalar_type(len(edges)))
+        """The begins of all spells, then their ends, in the order of their steps."""
+        order = np.argsort(copies.rows, kind="stable")
+        self._copies = copies.at(order)
+
+    def add(self, first: int, times: Ints, sums: Ints) -> None:
+        """Take in the steps from `first` on: their `TIMES`, and the sums over all before each."""
+        # Of the same type, as `searchsorted` converts the longer array otherwise.
+        begin, last = (self._rows.dtype.type(row) for row in (first, first + len(sums) - 1))
+        low = int(np.searchsorted(self._rows, begin, side="left"))
+        high = int(np.searchsorted(self._rows, last, side="right"))
+        for start in range(low, high, _AT_ONCE):
+            some = slice(start, min(start + _AT_ONCE, high))
+            edges, rows = (each[some].astype(np.int64) for each in (self._edges, self._rows))
+            self._add_spells(edges, rows, sums[rows - first])
+        low, high = np.searchsorted(self._copies.rows, (first, first + len(times)))
+        copies = self._copies.at(slice(low, high))
+        _own_copies(self._parts, copies, times[copies.rows - first])
+
+    def columns(self) -> dict[str, Ints]:
+        """`TIME_PARTS` in nanoseconds; complete once all steps, and the sums of all, are added."""
+        return dict(zip(TIME_PARTS, self._parts, strict=True))
+
+    def _add_spells(self, edges: Ints, rows: Ints, sums: Ints) -> None:
+        """Take in the begins and ends of spells at these steps, and the sums before each step."""
+        parts, spells = self._parts, self._spells
+        number = len(spells.request)
+        over, spell = edges >= number, edges % max(number, 1)
+        begin_ns, end_ns = spells.begin_ns[spell], spells.end_ns[spell]
+        held = np.where(over[:, None], sums, -sums)
+        length = np.where(over, end_ns - begin_ns, 0)
+        standing = spells.standing[spell]
+        for each in range(standings.SWAPPED + 1):
+            here = np.flatnonzero(standing == each)
+            request, within = spells.request[spell[here]], held[here]
+            if each == standings.WAITING:
+                last = rows[here] - 1
+                passed = over[here] & (last >= 0)
+                passed[passed] = self._steps.starts[last[passed]] >= begin_ns[here][passed]
+                # The last step that the request waits through may go on after the request ended.
+                step = last[passed]
+                beyond = self._steps.until[step] - end_ns[here][passed]
+                within[np.flatnonzero(passed), _REASONS.start + self._steps.why[step]] -= beyond
+                waits = within[:, _REASONS]
+                _add(parts, request, "waiting_step_ns", length[here] - waits.sum(axis=1))
+                for place, name in enumerate(WAITING_FOR.values()):
+                    _add(parts, request, name, waits[:, place])
+            elif each in _OWN:
+                _running(parts, request, within, length[here], each)
+            else:
+                _add(parts, request, _AWAY[each], length[here])
 
 
 def rows_of(spells: Spells, starts: Ints) -> tuple[Ints, Ints]:
@@ -184,10 +205,12 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     _add(parts, request, "host_overhead_ns", length - own - others - stall - link_wait)
 
 
-def _own_copies(parts: Ints, copies: Copies, sums: Sums) -> None:
-    """Move each request's own copies out of its waiting time and out of the copies of others."""
-    held, outward = sums.between(copies.rows, copies.rows + 1), copies.outward
-    request = copies.request
+def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:
+    """Move each request's own copies out of its waiting time and out of the copies of others.
+
+    `held`: `TIMES` of the steps that they block.
+    """
+    request, outward = copies.request, copies.outward
     out, link_wait = held[outward, _OUT], held[outward, _LINK_WAIT]
     _add(parts, request[outward], "swap_out_ns", out)
     _add(parts, request[outward], "link_queue_ns", link_wait)
@@ -197,4 +220,4 @@ def _own_copies(parts: Ints, copies: Copies, sums: Sums) -> None:
 
 
 def _add(parts: Ints, request: Ints, name: str, ns: Ints) -> None:
-    np.add.at(parts[:, _PLACES[name]], request, ns)
+    np.add.at(parts[_PLACES[name]], request, ns)

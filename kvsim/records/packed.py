@@ -67,14 +67,15 @@ class PackedColumns(Mapping[str, Ints]):
 
     def part(self, name: str, first: int, last: int) -> Ints:
         """Rows `first .. last - 1` of a column."""
-        parts = [np.empty(0, dtype=np.int64)]
+        last = min(last, self.rows)
+        column = np.empty(max(last - first, 0), dtype=np.int64)
         start = 0
         for piece in self._columns[name]:
-            low, high = max(first - start, 0), min(last - start, piece.rows)
+            low, high = max(first, start), min(last, start + piece.rows)
             if low < high:
-                parts.append(self._unpacked(piece)[low:high])
+                self._unpack(piece, low - start, column[low - first : high - first])
             start += piece.rows
-        return np.concatenate(parts)
+        return column
 
     def _pack(self, columns: list[list[_Piece]], block: Ints, before: int) -> None:
         """Append a block after `before` rows, each of its columns to one of `columns`."""
@@ -85,18 +86,23 @@ class PackedColumns(Mapping[str, Ints]):
             narrow = (column - low).astype(np.min_scalar_type(high - low)) if high > low else None
             place = -1
             if spill and narrow is not None:
-                place, narrow = self._spill(narrow), narrow[:0]
+                # A slice would keep the array in memory.
+                place, narrow = self._spill(narrow), np.empty(0, narrow.dtype)
             pieces.append(_Piece(len(block), low, narrow, place))
 
-    def _unpacked(self, piece: _Piece) -> Ints:
-        if piece.narrow is None:
-            return np.full(piece.rows, piece.low, dtype=np.int64)
+    def _unpack(self, piece: _Piece, first: int, column: Ints) -> None:
+        """Fill a column with the rows of a piece from `first` on."""
+        column[:] = piece.low
         narrow = piece.narrow
+        if narrow is None:
+            return
         if piece.place >= 0:
             assert self._file is not None
-            self._file.seek(piece.place)
-            narrow = np.fromfile(self._file, narrow.dtype, piece.rows)
-        return narrow.astype(np.int64) + piece.low
+            self._file.seek(piece.place + first * narrow.itemsize)
+            narrow, first = np.fromfile(self._file, narrow.dtype, len(column)), 0
+        # Unsigned integers of 64 bits wrap around, so that every sum is right all the same.
+        shown = narrow[first : first + len(column)]
+        np.add(column, shown, out=column, dtype=np.int64, casting="unsafe")
 
     def _spill(self, narrow: NDArray[Any]) -> int:
         """Append to the file; returns the offset of the data in it."""

@@ -44,9 +44,11 @@ def bin_states(
 
     # Two sorted sequences, which a stable sort merges.
     cuts = _distinct(np.sort(np.concatenate((instants, edges)), kind="stable"))
+    del instants  # Of a long run these fill the memory.
     state = np.searchsorted(start_ns, cuts[:-1], side="right") - 1
     weight = np.diff(cuts).astype(float)
     first = np.searchsorted(cuts, edges[:-1])
+    del cuts
     widths = np.diff(edges)
     mean, low, high = {}, {}, {}
     for name, column in columns:

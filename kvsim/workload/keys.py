@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import inf
 from sys import maxsize
+from typing import overload
 
 from xxhash import xxh64_intdigest
 
@@ -55,12 +56,51 @@ salts rarely meet."""
 _NO_STOPS: tuple[float, ...] = (inf,)
 
 
-def streams(trace: Trace) -> list[SpanStream | TokenStream]:
-    """The stream of every row, in order; keys are comparable within this list."""
+def streams(trace: Trace) -> Streams:
+    """The stream of every row, in order; keys are comparable within this sequence."""
     builder = _Builder(trace)
     for row in trace.rows:
         builder.add(row)
     return builder.streams
+
+
+class Streams(Sequence["SpanStream | TokenStream"]):
+    """Streams in the order of their rows. One that is its row's alone is made at each access,
+    because those of a long trace would fill the memory."""
+
+    def __init__(self, rows: int) -> None:
+        """`rows`: how many there will be."""
+        self._rows = rows
+        self._lengths = array("q")
+        self._shared: dict[int, SpanStream | TokenStream] = {}
+
+    def append(self, input_length: int, stream: SpanStream | TokenStream | None) -> None:
+        """Add the stream of the next row; None for one that is its row's alone."""
+        if stream is not None:
+            self._shared[len(self._lengths)] = stream
+        self._lengths.append(input_length)
+
+    def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
+        """A stream, to begin another one with so many of its tokens."""
+        stream = self._shared.setdefault(index, self[index])
+        stream.inherit(tokens)
+        return stream
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> SpanStream | TokenStream: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SpanStream | TokenStream]: ...
+    def __getitem__(
+        self, index: int | slice
+    ) -> SpanStream | TokenStream | list[SpanStream | TokenStream]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        length = self._lengths[index]
+        index %= len(self._lengths)
+        return self._shared.get(index) or SpanStream(index, self._rows, length)
 
 
 class SpanStream:
@@ -348,8 +388,8 @@ class _Builder:
     """Numbers what rows may share: salts, chains of hash ids, segments."""
 
     def __init__(self, trace: Trace) -> None:
-        self.streams: list[SpanStream | TokenStream] = []
         self._rows = len(trace.rows)
+        self.streams = Streams(self._rows)
         self._block_size = trace.block_size or 1
         self.salts: dict[str | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
@@ -370,7 +410,8 @@ class _Builder:
         content, unit = row.content, self._block_size
         stream: SpanStream | TokenStream
         if content is None:
-            self.streams.append(SpanStream(index, rows, length, salt=salt))
+            alone = None if not salt else SpanStream(index, rows, length, salt=salt)
+            self.streams.append(length, alone)
             return
         match content:
             case TokenContent(prompt, output):
@@ -378,8 +419,7 @@ class _Builder:
                     prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
                 )
             case ParentContent(parent, keep):
-                base = self.streams[parent]
-                base.inherit(keep)
+                base = self.streams.inherited(parent, keep)
                 stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
             case HashContent() as content:
                 spans = list(self._hash_spans(row, content))
@@ -387,7 +427,7 @@ class _Builder:
             case SegmentContent(segments):
                 spans = list(self._segment_spans(row.scope, segments))
                 stream = SpanStream(index, rows, length, spans, salt=salt)
-        self.streams.append(stream)
+        self.streams.append(length, stream)
 
     def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
         size, position = self._block_size, 0

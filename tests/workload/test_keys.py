@@ -179,3 +179,18 @@ def test_contents_are_the_tokens_of_a_block_whatever_precedes_them() -> None:
     assert one.contents(0, 1, 2) != other.contents(0, 1, 2)
     assert one.contents(2, 3, 2) != other.contents(2, 3, 2)  # their last tokens are unknown
     assert one.contents(0, 1, 2) == one.keys(0, 1, 2)  # the first block has nothing before it
+
+
+def test_a_stream_of_ones_own_is_the_same_at_each_access() -> None:
+    shared = [SegmentContent((("system", 20),)), None, ParentContent(1, 16), None]
+    trace = Trace("x", "native", "", [])
+    trace.rows = [Row(i, str(i), i, 0, 40, 5, content) for i, content in enumerate(shared)]
+    found = streams(trace)
+    assert len(found) == len(list(found)) == 4
+    for place, stream in enumerate(found):
+        assert stream.keys(0, 4, 16) == found[place].keys(0, 4, 16)
+        assert stream.shared_tokens == found[place].shared_tokens
+    assert [stream.shared_tokens for stream in found] == [20, 16, 16, 0]
+    assert found[-1].keys(0, 2, 16) == found[3].keys(0, 2, 16) != found[1].keys(0, 2, 16)
+    assert found[2].keys(0, 1, 16) == found[1].keys(0, 1, 16)
+    assert len(found._shared) == 3, "a stream that nobody shares is kept in memory"
