@@ -27,9 +27,9 @@ from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 class NanoRunPool(RunPool):
     """A pool that knows its content in runs, with one queue of idle blocks.
 
-    The moves are those of `kvsim.engines.nano_blocks.NanoPool`. `_left` blocks were never used, and
-    are given out first; `_cached` wait in the queue, `_stale` of them without content that can be
-    hit. Their runs, and blank blocks, have an empty list of `copies`.
+    The moves are those of `kvsim.engines.nano_blocks.NanoPool`. `_cached` blocks wait in the queue,
+    `_stale` of them without content that can be hit; other free ones were never used, and are given
+    out first. Their runs, and blank blocks, have an empty list of `copies`.
     """
 
     def __init__(self, size: int, first: int, block_size: int) -> None:
@@ -43,11 +43,12 @@ class NanoRunPool(RunPool):
         return self._cached - self._stale
 
     def counts(self) -> tuple[int, int, int]:
-        idle, stale = self._cached, self._stale
-        return self.size - self._left - idle, idle - stale, self._left + stale
+        free, cached = self.free, self.cached
+        return self.size - free, cached, free - cached
 
     def give_back(self, number: int) -> None:
         if number:
+            self.free += number
             self._cached += number
             self._stale += number
             blank = Run(0, number, 0, 0)
@@ -67,7 +68,7 @@ class NanoRunPool(RunPool):
         """Blocks with content that are lost by the end of each of these takes."""
         lost: list[int] = []
         taken = gone = 0
-        run, upto, kept = self._queue, self._left, False
+        run, upto, kept = self._queue, self.free - self._cached, False
         for number in opened:
             taken += number
             while upto < taken:
@@ -164,7 +165,7 @@ class NanoRuns(RunTables, NanoTables):
         return NanoRunPool(size, first, self.block_size)
 
     def held(self, hits: list[int]) -> int:
-        return len(hits) - cast(Hits, hits).idle
+        return len(hits) - cast(Hits, hits).idle if hits else 0
 
     def allocate(self, sequence: Sequence) -> None:
         hits = self.match(sequence)

@@ -291,9 +291,9 @@ class Ahead:
         """Compose the next decode steps that are alike, all of them before `cut_ns`, and settle all
         but the last, and those of `step` before; None: the next step is not that simple."""
         batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
-        number, context = len(cohort.requests), cohort.context_tokens
-        if batch.others or cohort.sitting or not number:
+        if batch.others or cohort.sitting or not cohort.requests:
             return None
+        number, context = len(cohort.requests), cohort.context_tokens
         if batch.waiting:
             # Who comes where nobody was refused is admitted, as a rule.
             blocked, floor = self._refusal() if step.blocked else (0, 0)
