@@ -1,5 +1,22 @@
-"""`python -m kvsim`."""
+"""`kvsim` and `python -m kvsim`."""
 
-from kvsim.cli import main
+import sys
 
-main()
+
+def run() -> None:
+    """Run the command line; Ctrl-C ends it in one line, also while it is being imported."""
+    try:
+        from kvsim.cli import main
+        from kvsim.cli.stopping import all_is_done
+
+        try:
+            main()
+        finally:
+            all_is_done()
+    except KeyboardInterrupt:
+        sys.stderr.write("kvsim: interrupted\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

@@ -10,7 +10,7 @@ from kvsim.assumed import SCHEDULER_SETTINGS
 from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
-from kvsim.engines import BLOCK_MANAGERS, Engine
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.errors import ConfigError
 from kvsim.memory import Budget
 
@@ -31,9 +31,10 @@ def check_engine(config: RunConfig, engine: Engine) -> None:
     for key in SCHEDULER_SETTINGS:
         if getattr(config, key) is not None and key not in constructor and ":" not in config.engine:
             raise ConfigError(f"{key}: {config.engine} has no such setting; leave it out")
-    for key, name in (("async_scheduling", "vllm-v1"), ("disable_async_output_proc", "vllm-0.6.3")):
-        if getattr(config, key) is not None and config.engine != name:
-            raise ConfigError(f"{key}: a setting of {name}; {config.engine} has it not")
+    for key in sorted({each.switch for each in ENGINES.values() if each.switch}):
+        if getattr(config, key) is not None and (engine.switch != key or ":" in config.engine):
+            owners = " and ".join(name for name, each in ENGINES.items() if each.switch == key)
+            raise ConfigError(f"{key}: a setting of {owners}; {config.engine} has it not")
     if config.n > 1 and not engine.samples:
         raise ConfigError(f"n: {config.engine} has no parallel samples here; use --n 1")
 
@@ -74,7 +75,8 @@ def checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
     """
     room = _room(config, memory)
     assert isinstance(config.max_model_len, int)
-    if config.max_model_len > room:
+    # SGLang starts all the same, and caps what a request may hold (`Sglang.arrive`).
+    if config.max_model_len > room and memory.formula != "sglang":
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
             f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import ConfigError, nearest
-from kvsim.report.compare import change_words, compare_table, render_comparison
-from kvsim.report.distribution_figures import distribution_figures
-from kvsim.report.event_figures import event_figures
+from kvsim.pages.distribution import distribution_figures
+from kvsim.pages.figures import Figure, coloured
+from kvsim.pages.html import Html, element, join, table
+from kvsim.pages.over_time import look_at, time_figures
+from kvsim.report.compare import change_words, compare_table
 from kvsim.report.explanation import Run, explain
-from kvsim.report.figures import Figure, coloured
-from kvsim.report.html import Html, element, join, table
 from kvsim.report.metrics import HEADLINES, LATENCIES, METRICS, value
 from kvsim.report.numerals import show
-from kvsim.report.state_figures import state_figures
-from kvsim.report.view import look_at
-from kvsim.report.wording import subject, verdict
+from kvsim.report.terminal import render_comparison
+from kvsim.report.wording import fate, subject, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +84,7 @@ def line(summary: Mapping[str, Any]) -> str:
     figures = (
         f"{_NAMED[key].label} {show(value(summary, key), _NAMED[key].unit)}" for key in _IN_A_LINE
     )
-    said = f"{subject(summary['meta'])}; {verdict(summary)[0].text} {', '.join(figures)}"
+    said = f"{subject(summary['meta'])}; {fate(summary).text} {', '.join(figures)}"
     return f"<kvsim.Result: {said}>".replace("\u00a0", " ")
 
 
@@ -128,9 +127,8 @@ def _figures(
 ) -> Iterator[Figure]:
     """The figures of the report of a run."""
     run = look_at(summary, requests, steps)
-    if len(run.steps["start_ns"]):
-        yield from (*state_figures(run), *event_figures(run))
-    yield from distribution_figures([("requests", "used", run.durations)], marks=True)
+    yield from time_figures(run)
+    yield from distribution_figures([("requests", "used", run.durations)])
 
 
 def _stacked(figures: Sequence[Figure]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -143,7 +141,7 @@ def _stacked(figures: Sequence[Figure]) -> tuple[list[dict[str, Any]], dict[str,
     bottom, axes = 1.0, 0
     for figure in figures:
         high = bottom - _GAP_PX / height
-        bottom = high - figure.height / height
+        bottom = max(high - figure.height / height, 0.0)
         own: dict[str, str] = {}
         for key, look in figure.layout.items():
             if key.startswith("yaxis"):
@@ -157,7 +155,7 @@ def _stacked(figures: Sequence[Figure]) -> tuple[list[dict[str, Any]], dict[str,
         for trace in figure.data:
             named = {"showlegend": bool(trace.get("name"))}
             data.append({**named, **trace, **group, "yaxis": own[trace.get("yaxis", "y")]})
-        shapes += [{**each, "yref": own["y"]} for each in figure.layout.get("shapes", ())]
+        shapes += [{"yref": own["y"], **each} for each in figure.layout.get("shapes", ())]
         titles.append({"text": figure.title, "y": high})
     place = {"x": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
     layout |= {"shapes": shapes, "annotations": [{**t, **place, **_NO_ARROW} for t in titles]}

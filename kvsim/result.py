@@ -115,16 +115,18 @@ class Result:
         return Compared(first, second)
 
     def requests_frame(self) -> pd.DataFrame:
-        """The table of `requests.parquet`."""
-        from kvsim.report.frames import requests_frame
+        """The table of `requests.parquet`; missing: it never happened."""
+        from kvsim.report.tables import requests_table
 
-        return requests_frame(self.requests)
+        frame: pd.DataFrame = requests_table(self.requests).to_pandas()
+        return frame
 
     def steps_frame(self) -> pd.DataFrame:
         """The table of `steps.parquet`."""
-        from kvsim.report.frames import steps_frame
+        from kvsim.report.tables import steps_table
 
-        return steps_frame(self.steps)
+        frame: pd.DataFrame = steps_table(self.steps).to_pandas()
+        return frame
 
 
 def provenance(

@@ -233,7 +233,7 @@ def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
     """Steps that the outputs take, each step one token of as many sequences as may run."""
     outputs = [row.output_length for row in rows]
     full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
-    return max(full, *outputs)
+    return max([full, *outputs])
 
 
 def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:

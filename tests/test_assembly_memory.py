@@ -9,8 +9,7 @@ import kvsim
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.errors import ConfigError
-from kvsim.report.memory_panel import memory_panel
-from kvsim.report.provenance import provenance_panels
+from kvsim.pages.provenance import memory_panel, provenance_panels
 
 CONSTANT = {"model": "constant", "step_us": 1000}
 

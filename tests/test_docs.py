@@ -1,7 +1,6 @@
 """README and documentation site: what they name exists, what they print is what is printed."""
 
 import json
-import os
 import re
 import runpy
 import shlex
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import long
 
 from kvsim.cli.deferred import COMMANDS, load
 
@@ -111,10 +111,9 @@ def test_exit_codes_are_all_explained() -> None:
     assert codes <= set(re.findall(r"^\| (\d+) \|", page, re.MULTILINE))
 
 
+@long
 @pytest.mark.parametrize("page", OUTPUTS["pages"](), ids=name_of)
 def test_examples_print_what_the_page_shows(page: Path) -> None:
-    if page.name != "README.md" and not os.environ.get("KVSIM_WHOLE"):
-        pytest.skip("set KVSIM_WHOLE=1 for the examples of all pages, or docs/site/outputs.py")
     assert page.read_text() == OUTPUTS["fresh"](page), "python docs/site/outputs.py"
 
 

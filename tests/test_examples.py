@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from marks import long
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "docs/examples/notebook.py"
@@ -22,6 +23,7 @@ SHOWN = {
 """Figures that the docstring gives and the command prints."""
 
 
+@long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_shows_what_it_says(path: Path) -> None:
     about = ast.get_docstring(ast.parse(path.read_text())) or ""

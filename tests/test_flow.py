@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from marks import long
 from shared import SHARED, needs_shared
 from small_engines import make_trace
 from worlds import MS, config
@@ -166,7 +167,9 @@ def test_prefix_caching_without_shared_content_decides_as_naive(
         assert (naive.steps["used_blocks"] == caching.steps["used_blocks"]).all()
 
 
-@pytest.mark.parametrize("name", ["chat", "api", "agents"])
+@pytest.mark.parametrize(
+    "name", ["chat", *(pytest.param(name, marks=long) for name in ("api", "agents"))]
+)
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -204,7 +207,9 @@ PUBLIC = [
 
 @needs_shared("traces")
 @pytest.mark.parametrize("name", PUBLIC)
-@pytest.mark.parametrize("caching", [False, True], ids=["naive", "prefix-caching"])
+@pytest.mark.parametrize(
+    "caching", [pytest.param(False, marks=long), True], ids=["naive", "prefix-caching"]
+)
 def test_public_traces_are_accounted_for(name: str, caching: bool) -> None:
     """The first 300 requests on a pool that some prompts outgrow; sessions without think time."""
     trace = open_trace(str(SHARED / name))
@@ -224,7 +229,7 @@ def test_public_traces_are_accounted_for(name: str, caching: bool) -> None:
 
 
 @needs_shared("traces/mooncake")
-@pytest.mark.parametrize("block_size", [16, 512])
+@pytest.mark.parametrize("block_size", [pytest.param(16, marks=long), 512])
 @pytest.mark.parametrize("name", ["conversation", "synthetic"])
 def test_an_unlimited_pool_reaches_the_ceiling_of_the_trace(name: str, block_size: int) -> None:
     """One request at a time: hits are full blocks known before, and never the last token.
@@ -269,6 +274,7 @@ def ceiling(trace: Trace, block_size: int) -> int:
 def test_tight_pools_are_where_policies_differ() -> None:
     """Waste shrinks from reservation to paging to sharing on the shipped chat trace."""
     trace = open_trace(str(TRACES / "chat.jsonl"))
+    trace.rows = trace.rows[:400]
     pool = {"engine": "vllm-0.6.3", "num_gpu_blocks_override": 2000}
     runs = {
         name: kvsim.simulate(trace, {**pool, **chosen}).summary

@@ -59,7 +59,7 @@ def test_charts_are_those_of_the_report(results):
     pytest.importorskip("plotly", reason="plotly is not installed")
     drawn = results[0].plot()
     titles = [note.text for note in drawn.layout.annotations]
-    assert titles[:2] == ["GPU block use", "Queue lengths"]
+    assert titles[:3] == ["Offered and served", "Tokens", "TTFT"]
     axes = [axis.domain for axis in drawn.select_yaxes()]
     assert all(above[0] >= below[1] for above, below in pairwise(axes))
     assert axes[-1][0] >= 0

@@ -113,6 +113,14 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
         Trial("preemption_mode", ("recompute", "swap"), "what a preemption costs"),
     ),
     "vllm-0.3.3": (*_STEPS, _MEMORY, Trial("block_size", (8, 16, 32), "small blocks waste less")),
+    "sglang": (
+        *_STEPS,
+        _MEMORY,
+        Trial("block_size", (1, 16, 64), "large pages are quicker to read, and share less"),
+        _SHARING,
+        _SMALL_KV,
+        Trial("async_scheduling", (True, False), "overlap hides the scheduler's time"),
+    ),
     "nano-vllm": (*_STEPS, _MEMORY),
     "nano-vllm-2025-08": (*_STEPS, _MEMORY),
 }

@@ -43,7 +43,7 @@ def _run(settings: dict[str, object], path: str, folder: str) -> Parts:
 
     write_results(Path(folder) / "out", summary, result.requests, result.steps)
     laps.lap("files")
-    from kvsim.report.page import build_page
+    from kvsim.pages.run import build_page
 
     build_page(summary, result.requests, result.steps)
     laps.lap("page")

@@ -50,7 +50,7 @@ def _without_command(
         None, metavar="X", help="Multiply the limits on the size of traces, as in --limits 10."
     ),
 ) -> None:
-    """The version, or a greeting and exit code 2."""
+    """The version, or a greeting."""
     if limits is not None:
         os.environ[VARIABLE] = limits
         factor()
@@ -59,7 +59,6 @@ def _without_command(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(_GREETING)
-        raise typer.Exit(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,6 +105,9 @@ def _repeat_lists(arguments: list[str]) -> list[str]:
 
 def _end_interrupted() -> NoReturn:
     print("kvsim: interrupted", file=sys.stderr)
+    # Python remembers an interrupt that passed through `exec`, as dataclasses call it, and would
+    # end by SIGINT, whatever exit code it is given, unless it runs something else.
+    exec("")
     sys.exit(exit_code())
 
 

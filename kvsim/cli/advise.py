@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -24,6 +24,7 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import load_over, server_word
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from kvsim.advise.search import Advice

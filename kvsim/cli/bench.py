@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -271,12 +272,8 @@ def _show_parts(cases: list[Case], trace: str | None) -> None:
 
 def _table(*columns: str) -> Table:
     """A table of cases: workload, settings, and these columns."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for column in ("workload", "settings"):
-        table.add_column(column, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    heads = ("workload", "settings", *columns)
+    table = make_table(*heads, texts=2, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for column in table.columns:
+        column.no_wrap = True
     return table

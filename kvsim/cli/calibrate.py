@@ -6,15 +6,14 @@ kvsim. What a process is started with decides its times, above all the allocator
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvsim.cli.processes import run_module
 from kvsim.errors import ConfigError
+
+KERNELS = "kvsim_kernels.calibrate"
 
 Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
 
@@ -74,15 +73,4 @@ def calibrate(
     }
     words = [str(w) for key, value in given.items() if value is not None for w in (key, value)]
     sizes = [str(size) for size in block_size or ()]
-    measure([*words, *(["--block-size", *sizes] if sizes else []), "--out", out])
-
-
-def measure(arguments: list[str]) -> None:
-    """Run `kvsim_kernels.calibrate`; exits with its exit code if that is not 0."""
-    beside = Path(__file__).resolve().parents[2] / "kernels"
-    paths = [str(beside), *(str(Path(path).resolve()) for path in sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "kvsim_kernels.calibrate", *arguments]
-    code = subprocess.run(command, env=environment, check=False).returncode
-    if code:
-        raise typer.Exit(code if code > 0 else 1)
+    run_module(KERNELS, [*words, *(["--block-size", *sizes] if sizes else []), "--out", out])

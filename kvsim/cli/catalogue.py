@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from kvsim.config import RunConfig
@@ -15,6 +14,7 @@ from kvsim.engine.growth import GROWTH
 from kvsim.engine.idle import IDLE_ORDERS
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
+from kvsim.report.rich_tables import make_table
 from kvsim.rules.eviction import EVICTIONS
 from kvsim.rules.requeue import REQUEUE
 from kvsim.rules.victims import VICTIMS
@@ -87,10 +87,7 @@ def _described(
 
 
 def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..., Any]]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("name", no_wrap=True, style="bold")
-    table.add_column("what it is")
-    table.add_column("parameters")
+    table = _named("name", "what it is", "parameters", title=title)
     for name, (about, constructor) in rows.items():
         table.add_row(name, about, _parameters(constructor, table_key))
     table.add_row("package.module:Class", "your own", "", style="dim")
@@ -98,16 +95,16 @@ def _table(title: str, table_key: str, rows: Mapping[str, tuple[str, Callable[..
 
 
 def _choices(flag: str, choices: Mapping[str, str]) -> Table:
-    table = Table(
-        title=flag + ("NAME" if flag.endswith("=") else " NAME"),
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("name", no_wrap=True, style="bold")
-    table.add_column("what it is")
+    title = f"{flag}NAME" if flag.endswith("=") else f"{flag} NAME"
+    table = _named("name", "what it is", title=title)
     for name, about in choices.items():
         table.add_row(name, about)
+    return table
+
+
+def _named(*columns: str, title: str) -> Table:
+    table = make_table(*columns, title=title, texts=len(columns))
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
     return table
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -24,6 +24,7 @@ from kvsim.cli.options import (
 )
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import load_over, server_word
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from kvsim.server import ServerWord
@@ -140,7 +141,7 @@ def _show(record: dict[str, Any]) -> None:
 
 def _write(out: str, record: dict[str, Any], text: str, *, quiet: bool) -> None:
     from kvsim.check.wording import correction_rows, figure_rows, part_rows
-    from kvsim.report.check_page import build_check
+    from kvsim.pages.check import build_check
     from kvsim.writing import write_together
 
     rows = figure_rows(record), part_rows(record), correction_rows(record)

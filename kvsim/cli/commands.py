@@ -87,8 +87,8 @@ def report(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="What `kvsim run --out` wrote.")],
 ) -> None:
     """Rebuild report.html from the results in a folder."""
+    from kvsim.pages.run import build_page
     from kvsim.report.files import PAGE, read_block_map, read_results
-    from kvsim.report.page import build_page
     from kvsim.writing import write_text
 
     summary, requests, steps = read_results(directory)
@@ -149,7 +149,7 @@ def _write(
         block_map = watcher.block_map()
         result.meta["block_map"] = {"samples": len(block_map.time_ns)}
     if page:
-        from kvsim.report.page import build_page
+        from kvsim.pages.run import build_page
 
         html = build_page(result.summary, result.requests, result.steps, block_map)
     write_results(

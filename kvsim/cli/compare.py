@@ -122,7 +122,7 @@ def compare(
 
 
 def _compare_once(load: Load, configs: list[tuple[str, RunConfig]], out: str | None) -> None:
-    from kvsim.report.compare import render_comparison
+    from kvsim.report.terminal import render_comparison
 
     opened = load.of(configs[0][1].seed)
     results = [(name, simulate_shown(opened, config, name)) for name, config in configs]
@@ -179,14 +179,15 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    from kvsim.report.certainty import comparison_record, render_certainty
+    from kvsim.report.certainty import comparison_record
+    from kvsim.report.terminal import render_comparison
 
     record = json.dumps(comparison_record(comparison), indent=1, ensure_ascii=False)
     if as_json:
         print(record)
     else:
         summaries = [(name, result.summary) for name, result in results]
-        render_certainty(comparison, summaries, make_console())
+        render_comparison(summaries, make_console(), comparison)
         _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
     if out is not None:
         _write(results, out, comparison, {"comparison.json": record + "\n"})
@@ -219,7 +220,7 @@ def _write(
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write the results of every run, then the page with the `others`, texts by file name."""
-    from kvsim.report.compare_page import build_comparison
+    from kvsim.pages.compare import build_comparison
     from kvsim.report.files import write_results
     from kvsim.writing import write_together
 

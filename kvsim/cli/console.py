@@ -1,12 +1,11 @@
-"""Standard output: coloured text and tables."""
+"""Standard output with colours."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 def make_console() -> Console:
@@ -18,19 +17,3 @@ def make_console() -> Console:
             raise  # as any other output does; Rich would exit with code 1
 
     return Piped()
-
-
-def make_table(*columns: str, title: str | None = None, texts: int = 1, **look: Any) -> Table:
-    """An empty table; the first `texts` columns hold text, the others right-aligned numbers.
-
-    `look`: more arguments of Rich's `Table`.
-    """
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, **look
-    )
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
-    return table

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,7 +88,7 @@ def crossover(
     names, layouts = model or [DEFAULT_MODEL], [layout] if layout else list(LAYOUTS)
     _print(_crossings(names, settings, lengths, layouts))
     if out is not None:
-        from kvsim.report.crossover_page import build_crossover
+        from kvsim.pages.crossover import build_crossover
         from kvsim.writing import write_text
 
         drawn = _crossings(names, settings, sorted({*_curve(lengths[-1]), *lengths}), layouts)
@@ -123,7 +124,7 @@ def _curve(longest: int) -> list[int]:
 
 
 def _print(models: list[ModelCrossings]) -> None:
-    from kvsim.report.crossover_page import UNITS, priced
+    from kvsim.pages.crossover import UNITS, priced
 
     console = make_console()
     for each in models:
@@ -138,7 +139,7 @@ def _print(models: list[ModelCrossings]) -> None:
 
 
 def _table(model: ModelCrossings) -> Table:
-    from kvsim.report.crossover_page import caption, head, rows
+    from kvsim.pages.crossover import caption, head, rows
 
     table = make_table(*head(model), title=caption(model), texts=0)
     for row in rows(model):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvsim.report.carriers import Carrier
     from kvsim.report.explanation import Explanation, Run
-
-RunDir = Annotated[str, typer.Argument(help="A folder that `kvsim run --out` wrote.")]
 
 
 def diff(
@@ -38,7 +38,7 @@ def diff(
         _render(explanation, make_console())
     if out is None:
         return
-    from kvsim.report.diff_page import build_diff
+    from kvsim.pages.diff import build_diff
     from kvsim.writing import write_together
 
     write_together(out, {"diff.json": record + "\n", "diff.html": build_diff(*runs)})
@@ -79,19 +79,12 @@ def _render(explanation: Explanation, console: Console) -> None:
 
 
 def _render_parts(explanation: Explanation, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from kvsim.report.attribution import LABELS
     from kvsim.report.explanation import title_of
     from kvsim.report.numerals import signed
 
     falls = explanation.waterfalls
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    table.add_column("difference")
-    for fall in falls:
-        table.add_column(Text(title_of(fall)), justify="right")
+    table = make_table("difference", *map(title_of, falls), header_style="dim")
     changed = [dict(fall.changes()) for fall in falls]
     for part in LABELS:
         if any(part in changes for changes in changed):
@@ -102,11 +95,9 @@ def _render_parts(explanation: Explanation, console: Console) -> None:
     console.print(table)
 
 
-def _carried(each: object) -> str:
+def _carried(each: Carrier) -> str:
     from kvsim.report.attribution import LABELS
-    from kvsim.report.carriers import Carrier
     from kvsim.report.numerals import signed
 
-    assert isinstance(each, Carrier)
     change = signed((each.e2el_ns[1] - each.e2el_ns[0]) / 1e9, "s")
     return f"{each.id}: {change}, {signed(each.part_ns / 1e9, 's')} {LABELS[each.part]}"

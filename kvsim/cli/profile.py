@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -17,11 +17,10 @@ from kvsim.cli.options import (
     config_path,
     open_noted,
 )
+from kvsim.cli.processes import run_module
 from kvsim.cli.progress import spinner
 from kvsim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from kvsim.report.rich_tables import make_table
 
 Measured = Annotated[
     str | None,
@@ -108,9 +107,9 @@ def fit(
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
 ) -> None:
     """Fit the rows of `kvsim calibrate` again; equal rows make an equal file."""
-    from kvsim.cli.calibrate import measure
+    from kvsim.cli.calibrate import KERNELS
 
-    measure(["--fit", *rows, "--out", out])
+    run_module(KERNELS, ["--fit", *rows, "--out", out])
 
 
 @app.command("fit-run")
@@ -174,6 +173,7 @@ def show(
     """What was measured, where, how well it fits, and the ranges that it covers."""
     from kvsim.calibrate.compare import parts
     from kvsim.cost.profile import load_profile
+    from kvsim.pages.profile import build_profile, error_rows, other_statements
 
     profile = load_profile(name)
     made, console = profile.model, make_console()
@@ -187,18 +187,24 @@ def show(
         ),
         ("engine", f"block_size {profile.engine.block_size}"),
         *((f"term: {name}", text) for name, text in profile.terms.items()),
-        *((f"error: {k}", _words(v)) for k, v in profile.error.items() if not _tabled(k, v)),
+        *((f"error: {k}", _words(v)) for k, v in other_statements(profile.error).items()),
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]
-    console.print(_facts(facts))
-    console.print(_errors(profile.error))
+    about = make_table("", "", texts=2, box=None, show_header=False)
+    for row in facts:
+        about.add_row(*row)
+    console.print(about)
+    errors = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
+    for label, number, values in error_rows(profile.error):
+        shown = ("-" if value is None else f"{value:.1f}" for value in values)
+        errors.add_row(label, f"{number:,}", *shown)
+    console.print(errors)
     table = make_table("table", "axes", "points", "least us", "greatest us", texts=2)
     for part in parts(profile):
         axes = ", ".join(f"{axis} {a:g}..{b:g} ({n})" for axis, (a, b, n) in part.axes.items())
         table.add_row(part.name, axes, f"{part.points:,}", *(f"{us:,.1f}" for us in part.us))
     console.print(table)
     if out is not None:
-        from kvsim.report.profile_page import build_profile
         from kvsim.writing import write_text
 
         write_text(out, build_profile(profile))
@@ -225,40 +231,6 @@ def diff(one: Source, other: Source) -> None:
             *(f"{x:.3f}" if ratio.points else "-" for x in ratio[2:]),
         )
     console.print(table)
-
-
-def _facts(rows: list[tuple[str, str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _tabled(key: str, value: Any) -> bool:
-    """Whether an entry of `error` belongs in the table of errors."""
-    return key == "others" or _judged(value)
-
-
-def _judged(value: Any) -> bool:
-    """Whether an entry of `error` holds errors on held-out rows."""
-    return isinstance(value, dict) and "points" in value
-
-
-def _errors(error: dict[str, Any]) -> Table:
-    """Errors in percent, for each table as a whole and by region."""
-    table = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
-    keys = ("median_percent", "p95_percent", "max_percent", "bias_percent")
-    others = error.get("others", {}).items()
-    further = {f"{key}, block_size {size}": f for size, e in others for key, f in e.items()}
-    for name, figures in {**error, **further}.items():
-        if _judged(figures):
-            regions = {f"  {region}": f for region, f in figures.items() if _judged(f)}
-            for title, found in {name: figures, **regions}.items():
-                values = [f"{found[key]:.1f}" if key in found else "-" for key in keys]
-                table.add_row(title, f"{found['points']:,}", *values)
-    return table
 
 
 def _words(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -28,6 +28,7 @@ from kvsim.cli.server import load_over, server_word
 from kvsim.cli.sweep import BackendName, Base, RayAddress, backend_of
 from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -169,7 +170,7 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
 
 def _show(lab: Laboratory, found: Answer) -> None:
-    from kvsim.size.wording import verdict
+    from kvsim.size.verdict import verdict
     from kvsim.sweep.choose import sources
 
     console = make_console()
@@ -181,7 +182,7 @@ def _show(lab: Laboratory, found: Answer) -> None:
 
 
 def _write(out: str, lab: Laboratory, found: Answer) -> None:
-    from kvsim.size.page import PAGE, build_page
+    from kvsim.pages.size import PAGE, build_page
     from kvsim.writing import write_text
 
     path = write_text(Path(out) / PAGE, build_page(lab, found))
@@ -191,7 +192,7 @@ def _write(out: str, lab: Laboratory, found: Answer) -> None:
 def _neighbours(lab: Laboratory, found: Answer) -> Table:
     """Values around the answer, with their figures."""
     from kvsim.size.answer import neighbourhood
-    from kvsim.size.rows import HEAD, row
+    from kvsim.size.verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
     table = make_table(lab.knob.key, *HEAD, *labels, header_style="dim")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 
 _INTERRUPTS = [signal.SIGINT]
 """The signals that came, Ctrl-C first."""
+
+
+_PYTHONS_OWN = signal.default_int_handler
 
 
 def heed_signals() -> None:
@@ -21,11 +25,30 @@ def heed_signals() -> None:
         number = getattr(signal, name, None)  # Windows has no SIGHUP.
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
+    sys.unraisablehook = _again
+
+
+def all_is_done() -> None:
+    """From now on, signals end the process at once: the results are written, and worker processes
+    look themselves whether their parent is there."""
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) in (_interrupt, _PYTHONS_OWN):
+                signal.signal(number, signal.SIG_DFL)
 
 
 def exit_code() -> int:
     """The exit code of an interrupted command, as shells have it: 130, 143 or 129."""
     return 128 + _INTERRUPTS[-1]
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    """Python drops an interrupt that is raised in a callback of its own: raise it once more."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -28,6 +28,7 @@ from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import load_over, server_word
 from kvsim.config import nearest, to_table
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,8 +117,8 @@ def sweep(
 
     A sweep may be stopped at any moment; the same command continues it.
     """
+    from kvsim.pages.sweep import PAGE
     from kvsim.sweep.grid import expand, parse_space
-    from kvsim.sweep.page import PAGE
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.sweep import make_plan, read_plan, shard_of, write_plan
     from kvsim.sweep.table import TABLE
@@ -193,8 +194,8 @@ def _merge(out: str, folders: list[str] | None, *others: object) -> None:
 
 def _finish(out: str, plan: Plan) -> None:
     """Table, page and the verdict on the terminal."""
+    from kvsim.pages.sweep import PAGE, build_page
     from kvsim.sweep.choose import choose
-    from kvsim.sweep.page import PAGE, build_page
     from kvsim.sweep.store import Store
     from kvsim.sweep.sweep import MANIFEST, gather, manifest
     from kvsim.sweep.table import TABLE, table_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.console import make_console, make_table
+from kvsim.cli.console import make_console
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -21,6 +21,7 @@ from kvsim.cli.options import (
 from kvsim.cli.processes import run_module
 from kvsim.config import RunConfig, load_config, read_toml
 from kvsim.errors import ConfigError
+from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +183,7 @@ def _compare(recording: Path, profile: str, out: Path, html: str | None) -> None
 
 
 def _draw(result: Table, html: str) -> None:
-    from kvsim.validate.page import build_page
+    from kvsim.pages.validate import build_page
     from kvsim.writing import write_text
 
     print(f"open {write_text(html, build_page(result))}")
@@ -190,7 +191,7 @@ def _draw(result: Table, html: str) -> None:
 
 def _tables(result: Table) -> Iterator[RichTable]:
     """Errors beside their noise, then counts."""
-    from kvsim.validate.wording import count_rows, error_rows
+    from kvsim.validate.verdict import count_rows, error_rows
 
     for title, (head, rows) in (
         ("Error of the model, and in brackets the noise of the machine", error_rows(result)),

@@ -38,8 +38,9 @@ class Engine(NamedTuple):
     others: tuple[str, ...] = ()
     """Further block managers that go with its scheduler."""
     asynchronous: type[Scheduler] | None = None
-    """Its scheduler by default, where that differs: asynchronous scheduling (`async_scheduling`)
-    or output processing (`disable_async_output_proc`)."""
+    """Its scheduler by default, where that differs."""
+    switch: str = ""
+    """The setting that chooses between both."""
     samples: bool = False
     """Whether it can fork a request into several samples (`n > 1`); it is synchronous then."""
     block_size: int = DEFAULT_BLOCK_SIZE
@@ -67,6 +68,7 @@ ENGINES: dict[str, Engine] = {
         "prefix-caching",
         others=("contiguous", "prefix-runs"),
         asynchronous=Vllm063Async,
+        switch="disable_async_output_proc",
         samples=True,
         vllm_version="0.6.3",
     ),
@@ -77,6 +79,7 @@ ENGINES: dict[str, Engine] = {
         "vllm-v1-prefix-caching",
         others=("naive",),
         asynchronous=VllmV1Async,
+        switch="async_scheduling",
         enable_prefix_caching=True,
         vllm_version="0.33.0",
         serves=True,
@@ -105,6 +108,7 @@ ENGINES: dict[str, Engine] = {
         "sglang",
         "sglang-radix",
         asynchronous=SglangOverlap,
+        switch="async_scheduling",
         block_size=1,
         enable_prefix_caching=True,
         memory_formula="sglang",

@@ -93,8 +93,9 @@ class Sglang(Scheduler):
         self._delay = min(min_free_slots_delay or 0, self._slots)
         self._sign = 1 if schedule_low_priority_values_first else -1
         self.max_model_len = max_model_len
-        self.max_num_batched_tokens = max_num_batched_tokens
         self.chunked = enable_chunked_prefill
+        # A prompt that is not cut may be of any length.
+        self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.max_prefill_tokens = max_prefill_tokens
         self.max_queued_requests = max_queued_requests
         self.interval = prefill_decode_interval
@@ -452,6 +453,8 @@ class Sglang(Scheduler):
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """The step's time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
+        if not plan.singles:
+            return  # Requests were given up, and nothing ran.
         blocks = tables_of(batch)
         self._pending.popleft()
         blocks.gpu.collect()

@@ -39,43 +39,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from heapq import heappush
-from typing import Any
 
 from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import NAMED
-
-
-class Member:
-    """Standing of a request when it joined the cohort."""
-
-    __slots__ = ("cohort", "filled", "joined", "known", "last", "length", "place")
-
-    def __init__(
-        self,
-        cohort: Cohort,
-        place: int,
-        joined: int,
-        last: int,
-        filled: int,
-        length: int,
-        known: int,
-    ) -> None:
-        self.cohort = cohort
-        self.place = place
-        """Members are ordered by it, as they are in the running queue."""
-        self.joined = joined
-        """Steps of the cohort composed before its first."""
-        self.last = last
-        """Steps of the cohort composed when its last token will be."""
-        self.filled = filled
-        """Its tokens that had a slot."""
-        self.length = length
-        """Its tokens that were known."""
-        self.known = known
-        """Its tokens that were known or being sampled."""
+from kvsim.fast.member import LAST_TOKEN_NS, Member, MemberSequence
 
 
 class Cohort:
@@ -461,7 +431,7 @@ class Cohort:
                 member = self.requests.get(request)
                 if member is not None and member.joined == step:
                     number -= 1
-                    gaps.add(now_ns - _LAST_TOKEN_NS.__get__(request.sequences[0]))
+                    gaps.add(now_ns - LAST_TOKEN_NS.__get__(request.sequences[0]))
         if number:
             gaps.add(now_ns - self.token_ns, number)
 
@@ -546,84 +516,6 @@ def _known(member: Member, step: int, settled: int) -> int:
         return member.length if step == member.joined else 0
     # Whatever was in flight when it joined had its token by then.
     return member.known + max(0, settled - member.joined)
-
-
-def _slot(name: str) -> Any:
-    """A slot of sequences, whatever the class of one says."""
-    return vars(Sequence)[name]
-
-
-_LENGTH, _COMPUTED, _TABLE = _slot("length"), _slot("computed"), _slot("table")
-_PLACEHOLDERS, _ACCESS_NS = _slot("placeholders"), _slot("access_ns")
-_LAST_TOKEN_NS = _slot("last_token_ns")
-
-
-class MemberSequence(Sequence):
-    """The sequence of a member: what changes from step to step is worked out when it is read.
-
-    The slots hold what was true when the request joined, so a policy may keep a request and look at
-    it whenever it likes. A token of a step from before it joined is booked as ever.
-    """
-
-    __slots__ = ()
-
-    @property
-    def _settled(self) -> int:
-        """Steps settled since it joined."""
-        member: Member = self.member
-        settled = member.cohort.settled - member.joined
-        return settled if settled > 0 else 0
-
-    @property
-    def _composed(self) -> int:
-        """Steps composed since it joined."""
-        member: Member = self.member
-        cohort = member.cohort
-        last = member.last if self.request in cohort.sitting else cohort.composed
-        return last - member.joined
-
-    @property
-    def _has_grown(self) -> bool:
-        cohort = self.member.cohort
-        return cohort.grown > 0 and self.request not in cohort.sitting
-
-    @property
-    def _coming(self) -> int:
-        return self._composed - self._settled if self.member.cohort.ahead else 0
-
-    @property
-    def _computed_steps(self) -> int:
-        return self._composed if self.member.cohort.counts_composed else self._settled
-
-    length = property(
-        lambda self: _LENGTH.__get__(self) + self._settled,
-        lambda self, tokens: _LENGTH.__set__(self, tokens - self._settled),
-    )
-    computed = property(
-        lambda self: _COMPUTED.__get__(self) + self._computed_steps,
-        lambda self, tokens: _COMPUTED.__set__(self, tokens - self._computed_steps),
-    )
-    placeholders = property(
-        lambda self: _PLACEHOLDERS.__get__(self) + self._coming,
-        lambda self, tokens: _PLACEHOLDERS.__set__(self, tokens - self._coming),
-    )
-    last_token_ns = property(
-        lambda self: self.member.cohort.token_ns if self._settled else _LAST_TOKEN_NS.__get__(self),
-        lambda self, time_ns: _LAST_TOKEN_NS.__set__(self, time_ns),
-    )
-    access_ns = property(
-        lambda self: self.member.cohort.composed_ns if self._composed else _ACCESS_NS.__get__(self)
-    )
-    filled = property(lambda self: self.member.filled + self._composed + self._has_grown)
-
-    @property
-    def table(self) -> list[int]:  # type: ignore[override]
-        """Physical block ids; of blocks that are only counted, as many as there are."""
-        held: Any = _TABLE.__get__(self)
-        if not isinstance(held, range):
-            return held  # type: ignore[no-any-return]
-        blocks = -(-self.filled // self.member.cohort.size)
-        return range(held.start, held.start + blocks)  # type: ignore[return-value]
 
 
 def _place(left: tuple[int, Request]) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsim.certainty.comparison import Comparison, Pair, Values
 from kvsim.certainty.stretches import FEWEST
@@ -14,21 +13,10 @@ from kvsim.report.compare import (
     INSIGNIFICANT,
     NO_DIFFERENCE,
     Row,
-    empty_table,
-    fits,
-    interval_words,
-    print_abreast,
-    render_subjects,
-    same_configurations,
-    value_words,
 )
 from kvsim.report.metrics import HEADLINES, METRICS, Metric
 from kvsim.report.numerals import percent, plural, signed
 from kvsim.report.statistics import ratio
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 _METRIC = {metric.key: metric for metric in METRICS}
 
@@ -158,67 +146,6 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         "unfinished": [list(each) for each in comparison.unfinished],
         "figures": figures,
     }
-
-
-def render_certainty(
-    comparison: Comparison,
-    runs: Sequence[tuple[str, Mapping[str, Any]]],
-    console: Console,
-) -> None:
-    """Print figures with their spread, and the verdicts on their differences."""
-    from rich.text import Text
-
-    render_subjects(runs, console, len(comparison.seeds))
-    if len(same_configurations(runs)) == len(runs) - 1:
-        return
-    for sentence in method_words(comparison):
-        console.print(Text(sentence))
-    rows = certain_table(comparison)
-    _render_values(comparison.names, rows, console)
-    first, *others = comparison.names
-    for other, name in enumerate(others, 1):
-        console.print(Text(f"{name} against {first}", style="bold"))
-        for row in rows:
-            verdict = row.verdicts[other - 1]
-            if row.metric.key in HEADLINES and verdict is not None:
-                words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
-                console.print(Text(f"  {row.metric.label}: {words}", style=_style(row, other - 1)))
-    if len(others) > 1:
-        console.print(Text("Best first (≈: no significant difference)", style="bold"))
-        for row in rows:
-            ranking = ranking_words(comparison, row.metric.key)
-            if ranking:
-                console.print(Text(f"  {row.metric.label}: {ranking}"))
-
-
-def _render_values(names: Sequence[str], rows: Sequence[Row], console: Console) -> None:
-    """Print all figures of all runs; if that is too wide, headline figures, some runs at a time."""
-    whole = _values(names, rows, range(1, len(names)))
-    if len(names) == 2 or fits(whole, console):
-        console.print(whole)
-    else:
-        shown = [row for row in rows if row.metric.key in HEADLINES]
-        print_abreast(lambda others: _values(names, shown, others), len(names), console)
-
-
-def _values(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
-    from rich.text import Text
-
-    table = empty_table()
-    for name in (names[0], *(names[i] for i in others)):
-        table.add_column(Text(name), justify="right")
-    if len(names) == 2:
-        table.add_column(Text("difference"), justify="right")
-    for row in rows:
-        cells = [Text(value_words(row, i)) for i in (0, *others)]
-        if len(names) == 2:
-            cells.append(Text(interval_words(row, 0), style=_style(row, 0)))
-        table.add_row(Text(row.metric.label), *cells)
-    return table
-
-
-def _style(row: Row, i: int) -> str:
-    return {"better": "green", "worse": "red", "different": ""}.get(row.judge(i), "dim")
 
 
 def _comparative(metric: Metric, verdict: Verdict) -> str:

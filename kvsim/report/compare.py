@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
 from kvsim.report.load import load_words, state_of
-from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
+from kvsim.report.metrics import METRICS, Metric, value
 from kvsim.report.numerals import show, signed, signed_percent
-from kvsim.report.provenance import flat
+from kvsim.report.plain import flat
 from kvsim.report.statistics import ratio
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"
 INSIGNIFICANT = "no significant difference"
-_LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
-"""The longest word of a label, and more columns than any table has."""
 
 
 class Row(NamedTuple):
@@ -82,15 +74,10 @@ def difference_words(row: Row, i: int) -> str:
     return "" if difference is None else signed(difference, row.metric.unit)
 
 
-def relative_words(row: Row, i: int) -> str:
-    """`+12.3 %`; empty if there is no difference or it is undefined."""
-    relative = row.relative[i]
-    return "" if not relative else signed_percent(relative)
-
-
 def change_words(row: Row, i: int) -> str:
     """The difference in its shortest form: `+12.3 %`, or `+3.1 points` where that is undefined."""
-    return relative_words(row, i) or difference_words(row, i)
+    relative = row.relative[i]
+    return signed_percent(relative) if relative else difference_words(row, i)
 
 
 def value_words(row: Row, i: int) -> str:
@@ -172,143 +159,6 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
             "The runs completed different numbers of requests; latencies count only those."
         )
     return found
-
-
-def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console) -> None:
-    """Print figures and differences side by side; of many runs, only the headline figures.
-
-    Runs that are all configured alike have no differences to print.
-    """
-    from rich.text import Text
-
-    render_subjects(runs, console)
-    if len(same_configurations(runs)) == len(runs) - 1:
-        return
-    names, rows = [name for name, _ in runs], compare_table(runs)
-    whole = _whole_table(names, rows)
-    if len(runs) == 2 or fits(whole, console):
-        console.print(whole)
-    else:
-        shown = [row for row in rows if row.metric.key in HEADLINES]
-        print_abreast(lambda others: _headline_table(names, shown, others), len(names), console)
-    if all(row.judge(i) == "same" for row in rows for i in range(len(runs) - 1)):
-        console.print(Text(f"{NO_DIFFERENCE.capitalize()} in any figure."))
-
-
-def print_abreast(build: Callable[[range], Table], runs: int, console: Console) -> None:
-    """Print tables of headline figures, each with as many runs side by side as the width holds.
-
-    `build` makes a table of the first run and of the runs with the given numbers.
-    """
-    from rich.text import Text
-
-    start = 1
-    while start < runs:
-        others = range(start, runs)
-        while len(others) > 1 and not fits(build(others), console):
-            others = others[:-1]
-        console.print(build(others))
-        start = others.stop
-    console.print(Text("All figures are on the page that --out writes."))
-
-
-def fits(table: Table, console: Console) -> bool:
-    """Whether every cell fits in one line, and every label breaks only between words."""
-    labels, endless = table.columns[0], console.options.update(width=_ENDLESS_COLUMNS)
-    labels.max_width = _LABEL_COLUMNS
-    needed = console.measure(table, options=endless).maximum
-    labels.max_width = None
-    return needed <= console.width
-
-
-def empty_table() -> Table:
-    """A table with a first column for the names of figures."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    table.add_column("")
-    return table
-
-
-def render_subjects(
-    runs: Sequence[tuple[str, Mapping[str, Any]]], console: Console, seeds: int = 1
-) -> None:
-    """Print what to bear in mind, what is compared, and which settings differ."""
-    from rich.text import Text
-
-    for caution in cautions(runs, seeds):
-        console.print(Text(caution, style="yellow"))
-    sources = [wording.time_source(summary["meta"]) for _, summary in runs]
-    for i, (name, summary) in enumerate(runs):
-        console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
-        if i == len(runs) - 1 or len(set(sources)) > 1:
-            console.print(Text(f"  {sources[i]}", style="dim"))
-    for key, texts in config_differences(runs):
-        console.print(Text(f"{key}: {_setting_words([name for name, _ in runs], texts)}"))
-
-
-def _setting_words(names: Sequence[str], texts: Sequence[str]) -> str:
-    """`480 → 960`; of more than two runs, `0.0, but 0.05 in B, 0.15 in C`."""
-    if len(texts) == 2:
-        return " → ".join(texts)
-    others = zip(texts[1:], names[1:], strict=True)
-    unlike = (f"{text} in {name}" for text, name in others if text != texts[0])
-    return f"{texts[0]}, but {', '.join(unlike)}"
-
-
-_STYLES = {
-    "same": "dim",
-    "better": "green",
-    "worse": "red",
-    "different": "",
-    "insignificant": "dim",
-}
-
-
-def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Every figure, with a column of differences after each run but the first."""
-    from rich.text import Text
-
-    table = empty_table()
-    for i, name in enumerate(names):
-        table.add_column(Text(name), justify="right")
-        if i:
-            table.add_column(Text("difference"), justify="right")
-    for _, group in groupby(rows, key=lambda row: row.metric.group):
-        for row in group:
-            table.add_row(*_cells(row))
-        table.add_section()
-    return table
-
-
-def _headline_table(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
-    """Values of the first run and of the runs `others`, with changes below them."""
-    from rich.text import Text
-
-    table = empty_table()
-    for name in (names[0], *(names[i] for i in others)):
-        table.add_column(Text(name), justify="right")
-    for row in rows:
-        cells = [Text(show(row.values[0], row.metric.unit))]
-        for i in others:
-            words = Text(f"{show(row.values[i], row.metric.unit)}\n")
-            cells.append(words.append(change_words(row, i - 1), style=_STYLES[row.judge(i - 1)]))
-        table.add_row(row.metric.label, *cells)
-    return table
-
-
-def _cells(row: Row) -> list[Text]:
-    from rich.text import Text
-
-    unit = row.metric.unit
-    cells = [Text(row.metric.label), Text(show(row.values[0], unit))]
-    for i, other in enumerate(row.values[1:]):
-        words = " ".join(
-            part for part in (difference_words(row, i), relative_words(row, i)) if part
-        )
-        cells += [Text(show(other, unit)), Text(words, style=_STYLES[row.judge(i)])]
-    return cells
 
 
 def _minus(other: float | None, first: float | None) -> float | None:

@@ -39,7 +39,9 @@ def seconds(value: float) -> str:
         return f"{_three(value)}{SPACE}s"
     if size >= 1e-3:
         return f"{_three(value * 1e3)}{SPACE}ms"
-    return f"{_three(value * 1e6)}{SPACE}µs"
+    if size >= 1e-6:
+        return f"{_three(value * 1e6)}{SPACE}µs"
+    return f"{_three(value * 1e9)}{SPACE}ns"
 
 
 def milliseconds(value: float) -> str:

@@ -18,10 +18,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PHASES = ("client_queue", "queue", "prefill", "decode")
-"""Consecutive parts of a request's life. The first is before it reaches the engine; the others add
-up to its E2EL."""
-
 
 def durations_ns(requests: Mapping[str, Any]) -> dict[str, Floats]:
     """Durations of every request in nanoseconds, NaN where undefined.

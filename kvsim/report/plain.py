@@ -1,7 +1,8 @@
-"""Turns values into plain values that JSON can hold without loss of meaning."""
+"""Plain values: what JSON can hold without loss of meaning, flat tables, TOML."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -25,3 +26,37 @@ def plain(value: Any) -> Any:
         assert not math.isnan(value), "an undefined figure must be None"
         return str(value)
     return str(value) if isinstance(value, PurePath) else value
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def to_toml(table: Mapping[str, Any], name: str = "") -> str:
+    """The text of a configuration file; keys without a value stand for defaults and are left out.
+
+    An infinite number, which a summary keeps as the text `inf`, becomes a number again.
+    """
+    lines = [f"[{name}]"] if name else []
+    inner = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            inner.append(to_toml(value, f"{name}.{key}" if name else key) if value else "")
+        elif value is not None:
+            lines.append(f"{key} = {_literal(value)}")
+    return "\n\n".join(part for part in ("\n".join(lines), *inner) if part)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(inner) for inner in value)}]"
+    if value in ("inf", "-inf"):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
 STATISTICS = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
 """Prefixes of result keys, as in `vllm bench serve`."""
+LISTED = tuple(name for name in STATISTICS if name != "median")
+"""Those that tables list; the median is there as p50."""
 
 
 def describe(values: Floats) -> dict[str, float | None]:

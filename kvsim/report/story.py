@@ -15,7 +15,7 @@ from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, W
 from kvsim.ledger.time import reasons
 from kvsim.records.transitions import PREEMPTED, SWAPPED_OUT
 from kvsim.report.ledger_summary import parts_of
-from kvsim.report.numerals import count, plural, seconds
+from kvsim.report.numerals import count, percent, plural, seconds
 from kvsim.report.timeline import run_end_ns
 from kvsim.schema import BLOCKED
 
@@ -71,6 +71,28 @@ class Story(NamedTuple):
     """By `TIME_PARTS`, without those that are 0."""
     tokens: dict[str, int]
     """By `PROMPT_PARTS`, without those that are 0; empty without prefix caching."""
+
+    @property
+    def verdict(self) -> str:
+        """What took the most of its time, in a sentence; empty for a request without any time."""
+        if not self.times_ns:
+            return ""
+        part, ns = max(self.times_ns.items(), key=lambda each: each[1])
+        share = percent(ns / sum(self.times_ns.values()))
+        return f"Most of its time: {TIME_LABELS[part]}, {seconds(ns / 1e9)} ({share})."
+
+
+def ledger_rows(values: Mapping[str, int], labels: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Label, value and share of each part of a story; parts that end in `_ns` are times."""
+    whole = sum(values.values())
+    return [
+        (
+            labels[name],
+            seconds(value / 1e9) if name.endswith("_ns") else count(value),
+            percent(value / whole),
+        )
+        for name, value in values.items()
+    ]
 
 
 def find_request(requests: Mapping[str, Any], id: str) -> int:

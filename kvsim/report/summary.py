@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.report import phases, timeline
 from kvsim.report.ledger_summary import ledger_figures
@@ -89,13 +90,13 @@ def _throughput(
     duration = end_ns / NS_PER_S
     tokens_in = int(_ints(requests["input_length"])[done].sum())
     tokens_out = int(_ints(requests["output_tokens"])[done].sum())
-    good = _good(durations, meta)
+    good = good_requests(durations, meta.get("goodput"))
     return {
         "duration": duration,
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
         "request_throughput": ratio(int(done.sum()), duration),
-        "request_goodput": ratio(good, duration),
+        "request_goodput": None if good is None else ratio(int(good.sum()), duration),
         "output_throughput": ratio(tokens_out, duration),
         "total_token_throughput": ratio(tokens_in + tokens_out, duration),
         "max_concurrent_requests": _peak(
@@ -104,15 +105,19 @@ def _throughput(
     }
 
 
-def _good(durations: Mapping[str, phases.Floats], meta: Mapping[str, Any]) -> int | None:
-    """Completed requests that meet every objective; an undefined TPOT counts as 0."""
-    goodput = meta.get("goodput")
+def good_requests(
+    durations: Mapping[str, phases.Floats], goodput: Mapping[str, float] | None
+) -> NDArray[np.bool_] | None:
+    """Which requests completed within every limit, in ms; an undefined TPOT counts as 0.
+
+    None without limits.
+    """
     if not goodput:
         return None
-    good = ~np.isnan(durations["e2el"])
+    good: NDArray[np.bool_] = ~np.isnan(durations["e2el"])
     for metric, limit_ms in goodput.items():
         good &= np.nan_to_num(durations[metric]) <= float(limit_ms) * NS_PER_MS
-    return int(good.sum())
+    return good
 
 
 def _peak(starts: Ints, ends: Ints) -> int:

@@ -1,122 +1,279 @@
-"""Prints the summary of a run on a terminal."""
+"""Prints runs and comparisons on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.report import wording
-from kvsim.report.ledger_lines import ledger_lines
+from kvsim.report.ledger_summary import bare
 from kvsim.report.metrics import BLOCKED_BY, LATENCIES
-from kvsim.report.numerals import show
-from kvsim.report.statistics import STATISTICS
+from kvsim.report.numerals import percent, show
+from kvsim.report.rich_tables import make_table
+from kvsim.report.statistics import LISTED
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_STYLES = {"plain": "default", "warning": "yellow", "bad": "bold red"}
+    from kvsim.certainty.comparison import Comparison
+    from kvsim.report.compare import Row
+
+Summaries = Sequence[tuple[str, Mapping[str, Any]]]
+Lines = list[tuple[str, list[str]]]
+
+TONES = {"plain": "default", "warning": "yellow", "bad": "bold red"}
+_JUDGEMENTS = {"better": "green", "worse": "red", "different": ""}
+_MOST_PARTS = 5
+"""Most parts of a line of the ledger."""
+_LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
+"""The longest word of a label, and more columns than any table has."""
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, the latencies and the key figures of memory, preemption and cache."""
+    from rich.table import Table
     from rich.text import Text
 
     meta = summary["meta"]
-    estimated = "green" if wording.measured(meta) else "yellow"
     console.print(Text(wording.subject(meta), style="bold"))
+    estimated = "green" if wording.measured(meta) else "yellow"
     console.print(Text(wording.time_source(meta), style=estimated))
     if meta.get("assumed"):
         console.print(Text(f"Assumed: {'; '.join(wording.assumed(meta))}", style="dim"))
     console.print()
     for remark in wording.verdict(summary):
-        console.print(Text(remark.text, style=_STYLES[remark.tone]))
+        console.print(Text(remark.text, style=TONES[remark.tone]))
     console.print()
-    console.print(_latencies(summary))
-    console.print(_figures(summary))
-
-
-def _latencies(summary: Mapping[str, Any]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    table.add_column("latency")
-    columns = [name for name in STATISTICS if name != "median"]
-    for name in columns:
-        table.add_column(name, justify="right", style="bold" if name == "p99" else None)
+    latencies = make_table("latency", *LISTED, pad_edge=False, header_style="dim")
+    latencies.columns[1 + LISTED.index("p99")].style = "bold"
     for kind, label in LATENCIES.items():
-        values = (show(summary[f"{statistic}_{kind}_ms"], "ms") for statistic in columns)
-        table.add_row(label, *values)
-    return table
-
-
-def _figures(summary: Mapping[str, Any]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+        latencies.add_row(label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED))
+    console.print(latencies)
     grid = Table.grid(padding=(0, 3))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    for label, parts in _lines(summary):
+    for label, parts in (*_figures(summary), *_ledger(summary), *_head_waits(summary)):
         grid.add_row(label, Text(" · ".join(part for part in parts if part)))
-    return grid
+    console.print(grid)
 
 
-def _lines(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Label and parts of each line; lines about unused features are left out."""
+def render_comparison(
+    runs: Summaries, console: Console, comparison: Comparison | None = None
+) -> None:
+    """Print figures and differences side by side; of many runs, only the headline figures.
 
-    def figure(key: str, unit: str, text: str) -> str:
-        return text.format(show(summary[key], unit)) if summary[key] is not None else ""
+    With a `comparison`, figures are its means, and differences have verdicts. Runs that are all
+    configured alike have no differences to print.
+    """
+    from rich.text import Text
 
+    from kvsim.report.certainty import certain_table, method_words
+    from kvsim.report.compare import NO_DIFFERENCE, compare_table, same_configurations
+    from kvsim.report.metrics import HEADLINES
+
+    _render_subjects(runs, console, 1 if comparison is None else len(comparison.seeds))
+    if len(same_configurations(runs)) == len(runs) - 1:
+        return
+    for sentence in method_words(comparison) if comparison else ():
+        console.print(Text(sentence))
+    names = [name for name, _ in runs]
+    rows = compare_table(runs) if comparison is None else certain_table(comparison)
+    whole = _whole_table(names, rows)
+    if len(runs) == 2 or _fits(whole, console):
+        console.print(whole)
+    else:
+        headlines = [row for row in rows if row.metric.key in HEADLINES]
+        for table in _abreast(names, headlines, console):
+            console.print(table)
+        console.print(Text("All figures are on the page that --out writes."))
+    if comparison is not None:
+        _render_verdicts(comparison, rows, console)
+    elif all(row.judge(i) == "same" for row in rows for i in range(len(runs) - 1)):
+        console.print(Text(f"{NO_DIFFERENCE.capitalize()} in any figure."))
+
+
+def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
+    """Print what to bear in mind, what is compared, and which settings differ."""
+    from rich.text import Text
+
+    from kvsim.report.compare import cautions, config_differences
+
+    for caution in cautions(runs, seeds):
+        console.print(Text(caution, style="yellow"))
+    sources = [wording.time_source(summary["meta"]) for _, summary in runs]
+    for i, (name, summary) in enumerate(runs):
+        console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
+        if i == len(runs) - 1 or len(set(sources)) > 1:
+            console.print(Text(f"  {sources[i]}", style="dim"))
+    for key, texts in config_differences(runs):
+        words = " → ".join(texts)
+        if runs[2:]:
+            others = zip(texts[1:], runs[1:], strict=True)
+            unlike = (f"{text} in {name}" for text, (name, _) in others if text != texts[0])
+            words = f"{texts[0]}, but {', '.join(unlike)}"
+        console.print(Text(f"{key}: {words}"))
+
+
+def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
+    """Print the findings on headline figures against the first run, then the rankings."""
+    from rich.text import Text
+
+    from kvsim.certainty.comparison import Pair
+    from kvsim.report.certainty import finding_words, ranking_words
+    from kvsim.report.metrics import HEADLINES
+
+    first, *others = comparison.names
+    for other, name in enumerate(others, 1):
+        console.print(Text(f"{name} against {first}", style="bold"))
+        for row in rows:
+            verdict = row.verdicts[other - 1]
+            if row.metric.key in HEADLINES and verdict is not None:
+                words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
+                console.print(Text(f"  {row.metric.label}: {words}", style=_style(row, other - 1)))
+    if others[1:]:
+        console.print(Text("Best first (≈: no significant difference)", style="bold"))
+        for row in rows:
+            if ranking := ranking_words(comparison, row.metric.key):
+                console.print(Text(f"  {row.metric.label}: {ranking}"))
+
+
+def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Every figure, with a column of differences after each run but the first."""
+    from rich.text import Text
+
+    from kvsim.report.compare import change_words, difference_words, interval_words, value_words
+
+    heads = [head for name in names[1:] for head in (name, "difference")]
+    table = _table("", names[0], *heads)
+    for _, group in groupby(rows, key=lambda row: row.metric.group):
+        for row in group:
+            cells = [Text(value_words(row, 0))]
+            for i in range(len(names) - 1):
+                changes = dict.fromkeys((difference_words(row, i), change_words(row, i)))
+                words = interval_words(row, i) if row.verdicts else " ".join(filter(None, changes))
+                cells += [Text(value_words(row, i + 1)), Text(words, style=_style(row, i))]
+            table.add_row(Text(row.metric.label), *cells)
+        table.add_section()
+    return table
+
+
+def _abreast(names: Sequence[str], rows: Sequence[Row], console: Console) -> Iterator[Table]:
+    """Tables of figures, each with as many runs beside the first as the width holds."""
+    start = 1
+    while start < len(names):
+        others = range(start, len(names))
+        while len(others) > 1 and not _fits(_some_runs(names, rows, others), console):
+            others = others[:-1]
+        yield _some_runs(names, rows, others)
+        start = others.stop
+
+
+def _some_runs(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
+    """Values of the first run and of the runs `others`, with changes below them."""
+    from rich.text import Text
+
+    from kvsim.report.compare import change_words, interval_words, value_words
+
+    table = _table("", names[0], *(names[i] for i in others))
+    for row in rows:
+        cells = [Text(value_words(row, 0))]
+        for i in others:
+            change = (interval_words if row.verdicts else change_words)(row, i - 1)
+            words = Text(f"{value_words(row, i)}\n")
+            cells.append(words.append(change, style=_style(row, i - 1)))
+        table.add_row(Text(row.metric.label), *cells)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.text import Text
+
+    return make_table(*map(Text, columns), header_style="dim")
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Whether every cell fits in one line, and every label breaks only between words."""
+    labels, endless = table.columns[0], console.options.update(width=_ENDLESS_COLUMNS)
+    labels.max_width = _LABEL_COLUMNS
+    needed = console.measure(table, options=endless).maximum
+    labels.max_width = None
+    return needed <= console.width
+
+
+def _style(row: Row, i: int) -> str:
+    return _JUDGEMENTS.get(row.judge(i), "dim")
+
+
+def _figures(summary: Mapping[str, Any]) -> Lines:
+    """Label and parts of each line; the line of an unused cache is left out."""
+
+    def line(*parts: tuple[str, str, str]) -> list[str]:
+        known = (each for each in parts if summary[each[0]] is not None)
+        return [text.format(show(summary[key], unit)) for key, unit, text in known]
+
+    swapped = [("swapped_max", "requests", "at most {} swapped")] * bool(summary["swapped_max"])
+    lines = {
+        "throughput": line(
+            ("request_rate", "requests/s", "{} offered"),
+            ("request_throughput", "requests/s", "{} served"),
+            ("output_throughput", "tokens/s", "{} output"),
+            ("request_goodput", "requests/s", "goodput {}"),
+            ("max_concurrent_requests", "requests", "at most {} at once"),
+        ),
+        "KV cache": line(
+            ("kv_cache_usage_mean", "share", "{} used"),
+            ("kv_cache_usage_max", "share", "at most {}"),
+            ("internal_fragmentation", "share", "{} of used slots empty"),
+            ("external_fragmentation", "share", "{} of blocks stranded"),
+        ),
+        "queues": line(
+            ("running_mean", "", "{} running"),
+            ("waiting_mean", "", "{} waiting"),
+            ("waiting_max", "requests", "at most {} waiting"),
+            *swapped,
+        ),
+        "prefix cache": line(
+            ("prefix_cache_hit_rate", "share", "{} of prompt tokens hit"),
+            ("prefix_cache_hit_rate_with_preempted", "share", "{} with preempted"),
+            ("prefix_cache_block_hit_rate", "share", "{} of block look-ups"),
+            ("prefix_cache_request_hit_share", "share", "{} of requests"),
+        ),
+    }
+    if not summary["meta"].get("prefix_caching"):
+        del lines["prefix cache"]
+    return list(lines.items())
+
+
+def _ledger(summary: Mapping[str, Any]) -> Lines:
+    """Label and parts of each line of the ledger, the largest first; empty without a ledger."""
+    if "time_ledger_mean_ms" not in summary or not summary["completed"]:
+        return []
+    slow = summary["time_ledger_requests"]["p99"]
     lines = [
-        (
-            "throughput",
-            [
-                figure("request_rate", "requests/s", "{} offered"),
-                figure("request_throughput", "requests/s", "{} served"),
-                figure("output_throughput", "tokens/s", "{} output"),
-                figure("request_goodput", "requests/s", "goodput {}"),
-                figure("max_concurrent_requests", "requests", "at most {} at once"),
-            ],
-        ),
-        (
-            "KV cache",
-            [
-                figure("kv_cache_usage_mean", "share", "{} used"),
-                figure("kv_cache_usage_max", "share", "at most {}"),
-                figure("internal_fragmentation", "share", "{} of used slots empty"),
-                figure("external_fragmentation", "share", "{} of blocks stranded"),
-            ],
-        ),
-        (
-            "queues",
-            [
-                figure("running_mean", "", "{} running"),
-                figure("waiting_mean", "", "{} waiting"),
-                figure("waiting_max", "requests", "at most {} waiting"),
-                figure("swapped_max", "requests", "at most {} swapped")
-                if summary["swapped_max"]
-                else "",
-            ],
-        ),
+        ("mean request", _shares(summary["time_ledger_mean_ms"], TIME_LABELS)),
+        ("p99 request", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]),
     ]
-    if summary["meta"].get("prefix_caching"):
-        lines.append(
-            (
-                "prefix cache",
-                [
-                    figure("prefix_cache_hit_rate", "share", "{} of prompt tokens hit"),
-                    figure("prefix_cache_hit_rate_with_preempted", "share", "{} with preempted"),
-                    figure("prefix_cache_block_hit_rate", "share", "{} of block look-ups"),
-                    figure("prefix_cache_request_hit_share", "share", "{} of requests"),
-                ],
-            )
-        )
-    if "time_ledger_mean_ms" in summary and summary["completed"]:
-        lines += ledger_lines(summary)
-    blocked = {cause: s for cause, s in summary["head_blocked_s"].items() if s}
-    if blocked:
-        parts = [f"{BLOCKED_BY[cause]} {show(s, 's')}" for cause, s in blocked.items()]
-        lines.append(("head waits", parts))
+    for label, key, labels in (
+        ("step time", "step_time_s", KERNEL_LABELS),
+        ("prompt tokens", "prompt_ledger_tokens", PROMPT_LABELS),
+    ):
+        values = summary.get(key) or {}
+        if any(values.values()):
+            lines.append((label, _shares(values, labels)))
     return lines
+
+
+def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
+    named = {label: values[bare(name)] for name, label in labels.items()}
+    order = sorted(named, key=lambda label: -named[label])[:_MOST_PARTS]
+    whole = sum(named.values())
+    return [f"{label} {percent(named[label] / whole)}" for label in order if named[label]]
+
+
+def _head_waits(summary: Mapping[str, Any]) -> Lines:
+    waits = summary["head_blocked_s"].items()
+    parts = [f"{BLOCKED_BY[cause]} {show(s, 's')}" for cause, s in waits if s]
+    return [("head waits", parts)] if parts else []

@@ -27,7 +27,7 @@ def verdict(summary: Mapping[str, Any]) -> list[Remark]:
 
     The load comes first if the engine did not keep up.
     """
-    load, ending = _load(summary), [_fate(summary), *_outcome(summary)]
+    load, ending = _load(summary), [fate(summary), *_outcome(summary)]
     remarks = [*load, *ending] if state_of(summary) in UNSTEADY else [*ending, *load]
     remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
@@ -104,7 +104,8 @@ def _load(summary: Mapping[str, Any]) -> list[Remark]:
     return [Remark(load_words(summary), UNSTEADY.get(state_of(summary), "plain"))]
 
 
-def _fate(summary: Mapping[str, Any]) -> Remark:
+def fate(summary: Mapping[str, Any]) -> Remark:
+    """What became of the requests."""
     total, completed = summary["num_requests"], summary["completed"]
     if not total:
         return Remark("No requests.", "warning")

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
-from kvsim.report.plain import plain
-from kvsim.report.provenance import flat
+from kvsim.report.plain import flat, plain
 from kvsim.run import simulate
 from kvsim.sweep.records import Record
 from kvsim.version import __version__

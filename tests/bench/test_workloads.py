@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from marks import long
 from shared import SHARED
 
 from kvsim import simulate
@@ -126,7 +127,7 @@ def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
 
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
-@pytest.mark.parametrize("blocks", [10_000, 40_000])
+@pytest.mark.parametrize("blocks", [10_000, pytest.param(40_000, marks=long)])
 def test_the_conversation_comes_out_the_same_with_an_entry_per_block(blocks: int) -> None:
     settings = Case("W4", RUNS).table | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
     trace = WORKLOADS["W4"].make(str(CONVERSATION))

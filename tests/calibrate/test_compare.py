@@ -1,13 +1,13 @@
 """What `profile show` and `profile diff` compute, and what the commands print."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from calibrate.tables import write_tables
+from command import run_here
 
 from kvsim.calibrate.compare import parts, ratios, settings_that_differ
 from kvsim.calibrate.document import to_json
@@ -60,10 +60,8 @@ def test_ratios_are_of_the_second_over_the_first_where_both_have_points(saved: P
     assert settings_that_differ(one, other) == [("device.name", "Test GPU", "Other GPU")]
 
 
-def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvsim", "profile", *arguments]
-    root = Path(__file__).resolve().parents[2]
-    return subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+def kvsim(*arguments: str) -> CompletedProcess[str]:
+    return run_here(["profile", *arguments])
 
 
 def test_the_commands(saved: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = str(ROOT / "traces" / "chat.jsonl")
@@ -115,21 +116,8 @@ CASES = [
 ]
 
 
-def kvsim(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
-
-
 def refused(arguments: list[str], words: list[str], cwd: Path) -> None:
-    result = kvsim(arguments, cwd)
+    result = run_here(arguments, cwd)
     assert result.returncode == 2, result
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
@@ -177,7 +165,8 @@ def test_a_bad_configuration_names_file_and_key(
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    result = kvsim(["run", "--trace", CHAT, "--num-prompts", "3", "--out", "file/result"], tmp_path)
+    few = ["--num-prompts", "3", "--out", "file/result"]
+    result = run_here(["run", "--trace", CHAT, *few], tmp_path)
     assert result.returncode == 2
     assert "file" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

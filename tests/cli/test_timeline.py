@@ -2,12 +2,12 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pyarrow.parquet as pq
 import pytest
+from command import run_here
 
 from kvsim.tracks.engine import STEPS
 
@@ -16,14 +16,8 @@ SHORT = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts", "120"]
 SHORT += ["--num-gpu-blocks-override", "700", "--engine", "vllm-v1"]
 
 
-def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT), "COLUMNS": "150", "PATH": ""},
-        check=False,
-    )
+def kvsim(*arguments: str) -> CompletedProcess[str]:
+    return run_here(arguments, columns=150)
 
 
 @pytest.fixture(scope="module")

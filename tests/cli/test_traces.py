@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = '{"prompt":"What is a KV cache?","output_tokens":9}\n' * 5
@@ -18,15 +16,7 @@ AT_ONCE = "note: the trace has no arrival times: all requests are sent at once"
 
 def kvsim(*arguments: str, cwd: Path, code: int = 0) -> tuple[str, str]:
     """Standard output and standard error of a command in a folder without traces."""
-    result = subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
-        timeout=120,
-        check=False,
-    )
+    result = run_here(arguments, cwd)
     assert result.returncode == code, result.stderr
     return result.stdout, result.stderr
 
@@ -44,7 +34,8 @@ def test_a_trace_without_arrivals_runs_as_at_an_infinite_rate(tmp_path: Path) ->
 
 
 def test_a_sweep_over_a_trace_without_arrivals_says_so_and_runs(tmp_path: Path) -> None:
-    command = ("sweep", "--trace", "burst", "--num-prompts", "20", "--grid", "max_num_seqs=4,8")
+    load = ("--trace", "burst", "--num-prompts", "20", "--jobs", "1")
+    command = ("sweep", *load, "--grid", "max_num_seqs=4,8")
     out, errors = kvsim(*command, "--out", "swept", cwd=tmp_path)
     assert errors.count(AT_ONCE) == 1
     assert "refused" not in out

@@ -1,22 +1,16 @@
 """`kvsim why` as a user runs it."""
 
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from command import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT), "COLUMNS": "150", "PATH": ""},
-        check=False,
-    )
+def kvsim(*arguments: str) -> CompletedProcess[str]:
+    return run_here(arguments, columns=150)
 
 
 @pytest.fixture(scope="module")

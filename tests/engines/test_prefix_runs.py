@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import mostly_long
 
 from kvsim.engines.prefix_runs import UnitPool
 from kvsim.run import simulate
@@ -36,7 +37,7 @@ def conversations(rng: random.Random) -> Trace:
     )
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", mostly_long(150, quick=50))
 def test_it_decides_what_a_cache_by_block_decides(seed: int) -> None:
     rng = random.Random(seed)
     trace = conversations(rng)

@@ -382,7 +382,9 @@ def _draw_nano(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw_choices(rng: random.Random, settings: dict[str, Any]) -> None:
-    """Who gives way, and where it waits."""
+    """Who gives way, and where it waits, where that is for the user to choose."""
+    if settings["engine"] == "sglang":
+        return
     if rng.random() < 0.3:
         settings["victim"] = rng.choice(VICTIMS)
     if rng.random() < 0.15:

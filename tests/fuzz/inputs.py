@@ -7,7 +7,6 @@ the exact twin of the run, or the result that the folder held before it was dama
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import random
 import tempfile
@@ -17,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from command import run_here
 from fuzz.equal import LIMIT_S, assert_equal_runs, imbalance, limited
 from fuzz.spoil import NUMBERS, STRANGE, spoil
 from hostile.damage import damaged
 from startup_logs import v0_log, v1_log
 from workload.foreign import SAMPLES
 
-from kvsim.cli import main
 from kvsim.config import SIZES, RunConfig, load_config, to_table
 from kvsim.errors import KvsimError
 from kvsim.models import load_model
@@ -255,19 +254,14 @@ def _room(data: bytes, rng: random.Random, name: str) -> Iterator[Path]:
 
 def _command(words: list[str]) -> tuple[str, str]:
     """How a command ends in this process, and what it prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:  # noqa: SIM117
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            try:
-                main(words)
-            except SystemExit as stop:
-                code = int(stop.code or 0)
-    assert code in _CODES, f"exit code {code}: {words}"
-    if code != 2:
-        return TAKEN, out.getvalue()
-    lines = [line for line in said.getvalue().splitlines() if not line.startswith("note: ")]
+    done = run_here(words)
+    assert done.returncode in _CODES, f"exit code {done.returncode}: {words}"
+    if done.returncode != 2:
+        return TAKEN, done.stdout
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     one = len(lines) == 1 and lines[0].startswith("kvsim: ") and len(lines[0]) < _LONGEST_LINE
-    assert one or (not lines and "Usage" in out.getvalue()), f"{words}: {lines}"
-    return REFUSED, out.getvalue()
+    assert one or (not lines and "Usage" in done.stdout), f"{words}: {lines}"
+    return REFUSED, done.stdout
 
 
 def _refused(error: KvsimError) -> str:

@@ -1,7 +1,5 @@
 """Damages result folders, reproducibly: values of other types, absurd numbers, missing parts."""
 
-import contextlib
-import io
 import json
 import random
 import shutil
@@ -14,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from kvsim.cli import main
+from command import run_here
 
 EVIL: list[Any] = [
     *(None, True, -1, 0, 7, 10**6, 2**40, 2**62, -(2**62), 10**300, 1e308, -0.5, "", "x"),
@@ -99,15 +96,8 @@ def damaged(folder: Path, into: Path, seed: int) -> str:
 
 def outcome(arguments: list[str]) -> tuple[int, str]:
     """Exit code and standard error of a command that runs in this process."""
-    with (
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()) as said,
-    ):
-        try:
-            main(arguments)
-        except SystemExit as stop:
-            return int(stop.code or 0), said.getvalue()
-    return 0, said.getvalue()
+    done = run_here(arguments)
+    return done.returncode, done.stderr
 
 
 def read_all(folder: Path, whole: Path, out: Path) -> Iterator[tuple[list[str], int, str]]:
@@ -144,7 +134,9 @@ def try_one(source: Path, seed: int) -> str:
     return ""
 
 
-if __name__ == "__main__":  # python tests/hostile/damage.py FOLDER [COUNT] [FIRST_SEED]
+if (
+    __name__ == "__main__"
+):  # PYTHONPATH=tests python tests/hostile/damage.py FOLDER [COUNT] [FIRST_SEED]
     source, count, first = Path(sys.argv[1]), *map(int, (*sys.argv[2:], "100", "0")[:2])
     problems = list(filter(None, (try_one(source, seed) for seed in range(first, first + count))))
     sys.stdout.write("\n".join([*problems, f"{count} folders, {len(problems)} problems", ""]))

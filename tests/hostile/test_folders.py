@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hostile.damage import outcome, try_one
+from marks import mostly_long
 
 from kvsim.errors import OutputError
 from kvsim.report.files import read_block_map, read_results, read_transitions
@@ -38,12 +39,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", mostly_long(12, quick=2))
 def test_damaged_runs(run: Path, seed: int) -> None:
     assert try_one(run, seed) == ""
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", mostly_long(40, quick=8))
 def test_damaged_sweeps(swept: Path, seed: int) -> None:
     assert try_one(swept, seed) == ""
 

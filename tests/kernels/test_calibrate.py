@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from batches import DEVICE, torch
 from kvsim_kernels import provenance
+from kvsim_kernels.calibrate import main
 from kvsim_kernels.rows import read_rows
 from marks import long
 
@@ -98,12 +99,24 @@ def test_fitting_the_rows_again_makes_the_same_bytes(made: Path, tmp_path: Path)
         (["--fit", "none.jsonl"], "none.jsonl: cannot be read: No such file"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (
+        provenance.ALLOCATOR | {"OMP_NUM_THREADS": "1"}
+    ).items():  # or else it starts anew
+        monkeypatch.setenv(name, value)
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "p.json")]
-    done = calibrate(*arguments, *out)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.startswith("kvsim: ") and done.stderr.count("\n") == 1
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, *out])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert words in said
+    assert said.startswith("kvsim: ") and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

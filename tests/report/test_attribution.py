@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fake_run import fake_run
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import real_run, without_ledger
 
 from kvsim.ledger.parts import TIME_PARTS
 from kvsim.report.attribution import LABELS, waterfalls
@@ -95,7 +95,7 @@ def test_a_percentile_names_the_requests_it_is_made_of():
 
 
 def test_runs_without_a_ledger_have_three_parts():
-    runs = [fake_run(rate=8)[1], fake_run(rate=8, blocks=960)[1]]
+    runs = [without_ledger(real_run(rate=8, blocks=n)[1]) for n in (480, 960)]
     pairs = pair(*runs)
     fall = waterfalls(pairs, *runs)[2]
     assert list(fall.parts) == ["queue_ns", "prefill_ns", "decode_ns"]

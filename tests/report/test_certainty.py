@@ -5,23 +5,23 @@ import json
 import re
 
 import pytest
-from fake_run import fake_run
 from rich.console import Console
+from runs import real_run
 
 from kvsim.certainty.comparison import Comparison, Pair
 from kvsim.certainty.verdicts import Verdict
+from kvsim.pages.compare import build_comparison
 from kvsim.report.certainty import (
     certain_table,
     comparison_record,
     finding_words,
     method_words,
     ranking_words,
-    render_certainty,
 )
 from kvsim.report.compare import interval_words, value_words
-from kvsim.report.compare_page import build_comparison
 from kvsim.report.numerals import SPACE
 from kvsim.report.summary import summarise
+from kvsim.report.terminal import render_comparison
 
 TTFT, USAGE = "p99_ttft_ms", "kv_cache_usage_mean"
 VALUES = {
@@ -119,14 +119,14 @@ def test_the_record_is_json_with_everything_in_it():
 def runs():
     made = []
     for name, blocks in (("A", 480), ("B", 960), ("C", 480)):
-        steps, requests, gaps, meta = fake_run(rate=8, blocks=blocks)
+        steps, requests, gaps, meta = real_run(rate=8, blocks=blocks)
         made.append((name, summarise(steps, requests, gaps, meta), requests, steps))
     return made
 
 
 def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
     console = Console(file=io.StringIO(), width=64)
-    render_certainty(SEEDS, [run[:2] for run in runs], console)
+    render_comparison([run[:2] for run in runs], console, SEEDS)
     lines = console.file.getvalue().replace(SPACE, " ").splitlines()
     assert all(len(line) <= 64 and not re.search(r"\w…", line) for line in lines)
     table = [line for line in lines if "TTFT p99" in line and ":" not in line]
@@ -140,7 +140,7 @@ def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
 @pytest.mark.parametrize("comparison", [SEEDS, REPLAY])
 def test_terminal_and_page_say_it_all(runs, comparison):
     console = Console(file=io.StringIO(), width=140)
-    render_certainty(comparison, [run[:2] for run in runs], console)
+    render_comparison([run[:2] for run in runs], console, comparison)
     shown = " ".join(console.file.getvalue().replace(SPACE, " ").split())
     page = build_comparison(runs, comparison)
     assert page == build_comparison(runs, comparison)

@@ -4,23 +4,22 @@ import re
 
 import numpy as np
 import pytest
-from fake_run import fake_run
 from rich.console import Console
+from runs import real_run
 from tiny import MS, no_run, tiny_run
 
+from kvsim.pages.compare import COLOURS, build_comparison, run_colour
 from kvsim.report.compare import (
     cautions,
+    change_words,
     compare_table,
     config_differences,
     difference_words,
-    relative_words,
-    render_comparison,
 )
-from kvsim.report.compare_figures import COLOURS, run_colour
-from kvsim.report.compare_page import build_comparison
 from kvsim.report.numerals import SPACE, show
 from kvsim.report.pairing import pair
 from kvsim.report.summary import summarise
+from kvsim.report.terminal import render_comparison
 
 
 def named(name, run):
@@ -35,7 +34,7 @@ def row_of(rows, key):
 
 @pytest.fixture(scope="module")
 def runs():
-    return [named("small", fake_run(rate=8)), named("large", fake_run(rate=8, blocks=960))]
+    return [named("small", real_run(rate=8)), named("large", real_run(rate=8, blocks=960))]
 
 
 def test_differences_are_to_the_first_run(runs):
@@ -60,18 +59,18 @@ def test_better_depends_on_the_figure(runs):
 def test_shares_differ_in_points_and_nothing_relative(runs):
     row = row_of(compare_table([run[:2] for run in runs]), "kv_cache_usage_mean")
     assert re.fullmatch(r"−\d+\.\d points", difference_words(row, 0).replace(SPACE, " "))
-    assert relative_words(row, 0) == ""
+    assert change_words(row, 0) == difference_words(row, 0)
 
 
 def test_figures_that_a_run_does_not_have_are_neither_better_nor_worse():
-    cached, plain = named("a", fake_run()), named("b", fake_run(caching=False))
+    cached, plain = named("a", real_run()), named("b", real_run(caching=False))
     row = row_of(compare_table([cached[:2], plain[:2]]), "prefix_cache_hit_rate")
     assert row.judge(0) == "different"
     assert difference_words(row, 0) == ""
 
 
 def test_figures_that_are_0_everywhere_are_left_out():
-    rows = compare_table([named(name, fake_run(4, rate=0.1))[:2] for name in "ab"])
+    rows = compare_table([named(name, real_run(4, rate=0.1))[:2] for name in "ab"])
     assert "num_preemptions" not in {row.metric.key for row in rows}
 
 
@@ -113,13 +112,13 @@ def test_pairs_are_the_requests_that_both_completed():
 
 
 def test_pairs_of_a_shorter_replay_are_its_common_requests():
-    first, other = fake_run(30)[1], fake_run(30)[1]
+    first, other = real_run(30)[1], real_run(30)[1]
     shorter = {name: column[:10] for name, column in other.items()}
     assert pair(first, shorter).number == sum(s == "completed" for s in first["status"][:10])
 
 
 def test_different_requests_are_not_paired():
-    first, other = fake_run(30)[1], fake_run(30, seed=1)[1]
+    first, other = real_run(30)[1], real_run(30, seed=1)[1]
     assert pair(first, other) is None
 
 
@@ -130,18 +129,19 @@ def test_parts_of_the_mean_difference_add_up(runs):
 
 
 def test_a_run_does_not_differ_from_itself():
-    one = named("one", fake_run(rate=8))
+    one = named("one", real_run(rate=8))
     rows = compare_table([one[:2], one[:2]])
     assert {row.judge(0) for row in rows} == {"same"}
     assert {difference_words(row, 0) for row in rows} == {"no difference"}
     page = build_comparison([one, ("again", *one[1:])])
-    cells = re.findall(r'<td class="number (\w+)">(.*?)</td>', page)
-    assert {judgement for judgement, _ in cells} == {"same"}
-    assert {words for _, words in cells} == {"no difference", ""}
+    [figures] = re.findall(r'<table class="stacked">(.*?)</table>', page)
+    assert set(re.findall(r'<div class="(\w+)">(.*?)</div>', figures)) == {
+        ("same", "no difference")
+    }
     assert "No difference in any setting." in page
     assert 'TTFT difference</td><td class="number">no difference' in page
     assert 'E2EL difference</td><td class="number">no difference' in page
-    assert not re.search(r"[+−]\d", page[page.index("<body>") : page.index('id="figures"')])
+    assert not re.search(r"[+−]\d", page[page.index("<body>") : page.index("</main>")])
 
 
 def test_the_terminal_shows_values_and_differences(runs):
@@ -175,8 +175,9 @@ def test_many_runs_have_their_changes_below_the_values(runs):
     before, after = (show(summary["p99_ttft_ms"], "ms") for summary in summaries)
     [row] = re.findall(r"<tr><td>TTFT p99</td>(.*?)</tr>", page)
     rows = {row.metric.key: row for row in compare_table([run[:2] for run in runs])}
-    change = relative_words(rows["p99_ttft_ms"], 0)
-    other = f'<td class="number">{after}<div class="better">{change}</div></td>'
+    changes = (words(rows["p99_ttft_ms"], 0) for words in (difference_words, change_words))
+    below = f'<div class="better">{", ".join(changes)}</div>'
+    other = f'<td class="number">{after}{below}</td>'
     same = f'<td class="number">{before}<div class="same">no difference</div></td>'
     assert row == f'<td class="number">{before}</td>{other}{same}{other}'
 
@@ -204,15 +205,15 @@ def test_a_comparison_has_all_its_sections(runs):
     assert page == build_comparison([*runs, ("third", *runs[0][1:])])
 
 
-@pytest.mark.parametrize("other", [no_run(), fake_run(3, longest=1)])
+@pytest.mark.parametrize("other", [no_run(), real_run(3, longest=1)])
 def test_runs_without_common_requests_can_be_compared(other):
     for pages in ([tiny_run(), other], [other, tiny_run()], [other, other]):
         page = build_comparison([named(f"<b>{i}", run) for i, run in enumerate(pages)])
-        assert "<b>" not in page[page.index("<body>") : page.index('id="figures"')]
+        assert "<b>" not in page[page.index("<body>") : page.index("</main>")]
 
 
 def test_all_runs_share_one_time_axis():
-    short, long = named("short", tiny_run()), named("long", fake_run(20, rate=1))
+    short, long = named("short", tiny_run()), named("long", real_run(20, rate=1))
     page = build_comparison([short, long])
     end_s = np.max(long[3]["end_ns"]) / 1e9
     assert f'"range":[0,{end_s}]' in page

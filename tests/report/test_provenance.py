@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.config import RunConfig, make_config, to_table
-from kvsim.report.plain import plain
-from kvsim.report.provenance import flat, to_toml
+from kvsim.report.plain import flat, plain, to_toml
 
 scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, width=32)
 texts = st.sampled_from(["", "a b", '"quoted"', "back\\slash", "é\t😀", "[x]", "# no comment"])

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fake_run import fake_run
+from runs import real_run
 from tiny import MS, no_run, tiny_run
 
 from kvsim.report.summary import summarise
@@ -87,7 +87,7 @@ def test_a_summary_is_plain_json(tiny):
 
 
 def test_the_phases_of_a_request_add_up_to_its_latencies():
-    summary = summarise(*fake_run())
+    summary = summarise(*real_run())
     parts = sum(summary[f"mean_{phase}_ms"] for phase in ("queue", "prefill", "decode"))
     assert parts == pytest.approx(summary["mean_e2el_ms"])
 
@@ -111,7 +111,7 @@ def test_where_nothing_completed_only_latencies_are_missing():
 
 
 def test_without_prefix_caching_there_are_no_hit_rates():
-    summary = summarise(*fake_run(caching=False))
+    summary = summarise(*real_run(caching=False))
     assert summary["prefix_cache_hit_rate"] is None
     assert summary["prefix_cache_request_hit_share"] is None
 
@@ -133,7 +133,7 @@ def test_a_request_that_ends_when_another_starts_is_not_concurrent_with_it():
 
 
 def test_swap_and_recompute_are_counted_apart():
-    by_recompute, by_swap = (summarise(*fake_run(rate=8, swap=swap)) for swap in (False, True))
+    by_recompute, by_swap = (summarise(*real_run(rate=8, swap=swap)) for swap in (False, True))
     assert by_recompute["num_preemptions_by_mode"]["swap"] == 0
     assert by_recompute["recomputed_tokens"] > 0
     assert by_swap["num_preemptions_by_mode"]["recompute"] == 0

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_run import fake_run
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from runs import real_run, without_ledger
 from tiny import tiny_run
 
 from kvsim.records.packed import PackedColumns
@@ -51,7 +51,8 @@ def test_steps_come_in_pieces_that_make_up_the_whole(
     monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(tables, "PIECE", piece)
-    steps = fake_run()[0]
+    whole_run = without_ledger(real_run()[0])
+    steps = {name: column[:50] for name, column in whole_run.items()}
     whole = tables.steps_table(steps)
     for given_steps in (steps, packed(steps, 5)):
         pieces = list(tables.steps_tables(given_steps))
@@ -65,7 +66,8 @@ def test_steps_come_in_pieces_that_make_up_the_whole(
 def test_a_long_run_is_written_as_a_short_one_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    steps, requests, gaps, meta = fake_run()
+    steps, requests, gaps, meta = real_run()
+    steps = without_ledger(steps)
     summary = summarise(steps, requests, gaps, meta)
     assert summarise(packed(steps, 4), requests, gaps, meta) == summary
     files.write_results(tmp_path / "whole", summary, requests, steps, csv=True)
@@ -87,6 +89,6 @@ def test_writing_results_does_not_import_pandas(tmp_path: Path) -> None:
         " assert 'pyarrow' in sys.modules; assert 'pandas' not in sys.modules"
     )
     here = Path(__file__).parent
-    paths = [str(here), str(here.parents[1])]
+    paths = [str(here.parent), str(here.parents[1])]
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "out"), *paths], check=True)
     assert tiny_run()[1]["id"] == files.read_results(tmp_path / "out")[1]["id"]

@@ -1,8 +1,8 @@
 import io
 
 import pytest
-from fake_run import fake_run
 from rich.console import Console
+from runs import real_run
 from tiny import no_run, tiny_run
 
 from kvsim.report.numerals import SPACE
@@ -37,6 +37,6 @@ def test_reasons_with_brackets_are_not_taken_for_markup():
     assert "[bold]too long[/bold]" in printed((steps, requests, gaps, meta))
 
 
-@pytest.mark.parametrize("run", [no_run(), fake_run(1), fake_run(caching=False)])
+@pytest.mark.parametrize("run", [no_run(), real_run(1), real_run(caching=False)])
 def test_any_run_can_be_shown_on_a_narrow_terminal(run):
     assert all(len(line) <= 60 for line in printed(run, 60).splitlines())

@@ -1,5 +1,5 @@
 import numpy as np
-from fake_run import fake_run
+from runs import real_run
 from tiny import MS, no_run, tiny_run
 
 from kvsim.report import timeline
@@ -57,7 +57,7 @@ def test_a_gap_in_which_requests_are_still_running_keeps_their_blocks():
 
 
 def test_rows_cover_the_whole_run_and_the_pool_stays_whole():
-    for run in (fake_run(), fake_run(rate=8, swap=True), fake_run(caching=False)):
+    for run in (real_run(), real_run(rate=8, swap=True), real_run(caching=False)):
         rows, held, end_ns = rows_of(run)
         assert held.min() >= 0
         assert held.sum() == end_ns

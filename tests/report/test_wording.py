@@ -1,4 +1,4 @@
-from fake_run import fake_run
+from runs import real_run
 from tiny import no_run, tiny_run
 
 from kvsim.report import wording
@@ -20,7 +20,7 @@ def test_the_verdict_of_the_tiny_run():
 
 
 def test_a_run_without_trouble_says_so():
-    run = fake_run(4, rate=0.1, longest=10**6)
+    run = real_run(4, rate=0.1)
     assert sentences(run)[2:] == ["No preemptions."]
     assert sentences(run)[0].endswith("none rejected.")
 
@@ -34,7 +34,7 @@ def test_several_reasons_are_counted():
 
 
 def test_swapping_says_what_was_moved():
-    steps, requests, gaps, meta = fake_run(rate=8, swap=True)
+    steps, requests, gaps, meta = real_run(rate=8, swap=True)
     moved = int(steps["swap_out_blocks"].sum())
     [said] = [text for text in sentences((steps, requests, gaps, meta)) if "preempt" in text]
     assert f"by swap, {moved} blocks out, {moved} back in" in said

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from command import run_here
 from startup_logs import v0_log, v1_log
 
 from kvsim.assembly import assemble
@@ -99,16 +98,8 @@ def test_a_block_count_under_other_settings_is_doubted(log: str) -> None:
 # -- the command line of kvsim -----------------------------------------------------------------
 
 
-def kvsim(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvsim", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        timeout=120,
-        check=False,
-    )
+def kvsim(*arguments: str, cwd: Path) -> CompletedProcess[str]:
+    return run_here(arguments, cwd, columns=200)
 
 
 def test_run_with_a_log(log: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kvsim.run import simulate
 from kvsim.size.answer import Answer, lasting_answer
 from kvsim.size.knobs import Bounds, make_knob, open_arrivals
 from kvsim.size.search import Laboratory
-from kvsim.size.wording import verdict
+from kvsim.size.verdict import verdict
 from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.store import Store
 from kvsim.workload import open_trace

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import long
 
 from kvsim.config import make_config, to_table
 from kvsim.errors import ConfigError
@@ -21,7 +22,7 @@ from kvsim.size.search import (
     find_boundary,
     sharpen,
 )
-from kvsim.size.wording import verdict
+from kvsim.size.verdict import verdict
 from kvsim.sweep import backends
 from kvsim.sweep.choose import TTFT, joined
 from kvsim.sweep.slo import parse_slo
@@ -158,7 +159,9 @@ def laboratory(folder, name, slo, base=BASE):
     return Laboratory(LOAD, base, knob, parse_slo(slo), range(2), Store(folder), jobs=1)
 
 
-@pytest.mark.parametrize("slo", ["p99_ttft<150ms", "p99_ttft<300ms,preemptions<1"])
+@pytest.mark.parametrize(
+    "slo", [pytest.param("p99_ttft<150ms", marks=long), "p99_ttft<300ms,preemptions<1"]
+)
 def test_the_least_pool_is_that_of_a_whole_grid(tmp_path, slo):
     """The reference is dull: every pool from the fewest blocks to the most, run one by one."""
     objectives = parse_slo(slo)

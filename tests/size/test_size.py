@@ -1,12 +1,11 @@
 """The command: the cliff of a burst, an assumed hit rate, the page, and clear refusals."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import run_here
+from marks import long
 
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
@@ -19,18 +18,9 @@ def kvsim(tmp_path):
     """Run the command line in a folder with a small load."""
     load = synthesise_lengths(Lengths(100), Lengths(60), 5, range_ratio=0.5, requests=24)
     write(load, str(tmp_path / "load.jsonl"))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
 
     def run(*arguments, code=0):
-        result = subprocess.run(
-            [sys.executable, "-m", "kvsim", "size", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            timeout=300,
-            check=False,
-        )
+        result = run_here(["size", *arguments], tmp_path)
         assert result.returncode == code, result.stderr
         return result
 
@@ -43,6 +33,7 @@ LOAD = [
 ]
 
 
+@long
 def test_the_cliff_of_a_burst(kvsim, tmp_path):
     """BLIS PR #298: a pool that is 4.5 % smaller gives several times the p99 TTFT."""
     result = kvsim(

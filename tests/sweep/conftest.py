@@ -1,11 +1,10 @@
-"""A small load under pressure, and the command line in a process of its own."""
+"""A small load under pressure, and the command line in its folder."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import run_here
 
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
@@ -36,19 +35,11 @@ def environment():
 
 
 @pytest.fixture
-def kvsim(folder, environment):
+def kvsim(folder):
     """Run the command line in the folder."""
 
     def run(*arguments, check=True):
-        result = subprocess.run(
-            [sys.executable, "-m", "kvsim", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env=environment,
-            timeout=120,
-            check=False,
-        )
+        result = run_here(arguments, folder)
         if check:
             assert result.returncode == 0, result.stderr
         return result

@@ -1,14 +1,36 @@
 """A sweep on a Ray cluster of this machine gives the bytes of a local one."""
 
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 from marks import long
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsim[ray]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: pip install 'kvsim[ray]'"
+)
 
 SPACE = [
     *["--trace", "load.jsonl", "--base", "base.toml", "--seeds", "2"],
     *["--grid", "watermark=0,0.1", "--grid", "num_gpu_blocks_override=10,40"],
 ]
+
+
+@pytest.fixture
+def kvsim(folder, environment):
+    """Run the command line in a process of its own, which Ray ends with."""
+
+    def run(*arguments, check=True):
+        command = [sys.executable, "-m", "kvsim", *arguments]
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120
+        )
+        if check:
+            assert result.returncode == 0, result.stderr
+        return result
+
+    return run
 
 
 @long

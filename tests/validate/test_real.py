@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import long
 from small import write_trace
 
 pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = long
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ("recompute", "swap", "prefix-caching")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from made import without_lines
+from marks import long
 from shared import SHARED, needs_shared
 
 from kvsim.engine.request import Stream
@@ -32,26 +33,33 @@ def opened(relative: str) -> tuple[Trace, list[Stream]]:
     return trace, streams(trace)
 
 
+HITS = {
+    CONVERSATION: [
+        (100, 53_794_500, 1_441_992, 904_045),
+        (512, 54_063_104, 276_491, 170_899),
+        (768, 49_188_096, 182_926, 118_879),
+    ],
+    SYNTHETIC: [
+        (16, 39_850_800, 3_822_794, 1_332_108),
+        (100, 39_770_000, 610_091, 212_386),
+        (512, 39_802_880, 117_888, 40_148),
+        (768, 39_357_696, 78_091, 26_844),
+    ],
+}
+"""Block size, hit tokens, blocks and distinct blocks; only 512, the traces' own size, is quick."""
+
+
 @pytest.mark.parametrize(
     ("relative", "block_size", "hit_tokens", "blocks", "distinct"),
     [
         pytest.param(
-            CONVERSATION, *counts, marks=needs_shared(CONVERSATION), id=f"conv-{counts[0]}"
+            relative,
+            *counts,
+            marks=[needs_shared(relative)] + [long] * (counts[0] != 512),
+            id=f"{relative.split('/')[-1][:5]}-{counts[0]}",
         )
-        for counts in (
-            (100, 53_794_500, 1_441_992, 904_045),
-            (512, 54_063_104, 276_491, 170_899),
-            (768, 49_188_096, 182_926, 118_879),
-        )
-    ]
-    + [
-        pytest.param(SYNTHETIC, *counts, marks=needs_shared(SYNTHETIC), id=f"synth-{counts[0]}")
-        for counts in (
-            (16, 39_850_800, 3_822_794, 1_332_108),
-            (100, 39_770_000, 610_091, 212_386),
-            (512, 39_802_880, 117_888, 40_148),
-            (768, 39_357_696, 78_091, 26_844),
-        )
+        for relative, rows in HITS.items()
+        for counts in rows
     ],
 )
 def test_hits_of_a_cache_without_limit(
@@ -89,6 +97,7 @@ def test_hits_of_limited_caches(relative: str, lru: list[int], optimum: list[int
     assert min_hit_tokens(reuse, CAPACITIES) == optimum
 
 
+@long
 @needs_shared(WEKA)
 def test_hits_of_agent_sessions() -> None:
     trace, identities = opened(WEKA)

@@ -1,0 +1,179 @@
+"""Writes a search."""
+
+from __future__ import annotations
+
+from math import log10
+
+from kvsim.config import to_table
+from kvsim.pages.document import document, placed
+from kvsim.pages.figures import (
+    Axis,
+    Entry,
+    Figure,
+    Trace,
+    compact,
+    layout,
+    line,
+    points,
+    rule,
+    scale,
+    titled,
+)
+from kvsim.pages.html import Html, element, join, lead, panel, table
+from kvsim.pages.sweep import origin_panels, tags
+from kvsim.pages.sweep_figures import Side, side
+from kvsim.report.metrics import Metric
+from kvsim.report.numerals import count, plural, show
+from kvsim.report.plain import plain
+from kvsim.size.answer import Answer, neighbourhood
+from kvsim.size.cliffs import Cliff, Tried
+from kvsim.size.search import Laboratory
+from kvsim.size.verdict import HEAD, row, slopes, verdict, written
+
+PAGE = "size.html"
+_NEAR = 0.25
+"""Share of an answer that the close view shows on either side."""
+
+
+def build_page(lab: Laboratory, found: Answer) -> str:
+    """The page of a search."""
+    figures = _curves(lab, found)
+    base, requests = lab.base, plural(len(lab.trace.rows), "request")
+    subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
+    value = "none" if found.value is None or not found.meets else written(lab.knob, found.value)
+    return document(
+        "kvsim size",
+        f"{lab.knob.key}: {value}",
+        {
+            "Curves": placed(figures, "duo"),
+            "Around the answer": _table(lab, found),
+            "To repeat it": _origin(lab),
+        },
+        figures,
+        subject=" · ".join(str(each) for each in subject if each is not None),
+        about=[tags(each.records for each in lab.tried.values())],
+        remarks=verdict(lab, found),
+    )
+
+
+def _name(lab: Laboratory) -> str:
+    return lab.trace.path.rpartition("/")[2]
+
+
+def _table(lab: Laboratory, found: Answer) -> Html:
+    metrics = lab.objectives.metrics
+    head = [lab.knob.key, *HEAD, *(metric.label for metric in metrics)]
+    rows = [_cells(lab, found, value) for value, _ in neighbourhood(lab, found.value)]
+    parts: list[object] = [panel(None, table(head, rows))]
+    if found.value is not None and found.meets:
+        steep = (
+            f"{metric.label} changes by {each:+.1f} % for every % of {lab.knob.key}"
+            for metric, each in slopes(lab, found.value)
+        )
+        text = "; ".join(steep)
+        parts.insert(0, lead(f"Around the answer, {text}.") if text else None)
+    return join(parts)
+
+
+def _cells(lab: Laboratory, found: Answer, value: float) -> list[object]:
+    cells = row(lab, found.value, value)
+    return [element("strong", cell) for cell in cells] if value == found.value else list(cells)
+
+
+def _origin(lab: Laboratory) -> Html:
+    origin = {
+        "Trace": _name(lab),
+        "Trace SHA-256": lab.trace.sha256,
+        "Objectives": lab.objectives.text,
+        "Values tried": count(len(lab.tried)),
+        "Seeds": ", ".join(map(str, lab.seeds)),
+        "kvsim": next(iter(lab.tried.values())).records[0]["kvsim_version"],
+    }
+    return origin_panels(origin, plain(to_table(lab.base)))
+
+
+def _curves(lab: Laboratory, found: Answer) -> list[Figure]:
+    """For each bounded figure, a curve of all tried values, and a closer one near an answer."""
+    figures = []
+    for metric in lab.objectives.metrics:
+        whole = [(v, each) for v, each in lab.ascending if metric.key in each.figures]
+        if whole:
+            title = f"{metric.label} by {lab.knob.key}"
+            figures.append(_curve(lab, found, metric, whole, "whole", title))
+        if whole and found.value is not None and found.meets:
+            reach = _NEAR * found.value
+            close = [each for each in whole if abs(each[0] - found.value) <= reach]
+            title = f"{metric.label} near the answer"
+            figures.append(_curve(lab, found, metric, close, "near", title))
+    return figures
+
+
+def _curve(
+    lab: Laboratory, found: Answer, metric: Metric, tried: Tried, name: str, title: str
+) -> Figure:
+    """A bounded figure by the knob: every seed as a point, the mean as a line."""
+    limits = [o.limit for o in lab.objectives.each if o.metric.key == metric.key]
+    up = side(metric, [each for _, each in tried], limits[0])
+    first, last = tried[0][0], tried[-1][0]
+    across = scale((first, last))
+    shapes = up.limit_line("y")
+    if found.value is not None and found.meets:
+        shapes.append(rule("x", found.value, "good", 1.4))
+    notes = []
+    for cliff in found.cliffs:
+        if cliff.metric.key == metric.key and first <= cliff.safe <= last:
+            shapes.append(_span(cliff))
+            notes.append(_times(cliff, bool(across)))
+    x = titled(lab.knob.key, **across)
+    look = layout(x, up.look, hovermode="closest", shapes=shapes, annotations=notes)
+    legend = [
+        Entry("mean over the seeds", "peak", (1,), "line"),
+        Entry("each seed", "used", (0,)),
+    ]
+    note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
+    data = [_seeds(tried, up), _means(tried, up)]
+    return Figure(f"{name}-{metric.key}", title, note, data, look, legend, height=360)
+
+
+def _seeds(tried: Tried, up: Side) -> Trace:
+    places = [
+        (value, record["figures"][up.metric.key] / up.per_unit)
+        for value, each in tried
+        for record in each.records
+    ]
+    x, y = [x for x, _ in places], compact(y for _, y in places)
+    return points(x, y, "used", size=5, opacity=0.45) | {"hoverinfo": "skip"}
+
+
+def _means(tried: Tried, up: Side) -> Trace:
+    texts = [
+        f"{value:,.6g}: {show(each.figures[up.metric.key], up.metric.unit)}"
+        for value, each in tried
+    ]
+    x, y = [value for value, _ in tried], compact(up.of(each) for _, each in tried)
+    marker = {"color": "var(--peak)", "size": 5}
+    hover = {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
+    mean = line(x, y, "peak", "mean", width=1.6)
+    return mean | {"mode": "lines+markers", "marker": marker, **hover}
+
+
+def _span(cliff: Cliff) -> Axis:
+    ends = sorted((cliff.safe, cliff.beyond))
+    box = {"type": "rect", "yref": "paper", "x0": ends[0], "x1": ends[1], "y0": 0, "y1": 1}
+    look = {"fillcolor": "var(--bad)", "line": {"width": 2, "color": "var(--bad)"}}
+    return {**box, **look, "opacity": 0.35}
+
+
+def _times(cliff: Cliff, logarithmic: bool) -> Axis:
+    """How high a cliff is, written beside it."""
+    middle = (cliff.safe + cliff.beyond) / 2
+    return {
+        "x": log10(middle) if logarithmic else middle,
+        "y": 0.96,
+        "yref": "paper",
+        "text": f"<b>×{cliff.times:.1f}</b>",
+        "showarrow": False,
+        "xanchor": "right",
+        "xshift": -6,
+        "font": {"color": "var(--bad)", "size": 13},
+    }

@@ -1,0 +1,26 @@
+"""Tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+
+def make_table(
+    *columns: str | Text, title: str | None = None, texts: int = 1, **look: Any
+) -> Table:
+    """An empty table; the first `texts` columns hold text, the others right-aligned numbers.
+
+    `look`: more arguments of Rich's `Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    common = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=title, **{**common, **look})
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
+    return table

@@ -1,0 +1,50 @@
+"""The page of a search, in words and in a real browser without a network."""
+
+import pytest
+from browsers import eventually
+
+from kvsim.config import make_config, to_table
+from kvsim.pages.size import build_page
+from kvsim.size.answer import answer
+from kvsim.size.knobs import Bounds, make_knob
+from kvsim.size.search import Laboratory
+from kvsim.sweep.slo import parse_slo
+from kvsim.sweep.store import Store
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+
+LOAD = synthesise_lengths(Lengths(100), Lengths(60), 5, requests=8)
+BASE = make_config({"max_model_len": 256, "num_gpu_blocks_override": 90, "request_rate": 400.0})
+
+
+@pytest.fixture(scope="module")
+def page_of(tmp_path_factory):
+    """The page for some objectives, whose runs are shared."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def build(slo, find="num_gpu_blocks"):
+        knob = make_knob(find, LOAD, to_table(BASE), Bounds())
+        lab = Laboratory(LOAD, BASE, knob, parse_slo(slo), (0, 1), Store(folder), jobs=1)
+        return build_page(lab, answer(lab, ("arrivals",)))
+
+    return build
+
+
+@pytest.mark.parametrize("slo", ["p99_ttft<150ms", "p99_ttft<1us", "preemptions<1,preemptions>=0"])
+def test_equal_bytes_and_every_section(page_of, slo):
+    page = page_of(slo)
+    assert page == page_of(slo)
+    for section in ("Curves", "Around the answer", "To repeat it"):
+        assert f"<h2>{section}</h2>" in page
+    assert ("near the answer" in page) == (slo != "p99_ttft<1us")
+
+
+def test_a_best_value_has_a_page(page_of):
+    assert "Farthest from the limits" in page_of("p99_ttft<10s", "watermark")
+
+
+def test_a_browser_draws_it_quietly(page_of, opened):
+    page = opened("size", page_of("p99_ttft<150ms"))
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.locator(".plot svg.main-svg").count() > 0
+    eventually(page, "document.documentElement.scrollWidth <= 390")
+    assert page.noise == []
