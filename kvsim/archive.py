@@ -1,4 +1,4 @@
-"""Keeps what requests came to, one by one when they are over, as columns."""
+"""Stores the results of requests as columns, one request at a time, as they end."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _TRACE = tuple(column for column in REQUESTS.columns if column.source is Source.
 _values_of = attrgetter(*(column.attribute or column.name for column in _PACKED))
 _pack = Struct(f"{len(_PACKED)}q").pack
 _PIECE_BYTES = 8 * len(_PACKED) << 15
-"""Of the requests that are packed together."""
+"""Bytes of results that are packed at once."""
 
 
 class Archive:
-    """What the requests made of some rows of a trace came to."""
+    """The results of the requests made from some rows of a trace."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
         self._columns = PackedColumns(tuple(column.name for column in _PACKED))
         self._fresh = bytearray()
-        """What is not packed yet, as consecutive 64-bit integers."""
+        """Results that are not packed yet, as consecutive 64-bit integers."""
         self._reasons: dict[int, str] = {}
-        """Index of a rejected request → why."""
+        """Index of a rejected request → the reason."""
 
     def add(self, request: Request) -> None:
-        """Keep what it came to; it may change no more."""
+        """Stores the results of a request, which must not change any more."""
         self._fresh += _pack(*_values_of(request))
         if request.reason:
             self._reasons[request.index] = request.reason
@@ -43,14 +43,15 @@ class Archive:
             self._seal()
 
     def missing(self) -> list[int]:
-        """Indices of the rows whose requests are not kept here."""
+        """Returns the indexes of the rows whose requests are not stored yet."""
         self._seal()
         absent = np.ones(len(self._rows), dtype=bool)
         absent[self._columns["index"]] = False
         return list(map(int, np.flatnonzero(absent)))
 
     def columns(self) -> dict[str, Any]:
-        """Columns of `REQUESTS` that neither files nor a ledger add, in trace order; -1: null."""
+        """Returns the columns of `REQUESTS` that neither files nor the ledger add, in trace order;
+        -1 means null."""
         self._seal()
         order = np.argsort(self._columns["index"])
         columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}

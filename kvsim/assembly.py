@@ -49,9 +49,9 @@ class Parts(NamedTuple):
     link: LinkTimes
     memory: Budget
     future: Future
-    """What oracles among them see."""
+    """What oracles among the policies see."""
     assumed: dict[str, Default]
-    """Settings that nobody gave."""
+    """Settings that were not given."""
     notes: tuple[str, ...]
     """What a reader of the result should know of the model, and what is not simulated."""
 

@@ -1,4 +1,4 @@
-"""Fills in the settings that nobody gave, and says who chose each of them.
+"""Fills in the settings that were not given, and says where each value comes from.
 
 ```
 kvsim        model and GPU of a first run
@@ -44,7 +44,7 @@ class Settings(NamedTuple):
     model: Model
     hardware: Hardware
     assumed: dict[str, Default]
-    """What nobody gave, by setting."""
+    """The settings that were not given, and their defaults."""
 
 
 def complete(config: RunConfig, engine: Engine) -> Settings:

@@ -1,4 +1,4 @@
-"""What is assumed where nobody says otherwise, whatever the engine."""
+"""Defaults that do not depend on the engine."""
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per block, as in vLLM on a GPU."""

@@ -1,4 +1,4 @@
-"""What can go wrong, and who gets the message.
+"""The errors of kvsim, and who gets each message.
 
 ```
 KvsimError            one line for the user: what, where, remedy; the command line exits with 2

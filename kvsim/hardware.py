@@ -52,7 +52,7 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     large: LargeMessages | None = None
 
     def slowed(self, factor: float) -> AllReduce:
-        """The figures of a link that takes so many times as long."""
+        """Returns the figures of a link that takes `factor` times as long."""
         large = self.large
         if large is not None:
             large = LargeMessages(

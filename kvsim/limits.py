@@ -16,15 +16,15 @@ VARIABLE = "KVSIM_LIMITS"
 ROWS = 4_000_000
 """Requests of a trace: each is an object that stays in memory for the whole run."""
 LINE_BYTES = 1 << 24
-"""Of one line: enough for a prompt of two million token ids."""
+"""Most bytes of one line: enough for a prompt of two million token ids."""
 BLANK_BYTES = 1 << 24
 """White space between the rows: a gzip file of a megabyte can hold a gigabyte of it."""
 TRACE_BYTES = 1 << 33
-"""Of a whole trace, uncompressed: minutes of reading."""
+"""Most bytes of a whole trace, uncompressed. Reading that many takes minutes."""
 OUTPUT_TOKENS = 1 << 20
-"""Of one request: each is a step, and a row of the result."""
+"""Most output tokens of one request. Each token is a step, and each step a row of the result."""
 STEPS = 1 << 25
-"""Of one run: each is a row of its result."""
+"""Most steps of one run. Each step is a row of the result."""
 MEMORY_BYTES = 6 * 10**9
 """That a run is expected to need, by `check_run`."""
 BLOCKS = 1 << 23

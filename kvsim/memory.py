@@ -36,7 +36,7 @@ github.com/vllm-project/vllm/issues/13074); the middle one is taken.
 """
 
 PCIE_BUFFER_BYTES = int(0.1 * GIB)
-"""The same where PCIe connects them: 0.09 GiB with 2 x RTX 4090
+"""Buffers of NCCL where PCIe connects the GPUs: 0.09 GiB with 2 x RTX 4090
 (github.com/vllm-project/vllm/issues/13061), 0.04 with 16 x RTX 3090 (pull/14447)."""
 
 CUDAGRAPH_POOL_BYTES = int(0.1 * GIB)
@@ -174,7 +174,7 @@ def budget(
     Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
     go on with 0 blocks and refuse to serve, nano-vllm asserts.
     """
-    shard = model.shard(config.tensor_parallel_size, _expert_parallel_size(config))
+    shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
     stages = [
         _stage_budget(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
         for layers in model.stages(config.pipeline_parallel_size)
@@ -189,7 +189,7 @@ def budget(
     return result
 
 
-def _expert_parallel_size(config: RunConfig) -> int:
+def expert_parallel_size(config: RunConfig) -> int:
     """GPUs among which the experts of a layer are divided as wholes.
 
     Replicas share them (vLLM 0.33.0, model_executor/layers/fused_moe/config.py,

@@ -1,6 +1,7 @@
 """What the settings ask for and a run does not simulate.
 
-A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler.
+A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler. Of
+replicas that share experts, each step waits for the others (`kvsim.cost.experts`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
     if config.data_parallel_size > 1:
         lines.append(
             f"data_parallel_size {config.data_parallel_size}: one replica is simulated, and it"
-            " serves the whole trace; give it its share, with --request-rate or a smaller trace"
+            " serves the whole trace; give it its share, with --request-rate or a smaller trace."
+            " Where replicas share experts, all are taken to have as many tokens in each step;"
+            " uneven and idle replicas are not simulated"
         )
     if config.enable_expert_parallel:
         lines.append(
-            "enable_expert_parallel: what GPUs send each other for experts is not simulated"
+            "enable_expert_parallel: the experts of each GPU are taken to have as many tokens;"
+            " uneven loads are not simulated"
         )
     if config.cpu_offload_gb > 0:
         lines.append(

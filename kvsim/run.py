@@ -206,7 +206,7 @@ class _Run:
         return keep_books
 
     def _arrive(self, now_ns: int) -> float:
-        """Let those arrive who are sent until a time; returns when the next one will be."""
+        """Takes in the requests sent until `now_ns`. Returns when the next one will be sent."""
         inbox = self._host.inbox
         inbox.collect(now_ns)
         self._loop.take_in(inbox.take())
@@ -219,7 +219,7 @@ class _Run:
         return self._streams[index].keys(0, blocks, block_size)
 
     def _shelve(self, request: Request) -> None:
-        """A request is over: what it came to is smaller than it is."""
+        """Keeps the results of a request that is over instead of the request, to save memory."""
         self.archive.add(request)
         self.requests.let_go(request)
 
@@ -247,7 +247,7 @@ def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:
 
 
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
-    """Nothing can be scheduled, and nobody will arrive: say who is in the way."""
+    """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
     queue = "swapped" if batch.swapped else "waiting"
     head = (batch.swapped or batch.waiting or batch.running)[0]
     return Outcome(

@@ -25,7 +25,7 @@ from kvsim.errors import OutputError
 
 _PREFIX = ".kvsim-"
 _SETTLED_S = 1.0
-"""From this age on, a temporary folder that nobody claims was left by a process that was killed."""
+"""From this age on, an unclaimed temporary folder was left by a process that was killed."""
 
 
 def write_text(path: str | Path, text: str) -> Path:

@@ -61,7 +61,7 @@ class Geometry:
         return parameters * DTYPE_BYTES[self.dtype]
 
     def sized(self, **changes: Any) -> "Geometry":
-        """The same model with another block size, layout, number of blocks or dtype."""
+        """Returns this model with another block size, layout, number of blocks or dtype."""
         return replace(self, **changes)
 
     def model(self) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def ceilings(rows: RowSet) -> Figures:
 
 
 def _steps(prices: Prices, rows: RowSet) -> Figures:
-    """Whole steps; `kernel_sum`: without a0, a1, a2, which shows how near the kernels come."""
+    """Returns the errors of whole steps. `kernel_sum` leaves out a0, a1 and a2, to show how near
+    the kernels alone come."""
     held = rows.steps("held_out")
     pairs = [(prices.step(row["shape"]), row["us"], row["shape"]["chunks"]) for row in held]
     return figures([pair[:2] for pair in pairs]) | {
@@ -142,7 +143,7 @@ def _regions(table: Table, axis: str) -> dict[str, Callable[[float, float], bool
 
 
 def _noise(rows: RowSet) -> Figures:
-    """The same measured twice in one session."""
+    """Returns the differences between two measurements of the same shape in one session."""
     first = {_shape(row): row["us"] for row in rows.all if row["split"] == "fit"}
     again = [row for row in rows.all if row["split"] == "repeat"]
     return figures([(row["us"], first[_shape(row)]) for row in again if _shape(row) in first])

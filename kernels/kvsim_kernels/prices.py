@@ -53,7 +53,7 @@ class Map:
         return max(self.base + self.slope * us, us / 2)
 
     def batch(self, us: float) -> float:
-        """The same of a batch of as many tokens in unequal lengths."""
+        """Microseconds inside a forward pass of a batch with as many tokens in unequal lengths."""
         return self.unequal * self.inside(us)
 
 

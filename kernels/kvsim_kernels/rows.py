@@ -64,7 +64,7 @@ class RowSet:
         return [row for row in self._of(kernel, split, "alone") if "seed" in row["shape"]]
 
     def steps(self, split: str) -> list[Row]:
-        """Whole steps."""
+        """Rows of whole steps."""
         return self._of("step", split, "whole")
 
     def _of(self, kernel: str, split: str, method: str | None) -> list[Row]:

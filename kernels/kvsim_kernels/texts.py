@@ -33,7 +33,7 @@ class Text:
         self._blocks: list[list[int]] = []
 
     def tokens(self, first: int, last: int) -> list[int]:
-        """Tokens at the positions `first .. last - 1`; what nobody has decided is made up."""
+        """Tokens at the positions `first .. last - 1`; undecided tokens are made up now."""
         size = self._texts.block_size
         said: list[int] = []
         for place in range(first // size, -(-last // size)):
@@ -73,7 +73,7 @@ class Texts:
         self._blocks: dict[tuple[int, int], list[int]] = {}
 
     def begin(self, number: int, stream: Stream | None) -> Text:
-        """The text of request `number`; None: nobody shares a token with it."""
+        """The text of request `number`; None if no other request shares a token with it."""
         return Text(self, number, stream)
 
     def block(self, key: tuple[int, int]) -> list[int]:

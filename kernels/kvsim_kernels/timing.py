@@ -36,7 +36,7 @@ class Timing:
     reps: int
 
     def scaled(self, factor: float) -> "Timing":
-        """The same for `factor` of the work."""
+        """Returns the timing of `factor` times the work."""
         return Timing(self.us * factor, self.iqr_us * factor, self.reps)
 
 
@@ -221,7 +221,7 @@ def _captured(call: Call) -> torch.cuda.CUDAGraph:
 
 
 def _reps(clock: Clock, us: float) -> int:
-    """As many repeats of a call of `us` as the budget allows, within the clock's bounds."""
+    """Returns how often a call that takes `us` fits the budget, within the clock's bounds."""
     return max(clock.fewest, min(clock.most, int(clock.budget_s * 1e6 / max(us, 1.0))))
 
 

@@ -30,7 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     settings: str
     runs: list[Measurement]
     whole: list[Whole] = []
-    """Of `kvsim run --out`, where it is measured."""
+    """Measurements of `kvsim run --out`, if there are any."""
     peer: list[Peer] = []
 
     @property

@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
     @property
     def checks(self) -> Checks | None:
-        """What a run has to come to, where it is known."""
+        """The known results of a run, if there are any."""
         return WORKLOADS[self.workload].checks.get(self.settings)
 
     def __str__(self) -> str:

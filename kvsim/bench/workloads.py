@@ -172,12 +172,12 @@ def _swap(blocks: int) -> dict[str, Any]:
 
 
 DEFAULT = "vllm-v1"
-"""Of `SETTINGS`: what a run without settings simulates; its known results are those of
+"""The name in `SETTINGS` of what a run without settings simulates. Its known results are those of
 `exact_twin`."""
 COUNTED = "vllm-0.6.3-sync"
 """The engine that most known results were made with."""
 RUNS = "vllm-0.6.3-runs"
-"""The same for those that need a prefix cache."""
+"""The engine for most known results that need a prefix cache."""
 
 _EVEN = Lengths(512), Lengths(128)
 _SMALL = Lengths(256), Lengths(64)

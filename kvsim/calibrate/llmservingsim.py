@@ -5,6 +5,7 @@ DIR/meta.yaml                 GPU, model, engine, grid, degrees of tensor parall
 DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer
 DIR/tp1/dense.csv             layer, tokens -> time_us, one call of each operator
 DIR/tp1/per_sequence.csv      layer, sequences -> time_us: lm_head and sampler
+DIR/tp1/moe.csv               tokens, activated_experts -> time_us, one layer's router and experts
 DIR/tp1/skew.csv              uneven decode batches, where they were measured
 ```
 
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvsim.calibrate.heldout import table_error
 from kvsim.calibrate.rows import numbers, read_yaml
@@ -30,6 +31,7 @@ from kvsim.calibrate.uneven import Judged, derived, judged
 from kvsim.cost.profile import (
     DecodeGrid,
     DenseCurve,
+    ExpertGrid,
     Fit,
     HeadCurve,
     MixedGrid,
@@ -49,13 +51,12 @@ PER_LAYER = {
     "qkv_proj": 1,
     "rotary_emb": 1,
     "o_proj": 1,
-    "gate_up_proj": 1,
-    "act_fn": 1,
-    "down_proj": 1,
 }
-"""How often each operator is called in a decoder layer of a Llama."""
+"""How often each operator is called in a decoder layer of a Llama, outside the MLP."""
+DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
+"""Operators that are called once in a layer without experts."""
 FURTHER = {"qk_norm": 1}
-"""The same of operators that only some models have."""
+"""How often each operator that only some models have is called in a decoder layer."""
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -68,7 +69,7 @@ class Bundle(NamedTuple):
     """What a folder holds."""
 
     profile: Profile
-    """As measured."""
+    """The profile, as measured."""
     beside: Attention
     """Attention of one layer off the grid, by the counts of `AXES`."""
 
@@ -99,7 +100,7 @@ def read_bundle(
     meta_path = folder / "meta.yaml"
     meta = read_yaml(meta_path)
     model = load_model(model_name or _text(meta, "model", meta_path).split("/")[-1].lower())
-    refuse_special(model)
+    refuse_special(model, ("experts",))
     engine = _mapping(meta, "engine_effective", meta_path)
     _refuse_other_model(meta, engine.get("hf_overrides") or {}, model, meta_path)
     tables = folder / f"tp{tp}"
@@ -118,13 +119,14 @@ def read_bundle(
         tail = derived(decode, mixed, model.shard(tp).kv_heads, hardware.multiprocessors)
         uneven = judged(tail, decode, mixed, tables / "skew.csv", _iterations(meta))
     fit = Fit(
-        dense=_dense(tables / "dense.csv", model.num_hidden_layers),
+        dense=_dense(tables / "dense.csv", model),
         head=_head(tables / "per_sequence.csv"),
         prefill=_prefill(attention, attention_path),
         decode_v2=decode,
         mixed=mixed,
         all_reduce=hardware.all_reduce if hardware is not None and tp > 1 else UNSET,
         tail=UNSET if uneven is None else uneven.tail,
+        experts=_experts(folder) if model.experts is not None else UNSET,
     )
     profile = Profile(
         version="kvsim.profile/1",
@@ -295,11 +297,42 @@ def _look_up(table: Attention, point: tuple[float, ...], path: Path) -> float:
     return table[point]
 
 
-def _dense(path: Path, layers: int) -> DenseCurve:
-    """Every operator of a step except attention and logits, by tokens."""
+def _dense(path: Path, model: Model) -> DenseCurve:
+    """Every operator of a step except attention, experts and logits, by tokens."""
+    layers = model.num_hidden_layers
     calls = dict.fromkeys(ONCE, 1) | {name: count * layers for name, count in PER_LAYER.items()}
     further = {name: count * layers for name, count in FURTHER.items()}
+    mlps = dict.fromkeys(DENSE_MLP, layers - model.expert_layers)
+    if model.expert_layers < layers:
+        calls |= mlps
+    else:
+        further |= mlps
     return DenseCurve(*_summed(path, "tokens", calls, further))
+
+
+def _experts(folder: Path) -> ExpertGrid | UnsetType:
+    """Layers with experts, where they were measured: whole experts of one GPU, whatever the degree.
+
+    Of few tokens only few experts can be active. Beyond the last count that was measured, a row
+    keeps its time.
+    """
+    import numpy as np
+
+    path = folder / "tp1" / "moe.csv"
+    if not path.is_file():
+        return UNSET
+    rows: dict[float, dict[float, float]] = {}
+    for line, (tokens, active, us) in numbers(path, ("tokens", "activated_experts", "time_us")):
+        if active in rows.setdefault(tokens, {}):
+            raise ConfigError(f"{path}:{line}: the point of this line was given before")
+        rows[tokens][active] = us
+    x, experts = sorted(rows), _axis(active for row in rows.values() for active in row)
+    if len(x) < 2 or len(experts) < 2:
+        raise ConfigError(f"{path}: tokens and activated_experts need at least 2 values each")
+    rows = {tokens: dict(sorted(row.items())) for tokens, row in rows.items()}
+    lines = (np.interp(experts, list(rows[tokens]), list(rows[tokens].values())) for tokens in x)
+    us = [line.round(3).tolist() for line in lines]
+    return ExpertGrid(x, experts, us)
 
 
 def _head(path: Path) -> HeadCurve:

@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 FEWEST = 4
-"""Seeds before the first look, if so many are planned."""
+"""Number of seeds before the first look, if at least that many are planned."""
 EARLY_SHARE = 0.02
 """Part of the chance of error that each look before the last may spend."""
 _SHARES = (0.5, 0.75, 1.0)

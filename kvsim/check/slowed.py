@@ -15,29 +15,30 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """What becomes of the time of a step."""
+    """A change of step times."""
 
     prompts: float = 1.0
-    """Factor of steps that compute prompt tokens; `decodes` is that of all others."""
+    """Factor on the time of steps that compute prompt tokens; `decodes` is the factor on all
+    others."""
     decodes: float = 1.0
     step_ns: float = 0.0
-    """Added to every step, nanoseconds."""
+    """Nanoseconds added to every step."""
 
 
 class Slowed:
-    """A cost model whose times are changed. It is shown every plan in full."""
+    """A cost model whose times are changed. It needs every plan in full."""
 
     def __init__(self, cost: Cost, change: Change) -> None:
         self._cost, self._change = cost, change
 
     @property
     def kind(self) -> str:
-        """That of the cost model."""
+        """The kind of the changed cost model."""
         return self._cost.kind
 
     @property
     def source(self) -> str:
-        """That of the cost model, and the change."""
+        """The source of the changed cost model, and the change."""
         return f"{self._cost.source}, changed by {self._change}"
 
     def step_ns(self, plan: Plan) -> int:
@@ -46,12 +47,12 @@ class Slowed:
         return round(self._cost.step_ns(plan) * factor + self._change.step_ns)
 
     def describe(self) -> dict[str, Any]:
-        """The description of the cost model, and the change."""
+        """The description of the changed cost model, and the change."""
         return {**self._cost.describe(), "source": self.source, "change": self._change._asdict()}
 
 
 class SlowedSums(Slowed):
-    """The same for a cost model that prices from sums (`kvsim.cost.decodes`)."""
+    """A changed cost model that prices steps from sums (`kvsim.cost.decodes`)."""
 
     def __init__(self, cost: Cost, change: Change) -> None:
         super().__init__(cost, change)
@@ -74,7 +75,7 @@ class SlowedSums(Slowed):
 
 
 class SlowedLongest(SlowedSums):
-    """The same for one that also prices the longest sequences."""
+    """A changed cost model that also prices the longest sequences."""
 
     def __init__(self, cost: Cost, change: Change) -> None:
         super().__init__(cost, change)
@@ -83,7 +84,7 @@ class SlowedLongest(SlowedSums):
 
     @property
     def longest_decodes(self) -> int:
-        """That of the cost model."""
+        """The number of lengths that the changed cost model reads."""
         return self._by_length.longest_decodes
 
     def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
@@ -104,7 +105,7 @@ class SlowedLongest(SlowedSums):
 
 
 def with_change(change: Change) -> Callable[[RunConfig, bool], Parts]:
-    """What makes the objects of a run, for `simulate`, with the times of steps changed."""
+    """Returns the factory of a run's objects, for `simulate`, with changed step times."""
 
     def parts_of(config: RunConfig, named: bool) -> Parts:
         parts = assemble(config, named)

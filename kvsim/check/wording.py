@@ -149,7 +149,7 @@ def _correction(record: Record) -> Iterator[Remark]:
 
 
 def _guessed(record: Record) -> Iterator[Remark]:
-    """Settings and times that nobody gave or measured."""
+    """Settings that were not given, and times that were not measured."""
     meta = record["meta"]
     chosen = [key for key in ("model", "hardware") if key in (meta["assumed"] or {})]
     if chosen:

@@ -249,7 +249,7 @@ def _compared(now: Bench, then: Bench) -> Table:
 
 
 def _most_often(value: Any) -> Any:
-    """Of a table of counts, the word that counts most; anything else as it is."""
+    """Returns the word with the greatest count in a table; any other value unchanged."""
     if not isinstance(value, dict):
         return value
     return max(value, key=lambda word: value[word], default="")

@@ -27,7 +27,7 @@ MEANINGS = {
     "chunked": "another prompt is unfinished",
     "full": "one engine finds its running batch full",
     "free": "other numbers of free token slots",
-    "evictable": "other cached tokens that nobody holds",
+    "evictable": "other cached tokens that no request holds",
     "protected": "other cached tokens that requests hold",
     "rows": "other numbers of free request slots",
     "ratio": "another ratio of expected new tokens",

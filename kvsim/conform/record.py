@@ -54,7 +54,7 @@ def _ids(requests: Iterable[Request]) -> list[str]:
 
 
 def queue_digest(queue: Iterable[Request]) -> int:
-    """Of the ids of a queue, in order."""
+    """Returns the digest of the ids in a queue, in order."""
     return crc32(",".join(_ids(queue)).encode())
 
 

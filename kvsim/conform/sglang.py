@@ -25,7 +25,7 @@ from kvsim.engines.sglang_budget import Environment
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50
-"""Empty steps in a row, with nobody left to arrive, that count as a deadlock."""
+"""Number of consecutive empty steps, with no arrival left, that counts as a deadlock."""
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""
@@ -50,13 +50,13 @@ _SETTINGS = (
 
 
 class _Notes:
-    """Who was given up in an iteration, in the order of the log."""
+    """The requests that were given up in an iteration, in the order of the log."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """A new iteration begins."""
+        """Clears the notes for a new iteration."""
         self.retracted: list[str] = []
         self.preempted: list[str] = []
         self.aborted: list[str] = []
@@ -64,7 +64,8 @@ class _Notes:
 
 
 class _Noting(Sglang):
-    """Notes what the log tells, and goes round the event loop once a step."""
+    """An SGLang scheduler that notes what the log contains, and goes round its event loop once per
+    step."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -99,7 +100,7 @@ class _Noting(Sglang):
 
 
 class _NotingOverlap(_Noting, SglangOverlap):
-    """The same with overlap."""
+    """The noting scheduler with overlap."""
 
 
 def replay(
@@ -205,19 +206,19 @@ class _Clock(Host):
         self._records: list[Record] = []
 
     def take_records(self) -> list[Record]:
-        """What was taken down since the last call."""
+        """Returns the records written since the last call."""
         records, self._records = self._records, []
         return records
 
     def end(self, error: str) -> None:
-        """The log ends early."""
+        """Ends the log early with an error record."""
         self._records.append({"step": self._step, "time": self._time, "error": error})
         self._ended = True
 
     # -- a host ----------------------------------------------------------------------------------
 
     def arrived(self) -> list[Request] | None:
-        """Who has arrived until now."""
+        """Returns the requests that have arrived until now."""
         arrivals = self._arrivals
         if self._ended or not (arrivals or self._batch or self._in_flight):
             return None
@@ -237,16 +238,16 @@ class _Clock(Host):
         return 1_000_000_000
 
     def wait(self, until_ns: int) -> Waiting:
-        """The oldest step is over."""
+        """Lets the oldest step finish."""
         yield
         self._in_flight -= 1
 
     def takes_time(self, plan: Plan, in_flight: int) -> bool:
-        """Only what runs is settled."""
+        """Whether a step takes time: only one that runs something is settled."""
         return False
 
     def sleep(self) -> Waiting:
-        """The iteration ran nothing: with nobody there it leaves no record, and time leaps."""
+        """Ends an idle iteration. Without requests it leaves no record, and time jumps."""
         if self._batch:
             self.settled(self._batch, [])
         else:
@@ -310,7 +311,8 @@ class _Clock(Host):
 
 
 def _slots_digest(plan: Plan, size: int) -> int:
-    """Of the slots of each prompt up to the end of its chunk, and the new slot of each decode."""
+    """Returns the digest of the slots of each prompt up to the end of its chunk, and of the new
+    slot of each decode."""
     digest = 0
     for prefill in plan.prefills:
         sequence = prefill.request.sequences[0]

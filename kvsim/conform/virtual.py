@@ -21,7 +21,7 @@ from kvsim.engine.tables import Tables
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50
-"""Empty steps in a row, with nobody left to arrive, that count as a deadlock."""
+"""Number of consecutive empty steps, with no arrival left, that counts as a deadlock."""
 
 STEP_NS = 1_000_000_000
 
@@ -63,7 +63,7 @@ def stalled(record: Record) -> bool:
 
 
 def idled(record: Record) -> bool:
-    """Whether a step served nobody: nobody came, ran or finished (a preemption is no service)."""
+    """Whether no request arrived, ran or finished in a step (a preemption does not count)."""
     return not any(record[kind] for kind in ("added", "prefill", "decode", "finished"))
 
 
@@ -138,7 +138,8 @@ class UnitClock(Host):
     # -- a host ----------------------------------------------------------------------------------
 
     def arrived(self) -> list[Request] | None:
-        """Who has arrived until now; where nothing else is to be done, time leaps to them."""
+        """Returns the requests that have arrived until now. If the engine is idle, time jumps to
+        the next arrival."""
         self.now_ns += self._passing_ns
         self._passing_ns = 0
         arrivals, busy = self._arrivals, len(self._batch) or self._in_flight
@@ -165,7 +166,8 @@ class UnitClock(Host):
         self._settles = True
 
     def composes(self, batch: Batch) -> bool:
-        """Not where the step under way leaves nobody: it is drained."""
+        """Whether to compose another step. If the step in flight will leave no request, it is
+        drained first."""
         if len(batch) or self._news:
             return True
         self._record = {
@@ -181,7 +183,7 @@ class UnitClock(Host):
         return True
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
-        """Also where a step does nothing, as long as there is somebody."""
+        """Whether a step takes time: also one that does nothing, as long as there are requests."""
         return plan.computes or len(batch) > 0
 
     # -- a watcher -------------------------------------------------------------------------------

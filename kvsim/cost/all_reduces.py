@@ -30,15 +30,9 @@ class AllReduces:
         self._line = Line(points, [us(tokens) for tokens in points])
 
     def us(self, tokens: float) -> float:
-        """Microseconds in a step of so many tokens, of at least 1."""
+        """Returns the microseconds in a step of `tokens` tokens, at least 1."""
         return self._line.at(tokens)
 
     def many_us(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
         """`us` of many steps."""
         return self._line.many(tokens)
-
-    def added_to(self, line: Line, tokens: list[float]) -> Line:
-        """`line`, which has these points, with the all-reduces."""
-        points = sorted({*tokens, *map(float, self.breaks)})
-        us = [line.at(each) + self.us(each) for each in points]
-        return Line(points, us, (line.first, line.last))

@@ -61,7 +61,8 @@ class PricesLongest(PricesDecodes, Protocol):
         ...
 
     def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
-        """As `PricesDecodes.decode_ns`."""
+        """Nanoseconds of one pure decode step (`PricesDecodes.decode_ns`), given the longest
+        lengths."""
         ...
 
     def decode_run_ns(
@@ -72,7 +73,8 @@ class PricesLongest(PricesDecodes, Protocol):
         within_ns: int | None = None,
         longest: Sequence[int] = (),
     ) -> list[int]:
-        """As `PricesDecodes.decode_run_ns`."""
+        """Nanoseconds of consecutive pure decode steps (`PricesDecodes.decode_run_ns`), given the
+        longest lengths of the first step."""
         ...
 
 

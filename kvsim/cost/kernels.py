@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.lines import Line
@@ -27,21 +26,37 @@ NEVER = (float("inf"), float("-inf"))
 """Range of a line without any measured point."""
 
 
+class ByTokens(Protocol):
+    """What a step takes beside the tables, by its tokens alone."""
+
+    @property
+    def breaks(self) -> Sequence[float]:
+        """Tokens at which its line bends."""
+        ...
+
+    def us(self, tokens: float) -> float:
+        """Microseconds in a step of so many tokens, of at least 1."""
+        ...
+
+
 class Kernels:
-    """The tables of `fit` with one of its decode kernels, for a model of `layers` layers."""
+    """The tables of `fit` with one of its decode kernels, for a model of `layers` layers.
+
+    `beside` is what the linear layers of the fit do not hold.
+    """
 
     def __init__(
         self,
         fit: Fit,
         decode: DecodeGrid,
         layers: int,
-        all_reduces: AllReduces | None = None,
+        beside: Sequence[ByTokens] = (),
         uneven: Uneven | None = None,
     ) -> None:
         self._fit, self._decode, self._layers = fit, decode, layers
         self._dense = Line(fit.dense.x, fit.dense.us)
-        if all_reduces is not None:
-            self._dense = all_reduces.added_to(self._dense, fit.dense.x)
+        for term in beside:
+            self._dense = self._dense.plus(term.us, term.breaks)
         self._uneven = uneven
         self._head = Line(fit.head.x, fit.head.us)
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None

@@ -7,7 +7,7 @@ above the last one the last slope continues, but never downwards.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,11 @@ class Line:
         self._starts = list(xs)
         self._cells = [(xs[0], ys[0], 0.0), *zip(xs, ys, slopes, strict=True)]
         """(start, value there, slope) before the first point and from each point on."""
+
+    def plus(self, other: Callable[[float], float], breaks: Iterable[float]) -> Line:
+        """The line through the sums with `other`, at the points of both: it bends at `breaks`."""
+        xs = sorted({*self._starts, *map(float, breaks)})
+        return Line(xs, [self.at(x) + other(x) for x in xs], (self.first, self.last))
 
     def at(self, x: float) -> float:
         """The value at `x`."""

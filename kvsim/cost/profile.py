@@ -14,7 +14,7 @@ interpolated linearly (`kvsim.cost.table`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from kvsim.errors import ConfigError, shortened
 from kvsim.hardware import AllReduce
 from kvsim.library import convert, find, read_json
+from kvsim.models import Experts
 
 if TYPE_CHECKING:
     from kvsim.models import Model
@@ -91,6 +92,14 @@ class MixedGrid(Struct, frozen=True, forbid_unknown_fields=True):
     us: list[list[list[list[Us]]]]
 
 
+class ExpertGrid(Grid, frozen=True, forbid_unknown_fields=True):
+    """One layer's router and experts, all of them whole and on one GPU, by tokens and by the
+    experts that any of these tokens go to."""
+
+    x: list[float] = field(name="tokens")
+    ctx: list[float] = field(name="active")
+
+
 class Tail(Struct, frozen=True, forbid_unknown_fields=True):
     """What uneven decode batches take longer, of one layer; see `kvsim.cost.tail`."""
 
@@ -99,7 +108,7 @@ class Tail(Struct, frozen=True, forbid_unknown_fields=True):
     share_ns: Annotated[float, Meta(ge=0)]
     """Per token of each sequence on a GPU that is full."""
     unsplit_seqs: Positive
-    """Decode launches of so many sequences and more do not split keys and values."""
+    """Number of sequences from which decode launches do not split keys and values."""
     tile: Positive
     """Queries of a prompt that one thread block serves."""
     used: bool
@@ -126,6 +135,8 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
     """Further host time of a step with prompts."""
     all_reduce: AllReduce | UnsetType = UNSET
     """All-reduces of the hidden states, two per layer, where `dense` does not hold them."""
+    experts: ExpertGrid | UnsetType = UNSET
+    """Layers with experts; `dense` does not hold these (`kvsim.cost.experts`)."""
     tail: Tail | UnsetType = UNSET
     """What uneven decode batches take longer."""
     launch_floor_us: Us = 0.0
@@ -150,6 +161,7 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     kv_dtype: str
     tp: Positive = 1
+    experts: Experts | UnsetType = UNSET
 
     @classmethod
     def of(cls, model: Model, dtype: str, kv_dtype: str, tp: int) -> ProfiledModel:
@@ -166,6 +178,7 @@ class ProfiledModel(Struct, frozen=True, forbid_unknown_fields=True):
             dtype=dtype,
             kv_dtype=kv_dtype,
             tp=tp,
+            experts=model.experts or UNSET,
         )
 
 
@@ -225,12 +238,15 @@ def load_profile(name_or_path: str) -> Profile:
     return profile
 
 
-def refuse_special(model: Model) -> None:
-    """Raise `ConfigError` for a model that a profile cannot hold (`Model.special`)."""
-    if model.special:
+def refuse_special(model: Model, priced: Collection[str] = ()) -> None:
+    """Raise `ConfigError` for what a profile cannot hold of a model (`Model.special`).
+
+    `priced` names what the caller has times of beside a dense 16-bit decoder.
+    """
+    if unlike := [feature for feature in model.special if feature not in priced]:
         raise ConfigError(
-            f"profile: {model.name} has {', '.join(model.special)}, but profiles hold dense 16-bit"
-            " models only; use --cost-model roofline"
+            f"profile: {model.name} has {', '.join(unlike)}, which the tables do not hold;"
+            " use --cost-model roofline"
         )
 
 

@@ -2,7 +2,7 @@
 longer.
 
 ```
-step = host + layers x floor + 2 all-reduces per layer
+step = host + layers x floor + 2 all-reduces per layer + exchange of replicas
      + max(FLOPs of the linear layers, reading their weights once)
      + max(FLOPs of the experts of each token, reading the experts that any token has)
      + max(FLOPs of prompt attention, reading its keys and values)
@@ -15,10 +15,9 @@ Kernels run one after another, so their times add up; only within one kernel do 
 traffic overlap. Attention is causal: token i of a prompt chunk sees the context and i tokens of the
 chunk (`kvsim.cost.attention`). Activations, embeddings and norms are part of the floor.
 
-Of E experts, of which each token has k, a step of t tokens reads E (1 - (1 - k / E)^t) in the mean,
-as if every token drew its experts by chance. Quantised weights are read at their own size; products
-run at the FP8 peak if activations are quantised to FP8 too and the data sheet has that peak, and at
-the peak of `dtype` otherwise.
+Experts, and replicas that share them, are counted as `kvsim.cost.experts` says. Quantised weights
+are read at their own size; products run at the FP8 peak if activations are quantised to FP8 too and
+the data sheet has that peak, and at the peak of `dtype` otherwise.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from kvsim.config import RunConfig
 from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.attention import Attention
 from kvsim.cost.decodes import cut
+from kvsim.cost.experts import Routing, exchange
 from kvsim.hardware import Hardware
-from kvsim.memory import block_bytes, kv_dtype
-from kvsim.models import DTYPE_BYTES, Model, Shard
+from kvsim.memory import block_bytes, expert_parallel_size, kv_dtype
+from kvsim.models import DTYPE_BYTES, Model
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
@@ -78,7 +78,7 @@ class RooflineCost:
         """Compute all prices in nanoseconds, so that pricing a step takes a few products."""
         model, hardware, settings = self._model, self._hardware, self._settings
         tp, layers = self._tensor_parallel_size, model.num_hidden_layers
-        shard, dtype = model.shard(tp), model.dtype(config.dtype)
+        shard, dtype = model.shard(tp, expert_parallel_size(config)), model.dtype(config.dtype)
         element = DTYPE_BYTES[dtype]
         flop_ns = 1e9 / (hardware.flop_s(dtype) * settings["compute_efficiency"])
         byte_ns = 1 / (hardware.memory_bandwidth_gb_s * settings["bandwidth_efficiency"])
@@ -89,21 +89,17 @@ class RooflineCost:
             product_ns = 1e9 / (hardware.flop_s("fp8") * settings["compute_efficiency"])
         self._token_ns = 2 * shard.linear_parameters * product_ns
         self._weights_ns = shard.linear_bytes(dtype) * byte_ns
-        self._set_experts(shard, product_ns, shard.expert_bytes(dtype) * byte_ns)
+        self._routing = Routing(model, config)
+        row_ns = 2 * shard.expert_parameters * self._routing.share * product_ns
+        self._experts_token_ns = self._routing.gathered(row_ns)
+        self._experts_read_ns = shard.expert_bytes(dtype) * byte_ns
+        """Of reading all experts of the GPU."""
         self._sample_ns = 2 * shard.head_parameters * flop_ns
         self._head_ns = shard.head_parameters * element * byte_ns
         self._attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)
         self._copy_ns = 2 * block_bytes(model, config) * byte_ns
         self._reduces = AllReduces(hardware.all_reduce, tp, 2 * layers, model.hidden_size * element)
-
-    def _set_experts(self, shard: Shard, flop_ns: float, all_read_ns: float) -> None:
-        """Times of routed experts: per token, of reading all of them, and a token's share."""
-        experts = self._model.experts
-        share = experts.num_experts_per_tok / experts.num_experts if experts else 0.0
-        self._experts_token_ns = 2 * shard.expert_parameters * share * flop_ns
-        self._experts_read_ns = all_read_ns
-        self._idle_share = 1 - share
-        """Chance that one token does not have a certain expert."""
+        self._exchange = exchange(hardware.all_reduce, model, config, element)
 
     @property
     def source(self) -> str:
@@ -112,7 +108,7 @@ class RooflineCost:
         compute = self._settings["compute_efficiency"]
         bandwidth = self._settings["bandwidth_efficiency"]
         special = ", ".join(self._model.special)
-        unlike = f" ({special}; profiles are scaled to dense models only)" if special else ""
+        unlike = f" ({special}; shipped profiles are of dense models only)" if special else ""
         return (
             f"roofline: {gpus}{self._hardware.name} data sheet x {self._model.name}{unlike},"
             f" efficiencies {compute:.2f}/{bandwidth:.2f} (estimated)"
@@ -162,8 +158,9 @@ class RooflineCost:
             ns += self._layers_ns + 1e3 * self._reduces.us(tokens)
             ns += max(tokens * self._token_ns, self._weights_ns)
             if self._experts_read_ns:
-                read_ns = self._experts_read_ns * (1 - self._idle_share**tokens)
+                read_ns = self._experts_read_ns * self._routing.active(tokens)
                 ns += max(tokens * self._experts_token_ns, read_ns)
+                ns += 1e3 * self._exchange.us(tokens)
         if samples:
             ns += max(samples * self._sample_ns, self._head_ns)
         return ns
@@ -175,7 +172,8 @@ class RooflineCost:
         tokens, samples = work.tokens, work.samples
         dense = self._layers_ns + 1e3 * self._reduces.many_us(tokens)
         dense += np.maximum(tokens * self._token_ns, self._weights_ns)
-        read_ns = self._experts_read_ns * (1 - self._idle_share**tokens)
+        dense += 1e3 * self._exchange.many_us(tokens)
+        read_ns = self._experts_read_ns * self._routing.active(tokens)
         dense += np.maximum(tokens * self._experts_token_ns, read_ns)
         head = np.maximum(samples * self._sample_ns, self._head_ns)
         return {

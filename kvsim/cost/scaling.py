@@ -5,6 +5,7 @@
 | decode attention | that of as many work items (sequences x KV heads) of as many bytes each |
 | prompt attention | that of a chunk with as many operations, tokens and context scaled alike |
 | dense, logits | times the ratio of the two geometries' rooflines (`kvsim.cost.layer`) |
+| experts | those of the same ones; of others, a roofline (`kvsim.cost.experts`) |
 | all-reduce | two per layer, by the profile's figures for as many GPUs, or the hardware's |
 | uneven batches | a thread block reads a token in proportion to its bytes, and so does the GPU |
 | block size | taken to change nothing but the copying of blocks |
@@ -55,7 +56,7 @@ from kvsim.cost.profile import (
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.hardware import AllReduce, Hardware
 from kvsim.memory import kv_dtype
-from kvsim.models import DTYPE_BYTES, Model, Shard
+from kvsim.models import DTYPE_BYTES, Experts, Model, Shard
 
 GEOMETRY = {
     "num_hidden_layers": "layers",
@@ -65,6 +66,7 @@ GEOMETRY = {
     "head_dim": "head_dim",
     "intermediate_size": "ffn",
     "vocab_size": "vocab",
+    "experts": "experts",
 }
 """Name of a dimension in a model → its name in a profile; `_SETTINGS` does so for settings."""
 _SETTINGS = {"dtype": "dtype", "kv_cache_dtype": "kv_dtype", "tensor_parallel_size": "tp"}
@@ -85,7 +87,7 @@ def differences(
     """
     made, run = profile.model, wanted(model, config)
     found = {
-        name: (getattr(made, key), getattr(run, key))
+        name: (_shown(getattr(made, key)), _shown(getattr(run, key)))
         for name, key in (GEOMETRY | _SETTINGS).items()
         if getattr(made, key) != getattr(run, key)
     }
@@ -93,6 +95,15 @@ def differences(
     if profile.source == "measured" and profile.fit_at(block_size) is None:
         found["block_size"] = (profile.engine.block_size, block_size)
     return found
+
+
+def _shown(value: str | int | Experts | UnsetType) -> str | int:
+    if value is UNSET:
+        return "none"
+    if not isinstance(value, Experts):
+        return value
+    columns = value.moe_intermediate_size
+    return f"{value.num_experts_per_tok} of {value.num_experts}, {columns} columns"
 
 
 def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware) -> Profile:
@@ -125,6 +136,7 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
             prompt_step_us=fit.prompt_step_us,
             all_reduce=step.all_reduce(fit.all_reduce),
             tail=step.tail(fit.tail),
+            experts=fit.experts if step.same_experts else UNSET,
             launch_floor_us=fit.launch_floor_us * step.layers,
             copied_block_us=fit.copied_block_us * step.layers * step.work * step.bytes * blocks,
         ),
@@ -153,6 +165,7 @@ class _Side(NamedTuple):
             intermediate_size=made.ffn,
             vocab_size=made.vocab,
             max_position_embeddings=1,
+            experts=made.experts or None,
             source="profile",
         )
         peaks = Peaks(hardware.flop_s(made.dtype), hardware.memory_bandwidth_gb_s * 1e9)
@@ -160,9 +173,15 @@ class _Side(NamedTuple):
         return cls(model.shard(made.tp), made.tp, peaks, DTYPE_BYTES[made.dtype], row_bytes)
 
     def layers_us(self, tokens: float) -> float:
-        """Microseconds of all layers without attention and all-reduces, by the roofline."""
-        one: float = layer.layer_us(self.shard, tokens, self.peaks, self.element_bytes)
-        return self.shard.model.num_hidden_layers * one
+        """Microseconds of all layers by the roofline, without attention, experts, all-reduces."""
+        us: float = layer.layers_us(self.shard, tokens, self.peaks, self.element_bytes)
+        return us
+
+    @property
+    def expert(self) -> tuple[Experts | None, int, int]:
+        """What the time of a layer with experts, whole and on one GPU, depends on."""
+        model = self.shard.model
+        return model.experts, model.hidden_size, self.element_bytes
 
     def head_us(self, samples: float) -> float:
         us: float = layer.head_us(self.shard, samples, self.peaks, self.element_bytes)
@@ -174,6 +193,7 @@ class _Change:
 
     def __init__(self, old: _Side, new: _Side, hardware: Hardware) -> None:
         self._old, self._new, self._hardware = old, new, hardware
+        self.same_experts = old.expert == new.expert
         self.layers = new.shard.model.num_hidden_layers / old.shard.model.num_hidden_layers
         self.work = new.shard.kv_heads / old.shard.kv_heads
         """Work items per sequence, new over old; `bytes` is the ratio of bytes per work item and

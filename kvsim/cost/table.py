@@ -2,6 +2,7 @@
 
 ```
 kernels = dense[tokens] + layers x attention + head[samples] + copied blocks
+          + layers with experts, exchange of replicas and all-reduces, by tokens
 step    = a0 + a1 x kernels + a2 x sequences, at least the launch floor if launched eagerly
 
 attention = decode[n, mean context] + sum of prefill[q, context]
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvsim.config import RunConfig
 from kvsim.cost.all_reduces import AllReduces
 from kvsim.cost.decodes import cut
-from kvsim.cost.kernels import Kernels
+from kvsim.cost.experts import ExpertLayers
+from kvsim.cost.kernels import ByTokens, Kernels
 from kvsim.cost.profile import DecodeGrid, Fit, Tail, load_profile, refuse_special
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
 from kvsim.cost.tail import Uneven
@@ -48,7 +50,7 @@ class TableCost:
     A measured profile of another block size is scaled as well. `kvsim.cost.scaling` says how;
     `kind` and `source` report it. `decode_kernel` chooses between the decode kernels of the
     profile. Raises `ValueError` for a kernel that the profile does not have, and `ConfigError` for
-    a model with experts, windows, latent or linear attention, or quantised weights.
+    a model with windows, latent or linear attention, or quantised weights.
 
     `uneven`: whether the lengths of decoding sequences count where they differ
     (`kvsim.cost.tail`); None: as the profile's own evidence says. It is a `ValueError` to ask a
@@ -64,7 +66,7 @@ class TableCost:
         decode_kernel: Literal["v1", "v2"] = "v2",
         uneven: bool | None = None,
     ) -> None:
-        refuse_special(model)
+        refuse_special(model, ("experts",))
         self._measured, self._path = load_profile(profile), profile
         self._scaled_in = differences(self._measured, model, config)
         self._profile = self._measured
@@ -80,11 +82,16 @@ class TableCost:
             raise ValueError(f"uneven: profile {profile} has no term of uneven batches (fit.tail)")
         uses = tail is not None and (tail.used if uneven is None else uneven)
         self._uneven = Uneven(tail) if tail is not None and uses else None
-        self._all_reduces = None
+        self._beside: list[ByTokens] = []
         if isinstance(fit.all_reduce, AllReduce):
             width = model.hidden_size * DTYPE_BYTES[self._profile.model.dtype]
             number, gpus = 2 * model.num_hidden_layers, config.tensor_parallel_size
-            self._all_reduces = AllReduces(fit.all_reduce, gpus, number, width)
+            self._beside.append(AllReduces(fit.all_reduce, gpus, number, width))
+        self._experts = None
+        if model.experts is not None:
+            grid, link = fit.experts or None, fit.all_reduce or hardware.all_reduce
+            self._experts = ExpertLayers(model, config, hardware, grid, link)
+            self._beside.append(self._experts)
         self._layers = model.num_hidden_layers
         self._kernels = self._priced(fit, decode)
         self._floor_ns = round(fit.launch_floor_us * 1000)
@@ -96,7 +103,7 @@ class TableCost:
         self.extrapolated_ns = 0
 
     def _priced(self, fit: Fit, decode: DecodeGrid) -> Kernels:
-        return Kernels(fit, decode, self._layers, self._all_reduces, self._uneven)
+        return Kernels(fit, decode, self._layers, self._beside, self._uneven)
 
     @property
     def longest_decodes(self) -> int:
@@ -105,7 +112,9 @@ class TableCost:
 
     @property
     def kind(self) -> str:
-        """`measured`, `scaled`, `roofline` or, for public tables of other kernels, `estimated`."""
+        """`measured`, `scaled`, `roofline` or, with other kernels or terms, `estimated`."""
+        if self._experts is not None and self._experts.estimated:
+            return "estimated"
         return _KINDS[self._profile.source]
 
     @property
@@ -123,11 +132,14 @@ class TableCost:
         return f"scaled from {measured.source}: {made} ({self._path}) to {to}{self._terms()}"
 
     def _terms(self) -> str:
-        """What is priced beside the tables, and where it comes from."""
-        used = {key: text for key, text in self._profile.terms.items() if key != "uneven batches"}
+        """The terms that are priced beside the tables, and their sources."""
+        used = {key: text for key, text in self._all_terms().items() if key != "uneven batches"}
         if self._uneven is not None:
             used["uneven batches"] = self._profile.terms.get("uneven batches", "derived")
         return "".join(f"; {name}: {text}" for name, text in used.items())
+
+    def _all_terms(self) -> dict[str, str]:
+        return self._profile.terms | ({} if self._experts is None else self._experts.terms)
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
@@ -191,7 +203,7 @@ class TableCost:
             "software": self._profile.software,
             "decode_kernel": self._decode_kernel,
             "uneven": self._uneven is not None,
-            "terms": self._profile.terms,
+            "terms": self._all_terms(),
             "fitted": self._profile.fitted,
             "block_size": self._measured.engine.block_size,
             "scaled": {key: {"profile": a, "run": b} for key, (a, b) in self._scaled_in.items()},

@@ -14,7 +14,7 @@ holds this time for even batches; what is added here is the difference to that o
     sum over k of (L_k - L_{k+1}) x max(0, alone_ns - k x share_ns), less the same of the mean
 
 In a step with prompts, each `tile` of a chunk counts as one more sequence, as long as the context
-that it sees: decodes that last no longer than the prompt hold nobody up. While a batch only
+that it sees: decodes that end before the prompt delay no other sequence. While a batch only
 decodes, its differences stay what they are, and so does the term.
 
 Source: FlashAttention-2, `num_splits_heuristic` (no split from 0.8 x 2 x multiprocessors work items
@@ -40,7 +40,7 @@ class Uneven:
         self._unsplit_seqs, self._tile = tail.unsplit_seqs, tail.tile
         self._alone, self._share = round(1000 * tail.alone_ns), round(1000 * tail.share_ns)
         self._count = min(self._alone // self._share, MOST) if self._share else MOST
-        """So many sequences that are left do not fill the GPU."""
+        """Number of remaining sequences up to which they do not fill the GPU."""
         self._rest = self._alone - self._count * self._share
         self.longest = self._count + 1
         """How many of the longest lengths matter."""
@@ -64,13 +64,17 @@ class Uneven:
         context_tokens: int,
         longest: Sequence[int],
     ) -> float:
-        """As `decode_us`, of a launch that also serves chunks: (tokens, tokens before them)."""
+        """Microseconds that a launch with chunks takes longer. A chunk is (tokens, tokens before
+        them)."""
         tile, most, mean = self._tile, self.longest, context_tokens / sequences
+        last = longest[-1] if sequences >= most else 0
+        highest = max([new + context for new, context in chunks])
+        if highest <= last and highest <= mean:
+            return self._held_up(longest) / 1e6
+        least = int(min(last, mean))  # what lasts no longer changes neither sum
         tiles: list[float] = []
         for new, context in chunks:
-            tiles += range(context + new, context, -tile)[:most]
-        last = longest[-1] if sequences >= most else 0
-        highest = max(tiles)
+            tiles += range(context + new, max(context, least), -tile)[:most]
         lengths = sorted([*longest, *tiles], reverse=True) if highest > last else longest
         held_up = self._held_up(lengths)
         if highest > mean or sequences < most:

@@ -40,6 +40,7 @@ ERRORS = {
     "decode_v1": ("decode_v1", "decode"),
     "decode_v2": ("decode_v2", "decode"),
     "mixed": ("mixed", "decode"),
+    "experts": ("experts",),
 }
 """Table of a fit → the regions of a profile's `error` that apply to it, the closest first."""
 

@@ -41,11 +41,12 @@ GiveWay = Callable[[Request], None]
 """What a scheduler does with a victim."""
 
 Entry = tuple[Request, int, bool]
-"""Request, tokens that a step takes on, whether it samples one (`Plan.entries`)."""
+"""One entry of `Plan.entries`: the request, the number of tokens that the step takes on for it, and
+whether a token is sampled."""
 
 
 class Endings:
-    """The stop test. It alone knows how long outputs become."""
+    """The stop test. No other object knows how long an output becomes."""
 
     def __init__(
         self,
@@ -53,15 +54,17 @@ class Endings:
         longest_sequence: int | None = None,
         sample_lengths: Callable[[int], list[int] | None] | None = None,
     ) -> None:
-        """`output_length`: the most tokens that a sample of a request generates, from the request's
-        index; `longest_sequence`: tokens at which any sequence ends; `sample_lengths`: the tokens
-        of each sample, where they differ."""
+        """`output_length` maps the index of a request to the most tokens that one of its
+        samples generates. `longest_sequence` is the length in tokens at which every sequence ends.
+        `sample_lengths` maps the index of a request to the tokens of each sample, where they
+        differ."""
         self._output_length = output_length
         self._longest = longest_sequence
         self._sample_lengths = sample_lengths
 
     def left(self, sequence: Sequence) -> int:
-        """Tokens that a sequence still generates; at most 0 where it has its last one."""
+        """Returns the number of tokens that a sequence has still to generate; 0 or less once it has
+        its last one."""
         request = sequence.request
         length, tokens = sequence.length, self._output_length(request.index)
         if self._sample_lengths is not None:
@@ -76,68 +79,70 @@ class Endings:
 
 
 class Together(Protocol):
-    """Requests that are looked at as one: the leading ones of the running queue, as long as each of
-    them only decodes (`kvsim.fast.cohort`)."""
+    """The leading requests of the running queue while they only decode, handled as a group
+    (`kvsim.fast.cohort`)."""
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """Returns the number of requests in the group."""
         ...
 
     def decode(self, give_way: GiveWay | None, spare: bool) -> int:
-        """Give each of them slots for one more token; see `Batch.decode_together`."""
+        """Gives each of them a slot for one more token; see `Batch.decode_together`."""
         ...
 
     def settle(self, plan: Plan) -> list[Entry]:
-        """Book their tokens of a step; see `Batch.settle_together`."""
+        """Books their tokens of a step; see `Batch.settle_together`."""
         ...
 
     def run(self) -> None:
-        """Put those that have slots into the plan; see `Batch.run_together`."""
+        """Puts the requests that have slots into the plan; see `Batch.run_together`."""
         ...
 
     def part_with(self, request: Request) -> None:
-        """From now on, a request is looked at by itself; its fields are up to date."""
+        """Removes a request from the group and brings its fields up to date."""
         ...
 
     def dissolve(self) -> None:
-        """From now on, each of them is looked at by itself, at the head of `Batch.others`."""
+        """Dissolves the group. Its requests move to the head of `Batch.others`."""
         ...
 
 
 class Batch:
-    """All requests of one replica that have arrived and not ended, and what can happen to them."""
+    """All requests of one replica that have arrived and not ended, and the moves that change their
+    state."""
 
     def __init__(self, blocks: Tables, endings: Endings) -> None:
         self.blocks = blocks
         self._endings = endings
         self.waiting: deque[Request] = deque()
         self.others: deque[Request] = deque()
-        """Running requests that are looked at one by one, in order: all of them, but for those that
-        `decode_together` serves, which go before them."""
+        """Running requests that are handled one by one, in order. Those that `decode_together`
+        serves are not among them; they come first in the running queue."""
         self.swapped: deque[Request] = deque()
         self.ended: list[Request] = []
-        """Requests that ended since the loop last looked, in order."""
+        """Requests that have ended since the loop last asked, in order."""
         self.aside: list[Request] = []
-        """Requests that an engine keeps out of its queues for a step, with their blocks."""
+        """Requests that an engine keeps out of its queues for one step. They keep their blocks."""
         self.lost: list[Request] = []
-        """Requests that ended without giving their blocks back."""
+        """Requests that ended without returning their blocks."""
         self._together: Together | None = None
-        """None: every request is looked at one by one. That decides the same, with more work."""
+        """The group of requests that decode together. With None, every request is handled one by
+        one: the decisions are the same, with more work."""
         self.token_gaps_ns = Tally()
-        """Time between consecutive tokens of a sequence → how often it occurred."""
+        """Time between consecutive tokens of a sequence in nanoseconds → how often it occurred."""
         self.tokens = 0
-        """Tokens booked one by one so far; the loop looks whether there is progress."""
+        """Number of tokens booked one by one so far. The loop uses it to detect progress."""
         self.transitions = transitions.Transitions()
         self.busy_until_ns = 0
-        """When the last step dispatched ends: one composed before begins only then."""
+        """When the last dispatched step ends. A step that is composed earlier begins only then."""
         self.plan = Plan()
         self.now_ns = 0
 
     def __len__(self) -> int:
         return len(self.waiting) + self.num_running + len(self.swapped)
 
-    # -- who is running --------------------------------------------------------------------------
+    # -- running requests ------------------------------------------------------------------------
 
     @property
     def running(self) -> deque[Request]:
@@ -152,28 +157,29 @@ class Batch:
 
     @property
     def num_running(self) -> int:
-        """Running requests."""
+        """The number of running requests."""
         together = self._together
         return len(self.others) + (0 if together is None else together.number)
 
     @property
     def num_together(self) -> int:
-        """Running requests before those in `others`."""
+        """The number of running requests that are served together and come before `others`."""
         return 0 if self._together is None else self._together.number
 
     def dissolve(self) -> None:
-        """From now on, look at every running request one by one."""
+        """Moves every request out of the group, so that all running requests are handled one by
+        one."""
         if self._together is not None:
             self._together.dissolve()
 
     def lead(self, requests: Iterable[Request]) -> None:
-        """Put requests at the head of the running queue, in this order."""
+        """Puts requests at the head of the running queue, in this order."""
         leading = list(requests)
         if leading:
             self.running.extendleft(reversed(leading))
 
     def remove_ended(self) -> None:
-        """Take requests that ended off the running queue, keeping the order."""
+        """Removes ended requests from the running queue; the others keep their order."""
         self.others = deque(request for request in self.others if request.finish_ns < 0)
 
     # -- the stop test ---------------------------------------------------------------------------
@@ -183,51 +189,51 @@ class Batch:
         return self._endings.left(sequence) <= 0
 
     def stopping(self, sequence: Sequence) -> bool:
-        """Whether a sequence will have its last token when those in flight are known.
+        """Whether a sequence will have its last token once the tokens in flight are known.
 
-        An engine knows it beforehand where the length is `max_tokens` of a request that ignores the
-        end of sequence, as replayed requests do.
+        An engine knows this in advance when the output length is fixed: the request sets
+        `max_tokens` and `ignore_eos`, as replayed requests do.
         """
         return self._endings.left(sequence) <= sequence.placeholders
 
     # -- requests that decode together -----------------------------------------------------------
 
     def look_together(self, together: Together) -> None:
-        """From now on, look at requests that only decode as one."""
+        """From now on, serves requests that only decode through this group."""
         self._together = together
 
     def decode_together(self, give_way: GiveWay | None = None, spare: bool = False) -> int:
-        """Give the leading requests of the running queue slots for one more token each, all at
-        once; returns how many.
+        """Gives the leading requests of the running queue slots for one more token each. Returns
+        how many requests it served.
 
-        Those are meant of which `Scheduler.only_decodes` is true, up to the first of which it is
-        not; `others` are then the rest. 0: each is to be looked at by itself, and `others` are all.
+        The leading requests are those before the first one for which `Scheduler.only_decodes` is
+        false; `others` holds the rest. If 0 is returned, every request must be handled one by one
+        and `others` holds all of them.
 
-        `give_way` is called with each victim, always the tail of the running queue, after it left
-        it. None: where blocks run short, 0 is returned. `spare`: whether a request whose last
-        block has room is taken to need a free block, too.
+        `give_way` is called with each victim after it left the running queue, always at its tail.
+        With None, the method returns 0 if there are too few blocks. `spare` says whether a request
+        needs a free block even if its last block has room.
         """
         return 0 if self._together is None else self._together.decode(give_way, spare)
 
     def run_together(self) -> None:
-        """Let the requests that `decode_together` served take part in the step, next in the
-        batch."""
+        """Adds the requests that `decode_together` served to the step, next in the batch."""
         if self._together is not None:
             self._together.run()
 
     def settle_together(self, plan: Plan) -> list[Entry]:
-        """Book the tokens of the requests that decoded together in a step; those who have their
-        last one are told to the scheduler.
+        """Books the tokens of the requests that decoded together in a step, and tells the scheduler
+        which of them got their last token.
 
-        Returns the entries of requests that are looked at one by one since, in running order: their
-        tokens are still to be booked.
+        Returns the entries, in running order, of requests that have left the group since then.
+        Their tokens are still to be booked.
         """
         return [] if self._together is None else self._together.settle(plan)
 
     def to_book(self, plan: Plan) -> Iterator[Entry]:
-        """The entries of a step whose tokens are still to be booked one by one, in batch order.
+        """Yields, in batch order, the entries of a step whose tokens must be booked one by one.
 
-        `settle_together` is called on the way, where its requests are in the batch.
+        It calls `settle_together` at the place where the group stands in the batch.
         """
         yield from plan.singles[: plan.place]
         yield from self.settle_together(plan)
@@ -236,11 +242,11 @@ class Batch:
     # -- moves while a step is composed ----------------------------------------------------------
 
     def arrive(self, request: Request) -> None:
-        """Join the end of the waiting queue."""
+        """Adds a request to the end of the waiting queue."""
         self.waiting.append(request)
 
     def refuse(self, request: Request, reason: str) -> None:
-        """Turn a request away as it arrives: it never joins a queue."""
+        """Rejects a request on arrival. It never joins a queue."""
         for sequence in request.sequences:
             sequence.state = IGNORED
         request.reason = reason
@@ -248,24 +254,24 @@ class Batch:
         self.ended.append(request)
 
     def replace_prompt(self, request: Request, stream: Stream | None, tokens: int) -> None:
-        """The engine computes another prompt of so many tokens for a request that arrives."""
+        """Replaces the prompt of an arriving request by another one of `tokens` tokens."""
         request.input_length = tokens
         request.sequences = [Sequence(request, stream)]
 
     def begin(self, now_ns: int) -> Plan:
-        """Start to compose a step."""
+        """Starts to compose a step."""
         self.now_ns = now_ns
         self.plan = Plan()
         return self.plan
 
     def admit(self, request: Request) -> None:
-        """Give the head of the waiting queue its blocks."""
+        """Admits the head of the waiting queue: gives it its blocks and moves it to `running`."""
         assert self.waiting[0] is request
         self.waiting.popleft()
         self.hold(request)
 
     def hold(self, request: Request) -> None:
-        """Give a waiting request its blocks; it keeps its place in the queue."""
+        """Gives a waiting request its blocks without moving it from its place in the queue."""
         for sequence in request.sequences:
             if sequence.state == WAITING:
                 self.blocks.allocate(sequence)
@@ -273,7 +279,8 @@ class Batch:
         self.scheduled(request)
 
     def join(self, request: Request) -> None:
-        """Move the head of the waiting queue, which has its blocks, to the end of `running`."""
+        """Moves the head of the waiting queue, which already has its blocks, to the end of
+        `running`."""
         assert self.waiting[0] is request
         self.waiting.popleft()
         self.others.append(request)
@@ -283,7 +290,7 @@ class Batch:
             sequence.state = RUNNING
 
     def grow(self, request: Request) -> None:
-        """Slots for the newest tokens of a running request; a shared block is copied first."""
+        """Gives a running request slots for its newest tokens. A shared block is copied first."""
         for sequence in request.sequences:
             if sequence.state == RUNNING:
                 copies = self.blocks.append(sequence)
@@ -291,7 +298,8 @@ class Batch:
                     self.plan.copies.extend(copies)
 
     def ignore(self, request: Request, reason: str) -> None:
-        """End a request that the engine gives up; the caller has taken it off its queue.
+        """Ends a request that the engine gives up. The caller has already removed it from its
+        queue.
 
         Blocks that it still holds are lost.
         """
@@ -305,7 +313,7 @@ class Batch:
         self.finish(request)
 
     def preempt(self, request: Request) -> None:
-        """Take all blocks of a running request; its tokens will be computed again."""
+        """Frees all blocks of a running request; its KV will be computed again."""
         lost = 0
         for sequence in request.sequences:
             if sequence.state == RUNNING:
@@ -322,9 +330,9 @@ class Batch:
         self._note(request, transitions.PREEMPTED, lost)
 
     def swap_out(self, request: Request) -> list[tuple[int, int]]:
-        """Move the blocks of a running request to the CPU; returns the copies.
+        """Moves the blocks of a running request to the CPU and returns the copies.
 
-        Raises `EngineStopped` where the CPU pool is too small, as vLLM does.
+        Raises `EngineStopped` if the CPU pool is too small, as vLLM does.
         """
         blocks = self.blocks
         moving = [s for s in request.sequences if s.state == RUNNING]
@@ -341,7 +349,7 @@ class Batch:
         return pairs
 
     def swap_in(self, request: Request) -> None:
-        """Move the blocks of the head of the swapped queue back to the GPU."""
+        """Moves the head of the swapped queue back to the GPU and returns the copies."""
         assert self.swapped[0] is request
         self.swapped.popleft()
         moving = [s for s in request.sequences if s.state == SWAPPED]
@@ -354,9 +362,11 @@ class Batch:
         self._note(request, transitions.SWAPPED_IN, len(pairs))
 
     def run_prefill(self, request: Request, scheduled: int, charged: int | None = None) -> None:
-        """Compute `scheduled` of the request's known tokens in this step, less prefix hits.
+        """Adds a chunk of `scheduled` known tokens to the step. Tokens that hit the prefix cache
+        are not computed.
 
-        `charged`: how many of them the engine charges to its token budget; None: all.
+        `charged` is the number of these tokens that count against the token budget; None means all
+        of them.
         """
         sequence = request.sequences[0]
         if sequence.state != RUNNING:
@@ -372,9 +382,9 @@ class Batch:
         plan.samples += samples
 
     def run_decode(self, request: Request, tokens: int = 1) -> None:
-        """Produce one more token for each running sequence of a request.
+        """Adds one decode token for each running sequence of a request.
 
-        `tokens` above 1: a sample whose lost KV is computed again on the way.
+        With `tokens` above 1, the step also computes lost KV of a sample again.
         """
         plan, scheduled, now_ns = self.plan, self.blocks.scheduled, self.now_ns
         plan.singles.append((request, tokens, True))
@@ -390,7 +400,8 @@ class Batch:
                 plan.single_lengths.append(sequence.length)
 
     def run_token(self, request: Request, context_tokens: int) -> None:
-        """Produce the next token of a request of one sequence, `context_tokens` long by then."""
+        """Adds the next token of a request with one sequence. The sequence then has
+        `context_tokens` tokens."""
         plan = self.plan
         plan.singles.append((request, 1, True))
         plan.single_decodes.append(request)
@@ -400,7 +411,7 @@ class Batch:
         request.sequences[0].access_ns = self.now_ns
 
     def composed(self) -> Plan:
-        """The step is complete."""
+        """Completes the step and returns its plan."""
         self.blocks.composed()
         self.plan.samples += self.plan.decode_seqs
         return self.plan
@@ -408,7 +419,8 @@ class Batch:
     # -- when its time has passed ----------------------------------------------------------------
 
     def publish(self, plan: Plan) -> None:
-        """The KV of a step exists, and its tokens are not booked yet: blocks may become shared."""
+        """Publishes blocks once the KV of a step exists, before its tokens are booked. Other
+        requests may then share them."""
         blocks = self.blocks
         if not blocks.publish_at.computed:
             return
@@ -419,13 +431,13 @@ class Batch:
                     blocks.publish(sequence, upto or sequence.length)
 
     def compute(self, sequence: Sequence, tokens: int) -> None:
-        """The KV of `tokens` more tokens of a sequence exists."""
+        """Books that the KV of `tokens` more tokens of a sequence exists."""
         sequence.computed += tokens
         if sequence.computed == sequence.length:
             sequence.prompt_stage = False
 
     def token(self, sequence: Sequence) -> bool:
-        """One more token of a sequence exists; returns whether it is the last one."""
+        """Books one more token of a sequence and returns whether it is the last one."""
         # Of one that decodes together with others by now, the token is of a step before it joined:
         # what was true then changes, and that is what the slots of its sequence hold.
         kind, sequence.__class__ = sequence.__class__, Sequence
@@ -435,13 +447,13 @@ class Batch:
         return kind is Sequence and self._endings.left(sequence) <= 0
 
     def landed(self, sequence: Sequence) -> None:
-        """One token fewer of a sequence is in flight."""
+        """Books that one token of a sequence is no longer in flight."""
         kind, sequence.__class__ = sequence.__class__, Sequence
         sequence.placeholders -= 1
         sequence.__class__ = kind
 
     def add_token(self, sequence: Sequence) -> None:
-        """One more token of a sequence exists."""
+        """Appends one token to a sequence, without the stop test."""
         now_ns = self.now_ns
         sequence.length += 1
         self.tokens += 1
@@ -456,24 +468,24 @@ class Batch:
         sequence.last_token_ns = now_ns
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
-        """Let further samples of a request hold what its first sequence holds."""
+        """Lets the other samples of a request share the blocks of its first sequence."""
         for child in children:
             parent.request.sequences.append(child)
             if child.state == RUNNING:
                 self.blocks.fork(parent, child)
 
     def end_sequence(self, sequence: Sequence) -> None:
-        """A sequence has all its tokens: its blocks are free."""
+        """Ends a sequence that has all its tokens and frees its blocks."""
         sequence.state = FINISHED
         self.blocks.free(sequence)
 
     def finish(self, request: Request) -> None:
-        """A request has ended, with all its sequences."""
+        """Ends a request whose sequences have all ended."""
         request.finish_ns = self.now_ns
         self.ended.append(request)
 
     def complete(self, request: Request) -> None:
-        """A request of one sequence has all its tokens: its blocks are free."""
+        """Ends a request of one sequence that has all its tokens, and frees its blocks."""
         sequence = request.sequences[0]
         if sequence.member is not None:
             assert self._together is not None
@@ -484,7 +496,7 @@ class Batch:
         self.ended.append(request)
 
     def lose(self, request: Request) -> None:
-        """Forget a request without freeing its blocks, as an engine with that fault does."""
+        """Drops a request without freeing its blocks, as an engine with a leak does."""
         for sequence in request.sequences:
             sequence.state = IGNORED
         request.reason = "lost-by-engine"
@@ -494,10 +506,10 @@ class Batch:
     # -- the mechanism's own -----------------------------------------------------------------
 
     def take_on(self, request: Request, sequence: Sequence, scheduled: int) -> tuple[int, bool]:
-        """Book that a step takes on so many more known tokens of a sequence.
+        """Books that a step takes on `scheduled` more known tokens of a sequence.
 
-        Returns how many of them are not computed because of prefix hits, and whether they are the
-        last ones, so that a token is sampled.
+        Returns how many of them are prefix hits that are not computed, and whether the last known
+        token is among them, so that a token is sampled.
         """
         known = self.blocks.scheduled(sequence, self.now_ns)
         before, length = sequence.computed, sequence.length
@@ -523,7 +535,7 @@ class Batch:
         return cached, samples
 
     def scheduled(self, request: Request) -> None:
-        """A waiting request was given blocks."""
+        """Books that a waiting request was given blocks."""
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
             if self.busy_until_ns > self.now_ns:
@@ -532,14 +544,14 @@ class Batch:
             self._note(request, transitions.READMITTED)
 
     def _note(self, request: Request, kind: int, value: int = 0) -> None:
-        """It shows from the start of the step being composed."""
+        """Logs a transition with the start time of the step being composed."""
         now_ns = self.now_ns
         if self.busy_until_ns > now_ns:
             now_ns = self.busy_until_ns
         self.transitions.rows += transitions.pack(request.index, kind, now_ns, value)
 
     def audit(self) -> None:
-        """Assert that queues, states, tables and pools agree."""
+        """Asserts that queues, request states, block tables and pools agree."""
         queues = (self.waiting, self.running, self.swapped, self.aside, self.lost)
         everywhere = [request for queue in queues for request in queue]
         assert len(set(everywhere)) == len(everywhere), "a request is in two queues"

@@ -1,8 +1,7 @@
-"""Block tables of which only the lengths are known.
+"""Block tables that know only how many blocks they hold.
 
-Where nothing is shared, which physical block a table names decides nothing: every block serves
-every token, and questions and moves need their number only. So a table is a `range` as long as the
-table would be, and a pool is a count of free blocks.
+Without sharing, the identity of a block decides nothing, because any block can hold any token. So a
+table is a `range` of the right length, and a pool is a count of free blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kvsim.schema import Census
 
 
 class CountPool(BlockPool):
-    """A number of blocks, some of them free."""
+    """A pool that only counts its blocks."""
 
     free = 0
 
@@ -30,11 +29,11 @@ class CountPool(BlockPool):
         return self.size - self.free
 
     def counts(self) -> tuple[int, int, int]:
-        """Blocks that are used, idle with content, and blank."""
+        """Returns the numbers of used blocks, idle blocks with content, and blank blocks."""
         return self.size - self.free, 0, self.free
 
     def lend(self, number: int) -> None:
-        """Take so many blocks."""
+        """Takes `number` free blocks."""
         self.free -= number
         assert self.free >= 0, "no idle block left"
 
@@ -46,7 +45,7 @@ class CountPool(BlockPool):
         self.free += len(table)
 
     def give_back(self, number: int) -> None:
-        """So many blocks are free again, without content."""
+        """Returns `number` blocks to the pool, without content."""
         self.free += number
 
     def audit(self) -> None:
@@ -54,12 +53,12 @@ class CountPool(BlockPool):
 
 
 class CachePool(CountPool):
-    """A number of blocks: in use, idle with content, and blank, which are given out first."""
+    """A pool that also counts idle blocks with content. It gives out blank blocks first."""
 
     def __init__(self, size: int, first: int = 0) -> None:
         super().__init__(size, first)
         self._cached = 0
-        """Free blocks with content; the others are blank."""
+        """Free blocks with content; the other free blocks are blank."""
 
     @property
     def cached(self) -> int:
@@ -78,14 +77,14 @@ class CachePool(CountPool):
             self._evict(lost)
 
     def _evict(self, number: int) -> None:
-        """Forget the content of so many idle blocks, which are counted no more."""
+        """Forgets the content of `number` idle blocks and no longer counts them as cached."""
         raise NotImplementedError
 
 
 class Counted(Tables):
-    """Moves of `Tables` on tables without names, for requests of one sequence.
+    """The moves of `Tables` on tables that only count blocks, for requests of one sequence.
 
-    Tables are only measured, compared and walked, as ranges are.
+    Tables support length, comparison and iteration, as ranges do.
     """
 
     lockstep = COUNTED
@@ -144,7 +143,7 @@ class Counted(Tables):
         sequence.filled = 0
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:
-        """So many blocks of a sequence, all it has on the GPU, are free."""
+        """Frees `blocks` blocks of a sequence: all that it holds on the GPU."""
         self.gpu.give_back(blocks)
 
     def fork(self, parent: Sequence, child: Sequence) -> Pairs:

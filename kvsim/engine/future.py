@@ -1,7 +1,7 @@
-"""What is to come, for oracles: policies that no engine can follow, as bounds of the possible.
+"""The future of a trace, for oracles: policies that no real engine can follow, used as bounds.
 
-A policy is an oracle if its constructor names the parameter `future`. There is no other way to get
-at one, and a result says which policies asked for it.
+A policy is an oracle if its constructor has a parameter `future`; no other policy can see the
+future. The result lists the policies that asked for it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 
 
 class Future:
-    """The trace, ahead of time. It is filled when the run begins, after policies are made."""
+    """What the trace will bring. It is filled when the run begins, after the policies are made."""
 
     def __init__(self) -> None:
         self.oracles: list[str] = []
-        """The policies that were given it, as in `victim: mine:Clairvoyant`."""
+        """Labels of the policies that received it, such as `victim: mine:Clairvoyant`."""
         self._output_length: Callable[[int], int] | None = None
         self._keys: Callable[[int, int], Sequence[int]] | None = None
 
     def given_to(self, policy: str) -> None:
-        """Note that a policy is an oracle."""
+        """Records that a policy is an oracle."""
         if policy not in self.oracles:
             self.oracles.append(policy)
 
     def fill(
         self, output_length: Callable[[int], int], keys: Callable[[int, int], Sequence[int]]
     ) -> None:
-        """A run begins; see the two methods below for what is to be known."""
+        """Fills it when a run begins, with the functions behind the two methods below."""
         self._output_length, self._keys = output_length, keys
 
     def output_length(self, index: int) -> int:

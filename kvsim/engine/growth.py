@@ -1,7 +1,7 @@
-"""When writing one more token of a sequence is taken to need a free block.
+"""When one more token of a sequence counts as needing a free block.
 
-Under `one-each`, a victim can fall to a request whose last block still has room: in recorded runs
-of vLLM 0.6.3 most of them did.
+Under `one-each`, a request can be preempted although its last block still has room. In recorded
+runs of vLLM 0.6.3, most victims were preempted this way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvsim.engine.request import Sequence
 from kvsim.errors import ConfigError
 
 Growth = Callable[[Sequence, int, BlockPool], int]
-"""Free blocks that the tokens of a sequence without a slot are taken to need, from the sequence,
-the block size in tokens, and the pool that holds its table."""
+"""A rule that returns the number of free blocks that the next tokens of a sequence count as
+needing. Its arguments are the sequence, the block size in tokens, and the pool of its table."""
 
 
 def one_each(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
-    """One free block for every running sequence, even where its last block has room.
+    """Counts one free block for every running sequence, even if its last block has room.
 
     The engine counts the block that is written to (vLLM 0.6.3.post1 `core/block_manager.py:202`,
     `core/block/block_table.py`, `get_num_blocks_touched_by_append_slots`).
@@ -33,7 +33,7 @@ def one_each(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
 
 
 def when_needed(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
-    """The blocks that the tokens open, and one if a shared block must be copied to be written.
+    """Counts the blocks that the new tokens open, plus one if a shared block must be copied first.
 
     vLLM V1 (`v1/core/kv_cache_manager.py`, `allocate_slots`) and nano-vllm ask this way.
     """
@@ -46,21 +46,23 @@ def when_needed(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
 
 
 GROWTH: dict[str, Growth] = {"one-each": one_each, "when-needed": when_needed}
-"""Names of the block managers' argument `growth`."""
+"""Values of the block managers' argument `growth`."""
 
 
 def make_growth(name: str | Growth, /, **given: Any) -> Growth:
-    """The rule that `name` stands for: of `GROWTH`, or `package.module:name`, a function or a class
-    that makes one of `given`.
+    """Returns the rule called `name`: a key of `GROWTH`, or `package.module:name` of a function or
+    of a class whose instances are called. `given` holds the arguments that its constructor may
+    name.
 
-    Raises `ConfigError`, also later, where an outsider's rule returns no number of blocks.
+    Raises `ConfigError` for an unknown rule, and during the run if a user's rule returns something
+    other than a number of blocks.
     """
     growth: Growth = find_rule("growth", GROWTH, name, _guarded, **given)
     return growth
 
 
 def _guarded(label: str, growth: Growth) -> Growth:
-    """A rule from outside, whose numbers are not trusted."""
+    """Wraps a user's rule and checks the numbers that it returns."""
     callable_with(label, growth, "sequence", "block_size", "pool")
 
     def need(sequence: Sequence, block_size: int, pool: BlockPool) -> int:

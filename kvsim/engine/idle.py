@@ -1,7 +1,7 @@
-"""Orders in which idle blocks without content are given out again.
+"""Orders in which blank idle blocks are reused.
 
-The structure *is* the order. Blocks that were never used are not stored:
-a counter stands for them, so that a pool costs nothing until it is used.
+Blocks that were never used are represented by a counter, so a pool costs no memory until it is
+used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stack(Order):
         tokens: Sequence[int],
         access_ns: int,
     ) -> None:
-        """The last block of a table is reused first."""
+        """Puts a table back so that its last block is reused first."""
         self._returned.extend(blocks)
 
     @property
@@ -95,7 +95,8 @@ class TopStack(Stack):
 class Queue(Order):
     """First returned, first reused; blocks never used come first, in ascending order.
 
-    Of one table, the last block first. A block whose content is hit leaves from its place.
+    The last block of a table goes first. A block whose content is hit leaves the order from
+    wherever it is.
 
     nano-vllm `nanovllm/engine/block_manager.py`: a deque, freed blocks are pushed on its right.
     """
@@ -160,7 +161,7 @@ class Queue(Order):
 
 
 def _discard(blocks: OrderedDict[int, None], chosen: list[int]) -> None:
-    """Take keys out, without a step of Python for each."""
+    """Removes keys from a mapping without a Python loop."""
     deque(map(blocks.__delitem__, chosen), maxlen=0)
 
 
@@ -169,7 +170,7 @@ IDLE_ORDERS: dict[str, type[Order]] = {
     "top-stack": TopStack,
     "queue": Queue,
 }
-"""Names of the block managers' argument `idle_order`."""
+"""Values of the block managers' argument `idle_order`."""
 
 make_idle_order = partial(make_order, "idle_order", IDLE_ORDERS)
-"""What makes the orders that a name stands for (`kvsim.engine.order.make_order`)."""
+"""Returns the factory of an idle order by name (`kvsim.engine.order.make_order`)."""

@@ -1,4 +1,5 @@
-"""The loop: compose a step, run it, settle it. A host says who arrives, and lets time pass.
+"""The loop of one engine: compose a step, run it, settle it. Its host delivers requests and lets
+time pass.
 
 ```
           ┌────────────────────────── next step ◄──────────────────────────┐
@@ -28,69 +29,72 @@ from kvsim.errors import EngineStopped
 from kvsim.schema import completed_row, pack
 
 Waiting = Generator[Any, Any, Any]
-"""What a host yields while time passes is for whoever drives the loop."""
+"""What a host yields while time passes. Only the driver of the loop interprets it."""
 
 
 class Watcher(Protocol):
-    """Is shown every step in full; it must not change anything."""
+    """An observer that sees every step in full. It must not change anything."""
 
     def begin(self) -> None:
-        """A run begins; what was seen before belongs to an attempt that was given up."""
+        """Called when a run begins. Earlier calls belong to an attempt that was abandoned."""
         ...
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
-        """A step was composed, before it runs; `arrived` requests joined the queue before it."""
+        """Called when a step was composed, before it runs. `arrived` requests joined the queue
+        before it."""
         ...
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        """The step that was composed last is over; `ended`: who ended in it, in order."""
+        """Called when the step composed last is over. `ended` lists the requests that ended in it,
+        in order."""
         ...
 
 
 class Host:
-    """Where a loop gets its requests and its time from."""
+    """Provides requests and time to a loop."""
 
     patience_steps = 100_000
-    """Steps in a row without a new token and without an end that count as a livelock."""
+    """Number of consecutive steps without a new token or an ended request that counts as a
+    livelock."""
 
     now_ns: int = 0
-    """The time; it passes in `wait`, `copy` and `sleep`."""
+    """The current time. It advances only in `wait`, `copy` and `sleep`."""
 
     def arrived(self) -> list[Request] | None:
-        """Takes out who has arrived, in order of (arrival, place in the trace); None: there is
-        nothing left to do."""
+        """Removes and returns the requests that have arrived, ordered by arrival time and place in
+        the trace. Returns None when there is nothing left to do."""
         raise NotImplementedError
 
     def tell(self, ended: list[Request]) -> None:
-        """These requests have ended: clients may send more."""
+        """Tells the clients that these requests have ended, so that they may send more."""
 
     def step_ns(self, plan: Plan) -> int:
-        """Nanoseconds that a step takes, without the copies that `copy` makes."""
+        """Returns the duration of a step in nanoseconds, without the copies that `copy` makes."""
         raise NotImplementedError
 
     def copy(self, plan: Plan) -> Waiting:
-        """Make the swap copies of a step, which block it; returns (copying, waiting for the link)
-        in nanoseconds."""
+        """Makes the swap copies of a step, which wait for them. Returns the time spent copying and
+        the time spent waiting for the link, in nanoseconds."""
         yield from ()
         return 0, 0
 
     def wait(self, until_ns: int) -> Waiting:
-        """Let time pass."""
+        """Lets time pass until `until_ns`."""
         raise NotImplementedError
 
     def sleep(self) -> Waiting:
-        """Let time pass until somebody arrives; returns False where nobody will."""
+        """Lets time pass until a request arrives. Returns False if none will."""
         raise NotImplementedError
 
     # -- which steps take time -------------------------------------------------------------------
 
     def composes(self, batch: Batch) -> bool:
-        """Whether to compose before the next of the steps in flight, of which there are, is
-        settled."""
+        """Whether to compose another step before the next step in flight is settled. At least one
+        is in flight."""
         return True
 
     def takes_time(self, plan: Plan, in_flight: int) -> bool:
-        """Whether a step in which the model does not run takes time, after those in flight."""
+        """Whether a step without model execution takes time, given the steps in flight."""
         return not (plan.empty or in_flight)
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
@@ -99,34 +103,35 @@ class Host:
 
 
 class Progress:
-    """Counts steps, and sees that a run gets somewhere."""
+    """Counts steps and detects a run that makes no progress."""
 
     def __init__(self, patience_steps: int) -> None:
         self.steps = 0
         self.idle_steps = 0
-        """Of these, the last ones in a row that produced no token and ended no request."""
+        """Number of latest consecutive steps that produced no token and ended no request."""
         self.patience_steps = patience_steps
-        """Idle steps in a row that count as a livelock."""
+        """Number of consecutive idle steps that counts as a livelock."""
 
 
 class Repetition(Protocol):
-    """Takes steps that the scheduler need not be asked for (`kvsim.fast.repeat`)."""
+    """Takes steps for which the scheduler need not be called (`kvsim.fast.repeat`)."""
 
     @property
     def ended(self) -> list[Request]:
-        """Who ended meanwhile, in order."""
+        """The requests that ended in these steps, in order."""
         ...
 
     def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
-        """Take steps from `now_ns` on, up to `Batch.now_ns`; whether there were any.
+        """Takes steps from `now_ns` to `Batch.now_ns`. Returns whether it took any.
 
-        With a step under way, which is replaced by the one under way then.
+        If a step is in flight, the method settles it and puts the step that is in flight at the end
+        in its place.
         """
         ...
 
 
 class Loop:
-    """One engine, stepping."""
+    """Steps one engine until its requests have ended."""
 
     def __init__(
         self,
@@ -141,9 +146,9 @@ class Loop:
         over: Callable[[Request], None] | None = None,
         repetition: Repetition | None = None,
     ) -> None:
-        """`record` is called with the row of each step; `refused`: request id → why it is
-        turned away at arrival; `progress` is called with the number of requests that have just
-        ended, `over` with each request that has ended and is in no step any more."""
+        """`record` is called with the row of each step. `refused` maps a request id to the
+        reason why it is rejected on arrival. `progress` is called with the number of requests that
+        have just ended. `over` is called with each ended request once no step refers to it."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
         self._record, self._refused, self._watcher = record, refused, watcher
         self._told, self._over, self._repetition = progress, over, repetition
@@ -151,13 +156,15 @@ class Loop:
         self._tokens = 0
         self._flying: deque[Flight] = deque()
         self._graves: deque[tuple[int, list[Request]]] = deque()
-        """Requests that `over` was not called with, with the number of steps when they ended."""
+        """Ended requests for which `over` has not been called yet, with the step count at their
+        end."""
         self._next_audit = 1
         if watcher is not None:
             watcher.begin()
 
     def run(self) -> Waiting:
-        """Compose a step; unless more may be in flight, wait for the oldest and settle it."""
+        """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
+        oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
         most, records = self._scheduler.in_flight, self._record is not None
         while (arrived := host.arrived()) is not None:
@@ -186,7 +193,7 @@ class Loop:
                     row = composed_row(batch, plan) if records else b""
                     self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
                 elif not flying:
-                    # Nothing can change before somebody arrives.
+                    # Nothing can change before a request arrives.
                     if (yield from host.sleep()):
                         continue
                     return
@@ -201,8 +208,8 @@ class Loop:
     def _dispatch(
         self, plan: Plan, row: bytes, start_ns: int, moved: tuple[int, int], step_ns: int
     ) -> None:
-        """Start a step after those in flight. `moved`: what its swap copies took, which come first
-        and block it (vLLM 0.6.3 `worker/worker.py`, `execute_worker`)."""
+        """Starts a step after those in flight. `moved` is the time of its swap copies, which come
+        first and block it (vLLM 0.6.3 `worker/worker.py`, `execute_worker`)."""
         flying, ready_ns = self._flying, start_ns + sum(moved)
         if flying:
             assert not moved[0], "copies block a step, so none may be in flight"
@@ -211,14 +218,14 @@ class Loop:
         flying.append(Flight(plan, start_ns, end_ns, moved, row))
 
     def _land(self, flight: Flight, already: int) -> list[Request]:
-        """The time of the oldest step has passed: settle it; returns who ended."""
+        """Settles the oldest step once its time has passed. Returns the requests that ended."""
         self._scheduler.settle(self._batch, flight.plan, flight.end_ns)
         ended = self._drain() if self._batch.ended else []
         self._step_over(flight, already + len(ended))
         return ended
 
     def _step_over(self, flight: Flight, ended: int) -> None:
-        """Record a step, in which `ended` requests ended, and see that the run gets somewhere."""
+        """Records a step in which `ended` requests ended, and checks for progress."""
         plan, start_ns, end_ns, (copy_ns, wait_ns), row = flight
         if self._record is not None:
             self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
@@ -232,7 +239,7 @@ class Loop:
     # -- steps that are repeated -----------------------------------------------------------------
 
     def _repeated(self) -> bool:
-        """Take the next steps in one go, where they are ordinary ones."""
+        """Takes the following ordinary steps at once. Returns whether there were any."""
         repetition, flying = self._repetition, self._flying
         if repetition is None or self._batch.ended:
             return False
@@ -241,7 +248,7 @@ class Loop:
         return repetition.repeat(flying, self._host.now_ns, self._progress)
 
     def _landed(self) -> None:
-        """The time of repeated steps has passed."""
+        """Books that the time of repeated steps has passed."""
         assert self._repetition is not None
         self._tokens = self._batch.tokens
         self._tell(self._repetition.ended)
@@ -250,7 +257,7 @@ class Loop:
     # -- requests come and go --------------------------------------------------------------------
 
     def take_in(self, arrived: list[Request]) -> int:
-        """Those who have arrived join the engine; returns how many."""
+        """Passes arrived requests to the engine. Returns how many there were."""
         refused, batch = self._refused, self._batch
         for request in arrived:
             if refused and request.id in refused:
@@ -260,7 +267,7 @@ class Loop:
         return len(arrived)
 
     def _drain(self) -> list[Request]:
-        """Tell the clients who ended; returns them."""
+        """Tells the clients which requests ended, and returns these requests."""
         ended, self._batch.ended = self._batch.ended, []
         self._tell(ended)
         return ended
@@ -274,7 +281,7 @@ class Loop:
                 self._bury(self._over, ended)
 
     def _bury(self, over: Callable[[Request], None], ended: list[Request]) -> None:
-        """Let go of requests that ended before any step under way was composed."""
+        """Releases requests that ended before any step in flight was composed."""
         steps, graves = self._progress.steps, self._graves
         graves.append((steps, list(ended)))
         while graves[0][0] < steps - self._scheduler.in_flight:
@@ -282,7 +289,7 @@ class Loop:
                 over(request)
 
     def _check(self, plan: Plan) -> None:
-        """Check the books after 1, 4, 16, 64... steps; stop a run that goes nowhere."""
+        """Audits the books after 1, 4, 16, 64... steps, and stops a run that makes no progress."""
         progress = self._progress
         if progress.idle_steps >= progress.patience_steps:
             raise EngineStopped(
@@ -298,7 +305,7 @@ class Loop:
 
 
 def composed_row(batch: Batch, plan: Plan) -> bytes:
-    """The row of a step (`kvsim.schema.STEP_COLUMNS`), as far as it is known when the step is
+    """Returns the row of a step (`kvsim.schema.STEP_COLUMNS`) with the values known when it is
     composed."""
     prefill_tokens = cached_tokens = recomputes = 0
     for tokens, _ in plan.chunks:
@@ -307,7 +314,7 @@ def composed_row(batch: Batch, plan: Plan) -> bytes:
         cached_tokens += prefill.cached
     for _, means in plan.preempted:
         recomputes += means == RECOMPUTE
-    # By position: so many names would take as long to match as all the rest.
+    # By position: matching this many names would take as long as all the rest.
     return pack(
         *(0, 0, 0, 0),
         len(plan.prefills),

@@ -1,4 +1,4 @@
-"""What is decided about idle blocks: which of them is given out next.
+"""The order of idle blocks: which of them is reused next.
 
 ```
           store                  put
@@ -6,9 +6,9 @@
                   with content ◄─── hit ────┘
 ```
 
-A pool tells an order everything that happens to its blocks, and asks it only to `pop`. One protocol
-serves blocks with content, whose order is the eviction policy, and blank ones. The key of a content
-stands for the tokens of a full block and everything before them.
+A pool reports everything that happens to its blocks to an order, and only ever calls `pop` to get
+one. The protocol serves both blocks with content, where the order is the eviction policy, and blank
+blocks. The key of a content stands for the tokens of a full block and all tokens before it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvsim.errors import ConfigError
 
 
 class Order:
-    """The order in which idle blocks are given out again. A new order holds no block.
+    """The order in which idle blocks are reused. A new order holds no block.
 
-    A policy of one's own is a subclass with `put`, `pop`, `hit` and, if it looks at blocks in use
-    or at keys, `store`. Its constructor may name `first` and `size` (the ids of the pool's blocks
-    are `first .. first + size - 1`), `block_size`, `num_gpu_blocks`, `seed` and other settings of
-    a run. Methods that take several blocks are there to be faster, and decide the same.
+    To write your own policy, derive a class with `put`, `pop`, `hit` and, if it looks at blocks in
+    use or at keys, `store`. Its constructor may name `first` and `size` (the ids of the pool's
+    blocks are `first .. first + size - 1`), `block_size`, `num_gpu_blocks`, `seed` and other
+    settings of a run. The methods for several blocks exist for speed and must decide the same.
     """
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class Order:
         return range(0)
 
     def store(self, block: int, key: int) -> None:
-        """A block in use was given content. Several blocks may hold the same."""
+        """A block in use was given content. Several blocks may hold the same content."""
 
     def hit(self, block: int) -> None:
         """One more request uses the content of a block; an idle block leaves the order."""
@@ -44,22 +44,23 @@ class Order:
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         """A block became idle.
 
-        `key`: its content, None for a blank block; `tokens` of its sequence up to and including
-        it; `access_ns`: when that sequence was last scheduled, −1 where nobody knows.
+        `key` is its content, or None for a blank block. `tokens` counts the tokens of its sequence
+        up to the end of the block. `access_ns` is when that sequence was last scheduled, or -1 if
+        unknown.
         """
         raise NotImplementedError
 
     def pop(self) -> int:
-        """Take out the block that is given out next: its content is lost."""
+        """Removes and returns the block that is reused next. Its content is lost."""
         raise NotImplementedError
 
     def store_table(self, blocks: list[int], keys: list[int]) -> None:
-        """`store` for consecutive blocks of a table."""
+        """Calls `store` for consecutive blocks of a table."""
         for block, key in zip(blocks, keys, strict=True):
             self.store(block, key)
 
     def hit_table(self, blocks: list[int]) -> None:
-        """`hit` for the leading blocks of a table."""
+        """Calls `hit` for the leading blocks of a table."""
         for block in blocks:
             self.hit(block)
 
@@ -70,9 +71,9 @@ class Order:
         tokens: Sequence[int],
         access_ns: int,
     ) -> None:
-        """Blocks of a table, in its order, became idle at once.
+        """Blocks of a table, in its order, became idle together.
 
-        They are `put` from last to first: no prefix should go before what continues it.
+        They are `put` from last to first, so that no prefix is evicted before its continuation.
         """
         for block, key, upto in zip(
             reversed(blocks), reversed(keys), reversed(tokens), strict=True
@@ -80,20 +81,20 @@ class Order:
             self.put(block, key, upto, access_ns)
 
     def pop_many(self, number: int) -> list[int]:
-        """`number` blocks, as `pop` would give them one by one."""
+        """Returns `number` blocks in the order in which `pop` would return them."""
         return [self.pop() for _ in range(number)]
 
     def __len__(self) -> int:
-        """Idle blocks. The pool counts for an order from outside."""
+        """The number of idle blocks. For a user's order, the pool keeps the count."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[int]:
-        """Idle blocks but for the `fresh` ones, in no particular order."""
+        """Iterates over the idle blocks except the `fresh` ones, in no particular order."""
         raise NotImplementedError
 
 
 MakeOrder = Callable[[int, int], Order]
-"""Makes the order of a pool from its first block and its number of blocks."""
+"""Makes the order of a pool from its first block id and its number of blocks."""
 
 
 def make_order(
@@ -103,10 +104,11 @@ def make_order(
     /,
     **given: Any,
 ) -> MakeOrder:
-    """What makes the orders that `name` stands for: of `table`, or `package.module:name`.
+    """Returns the factory of the order called `name`: a key of `table`, or `package.module:name`.
 
-    `given`: what a constructor may name, besides `first` and `size`. Raises `ConfigError`, also
-    later, where an outsider's order gives out a block that is not idle.
+    `given` holds the arguments that a constructor may name besides `first` and `size`. Raises
+    `ConfigError` for an unknown name, and during the run if a user's order returns a block that is
+    not idle.
     """
     if callable(name):
         return name
@@ -127,7 +129,7 @@ def make_order(
 
 
 class _Checked(Order):
-    """An outsider's order, whose choices are not trusted, and counted for it."""
+    """Wraps a user's order: checks its choices and counts its blocks."""
 
     def __init__(self, label: str, order: Order) -> None:
         self._label = label

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvsim.engine.request import Request
 
 RECOMPUTE, SWAP = "recompute", "swap"
-"""Means of preemption."""
+"""The two ways to preempt a request."""
 
 
 class Prefill(NamedTuple):
@@ -24,14 +24,15 @@ class Prefill(NamedTuple):
     samples: bool
     """Whether the chunk reaches the end of the known tokens, so that a token is produced."""
     charged: int
-    """Of `scheduled`, what is charged to `max_num_batched_tokens`: engines differ on hits."""
+    """The part of `scheduled` that is charged to `max_num_batched_tokens`. Engines differ on prefix
+    hits."""
 
 
 class Plan:
     """One step, in batch order, with the sums that a cost model needs.
 
-    Moves of `Batch` fill it while a scheduler composes; nobody else writes to it. Requests that
-    decode together are counted in the sums at once, and listed when somebody looks.
+    Moves of `Batch` fill it while a scheduler composes; nothing else writes to it. Requests that
+    decode together are added to the sums at once, and listed only on demand.
     """
 
     __slots__ = (
@@ -61,48 +62,48 @@ class Plan:
 
     def __init__(self) -> None:
         self.singles: list[tuple[Request, int, bool]] = []
-        """`entries` of the requests that were looked at one by one."""
+        """The part of `entries` whose requests are handled one by one."""
         self.single_decodes: list[Request] = []
-        """`decodes` among them."""
+        """The part of `decodes` whose requests are handled one by one."""
         self.single_lengths: list[int] = []
-        """The lengths that count for `context_tokens`, of each running sequence of theirs."""
+        """Lengths of the running sequences of these requests, as counted in `context_tokens`."""
         self.prefills: list[Prefill] = []
         self.together = 0
-        """Further requests, which produce one token each: the members of a cohort."""
+        """Number of further requests that produce one token each: the members of the cohort."""
         self.place = 0
-        """How many of `singles` are before them in the batch."""
+        """Number of `singles` that come before the cohort in the batch."""
         self._together: list[Request] | Callable[[], list[Request]] = []
         self._lengths: Callable[[], list[int]] | None = None
         self._longest: list[int] | None = None
         self.left: list[tuple[int, Request]] = []
         """(place in the running order, request) of members that left the cohort while this step was
-        under way."""
+        in flight."""
         self.preempted: list[tuple[Request, str]] = []
-        """Requests that lost their blocks, with the means, in order."""
+        """Preempted requests in order, with how each was preempted (`RECOMPUTE` or `SWAP`)."""
         self.swapped_in: list[Request] = []
         self.ignored: list[Request] = []
-        """Requests the engine gave up without running them (further)."""
+        """Requests that the engine gave up; they never run again."""
         self.copies: list[tuple[int, int]] = []
-        """Copy-on-write: (source, target) GPU blocks."""
+        """Copies on write, as (source, target) GPU blocks."""
         self.swaps_out: list[tuple[int, int]] = []
-        """(GPU block, CPU block) pairs copied before the step computes."""
+        """(GPU block, CPU block) pairs that are copied before the step computes."""
         self.swaps_in: list[tuple[int, int]] = []
-        """(CPU block, GPU block) pairs, copied next."""
+        """(CPU block, GPU block) pairs that are copied after `swaps_out`."""
         self.batched_tokens = 0
         """Tokens charged to `max_num_batched_tokens`."""
         self.blocked = 0
         """Why the head of the waiting queue was refused: index into `kvsim.schema.BLOCKED`."""
         self.chunks: list[tuple[int, int]] = []
-        """(new tokens computed, tokens of context before them) of each prefill."""
+        """(new tokens to compute, tokens of context before them) of each prefill."""
         self.decode_seqs = 0
         self.context_tokens = 0
         """Sum of the lengths of decoding sequences, the token of this step included."""
         self.samples = 0
-        """Rows of logits computed."""
+        """Number of positions for which logits are computed."""
 
     @property
     def entries(self) -> list[tuple[Request, int, bool]]:
-        """The whole batch in its order: request, tokens it takes on, whether it samples."""
+        """The whole batch in order, as (request, tokens that it takes on, whether it samples)."""
         if not self.together:
             return self.singles
         together = [(request, 1, True) for request in self.members()]
@@ -114,19 +115,20 @@ class Plan:
         return self.members() + self.single_decodes if self.together else self.single_decodes
 
     def members(self) -> list[Request]:
-        """The requests counted in `together`; to be asked first while the step is composed or
-        priced."""
+        """The requests counted in `together`. Call it first while the step is composed."""
         if callable(self._together):
             self._together = self._together()
         return self._together
 
     def lengths(self) -> list[int]:
-        """The length of each decoding sequence, the token of this step included: `context_tokens`
-        is their sum. To be asked while the step is priced."""
+        """The length of each decoding sequence, including its token of this step. They add up to
+        `context_tokens`. Call it while the step is priced.
+        """
         return self.single_lengths + self._lengths() if self._lengths else self.single_lengths
 
     def longest(self, number: int) -> list[int]:
-        """The first of `lengths` in descending order; see there."""
+        """The `number` greatest of `lengths`, in descending order. Call it while the step is
+        priced."""
         if self._longest is not None:
             return self._longest
         return sorted(self.lengths(), reverse=True)[:number]
@@ -137,13 +139,13 @@ class Plan:
         members: Callable[[], list[Request]],
         lengths: Callable[[], list[int]],
     ) -> None:
-        """Let a cohort of `number` requests take part, at this place of the batch."""
+        """Adds a cohort of `number` requests at this place of the batch."""
         self.together = number
         self.place = len(self.singles)
         self._together, self._lengths = members, lengths
 
     def know_longest(self, lengths: list[int]) -> None:
-        """All that anybody will ask for are the longest lengths, in descending order."""
+        """Stores the greatest lengths, in descending order, when nothing else will be asked for."""
         self._longest = lengths
 
     @property
@@ -163,12 +165,12 @@ class Plan:
 
 
 class Flight(NamedTuple):
-    """A step that is under way."""
+    """A step in flight."""
 
     plan: Plan
     start_ns: int
     end_ns: int
     moved: tuple[int, int]
-    """Time on the link, and waiting for it."""
+    """Time spent on the link and time spent waiting for it, in nanoseconds."""
     row: bytes
-    """Its row, but for times and who finished (`kvsim.schema.completed_row`)."""
+    """Its row without times and finished requests (`kvsim.schema.completed_row`)."""

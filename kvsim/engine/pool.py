@@ -1,4 +1,4 @@
-"""Physical blocks of one device: reference counts, and the contents that can be hit.
+"""The physical blocks of one device: reference counts, and content that later requests can hit.
 
 ```
   idle, never used ─┐                       ┌── last reference dropped, no content ──► idle, blank
@@ -22,17 +22,17 @@ from kvsim.engine.order import MakeOrder
 
 
 class BlockPool:
-    """Blocks without content: a reference count, and an order of reuse.
+    """Blocks without content, with reference counts and an order of reuse.
 
     vLLM 0.6.3.post1 `core/block/naive_block.py`.
     """
 
     def __init__(self, size: int, first: int = 0, idle_order: MakeOrder = Stack) -> None:
-        """`idle_order`: in which order blank blocks are reused."""
+        """`idle_order` makes the order in which blank blocks are reused."""
         self.size = size
         self.first = first
         self.references: dict[int, int] = {}
-        """block → how many tables hold it; idle blocks are absent."""
+        """block → number of tables that hold it. Idle blocks are absent."""
         self._blank = idle_order(first, size)
         if not self._blank.fresh:
             for block in range(first, first + size):
@@ -40,46 +40,47 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken."""
+        """Number of blocks that can be taken."""
         return self.size - len(self.references)
 
     @property
     def idle(self) -> int:
-        """Blocks that can be taken, counted in the order in which they wait."""
+        """Number of blocks that can be taken, counted in the order that holds them (a check on
+        `free`)."""
         return len(self._blank)
 
     @property
     def cached(self) -> int:
-        """Free blocks whose content can still be hit."""
+        """Number of free blocks whose content can still be hit."""
         return 0
 
     def cached_blocks(self) -> Iterable[int]:
-        """Free blocks whose content can still be hit, by id, in no particular order."""
+        """Ids of the free blocks whose content can still be hit, in no particular order."""
         return ()
 
     @property
     def used(self) -> int:
-        """Blocks in at least one table."""
+        """Number of blocks that at least one table holds."""
         return len(self.references)
 
     def take(self) -> int:
-        """An idle block, with one reference and no content."""
+        """Takes an idle block and returns it with one reference and no content."""
         block = self._blank.pop()
         self.references[block] = 1
         return block
 
     def take_many(self, number: int) -> list[int]:
-        """`number` blocks, as `take` would give them one by one."""
+        """Takes `number` blocks, in the order in which `take` would return them."""
         blocks = self._blank.pop_many(number)
         self.references.update(dict.fromkeys(blocks, 1))
         return blocks
 
     def share(self, block: int) -> None:
-        """One more table holds a block in use."""
+        """Adds a reference to a block in use."""
         self.references[block] += 1
 
     def drop(self, block: int) -> None:
-        """One table less holds a block without content."""
+        """Removes a reference to a block without content."""
         references = self.references
         if references[block] == 1:
             del references[block]
@@ -88,12 +89,12 @@ class BlockPool:
             references[block] -= 1
 
     def drop_table(self, table: list[int]) -> None:
-        """`drop` each block, first to last."""
+        """Calls `drop` for each block, first to last."""
         for block in table:
             self.drop(block)
 
     def audit(self) -> None:
-        """Assert that every block is in exactly one place."""
+        """Asserts that every block is in exactly one place."""
         returned, fresh, references = self._returned(), self._blank.fresh, self.references
         idle = set(returned)
         assert len(idle) == len(returned), "a block is idle twice"
@@ -103,15 +104,15 @@ class BlockPool:
         assert self.used + self.idle == self.size, "blocks were lost or invented"
 
     def _returned(self) -> list[int]:
-        """Idle blocks that were used before."""
+        """Idle blocks that have been used before."""
         return list(self._blank)
 
 
 class KeyedPool(BlockPool):
-    """Blocks that remember what they hold until they are given out again.
+    """Blocks that keep their content until they are reused.
 
-    `eviction`: in which order idle blocks lose their content, once no blank one is left; None: they
-    wait in one order with the blank ones.
+    `eviction` makes the order in which idle blocks lose their content once no blank block is left.
+    With None, idle blocks with content and blank ones share one order.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class KeyedPool(BlockPool):
     ) -> None:
         super().__init__(size, first, idle_order)
         self.block_of: dict[int, int] = {}
-        """key → the block with that content that is hit, in use or idle."""
+        """key → the block with that content that a lookup finds, in use or idle."""
         self.key_of: dict[int, int] = {}
         """block → the key of its content."""
         self.content = eviction(first, size) if eviction else self._blank
@@ -158,18 +159,18 @@ class KeyedPool(BlockPool):
         return blocks
 
     def hit(self, blocks: list[int]) -> None:
-        """One more table holds these blocks with content, idle or in use."""
+        """Adds a reference to each of these blocks with content, in use or idle."""
         references = self.references
         for block in blocks:
             references[block] = references.get(block, 0) + 1
         self.content.hit_table(blocks)
 
     def forget(self, blocks: list[int]) -> None:
-        """Blocks were taken: their content cannot be hit any more."""
+        """Blocks were taken for other tokens; their old content can no longer be hit."""
         raise NotImplementedError
 
     def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
-        """One table less, last scheduled at `access_ns`, holds these blocks of `size` tokens."""
+        """Drops a table, last scheduled at `access_ns`, that held these blocks of `size` tokens."""
         raise NotImplementedError
 
     def audit(self) -> None:
@@ -182,7 +183,8 @@ class KeyedPool(BlockPool):
         return [block for order in {self._blank, self.content} for block in order]
 
     def _let_go(self, table: list[int], size: int) -> tuple[list[int], Sequence[int]]:
-        """Let go of a table: the blocks that nobody holds now, and the tokens up to each."""
+        """Drops the references of a table. Returns the blocks that became idle, and for each the
+        tokens up to its end."""
         references = self.references
         tokens: Sequence[int] = range(size, (len(table) + 1) * size, size)
         alone = [block for block in table if references[block] == 1]
@@ -195,10 +197,10 @@ class KeyedPool(BlockPool):
 
 
 class PrefixPool(KeyedPool):
-    """Blocks that remember what they hold, so that an equal prefix can use them again.
+    """Blocks that keep their content, so that an equal prefix can reuse them.
 
-    Every key has at most one block: equal contents are merged. A block is *computed* once a
-    scheduling call has ended after it was given its content.
+    Every key has at most one block, because equal contents are merged. A block counts as computed
+    after the scheduling call that gave it its content.
 
     vLLM 0.6.3.post1 `core/block/prefix_caching_block.py`, `core/evictor_v2.py`.
     """
@@ -206,26 +208,26 @@ class PrefixPool(KeyedPool):
     def __init__(self, size: int, first: int, idle_order: MakeOrder, eviction: MakeOrder) -> None:
         super().__init__(size, first, idle_order, eviction)
         self._last: dict[int, int] = {}
-        """Blocks in use that a freed table stamped with its access time."""
+        """Blocks in use that carry the access time of a table freed earlier."""
         self._computed: set[int] = set()
         self._touched: list[int] = []
-        """Blocks given content since the last `mark_computed`."""
+        """Blocks that were given content since the last `mark_computed`."""
         self.lookups = 0
         self.hits = 0
-        """Of `lookups`; vLLM 0.6.3's own hit-rate metric counts these."""
+        """Number of `lookups` that were found. vLLM 0.6.3's own hit-rate metric counts these."""
 
     def holds(self, key: int) -> bool:
-        """Whether the content is here in a block in use (hitting it costs no free block)."""
+        """Whether a block in use holds the content. Hitting it costs no free block."""
         return self.block_of.get(key) in self.references
 
     def find(self, key: int) -> int | None:
-        """The block with this content, if it is computed."""
+        """Returns the block with this content if it is computed."""
         block = self.block_of.get(key)
         known = block not in self.references or block in self._computed
         return block if known else None
 
     def take_keyed(self, key: int) -> int:
-        """A block with this content: the one that has it, or a newly taken one."""
+        """Returns a block with this content: the existing one, or else a newly taken one."""
         self.lookups += 1
         block = self.block_of.get(key)
         if block is None:
@@ -237,7 +239,7 @@ class PrefixPool(KeyedPool):
         return block
 
     def take_table(self, keys: list[int]) -> list[int]:
-        """`take_keyed` each key, first to last."""
+        """Calls `take_keyed` for each key, first to last."""
         block_of = self.block_of
         table: list[int] = []
         for place, key in enumerate(keys):
@@ -251,7 +253,8 @@ class PrefixPool(KeyedPool):
         return table
 
     def take_leading(self, keys: list[int]) -> list[int]:
-        """`take_keyed` the leading keys whose content is here, and nothing for the rest."""
+        """Calls `take_keyed` for the leading keys whose content is present, and stops at the first
+        other one."""
         block_of = self.block_of
         here = 0
         while here < len(keys) and keys[here] in block_of:
@@ -269,7 +272,8 @@ class PrefixPool(KeyedPool):
         return blocks
 
     def fill(self, block: int, key: int) -> int:
-        """A block in use became full; returns the block that carries the content from now on."""
+        """Books that a block in use became full. Returns the block that holds the content from now
+        on."""
         known = self.block_of.get(key)
         if known is None:
             self._label(block, key)
@@ -279,9 +283,9 @@ class PrefixPool(KeyedPool):
         return known
 
     def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
-        """One table less holds these full blocks, `size` tokens each.
+        """Drops a table that held these full blocks of `size` tokens.
 
-        `access_ns`: when the table was last scheduled; −1: each block keeps its own stamp.
+        `access_ns` is when the table was last scheduled. With -1, each block keeps its own time.
         """
         alone, tokens = self._let_go(table, size)
         stamps, keys = self._last, [self.key_of[block] for block in alone]
@@ -296,7 +300,7 @@ class PrefixPool(KeyedPool):
             self.content.put(block, key, upto, stamped.get(block, -1))
 
     def stamp(self, block: int, access: int) -> None:
-        """Note when the table that holds a block in use was last scheduled."""
+        """Notes when the table that holds a block in use was last scheduled."""
         self._last[block] = access
 
     def drop(self, block: int) -> None:
@@ -307,12 +311,12 @@ class PrefixPool(KeyedPool):
                 self._last.pop(block, None)
 
     def computed_in(self, blocks: list[int]) -> int:
-        """How many of these blocks in use hold computed content."""
+        """Returns how many of these blocks in use hold computed content."""
         computed = self._computed
         return sum([block in computed for block in blocks])
 
     def mark_computed(self) -> None:
-        """A scheduling call has ended: what it gave content to now counts as computed."""
+        """Marks content given out during the scheduling call that has just ended as computed."""
         if self._touched:
             self._computed.update(filter(self.references.__contains__, self._touched))
             self._touched.clear()
@@ -347,5 +351,5 @@ class PrefixPool(KeyedPool):
 
 
 def each(call: Callable[[int], None], arguments: list[int]) -> None:
-    """Call for each, without a step of Python for each."""
+    """Calls a function with each argument, without a Python loop."""
     deque(map(call, arguments), maxlen=0)

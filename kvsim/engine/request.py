@@ -1,4 +1,4 @@
-"""A request while it is being simulated: what its client says, its standing, what it has cost.
+"""A request during a simulation: what its client asked for, its state, and its costs so far.
 
 ```
           admit                  finish
@@ -9,9 +9,9 @@ WAITING ────────► RUNNING ────────────
                   SWAPPED
 ```
 
-A `Request` owns 1..n `Sequence`s (more than one only after a fork, `n > 1`). Queues hold requests;
-block tables belong to sequences. How long an output becomes is written nowhere here: policies see
-requests, and must not see the future (`kvsim.engine.batch.Endings` knows it).
+A `Request` owns one or more `Sequence`s; there are several only after a fork (`n > 1`). Queues hold
+requests, and block tables belong to sequences. The final output length is not stored here, because
+policies see requests and must not see the future (`kvsim.engine.batch.Endings` knows it).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, Protocol, cast
 
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
-"""States of a sequence; IGNORED: ended by the engine without completing."""
+"""States of a sequence. IGNORED means that the engine ended it before it was complete."""
 
 
 Span = tuple[int, int, int]
-"""Consecutive full blocks `first .. last - 1` of a stream and an offset: the key of block d is
-d * block_size + offset. The blocks next to them have another offset."""
+"""Consecutive full blocks `first .. last - 1` of a stream. The key of block d is d * block_size +
+`offset`. Neighbouring blocks have another offset."""
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a stream, without regard to salts.
+    """Consecutive tokens of a stream, without the cache salt.
 
     Pieces of two streams with equal keys begin with the same token after the same tokens. They
     agree up to the end of the shorter one.
     """
 
     key: int
-    """Key of the first token, as of a block of one token."""
+    """Key of the first token, computed as for a block of one token."""
     first: int
     """Position of the first token in the stream."""
     last: int
@@ -54,9 +54,9 @@ class Stream(Protocol):
         ...
 
     def contents(self, first: int, last: int, block_size: int) -> Seq[int]:
-        """Contents of the same blocks: equal ones mean the same tokens, whatever is before them.
+        """Contents of the same blocks. Equal contents mean the same tokens, whatever precedes them.
 
-        Their keys, where tokens are known by their prefix only.
+        Where tokens are known only by their prefix, these are the keys.
         """
         ...
 
@@ -66,36 +66,38 @@ class Stream(Protocol):
 
 
 class UnitStream(Stream, Protocol):
-    """A stream whose blocks come in groups that come and go together: those of a hash id."""
+    """A stream whose blocks form groups, one for each hash id, that enter and leave the cache
+    together."""
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
-        """The first `number` full blocks as (identity of a group and of all before it, blocks)."""
+        """Returns the first `number` full blocks as (identity of a group and of everything before
+        it, number of blocks)."""
         ...
 
 
 class SpannedStream(Stream, Protocol):
-    """A stream most of whose keys follow from the key before."""
+    """A stream in which most keys follow from the key before."""
 
     salt: int
     """Offset of every key; 0 without a salt."""
 
     def spans(self, block_size: int) -> list[Span]:
-        """All full blocks in spans, those of tokens that do not exist yet included. Their keys may
-        be others than those of `keys`, but they are equal where those are."""
+        """Returns all full blocks as spans, including those of tokens that do not exist yet. The
+        keys may differ from those of `keys`, but they are equal in the same places."""
         ...
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens behind which no block of it ends that another stream has, too."""
+        """Returns a token count beyond which no block of this stream occurs in another stream."""
         ...
 
     def pieces(self, length: int) -> list[Piece]:
-        """The first `length` tokens, in order, without regard to the salt."""
+        """Returns the first `length` tokens in order, without the salt."""
         ...
 
 
 class Sequence:
-    """One token stream of a request and its block table."""
+    """One token stream of a request, with its block table."""
 
     __slots__ = (
         "_stream",
@@ -121,43 +123,44 @@ class Sequence:
     def __init__(self, request: Request, stream: Stream | None, sample: int = 0) -> None:
         self.request = request
         self.sample = sample
-        """Number of the sample of its request; the first sequence is the last sample."""
+        """Number of the sample within its request. The first sequence is the last sample."""
         self._stream = stream
-        """Not for policies: it knows tokens that do not exist yet."""
+        """Private: it knows tokens that do not exist yet, so policies must not read it."""
         self.state = WAITING
         self.length = request.input_length
-        """Known tokens: prompt and generated, the newest included, whose KV is not written yet."""
+        """Number of known tokens: prompt and generated ones. The KV of the newest is not written
+        yet."""
         self.computed = 0
-        """Tokens whose KV exists."""
+        """Number of tokens whose KV exists."""
         self.prompt_stage = True
         """True until all known tokens have been computed once since (re-)admission."""
         self.table: list[int] = []
-        """Physical block ids, in token order; empty: holds nothing."""
+        """Physical block ids in token order; empty if it holds no blocks."""
         self.filled = 0
-        """Tokens that have a slot in the table."""
+        """Number of tokens that have a slot in the table."""
         self.keys: list[int] = []
-        """Keys of the leading full blocks, extended when needed."""
+        """Keys of the leading full blocks, extended on demand."""
         self.spans: list[Span] = []
-        """Its full blocks in spans, once they were asked for."""
+        """Its full blocks as spans, cached after the first use."""
         self.seen = 0
-        """Leading blocks known to be computed (prefix caching)."""
+        """Number of leading blocks known to be computed (prefix caching)."""
         self.gap = False
-        """True once a block that is not computed ended the count of `seen`."""
+        """True once an uncomputed block ended the count of `seen`."""
         self.access_ns = -1
-        """When it was last scheduled since its table was allocated; -1: not yet."""
+        """When it was last scheduled since its table was allocated; -1 if it was not."""
         self.last_token_ns = -1
-        """When its newest generated token came to exist; -1: there is none."""
+        """When its newest token was generated; -1 if there is none."""
         self.published = 0
-        """Leading blocks of the table that others can hit (managers with a prefix cache)."""
+        """Number of leading blocks that others can hit (managers with a prefix cache)."""
         self.placeholders = 0
-        """Tokens sampled by steps in flight, not known to the scheduler yet."""
+        """Number of tokens sampled by steps in flight that the scheduler does not know yet."""
         self.member: Any = None
-        """Its place among those that decode together; the mechanism's own (`kvsim.fast`)."""
+        """Its entry among the requests that decode together, for `kvsim.fast` only."""
 
     def block_keys(self, number: int, block_size: int) -> list[int]:
-        """The keys of the first `number` full blocks of known tokens.
+        """Returns the keys of the first `number` full blocks of known tokens.
 
-        Always to be asked with the same block size.
+        Every call must use the same block size.
         """
         keys = self.keys
         if len(keys) < number:
@@ -167,10 +170,10 @@ class Sequence:
         return keys if len(keys) == number else keys[:number]
 
     def block_spans(self, block_size: int) -> list[Span]:
-        """All its full blocks in spans, those of tokens that do not exist yet included: for the
-        books alone, not for policies.
+        """Returns all full blocks as spans, including those of tokens that do not exist yet. For
+        block managers only, not for policies.
 
-        Always to be asked with the same block size.
+        Every call must use the same block size.
         """
         if not self.spans:
             self.spans = cast(SpannedStream, self._stream).spans(block_size)
@@ -178,16 +181,17 @@ class Sequence:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens behind which no block of it ends that another stream has, too."""
+        """Returns a token count beyond which no block of this sequence occurs in another stream."""
         return cast(SpannedStream, self._stream).shared_tokens
 
     def identities(self, tokens: int) -> Stream | None:
-        """What names its first `tokens` tokens, which must be known; None: nothing does."""
+        """Returns the stream that identifies its first `tokens` tokens, all of which must be known;
+        None if there is none."""
         assert tokens <= self.length, "a token that does not exist yet has no identity"
         return self._stream
 
     def child(self, sample: int) -> Sequence:
-        """A further sample (`n > 1`) that has the same tokens so far; it holds no blocks yet."""
+        """Returns a further sample (`n > 1`) with the same tokens so far and no blocks."""
         stream = None if self._stream is None else self._stream.sample(sample + 1)
         twin = Sequence(self.request, stream, sample)
         twin.state = RUNNING
@@ -255,42 +259,42 @@ class Request:
         self.prefix_pos = prefix_pos
         """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
         self.max_new_tokens = max_new_tokens
-        """The most tokens that its client lets it generate; None: as many as there is room for."""
+        """Most tokens that its client allows it to generate; None for as many as fit."""
         self.ignore_eos = ignore_eos
-        """Whether it generates so many, whatever the model says."""
+        """Whether it generates `max_new_tokens` tokens, whatever the model samples."""
         self.routing_key = routing_key
-        """Requests with the same key are better served together (SGLang's `routing-key` only)."""
+        """Requests with equal keys are better served together (SGLang's `routing-key` only)."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = -1
-        """When the client wanted to send it; -1: not yet, as for all times below."""
+        """When the client wanted to send it. Here and in all times below, -1 means not yet."""
         self.client_queue_ns = 0
-        """Wait for one of the client's `max_concurrency` slots, before `arrival_ns`."""
+        """Time before `arrival_ns` spent waiting for one of the `max_concurrency` slots."""
         self.arrival_ns = -1
-        """When the engine got it; latencies count from here."""
+        """When the engine received it. Latencies count from here."""
         self.first_scheduled_ns = -1
         self.first_token_ns = -1
         self.finish_ns = -1
         self.reason = ""
-        """Empty: completed (or still under way); otherwise why it was rejected."""
+        """Why it was rejected; empty if it completed or is still running."""
         self.sampled_tokens = 0
-        """Tokens generated so far by all samples together, where there are several."""
+        """Number of tokens generated so far by all samples together, where there are several."""
         self.num_preemptions = 0
         self.cached_tokens = 0
-        """Prompt tokens whose computation a prefix hit saved at the first admission."""
+        """Prompt tokens that prefix hits saved from computation at the first admission."""
         self.recached_tokens = 0
-        """Tokens whose computation prefix hits saved at later admissions, after preemptions."""
+        """Tokens that prefix hits saved from computation at later admissions."""
         self.lost_tokens = 0
-        """Most tokens whose KV a recompute preemption threw away."""
+        """Most tokens whose KV a single recompute preemption discarded."""
         self.recomputed_tokens = 0
-        """Tokens whose KV was computed, lost to a preemption, and computed again."""
+        """Number of tokens whose KV was computed, lost to a preemption, and computed again."""
         self.swapped_out_blocks = 0
         self.swapped_in_blocks = 0
         self.blocked_steps = 0
-        """Scheduling calls in which it stood at the head of the queue and was refused."""
+        """Number of scheduling calls that refused it at the head of the queue."""
 
     @property
     def output_tokens(self) -> int:
-        """Tokens generated so far, of all samples."""
+        """Number of tokens generated so far by all samples."""
         if self.n > 1:
             return self.sampled_tokens
         return self.sequences[0].length - self.input_length

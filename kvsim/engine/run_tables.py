@@ -1,7 +1,7 @@
-"""Block tables with a prefix cache whose content is kept in runs (`kvsim.engine.runs`).
+"""Block tables with a prefix cache whose content is stored in runs (`kvsim.engine.runs`).
 
-Where nobody can look for a block, as nobody else has its tokens, it gets its content only when it
-is given back. A sequence of which that is true of all blocks is a number of blocks until then.
+A block with tokens that no other request has gets its content only when it is freed, because nobody
+can look it up earlier. A sequence that has only such blocks is a mere block count until then.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvsim.engine.runs import Hits, Run, RunPool, parts
 from kvsim.engine.tables import COUNTED, Pairs
 
 _Blocks = list[int]
-"""What other managers return as hits."""
+"""The type that other managers return as hits."""
 
 
 class RunTables(Counted):
-    """Moves of a manager with a prefix cache, without work for each block."""
+    """The moves of a manager with a prefix cache, without work per block."""
 
     gpu: RunPool
 
@@ -27,10 +27,10 @@ class RunTables(Counted):
         super().__init__(*sizes, **rules)
         self.lockstep = COUNTED if self.lockstep else ""
         self._runs: dict[Sequence, list[Run]] = {}
-        """The content of each table, but for those in which nobody can look for any."""
+        """The content of each table, except tables whose blocks nobody can look up."""
 
     def find(self, sequence: Sequence, withheld: int = 0) -> Hits:
-        """The leading full blocks of a sequence that are resident, but for those that hold one of
+        """Returns the leading resident full blocks of a sequence, without those that hold one of
         its last `withheld` tokens."""
         blocks = (sequence.length - withheld) // self.block_size
         return self.gpu.find(sequence.block_spans(self.block_size), blocks)
@@ -74,12 +74,12 @@ class RunTables(Counted):
             self.gpu.keep(sequence.block_spans(self.block_size), full)
 
     def is_looked_for(self, sequence: Sequence) -> bool:
-        """Whether others may look for blocks that a sequence without hits fills."""
+        """Whether others may look up blocks that a sequence without hits fills."""
         return True
 
     def published_last(self, sequence: Sequence) -> int:
-        """Tokens whose full blocks are given their content when the table is given back, where they
-        have none."""
+        """Returns the number of tokens whose full blocks are labelled when the table is freed, if
+        they have no content yet."""
         return sequence.computed if self.publish_at.computed else sequence.filled
 
     def append(self, sequence: Sequence) -> Pairs:

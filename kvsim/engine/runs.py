@@ -1,4 +1,4 @@
-"""Blocks with content in runs: one object for as many neighbours as share their fate.
+"""Blocks with content, stored in runs: one object for neighbouring blocks that are treated alike.
 
 ```
  table A   0 ······ 5 ········ 9              A and B begin alike, and part after 5 blocks
@@ -26,8 +26,8 @@ runs, because of these invariants:
 5. If a key is resident, so are all before it. For a table holds a prefix, and gives its blocks back
    from the last to the first.
 
-A hit that ends inside a run cuts it (4). A table lets a run grow, or joins two, only where nobody
-else holds them.
+A hit that ends inside a run cuts it (4). A table lets a run grow, or joins two, only if no
+other table holds them.
 """
 
 from __future__ import annotations
@@ -40,40 +40,41 @@ from kvsim.engine.request import Span
 
 
 class Run:
-    """Consecutive blocks with content, of which all that is decided is the same."""
+    """Consecutive blocks with content that are always treated alike."""
 
     __slots__ = ("copies", "end", "next", "offset", "prev", "refs", "start", "successor")
 
     def __init__(self, start: int, end: int, offset: int, refs: int) -> None:
         self.start = start
-        """Its blocks are the blocks `start .. end - 1` of every sequence that holds them."""
+        """It holds the blocks `start .. end - 1` of every sequence that uses it."""
         self.end = end
         self.offset = offset
-        """As of a `Span`."""
+        """The key offset, as in a `Span`."""
         self.refs = refs
-        """Tables that hold it."""
+        """Number of tables that hold it."""
         self.copies: list[Run] | None = None
-        """All runs with this content, the one labelled first in front; None: it is the only one;
-        empty: it cannot be hit any more."""
+        """All runs with this content, the one labelled first in front. None if it is the only one;
+        empty if it cannot be hit any more."""
         self.successor: Run | None = None
-        """What was cut off behind it; true as long as somebody holds both."""
+        """The run that was cut off behind it. Valid as long as a table holds both."""
         self.prev = self
         self.next = self
-        """Its neighbours in the queue, if nobody holds it."""
+        """Its neighbours in the eviction queue, if no table holds it."""
 
 
 class Hits(Sequence[int]):
-    """The leading blocks of a sequence that are resident, as runs; without names, as `Counted`
-    tables are."""
+    """The leading resident blocks of a sequence, as runs. Blocks have no ids, as in `Counted`
+    tables."""
 
     __slots__ = ("idle", "number", "runs")
 
     def __init__(self, runs: list[Run], number: int, idle: int) -> None:
         self.runs = runs
         self.number = number
-        """Blocks. Each run counts up to where the next one starts, the last one up to here."""
+        """Number of blocks. Each run counts up to the start of the next one, the last one up to
+        this number."""
         self.idle = idle
-        """Blocks among them that no table holds."""
+        """Number of these blocks that no table holds."""
 
     def __len__(self) -> int:
         return self.number
@@ -90,31 +91,32 @@ _NO_HITS = Hits([], 0, 0)
 
 
 class RunPool(CachePool):
-    """A pool that knows its content in runs.
+    """A pool that stores its content in runs.
 
-    The moves are those of `kvsim.engines.vllm_v1_blocks.ContentPool` under its `lru` eviction:
-    blank blocks are given out before any content is evicted, idle content goes in the order in
-    which it was given back, of one table the last block first, and of several blocks with one
-    content the one labelled first is hit.
+    It decides like `kvsim.engines.vllm_v1_blocks.ContentPool` with `lru` eviction. Blank blocks are
+    given out before any content is evicted. Idle content is evicted in the order in which it was
+    freed, the last block of a table first. Of several blocks with equal content, the one labelled
+    first is hit.
     """
 
     def __init__(self, size: int, first: int, block_size: int) -> None:
         super().__init__(size, first)
         self._block_size = block_size
         self._at: dict[int, Run] = {}
-        """Key of the first block of a run → the run, or of its copies the one labelled first."""
+        """Key of the first block of a run → the run; of several copies, the one labelled first."""
         self._queue = Run(0, 0, 0, 0)
-        """Before the idle run that is evicted next, and behind the one that goes last."""
+        """Sentinel of the circular queue of idle runs. Its successor is evicted next, its
+        predecessor last."""
 
     def idle_runs(self) -> Iterator[Run]:
-        """Runs that no table holds, the one that is evicted next in front."""
+        """Iterates over the runs that no table holds, in order of eviction."""
         run = self._queue.next
         while run is not self._queue:
             yield run
             run = run.next
 
     def find(self, spans: list[Span], limit: int) -> Hits:
-        """The leading blocks of a sequence that are resident, at most `limit`."""
+        """Returns the leading resident blocks of a sequence, at most `limit`."""
         at, size = self._at, self._block_size
         if not limit or spans[0][2] not in at:
             return _NO_HITS
@@ -134,7 +136,7 @@ class RunPool(CachePool):
         return Hits(runs, depth, idle)
 
     def hold(self, hits: Hits) -> list[Run]:
-        """One more table holds what `find` has just returned; returns the runs of the table."""
+        """Adds a table that holds what `find` has just returned. Returns the runs of the table."""
         runs, end = hits.runs, hits.number
         for run in reversed(runs):
             if run.end > end:
@@ -148,8 +150,8 @@ class RunPool(CachePool):
         return runs
 
     def label(self, runs: list[Run], spans: list[Span], first: int, last: int) -> None:
-        """The blocks `first .. last - 1` of a table, whose content so far is in `runs`, are given
-        that of these spans."""
+        """Labels the blocks `first .. last - 1` of a table with the content of these spans. `runs`
+        holds the content of the table so far."""
         at, size, depth = self._at, self._block_size, first
         known = True
         for _, end, offset in spans[-1:] if spans[-1][0] <= first else spans:
@@ -167,7 +169,7 @@ class RunPool(CachePool):
                     depth = run.end
 
     def release(self, runs: list[Run], end: int) -> None:
-        """One table less holds these runs, which cover its first `end` blocks."""
+        """Releases a table whose first `end` blocks are covered by these runs."""
         queue, before = self._queue, self._queue
         for run in reversed(runs):
             start = run.start
@@ -194,7 +196,7 @@ class RunPool(CachePool):
             end = start
 
     def keep(self, spans: list[Span], end: int) -> None:
-        """A table of `end` full blocks that was never labelled is given back."""
+        """Releases a table of `end` full blocks that was never labelled, and keeps its content."""
         key = spans[0][2]
         if spans[0][1] < end or key in self._at:
             runs: list[Run] = []
@@ -209,7 +211,7 @@ class RunPool(CachePool):
     # -- parts of moves --------------------------------------------------------------------------
 
     def _append(self, runs: list[Run], start: int, end: int, offset: int) -> Run:
-        """A table has new content behind its runs; returns the run that holds it."""
+        """Adds new content behind the runs of a table. Returns the run that holds it."""
         if runs:
             tail = runs[-1]
             while tail.end < start:
@@ -223,7 +225,7 @@ class RunPool(CachePool):
         return run
 
     def _meet(self, runs: list[Run], known: Run) -> None:
-        """A table has, behind its runs, what a run holds already: that has one copy more."""
+        """Adds a copy of a known run behind the runs of a table that computed the same content."""
         copy = Run(known.start, known.end, known.offset, 1)
         if known.copies is None:
             known.copies = [known]
@@ -232,7 +234,8 @@ class RunPool(CachePool):
         runs.append(copy)
 
     def _cut(self, run: Run, depth: int) -> None:
-        """A run, and every copy of it, ends at a depth; what is behind it is a run of its own."""
+        """Cuts a run, and every copy of it, at a depth. The part behind the cut becomes a run of
+        its own."""
         rests = []
         for front in run.copies or (run,):
             rest = Run(depth, front.end, front.offset, front.refs)
@@ -246,7 +249,7 @@ class RunPool(CachePool):
         self._at[depth * self._block_size + run.offset] = rests[0]
 
     def _evict(self, number: int) -> None:
-        """Forget the runs that were given back first, each from its tail."""
+        """Evicts `number` blocks, from the runs freed first, each from its end."""
         while number:
             run = self._queue.next
             here = run.end - run.start
@@ -261,7 +264,7 @@ class RunPool(CachePool):
             self._forget(run)
 
     def _forget(self, run: Run) -> None:
-        """A run is no more."""
+        """Removes a run from all books."""
         key = run.start * self._block_size + run.offset
         copies = run.copies
         if copies is None:
@@ -273,7 +276,7 @@ class RunPool(CachePool):
             copies[0].copies = None
 
     def _enter(self, run: Run, follower: Run) -> None:
-        """Take a run into the queue, before another one."""
+        """Inserts a run into the queue before another one."""
         run.prev, run.next = follower.prev, follower
         run.prev.next = follower.prev = run
 
@@ -301,8 +304,8 @@ class RunPool(CachePool):
                 assert len(alike) == 1, "copies are cut at different places"
 
     def audit_tables(self, tables: Iterable[tuple[list[Run], int]]) -> int:
-        """Assert that runs are held as often as they occur in these tables, given as their runs and
-        the blocks that these cover; returns the blocks that they hold."""
+        """Asserts that each run is held as often as it occurs in these tables. Each table is given
+        as its runs and the number of blocks that they cover. Returns the number of blocks held."""
         held: dict[Run, int] = {}
         for runs, end in tables:
             ends = [run.start for run in runs[1:]] + [end]
@@ -327,7 +330,7 @@ class RunPool(CachePool):
 
 
 def parts(run: Run, end: int) -> Iterator[Run]:
-    """A run and what was cut off behind it, up to a depth."""
+    """Iterates over a run and the runs that were cut off behind it, up to a depth."""
     yield run
     while run.end < end:
         assert run.successor is not None, "the content of a table has a hole"

@@ -1,4 +1,4 @@
-"""What every scheduler is: a policy that composes steps out of moves of a batch.
+"""The base class of schedulers: policies that compose steps from the moves of a batch.
 
 ```python
 class Mine(VllmV1):
@@ -7,8 +7,8 @@ class Mine(VllmV1):
         return super().compose(batch, now_ns)
 ```
 
-`kvsim run --engine mine:Mine`. Whatever a class overrides decides: short cuts are taken only where
-nothing is overridden that they stand for (`kvsim.fast.known`).
+Run it with `kvsim run --engine mine:Mine`. Overridden methods always count: short cuts apply only
+where none of the methods that they reproduce is overridden (`kvsim.fast.known`).
 """
 
 from __future__ import annotations
@@ -37,45 +37,47 @@ class Scheduler:
     `scheduling_policy`, `victim` (`rules.victims.Victim`; None: its own rule), `watermark`,
     arguments of its own, or `**settings` for all of them. A `ValueError` is a refusal to start.
 
-    Requests that it is shown say what their clients said. How long an output becomes is the
-    mechanism's knowledge: `Batch.token` says whether a token was the last one.
+    A scheduler sees what clients declared. Only the batch knows how long an output becomes:
+    `Batch.token` returns whether a token was the last one.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     watermark_blocks: int = 0
-    """Blocks that admissions leave free; a run notes it down."""
+    """Number of blocks that admissions leave free. It is recorded in the result."""
     longest_sequence: int | None = None
-    """Tokens at which a sequence ends, whatever it says; None: no limit."""
+    """Length in tokens at which every sequence ends; None for no limit."""
     chunked: bool = True
-    """Whether a prompt may be spread over steps; if not, `max_num_batched_tokens` must hold the
-    longest."""
+    """Whether a prompt may be spread over steps. If not, `max_num_batched_tokens` must hold the
+    longest prompt."""
     whole_blocks: bool = False
-    """Whether chunks end on block boundaries, so that the token budget must be whole blocks."""
+    """Whether chunks end on block boundaries, so that the token budget must be a multiple of the
+    block size."""
     in_flight: int = 1
-    """Steps that are composed before the oldest is settled, the new one included."""
+    """Number of steps composed before the oldest is settled, including the new one."""
     counts_composed: bool = False
-    """Whether `Sequence.computed` counts tokens from when their step is composed; if not, from when
-    it is settled."""
+    """Whether `Sequence.computed` counts tokens as soon as their step is composed; if not, when it
+    is settled."""
     names_blocks: bool = True
-    """Whether it looks at block ids: entries of tables, references of pools. One of your own that
-    does not may be served by a prefix cache that keeps no ids, with less work."""
+    """Whether it reads block ids: entries of tables, references of pools. If your scheduler does
+    not, set it to False: a faster prefix cache without ids may then be used."""
     lingers: bool = False
-    """Whether a request takes part in one more step after its last token."""
+    """Whether a request takes part in one more step after its last token, as in vLLM 0.6.3's
+    asynchronous output processing."""
 
     def arrive(self, batch: Batch, request: Request) -> None:
-        """Take a request in, or turn it away (`Batch.refuse`)."""
+        """Accepts a new request into the waiting queue, or rejects it (`Batch.refuse`)."""
         batch.arrive(request)
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Decide what the next step does, through the moves of `batch`."""
+        """Composes the next step through the moves of `batch`, and returns its plan."""
         raise NotImplementedError
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
-        """What the engine's host does while the model runs: nothing."""
+        """Work that the engine's host does while the model runs. By default there is none."""
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """The step's time has passed: tokens exist, samples fork, requests end."""
+        """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
         batch.publish(plan)
         before = len(batch.ended)
@@ -89,28 +91,28 @@ class Scheduler:
     # -- requests that decode together (`Batch.decode_together`) ---------------------------------
 
     def only_decodes(self, request: Request) -> bool:
-        """Whether one token is all that a running request takes on, in each step until it ends."""
+        """Whether a running request takes on exactly one token in each step until it ends."""
         return request.n == 1 and not request.sequences[0].prompt_stage
 
     def grow_one(self, batch: Batch, request: Request) -> None:
-        """Give a request that only decodes slots for its next token; there are blocks for it."""
+        """Gives a request that only decodes a slot for its next token. There are enough blocks."""
         batch.grow(request)
 
     def run_one(self, batch: Batch, request: Request) -> None:
-        """Put a request that only decodes, and has its slots, into the plan."""
+        """Adds a request that only decodes, and has its slot, to the plan."""
         batch.run_decode(request)
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
-        """These requests, in running order, have their last token: end them.
+        """Ends these requests, given in running order, which have their last token.
 
-        They have left those that decode together, unless the scheduler `lingers`.
+        They no longer belong to the requests that decode together, unless the scheduler `lingers`.
         """
         for request in requests:
             batch.complete(request)
 
 
 def compute(request: Request, tokens: int) -> None:
-    """The KV of `tokens` more tokens of each unfinished sequence of a request exists."""
+    """Books that the KV of `tokens` more tokens of each unfinished sequence of a request exists."""
     for sequence in request.sequences:
         if sequence.state <= SWAPPED:
             sequence.computed = known = sequence.computed + tokens
@@ -119,7 +121,8 @@ def compute(request: Request, tokens: int) -> None:
 
 
 def sample(batch: Batch, request: Request) -> None:
-    """Each running sequence of a request has one more token; those who have their last one end.
+    """Books one more token of each running sequence of a request, and ends those with their last
+    one.
 
     All samples share the blocks of the prompt: the first token forks the sequence (vLLM
     0.6.3.post1 `engine/output_processor/single_step.py`).
@@ -136,7 +139,7 @@ def sample(batch: Batch, request: Request) -> None:
 
 
 def sample_sequence(batch: Batch, sequence: Sequence, children: int) -> None:
-    """A sequence and `children` forked from it have one more token each."""
+    """Books one more token of a sequence and of each of the `children` forked from it."""
     forked = [sequence.child(number) for number in range(children)]
     for sampled in (*forked, sequence):
         if batch.token(sampled):

@@ -1,4 +1,5 @@
-"""Rules of prefix sharing in which engines differ: from when, at what gain, and up to where.
+"""Rules of prefix sharing in which engines differ: when blocks are shared, what hits save, and how
+far they reach.
 
 | rule | vLLM 0.6.3 | vLLM V1 | nano-vllm | nano-vllm of August 2025 |
 |---|---|---|---|---|
@@ -8,9 +9,9 @@
 
 vLLM 0.3.3 shares only what clients declare: its blocks at once, its computation once `computed`.
 
-Each block manager has its engine's rules as defaults; others are for research. What is not among
-them stays the manager's own: vLLM 0.6.3 merges equal blocks, takes the last block of a full hit as
-its own although it computes it again, and lets nobody skip what is computed in the same step.
+Each block manager defaults to the rules of its engine; the other values are for research. Some
+rules cannot be changed: vLLM 0.6.3 merges equal blocks, owns the last block of a full hit although
+it computes it again, and lets no request skip what is computed in the same step.
 """
 
 from __future__ import annotations
@@ -25,33 +26,37 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class PublishAt(NamedTuple):
-    """From when on a full block can be shared with other requests."""
+    """When a full block becomes available to other requests."""
 
     about: str
     computed: bool
-    """Not before the step that computes it is over."""
+    """Whether it becomes available only after the step that computes it."""
 
 
 class HitsSave(NamedTuple):
-    """What prefix hits are discounted from when a waiting request is admitted."""
+    """What prefix hits save when a waiting request is admitted."""
 
     about: str
     blocks: bool
-    """From the blocks that the admission needs; only those in use, idle ones leave the pool."""
+    """Whether hits reduce the blocks that the admission needs. Only blocks in use count, because
+    idle ones leave the pool."""
     tested: bool
-    """From the tokens that must fit the rest of the token budget, where prompts are not cut."""
+    """Whether hits reduce the tokens that must fit the rest of the token budget, where prompts are
+    not split."""
     charged: bool
-    """From the tokens charged to the budget; then hits take no part of a chunk either."""
+    """Whether hits reduce the tokens charged to the budget. If so, hits take up no part of a chunk
+    either."""
 
 
 class FullHit(NamedTuple):
-    """What is computed of a prompt of whole blocks that are all there."""
+    """What is still computed of a prompt of whole blocks that are all cached."""
 
     about: str
     withheld: int
-    """Tokens at the end of a sequence that are not looked up, nor the block they are in."""
+    """Number of tokens at the end of a sequence that are not looked up. The block that holds them
+    is not looked up either."""
     least: int
-    """Tokens of a chunk that are computed whatever is hit."""
+    """Least number of tokens of a chunk that are computed, whatever is hit."""
 
 
 PUBLISH_AT: dict[str, PublishAt] = {
@@ -61,7 +66,7 @@ PUBLISH_AT: dict[str, PublishAt] = {
     ),
     "computed": PublishAt("once the step that computes it is over (nano-vllm)", computed=True),
 }
-"""Names of the argument `publish_at` of managers with a prefix cache."""
+"""Values of the argument `publish_at` of managers with a prefix cache."""
 
 HITS_SAVE: dict[str, HitsSave] = {
     "computation": HitsSave(
@@ -84,7 +89,7 @@ HITS_SAVE: dict[str, HitsSave] = {
         charged=True,
     ),
 }
-"""Names of the argument `hits_save` of managers with a prefix cache."""
+"""Values of the argument `hits_save` of managers with a prefix cache."""
 
 FULL_HITS: dict[str, FullHit] = {
     "last-block": FullHit(
@@ -95,12 +100,12 @@ FULL_HITS: dict[str, FullHit] = {
     ),
     "nothing": FullHit("a prefill of no tokens (nano-vllm of August 2025)", withheld=0, least=0),
 }
-"""Names of the argument `full_hit` of managers with a prefix cache."""
+"""Values of the argument `full_hit` of managers with a prefix cache."""
 
 
 def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, **given: Any) -> T:
-    """The rule that `name` stands for: of `table`, or `package.module:name`, a `kind` or a class
-    that makes one of `given`. Raises `ConfigError`."""
+    """Returns the rule called `name`: a key of `table`, or `package.module:name` of a `kind` or of
+    a class that makes one from `given`. Raises `ConfigError`."""
 
     def guard(label: str, found: Any) -> Any:
         if not isinstance(found, kind):
@@ -118,4 +123,4 @@ def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, *
 make_publish_at = partial(_made, PublishAt, "publish_at", PUBLISH_AT)
 make_hits_save = partial(_made, HitsSave, "hits_save", HITS_SAVE)
 make_full_hit = partial(_made, FullHit, "full_hit", FULL_HITS)
-"""The rules that names stand for."""
+"""These functions return the rule of each kind by its name."""

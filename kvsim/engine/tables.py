@@ -1,8 +1,8 @@
 """Block tables of sequences over a GPU pool and a CPU pool.
 
-One class keeps the books for every block manager; a manager says what is special about *full*
-blocks, and what an admission reserves. Questions change nothing; moves assume that the question
-before them was answered with yes.
+One class keeps the books of every block manager. A manager adds what is special about *full*
+blocks, and what an admission reserves. Questions change nothing. Moves assume that the matching
+question was asked first and that its result allowed the move.
 
 ```
               table            filled = 10, block_size = 4
@@ -28,36 +28,36 @@ Pairs = list[tuple[int, int]]
 """Copied blocks: (source, target)."""
 
 COUNTED, NAMED = "counted", "named"
-"""Kinds of block managers that can serve decoding requests together (`Tables.lockstep`)."""
+"""How block managers serve decoding requests together (`Tables.lockstep`)."""
 
 
 class Tables:
-    """Block tables without sharing, except between the samples of one request.
+    """Block tables without sharing, except between the samples of a request.
 
     The rules of vLLM 0.6.3.post1, `core/block_manager.py` and `core/block/block_table.py`.
     """
 
     needs_keys = False
-    """Whether it looks at block identities, so that sequences need a stream."""
+    """Whether it reads block keys, so that sequences need a stream."""
     swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
-    """Where the engine raises if the CPU pool is too small for a victim."""
+    """Where the engine raises if the CPU pool is too small for a victim, as `error @ file:line`."""
     prefixes_only = False
-    """Whether it serves only requests of which no tokens are known."""
+    """Whether it serves only requests whose tokens are unknown."""
     publish_at = PUBLISH_AT["allocation"]
     hits_save = HITS_SAVE["computation"]
     full_hit = FULL_HITS["last-block"]
-    """How it shares prefixes, if it does."""
+    """Its rule for full prefix hits; None if it does not share prefixes."""
     lockstep = ""
-    """How it serves requests that decode together (`kvsim.fast.cohort`): `COUNTED`, by
-    number; `NAMED`, by visiting those whose tables change; empty: not at all."""
+    """How it serves requests that decode together (`kvsim.fast.cohort`). `COUNTED`: as a number of
+    blocks; `NAMED`: by visiting the requests whose tables change; empty: not at all."""
     label_moves = False
-    """Whether a block that is given its content may move another one with the same, out of the
-    blocks that are free or of what can be hit."""
+    """Whether labelling a block may move another block with equal content, out of the free blocks
+    or out of those that can be hit."""
     swaps = True
     """Whether its tables can move to the CPU pool."""
     grows = True
-    """Whether a running request can come to need more blocks than it has. If not, nothing is ever
-    preempted for want of blocks, and a watermark has nothing to guard."""
+    """Whether a running request can need more blocks than it has. If not, no request is ever
+    preempted for lack of blocks, and a watermark has no purpose."""
 
     def __init__(
         self,
@@ -68,40 +68,41 @@ class Tables:
         growth: str | Growth = "one-each",
         idle_order: str | MakeOrder = "stack",
     ) -> None:
-        """`growth`, `idle_order`: names of `GROWTH` and `IDLE_ORDERS`, or of one's own as
-        `package.module:name`; others than vLLM 0.6.3's are for research. Raises `ConfigError`."""
+        """`growth` and `idle_order` are values of `GROWTH` and `IDLE_ORDERS`, or a user's
+        `package.module:name`. Values other than those of vLLM 0.6.3 are for research. Raises
+        `ConfigError`."""
         self.block_size = block_size
         given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
         self._growth = make_growth(growth, **given)
         self.spare_block = self._growth is GROWTH["one-each"]
-        """Whether growth is taken to need a free block even where the last block has room."""
+        """Whether growth needs a free block even if the last block has room."""
         if self._growth not in GROWTH.values():
             self.lockstep = ""
         self.idle_order = make_idle_order(idle_order, **given)
-        """In which order blocks without content are reused."""
+        """Makes the order in which blocks without content are reused."""
         self.gpu = self.make_pool(num_gpu_blocks, 0)
         self.cpu = self.make_pool(num_cpu_blocks, num_gpu_blocks)
         self.empty_slots = 0
-        """Token slots of tables on the GPU that hold no token."""
+        """Number of empty token slots in the tables on the GPU."""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
-        """A pool of the kind that this manager needs."""
+        """Returns a pool of the kind that this manager needs."""
         return BlockPool(size, first, self.idle_order)
 
     # -- questions ------------------------------------------------------------------------------
 
     def admission_need(self, request: Request) -> int:
-        """Blocks that admitting a waiting request takes (prefix hits are not discounted)."""
+        """Returns the blocks that admitting a waiting request takes, prefix hits not discounted."""
         return -(-waiting_sequence(request).length // self.block_size)
 
     @property
     def admission_free(self) -> int:
-        """Free GPU blocks, as far as an admission can use them."""
+        """Returns the free GPU blocks that an admission can use."""
         return self.gpu.free
 
     @property
     def admission_total(self) -> int:
-        """What `admission_free` is when nothing runs."""
+        """Returns the value of `admission_free` when nothing runs."""
         return self.gpu.size
 
     def swapped(self, sequence: Sequence) -> bool:
@@ -109,61 +110,65 @@ class Tables:
         return bool(sequence.table) and sequence.table[0] >= self.cpu.first
 
     def growth_need(self, sequence: Sequence) -> int:
-        """Free blocks that `append` is taken to need."""
+        """Returns the free blocks that `append` requires."""
         return self._growth(sequence, self.block_size, self.gpu)
 
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
-        """Blocks of `target` that moving these sequences there is taken to need."""
+        """Returns the blocks of `target` that moving these sequences there requires."""
         return sum(map(self._move_need, sequences))
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Blocks whose content an admission would find computed, from the first token on."""
+        """Returns the leading blocks of a sequence that an admission would find computed."""
         return []
 
     def hit_tokens(self, sequence: Sequence, hits: list[int]) -> int:
-        """Tokens whose computation `hits`, the blocks that `match` returned, would save."""
+        """Returns the tokens whose computation `hits` would save. `hits` are the blocks that
+        `match` returned."""
         return min(len(hits) * self.block_size, sequence.length - self.full_hit.least)
 
     def own_blocks(self, sequence: Sequence) -> int:
-        """Blocks of its table that nobody else holds."""
+        """Returns the number of blocks in its table that no other sequence holds."""
         references = self.gpu.references
         return sum([references.get(block) == 1 for block in sequence.table])
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
-        """Free blocks that `hold` (no table yet) or `extend` would use up, for `upto` tokens."""
+        """Returns the free blocks that `hold` (without a table) or `extend` (with one) would use
+        for `upto` tokens."""
         return max(-(-upto // self.block_size) - len(hits) - len(sequence.table), 0)
 
     @property
     def stranded(self) -> int:
-        """Free GPU blocks that no admission can use: none, any block serves any token."""
+        """Returns the free GPU blocks that no admission can use. Here there are none, because any
+        block serves any token."""
         return 0
 
     def census(self) -> Census:
-        """Where the blocks are."""
+        """Returns how many blocks are in which state."""
         gpu = self.gpu
         cached, free = gpu.cached, gpu.free
         return gpu.used, cached, free - cached, self.cpu.used, self.empty_slots, self.stranded
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """Full blocks looked up by content, and how many of them were found."""
+        """Returns how many full blocks were looked up by content, and how many were found."""
         return 0, 0
 
     def evictions(self, opened: list[int]) -> list[int]:
-        """Blocks with content that are lost in all, as takes of so many blocks follow each other;
-        empty: blank ones go first."""
+        """Returns, after each of these takes of `opened` blocks, the total number of blocks with
+        content lost. It is empty if blank blocks suffice."""
         return []
 
     # -- moves ----------------------------------------------------------------------------------
 
     def allocate(self, sequence: Sequence) -> None:
-        """Give a sequence without a table slots for all its known tokens."""
+        """Gives a sequence without a table slots for all its known tokens."""
         assert not sequence.table
         sequence.table = self.gpu.take_many(-(-sequence.length // self.block_size))
         self._filled(sequence)
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
-        """Give a sequence without a table `hits`, which `match` returned, and slots up to `upto`.
+        """Gives a sequence without a table the `hits` that `match` returned, and slots up to `upto`
+        tokens.
 
         Hits may reach further than `upto`.
         """
@@ -177,7 +182,8 @@ class Tables:
         assert held, "too few free blocks were left"
 
     def extend(self, sequence: Sequence, upto: int) -> bool:
-        """Slots for the first `upto` tokens; False, changing nothing, where blocks run out."""
+        """Adds slots for the first `upto` tokens. Returns False, and changes nothing, if blocks run
+        short."""
         size, table = self.block_size, sequence.table
         missing = upto - len(table) * size
         if missing > 0:
@@ -192,7 +198,7 @@ class Tables:
         return True
 
     def append(self, sequence: Sequence) -> Pairs:
-        """Slots for the known tokens that have none; returns the copies on write."""
+        """Adds slots for the known tokens that have none. Returns the copies on write."""
         size, table = self.block_size, sequence.table
         length, filled = sequence.length, sequence.filled
         if length > len(table) * size:
@@ -215,7 +221,7 @@ class Tables:
         return copies
 
     def free(self, sequence: Sequence) -> None:
-        """Give back the table of a sequence that finished, or will be recomputed."""
+        """Frees the table of a sequence that has finished or will be recomputed."""
         if not sequence.table:
             return
         if self.swapped(sequence):
@@ -227,7 +233,7 @@ class Tables:
         sequence.filled = 0
 
     def fork(self, parent: Sequence, child: Sequence) -> Pairs:
-        """Let `child` hold what `parent` holds; returns the blocks copied at once."""
+        """Lets `child` share all blocks of `parent`. Returns the blocks that are copied at once."""
         child.table = list(parent.table)
         child.filled = parent.filled
         child.published = parent.published
@@ -237,69 +243,72 @@ class Tables:
         return []
 
     def swap_out(self, sequences: Iterable[Sequence]) -> Pairs:
-        """Move tables to the CPU pool; returns the copies."""
+        """Moves tables to the CPU pool and returns the copies."""
         return self._swap(sequences, self.gpu, self.cpu, -1)
 
     def swap_in(self, sequences: Iterable[Sequence]) -> Pairs:
-        """Move tables back to the GPU pool; returns the copies."""
+        """Moves tables back to the GPU pool and returns the copies."""
         return self._swap(sequences, self.cpu, self.gpu, 1)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
-        """Note that a sequence is in the batch; returns how many of its leading tokens have KV."""
+        """Notes that a sequence is in the batch. Returns how many of its leading tokens have KV."""
         sequence.access_ns = now_ns
         return 0
 
     def publish(self, sequence: Sequence, upto: int) -> None:
-        """From now on, others may use the full blocks of the first `upto` tokens of a table."""
+        """Lets others use the full blocks of the first `upto` tokens of a table from now on."""
 
     def composed(self) -> None:
-        """The step is composed."""
+        """Called when the step is composed."""
 
     def open_together(self, blocks: int, tokens: int, lent: int = 0) -> None:
-        """Sequences that decode together open `blocks` new blocks and fill `tokens` slots.
+        """Opens `blocks` new blocks for sequences that decode together, and fills `tokens` slots.
 
-        `lent`: how many of the blocks `lend_together` has taken for them already.
+        `lent` is the number of these blocks that `lend_together` has already taken.
         """
         raise NotImplementedError
 
     def lend_together(self, blocks: int) -> None:
-        """Take `blocks` blocks for sequences that decode together, before `open_together`."""
+        """Takes `blocks` blocks for sequences that decode together, before `open_together` is
+        called."""
         raise NotImplementedError
 
     def recount(self, sequence: Sequence, known: int) -> None:
-        """Give a sequence that `open_together` served a table for the slots that it has filled.
+        """Gives a sequence that `open_together` served a real table for the slots that it has
+        filled.
 
-        `known`: its tokens that were known when it got the last of these slots; 0: it got none.
+        `known` is the number of its tokens that were known when it got the last of these slots; 0
+        if it got none.
         """
 
     def awaited(self, sequence: Sequence) -> bool:
-        """Whether others may look for blocks that a decoding sequence is going to fill.
+        """Whether others may look up blocks that a decoding sequence is going to fill.
 
-        If not, who serves it with others need not `publish` them as they fill: `recount` does.
+        If not, these blocks need not be published as they fill: `recount` does it later.
         """
         return False
 
     # -- what a manager may do otherwise --------------------------------------------------------
 
     def fill(self, sequence: Sequence, place: int) -> None:
-        """Block `place` of the table became full."""
+        """Called when block `place` of the table became full."""
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
-        """Drop every block of a table, first to last; `access_ns` -1: never scheduled."""
+        """Drops every block of a table, first to last. `access_ns` -1 means never scheduled."""
         pool.drop_table(sequence.table)
 
     def free_swapped(self, sequence: Sequence) -> None:
-        """Give back a table that is on the CPU."""
+        """Frees a table that is on the CPU."""
         self.cpu.drop_table(sequence.table)
 
     def retake(self, sequence: Sequence, pool: BlockPool) -> list[int]:
-        """Blocks of `pool` for a table that moves there."""
+        """Returns blocks of `pool` for a table that moves there."""
         return pool.take_many(len(sequence.table))
 
     # -------------------------------------------------------------------------------------------
 
     def audit(self, requests: Iterable[Request]) -> None:
-        """Assert that pools and tables agree: each reference is an entry of one table."""
+        """Asserts that pools and tables agree: each reference is an entry of one table."""
         for pool in (self.gpu, self.cpu):
             pool.audit()
         counted: Counter[int] = Counter()
@@ -315,12 +324,12 @@ class Tables:
         assert empty == self.empty_slots, "empty slots were miscounted"
 
     def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
-        """Assert that the references of the pools are the entries of the tables."""
+        """Asserts that the references of the pools are the entries of the tables."""
         assert counted == held, "references and tables disagree"
 
     def _move_need(self, sequence: Sequence) -> int:
-        """Its full blocks and what it needs to grow; that covers a last block with room only if
-        growth is taken to need one."""
+        """Returns the number of its full blocks plus its need to grow. That includes a last block
+        with room only if growth requires one."""
         need = self.growth_need(sequence) + sequence.filled // self.block_size
         return max(need, len(sequence.table))
 
@@ -348,8 +357,8 @@ class Tables:
 
 
 def waiting_sequence(request: Request) -> Sequence:
-    """The sequence of a waiting request that needs blocks; it may be the last one of its samples
-    (`n` > 1) that is left."""
+    """Returns the sequence of a waiting request that needs blocks. With `n` > 1 it may be the last
+    remaining sample."""
     sequences = request.sequences
     if len(sequences) == 1:
         return sequences[0]
@@ -357,7 +366,7 @@ def waiting_sequence(request: Request) -> Sequence:
 
 
 def swap_space_exhausted(request: Request, need: int, free: int, rule: str) -> EngineStopped:
-    """The outcome where a victim does not fit into the CPU pool."""
+    """Returns the outcome if a victim does not fit into the CPU pool."""
     return EngineStopped(
         kind="swap-space-exhausted",
         request_id=request.id,

@@ -1,8 +1,8 @@
-"""Engines by name: a scheduler, the block managers it goes with, and its own defaults.
+"""The engines by name: each has a scheduler, its block managers, and its own defaults.
 
-A new engine is one class and one entry. An outsider's is `package.module:Class` on the command
-line: a subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Tables` for
-`--block-manager`. Its constructor names the settings that it wants to know.
+A new engine is one class and one entry. Your own is `package.module:Class` on the command line: a
+subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Tables` for
+`--block-manager`. Its constructor names the settings that it wants to receive.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 
 
 class Engine(NamedTuple):
-    """An engine of the table."""
+    """An entry of the table of engines."""
 
     about: str
     scheduler: type[Scheduler]
     block_manager: str
-    """Without `enable_prefix_caching`; empty: the engine always shares."""
+    """The block manager without `enable_prefix_caching`; empty if the engine always shares."""
     prefix_manager: str
-    """With it; empty: the engine cannot."""
+    """The block manager with `enable_prefix_caching`; empty if the engine has no prefix cache."""
     others: tuple[str, ...] = ()
-    """Further block managers that go with its scheduler."""
+    """Further block managers that work with its scheduler."""
     asynchronous: type[Scheduler] | None = None
-    """Its scheduler by default, where that differs."""
+    """The asynchronous scheduler, which is the default; None if the engine has none."""
     switch: str = ""
-    """The setting that chooses between both."""
+    """The setting that chooses between the two schedulers."""
     samples: bool = False
-    """Whether it can fork a request into several samples (`n > 1`); it is synchronous then."""
+    """Whether it can fork a request into several samples (`n > 1`). It then works synchronously."""
     block_size: int = DEFAULT_BLOCK_SIZE
     enable_prefix_caching: bool = False
     memory_formula: str = "vllm"
     vllm_version: str | None = None
-    """The release of vLLM that it follows; none: it is not vLLM."""
+    """The release of vLLM that it follows; empty if it is not vLLM."""
     serves: bool = False
-    """Whether defaults are known for other releases of `vllm serve`, too, by GPU."""
+    """Whether the defaults of `vllm serve` are known for other releases, too, by GPU."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -114,7 +114,7 @@ ENGINES: dict[str, Engine] = {
         memory_formula="sglang",
     ),
 }
-"""Names of `--engine`."""
+"""Values of `--engine`."""
 
 BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "naive": Naive,
@@ -129,4 +129,4 @@ BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "sglang": SglangTables,
     "sglang-radix": SglangRadixTables,
 }
-"""Names of `--block-manager`: who holds which KV block, and what is still there to be hit."""
+"""Values of `--block-manager`: who holds which KV block, and what can still be hit."""

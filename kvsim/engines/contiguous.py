@@ -32,7 +32,7 @@ class Contiguous(Tables):
     ) -> None:
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
         self.reserved_blocks = -(-max_model_len // block_size)
-        """Blocks of one reservation."""
+        """Number of blocks of one reservation."""
         self._places = list(range(num_gpu_blocks // self.reserved_blocks))
         heapify(self._places)
         if not self._places:
@@ -43,7 +43,7 @@ class Contiguous(Tables):
             )
         self._total = len(self._places) * self.reserved_blocks
         self._spare: dict[Request, list[list[int]]] = {}
-        """Reservations of samples that have not been forked yet."""
+        """Reservations for samples that have not been forked yet."""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return _Places(size, first)
@@ -101,7 +101,7 @@ class Contiguous(Tables):
 
 
 class _Places(BlockPool):
-    """The books of a pool whose blocks are given out in reservations."""
+    """A pool whose blocks are given out in reservations."""
 
     def drop_table(self, table: list[int]) -> None:
         for block in table:

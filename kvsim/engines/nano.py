@@ -85,8 +85,8 @@ class Nano(Scheduler):
             batch.run_prefill(request, tokens, charged)
 
     def _refusal(self, batch: Batch, request: Request, seqs: int) -> int:
-        """Why the head of the waiting queue gets nothing in a step that has so many prompts; 0: it
-        does."""
+        """Returns why the head of the waiting queue gets nothing in a step that already has `seqs`
+        prompts; 0 if it gets its turn."""
         blocks, sequence = batch.blocks, request.sequences[0]
         asked, need = sequence.length - sequence.computed, 0
         if not sequence.table:
@@ -95,8 +95,8 @@ class Nano(Scheduler):
         return self.refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
 
     def _take(self, batch: Batch, request: Request) -> tuple[int, int]:
-        """Give the head of the waiting queue its blocks, if it has none; returns the tokens that it
-        is not charged for, because of hits, and those that it still is."""
+        """Gives the head of the waiting queue its blocks, if it has none. Returns the tokens saved
+        by hits, which are not charged, and the tokens that are."""
         sequence = request.sequences[0]
         if sequence.table:
             return 0, sequence.length - sequence.computed
@@ -105,7 +105,8 @@ class Nano(Scheduler):
         return saved, charged
 
     def _decodes(self, batch: Batch) -> None:
-        """One token for the first `max_num_seqs` running requests, the later ones giving way."""
+        """Decodes one token for each of the first `max_num_seqs` running requests. Later requests
+        are preempted if blocks run short."""
         plan, together, place = batch.plan, 0, 0
         if self.victim is tail and batch.num_running <= self.max_num_seqs:
             together = batch.decode_together(partial(self._give_way, batch))
@@ -122,7 +123,8 @@ class Nano(Scheduler):
             raise self._stopped(batch.waiting[0])
 
     def _make_room(self, batch: Batch, running: deque[Request], place: int) -> bool:
-        """Preempt until the request at `place` can grow; False where it had to go itself."""
+        """Preempts until the request at `place` can grow. Returns False if that request had to go
+        itself."""
         blocks, request = batch.blocks, running[place]
         while blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
             candidates = tuple(islice(running, place + 1, None)) or (request,)
@@ -134,14 +136,14 @@ class Nano(Scheduler):
         return True
 
     def _give_way(self, batch: Batch, victim: Request) -> None:
-        """Take the blocks of a victim."""
+        """Frees the blocks of a victim."""
         batch.preempt(victim)
         self.requeue(batch.waiting, victim)
 
     # -- rules -----------------------------------------------------------------------------------
 
     def ask(self, blocks: Tables, sequence: Sequence) -> Asked:
-        """What a waiting request without blocks asks for."""
+        """Returns what a waiting request without blocks asks for."""
         hits, length, save = blocks.match(sequence), sequence.length, blocks.hits_save
         saved = blocks.hit_tokens(sequence, hits) if save.charged else 0
         asked = length - blocks.hit_tokens(sequence, hits) if save.tested else length
@@ -150,7 +152,8 @@ class Nano(Scheduler):
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
-        """Why the head of the waiting queue gets nothing: index into `schema.BLOCKED`, or 0.
+        """Returns why the head of the waiting queue gets nothing, as an index into
+        `schema.BLOCKED`; 0 if it gets its turn.
 
         It needs `need` of `free` blocks and asks for `asked` tokens; the step has `seqs` prompts,
         with `tokens` tokens.
@@ -214,7 +217,7 @@ class Nano2025(Nano):
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
-        """As `Nano.refusal`."""
+        """Returns the reason as `Nano.refusal` does, by the older rule."""
         if seqs >= self.max_num_seqs:
             return _SLOTS
         if tokens + asked > self.max_num_batched_tokens:

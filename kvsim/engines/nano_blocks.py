@@ -1,7 +1,7 @@
 """Block managers of nano-vllm: prefix caching over one first-in, first-out queue of idle blocks.
 
-A freed block goes to the end of the queue, its content still hittable, and is overwritten when its
-turn comes: the queue is the eviction order. Of equal blocks the one registered last is hit.
+A freed block goes to the end of the queue and keeps its content until it is reused. So the queue is
+also the eviction order. Of several blocks with equal content, the one registered last is hit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvsim.rules.eviction import make_eviction
 
 
 class NanoPool(KeyedPool):
-    """Blocks of which the one registered last for a content is hit."""
+    """Blocks of which, for each content, the one registered last is hit."""
 
     def __init__(self, size: int, first: int = 0, eviction: MakeOrder | None = None) -> None:
         super().__init__(size, first, Queue, eviction)
@@ -53,7 +53,7 @@ class NanoPool(KeyedPool):
         super().hit(blocks)
 
     def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
-        """One table less holds these blocks, which are walked from last to first."""
+        """Drops a table that held these blocks, from last to first."""
         references = self.references
         for place in reversed(range(len(table))):
             block = table[place]
@@ -69,7 +69,7 @@ class NanoPool(KeyedPool):
                 order.put(block, key, (place + 1) * size, access_ns)
 
     def register(self, block: int, key: int) -> None:
-        """A block in use holds the content of `key`, and is the one to be hit from now on."""
+        """Registers a block in use as the one to be hit for `key` from now on."""
         known = self.block_of.get(key)
         if known is not None and known not in self.references:
             self._cached -= self.key_of.get(known) == key
@@ -86,7 +86,7 @@ class NanoPool(KeyedPool):
                 del self.key_of[block]
 
     def _served(self, block: int) -> bool:
-        """Whether the block is the one to be hit for its content."""
+        """Whether a lookup of the block's content finds this block."""
         return block in self.key_of and self.block_of.get(self.key_of[block]) == block
 
     def audit(self) -> None:
@@ -116,8 +116,8 @@ class NanoTables(Tables):
         hits_save: str | HitsSave = "admission",
         full_hit: str | FullHit = "last-block",
     ) -> None:
-        """`eviction`: in which order idle blocks lose their content, once no blank one is left;
-        None: the engine's queue, in which blank blocks wait for their turn, too."""
+        """`eviction` makes the order in which idle blocks lose their content once no blank block is
+        left. None stands for the engine's queue, which also holds the blank blocks."""
         given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
         self.eviction = None if eviction is None else make_eviction(eviction, **given)
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
@@ -139,12 +139,12 @@ class NanoTables(Tables):
         return blocks - self.held(hits) if self.hits_save.blocks else blocks
 
     def held(self, hits: list[int]) -> int:
-        """How many of the hits some table holds."""
+        """Returns how many of the hits are in some table."""
         references = self.gpu.references
         return sum([block in references for block in hits])
 
     def growth_need(self, sequence: Sequence) -> int:
-        """A block only where the newest token opens one."""
+        """Returns 1 if the newest token opens a block, else 0."""
         return int(sequence.length > len(sequence.table) * self.block_size)
 
     def match(self, sequence: Sequence) -> list[int]:
@@ -175,7 +175,7 @@ class NanoTables(Tables):
             self.publish(sequence, sequence.length)
 
     def _share(self, sequence: Sequence, hits: list[int]) -> None:
-        """The first blocks of a table are those that it hits."""
+        """Lets a table begin with the blocks that it hits."""
         self.gpu.hit(hits)
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
@@ -199,10 +199,10 @@ class NanoTables(Tables):
 
 
 class StaleNanoPool(NanoPool):
-    """Blocks whose registrations are never taken back, not even when they are overwritten.
+    """Blocks whose registrations are never removed, not even when the blocks are overwritten.
 
-    So a registration can name a block that holds something else by now. A lookup believes it if
-    the block's own tokens agree; what is before the block is not compared.
+    So a registration can point to a block that now holds something else. A lookup accepts it if the
+    block's own tokens agree; the tokens before the block are not compared.
     """
 
     def __init__(self, size: int, first: int = 0) -> None:
@@ -210,14 +210,14 @@ class StaleNanoPool(NanoPool):
         self._content_of: dict[int, int] = {}
 
     def find(self, key: int, content: int) -> int | None:
-        """The block registered for `key`, if it holds these tokens."""
+        """Returns the block registered for `key` if it holds these tokens."""
         block = self.block_of.get(key)
         if block is None or self._content_of.get(block) != content:
             return None
         return block
 
     def fill(self, block: int, key: int, content: int) -> None:
-        """A block in use holds these tokens, and counts as the content of `key`."""
+        """Registers a block in use, which holds these tokens, for `key`."""
         self.register(block, key)
         self._content_of[block] = content
 
@@ -286,7 +286,7 @@ class NanoTables2025(NanoTables):
             sequence.published = last
 
     def _identities(self, sequence: Sequence, upto: int) -> list[tuple[int, int]]:
-        """Key and content of each full block of the first `upto` tokens."""
+        """Returns the key and the content of each full block of the first `upto` tokens."""
         key = _ROOT
         identities: list[tuple[int, int]] = []
         for content in self._contents(sequence, 0, upto // self.block_size):
@@ -298,11 +298,11 @@ class NanoTables2025(NanoTables):
         return self._chain.setdefault((before, content), len(self._chain))
 
     def _contents(self, sequence: Sequence, first: int, last: int) -> list[int]:
-        """Contents, or keys where the stream knows no more: then no hit is stale."""
+        """Returns contents, or keys if the tokens are unknown; no hit is stale then."""
         stream = sequence.identities(last * self.block_size)
         assert stream is not None, "block identities are needed"
         return list(stream.contents(first, last, self.block_size))
 
 
 _ROOT = -1
-"""What the first block of a sequence is chained to."""
+"""The key that the first block of a sequence is chained to."""

@@ -1,9 +1,9 @@
-"""Block tables of nano-vllm in runs: no work and no object for each block.
+"""Block tables of nano-vllm, stored in runs: no work and no object per block.
 
-They decide what `kvsim.engines.nano_blocks.NanoTables` decides block by block, and do not name
-blocks. Of equal blocks the one registered last is hit, and the others never again, though their
-tables go on to hold them: their runs are *stale*. So invariant 5 of `kvsim.engine.runs` does not
-hold: content can be resident whose prefix is gone. All idle blocks wait in one queue.
+They make the same decisions as `kvsim.engines.nano_blocks.NanoTables`, without block ids. Of
+several blocks with equal content, the one registered last is hit. The others are never hit again,
+although tables still hold them: their runs are *stale*. So invariant 5 of `kvsim.engine.runs` does
+not hold, and content can be resident without its prefix. All idle blocks wait in one queue.
 
 ```
  taken next ► never used │ blank │ 8 7 6 .. 0  stale │ blank │ 12 11 .. 5 │ ◄ given back last
@@ -25,18 +25,18 @@ from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 
 
 class NanoRunPool(RunPool):
-    """A pool that knows its content in runs, with one queue of idle blocks.
+    """A pool that stores its content in runs, with one queue of idle blocks.
 
-    The moves are those of `kvsim.engines.nano_blocks.NanoPool`. `_cached` blocks wait in the queue,
-    `_stale` of them without content that can be hit; other free ones were never used, and are given
-    out first. Their runs, and blank blocks, have an empty list of `copies`.
+    It decides like `kvsim.engines.nano_blocks.NanoPool`. `_cached` counts the blocks in the queue,
+    and `_stale` those of them without content that can be hit. Other free blocks were never used;
+    they are given out first. Runs of stale and of blank blocks have an empty list of `copies`.
     """
 
     def __init__(self, size: int, first: int, block_size: int) -> None:
         super().__init__(size, first, block_size)
         self._stale = 0
         self._starts: dict[int, list[int]] = {}
-        """Offset → where its runs start, in ascending order."""
+        """Offset → the starts of its runs, ascending."""
 
     @property
     def cached(self) -> int:
@@ -65,7 +65,7 @@ class NanoRunPool(RunPool):
             run = run.next
 
     def evictions(self, opened: list[int]) -> list[int]:
-        """Blocks with content that are lost by the end of each of these takes."""
+        """Returns, after each of these takes, the total number of blocks with content lost."""
         lost: list[int] = []
         taken = gone = 0
         run, upto, kept = self._queue, self.free - self._cached, False
@@ -90,11 +90,12 @@ class NanoRunPool(RunPool):
         return run
 
     def _meet(self, runs: list[Run], known: Run) -> None:
-        """The blocks that the table has filled are hit from now on, and the known run is stale."""
+        """Registers the blocks that the table has filled as the ones to be hit; the known run
+        becomes stale."""
         self._append(runs, known.start, known.end, known.offset)
 
     def _displace(self, start: int, end: int, offset: int) -> None:
-        """Runs that hold any of these blocks are stale, as far as they do."""
+        """Makes runs stale as far as they hold any of these blocks."""
         starts = self._starts.get(offset)
         if starts is None:
             return
@@ -118,7 +119,7 @@ class NanoRunPool(RunPool):
         insort(self._starts[run.offset], depth)
 
     def _evict(self, number: int) -> None:
-        """Take blocks from the head of the queue, of each run the last one first."""
+        """Takes blocks from the head of the queue, from each run the last block first."""
         while number:
             run = self._queue.next
             taken = min(number, run.end - run.start)
@@ -151,7 +152,7 @@ class NanoRunPool(RunPool):
 
 
 class NanoRuns(RunTables, NanoTables):
-    """`NanoTables` in runs, under the engine's own order of eviction."""
+    """`NanoTables` stored in runs, with the engine's own eviction order."""
 
     label_moves = True
     gpu: NanoRunPool  # type: ignore[assignment]
@@ -180,12 +181,11 @@ class NanoRuns(RunTables, NanoTables):
 
 
 class NanoRuns2025(NanoRuns, NanoTables2025):
-    """`NanoTables2025` in runs, where no tokens are known.
+    """`NanoTables2025` stored in runs, for requests whose tokens are unknown.
 
-    A block whose registration is out of date is hit there if it holds the same tokens after another
-    prefix, so that with real tokens it decides which block holds what. Without them, equal content
-    means an equal prefix: a registration whose block was overwritten is never believed, as if it
-    had been taken back.
+    With real tokens, that manager may hit an overwritten block if it holds the same tokens after
+    another prefix. Then it matters which block holds what. With unknown tokens, equal content means
+    an equal prefix, so a registration of an overwritten block is never accepted.
     """
 
     prefixes_only = True

@@ -16,8 +16,8 @@ nor the token budget and always leave one token to compute; blank blocks are use
 content that was released first; a prompt is released from its last block to its first. Blocks
 that outputs fill are private.
 
-It decides what a block-wise least-recently-used cache decides where every hash id comes with one
-length, as those of the Mooncake traces do. Blocks have no names, and swapping is left out.
+It decides like a block-wise LRU cache if every hash id always has the same length, as in the
+Mooncake traces. Blocks have no ids, and swapping is not supported.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from kvsim.engines.vllm_063_blocks import Naive
 
 
 class UnitPool(CachePool):
-    """A pool that knows its content by hash id."""
+    """A pool that stores its content by hash id."""
 
     def __init__(self, size: int, first: int = 0) -> None:
         super().__init__(size, first)
         self.resident: dict[int, int] = {}
-        """Hash id → its leading blocks that are in the pool, if there are any."""
+        """Hash id → number of its leading blocks that are resident, if any."""
         self.holders: dict[int, int] = {}
-        """Hash id → tables that hold it, if there are any."""
+        """Hash id → number of tables that hold it, if any."""
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Resident ids that no table holds; the first is evicted next."""
+        """Resident ids that no table holds. The first is evicted next."""
 
     def hold(self, units: list[tuple[int, int]]) -> tuple[int, int]:
-        """One more table holds the prompt made of these `(hash id, blocks)`.
+        """Adds a table that holds the prompt made of these `(hash id, blocks)`.
 
-        Returns its leading blocks that were resident, and how many are to be taken for the rest.
+        Returns the number of its leading blocks that were resident, and the number to take for the
+        rest.
         """
         resident, holders = self.resident, self.holders
         hits = missing = 0
@@ -84,7 +85,7 @@ class UnitPool(CachePool):
         return hits, missing
 
     def release(self, units: list[tuple[int, int]]) -> int:
-        """One table less holds them; returns how many blocks they are."""
+        """Releases such a table. Returns its number of blocks."""
         resident, holders, idle = self.resident, self.holders, self._idle
         number = 0
         for unit, blocks in reversed(units):
@@ -105,7 +106,7 @@ class UnitPool(CachePool):
         assert all(blocks > 0 for blocks in self.resident.values()), "an empty id is kept"
 
     def _evict(self, number: int) -> None:
-        """Forget the blocks of the ids released first, each from its tail."""
+        """Evicts `number` blocks, from the ids released first, each from its end."""
         resident, idle = self.resident, self._idle
         while number:
             unit = next(iter(idle))

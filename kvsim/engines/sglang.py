@@ -1,9 +1,9 @@
 """The scheduler of SGLang 0.5.23 (`managers/scheduler.py`, `managers/schedule_policy.py`).
 
-A step either *extends* prompts or *decodes*; as long as a prompt can be admitted, nothing decodes.
-An admission reserves what the running requests are expected to generate still: what their clients
-announced, times a *ratio* that falls with every decode step. Where that was too hopeful and memory
-runs out, requests are *retracted*: they lose their pages, and wait behind everybody.
+A step either *extends* prompts or *decodes*. Nothing decodes as long as a prompt can be admitted.
+An admission also reserves the tokens that running requests are expected to generate: what their
+clients announced, times a *ratio* that falls with every decode step. If that was too optimistic and
+memory runs out, requests are *retracted*: they lose their pages and go to the end of the queue.
 
 ```
  waiting ── prefill ──► extend batch ── next step ──► running batch ── decode ──► ... ──► finished
@@ -38,7 +38,7 @@ from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_
 from kvsim.errors import EngineStopped
 
 STOP_TOKENS = 5
-"""A prompt within so many tokens of the longest sequence is not served."""
+"""A prompt is rejected if it is within this many tokens of the longest sequence."""
 
 
 def _everybody(request: Request) -> bool:
@@ -116,44 +116,44 @@ class Sglang(Scheduler):
         self._begin()
 
     def _begin(self) -> None:
-        """The engine before its first step."""
+        """Sets the state of the engine before its first step."""
         self._idle = False
-        """Whether the event loop found nothing to do and nobody to wait for."""
+        """Whether the event loop found nothing to do and no result to wait for."""
         self._standings: dict[Request, Standing] = {}
         self._entries = count()
         self._running = Group()
         self._last: Group | None = None
         self.unfinished: Request | None = None
-        """Whose prompt is computed in chunks, and has not been computed to its end."""
+        """The request whose prompt is computed in chunks and is not complete."""
         self.full = False
-        """Whether the running batch was found to be full; then no admission is tried."""
+        """Whether the running batch was found to be full. If so, no admission is tried."""
         self._armed = 0
-        """Steps that decodes still have before the next prefill."""
+        """Number of decode steps left before the next prefill."""
         self._computed_tokens = 0
         self._pending: deque[set[Request]] = deque()
         """Requests of the steps in flight."""
         self._turned_away: list[Request] = []
-        """Requests that lost their place in the queue to one that arrived."""
+        """Requests that lost their place in the queue to a newcomer."""
 
     @property
     def ratio(self) -> float:
-        """Share of what clients announced that requests are expected to generate."""
+        """The expected share of the announced output tokens."""
         return self._ratio.now
 
     @property
     def running_batch(self) -> list[Request]:
-        """Who decodes together, in order. Further requests have pages: those whose prompts were
-        computed last, and one whose prompt is unfinished."""
+        """Returns the requests that decode together, in order. Other requests hold pages as well:
+        those whose prompts were computed last, and one with an unfinished prompt."""
         return self._running.requests
 
     def free_slots(self, batch: Batch) -> int:
-        """Requests that could have pages besides."""
+        """Returns how many more requests could hold pages."""
         return self._slots - batch.num_running
 
     # -- requests come ---------------------------------------------------------------------------
 
     def arrive(self, batch: Batch, request: Request) -> None:
-        """Take a request in, or turn it away (`handle_generate_request`)."""
+        """Accepts a request, or rejects it (`handle_generate_request`)."""
         prompt, size = request.input_length, self._size
         if prompt >= self.max_model_len:
             batch.refuse(request, "too-long")
@@ -175,11 +175,12 @@ class Sglang(Scheduler):
             self._turned_away.append(loser)
 
     def stand_in(self, request: Request) -> Stream:
-        """The prompt that replaces one that is too long: token 0, whatever follows it."""
+        """Returns the prompt that replaces a too long one: token 0, and a continuation that no
+        other request has."""
         return _Zero(request.index)
 
     def _enqueue(self, batch: Batch, request: Request) -> Request | None:
-        """Join the queue; returns who has no place in it, if anybody."""
+        """Adds a request to the queue. Returns the request that lost its place in it, if any."""
         waiting, standings, most = batch.waiting, self._standings, self.max_queued_requests
         loser = None
         if most is not None and len(waiting) >= most:
@@ -199,7 +200,7 @@ class Sglang(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Decide what the next step does."""
+        """Composes the next step."""
         plan = batch.begin(now_ns)
         if self._idle:
             self._ratio.reset()
@@ -218,12 +219,12 @@ class Sglang(Scheduler):
         return batch.composed()
 
     def _spins(self, batch: Batch) -> bool:
-        """Whether the event loop goes round once more at once: prompts wait for decode steps that
-        there is nothing for."""
+        """Whether the event loop goes round again at once, because prompts wait for decode steps
+        and there is nothing to decode."""
         return bool(self._armed) and not self._pending and len(batch) > 0
 
     def _schedule(self, batch: Batch) -> Group | None:
-        """What the event loop runs next (`get_next_batch_to_run`); None: nothing."""
+        """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
         unfinished, last, running = self.unfinished, self._last, self._running
         if unfinished is not None:
             self._checkpoint(batch, unfinished)
@@ -254,7 +255,7 @@ class Sglang(Scheduler):
     # -- prefill ---------------------------------------------------------------------------------
 
     def _prefill(self, batch: Batch) -> Group | None:
-        """A step that computes prompts (`get_new_batch_prefill`); None: there is none."""
+        """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
         running, unfinished = self._running.requests, self.unfinished
         if self.preempts or not running:
             self.full = False
@@ -299,7 +300,7 @@ class Sglang(Scheduler):
         return self._extend(batch, chosen)
 
     def _extend(self, batch: Batch, chosen: list[Request]) -> Group:
-        """Give the chosen requests pages for their chunks, and put them into the plan."""
+        """Gives the chosen requests pages for their chunks and adds them to the plan."""
         blocks, standings, size = tables_of(batch), self._standings, self._size
         group = Group(chosen)
         group.extends = True
@@ -322,7 +323,7 @@ class Sglang(Scheduler):
         return group
 
     def _mix(self, batch: Batch, group: Group) -> None:
-        """Let the running requests decode in the same step, if there is memory for all of them."""
+        """Adds the running requests' decodes to the step, if memory suffices for all of them."""
         running = self._running
         self._drop_finishing()
         if not running.requests or not self._fits(batch, running.requests):
@@ -340,7 +341,7 @@ class Sglang(Scheduler):
     # -- decode ----------------------------------------------------------------------------------
 
     def _decode(self, batch: Batch) -> Group | None:
-        """A step of the running batch (`update_running_batch`); None: there is none."""
+        """Returns a step of the running batch (`update_running_batch`), or None."""
         running = self._running
         before = len(running.requests)
         finishing = self._drop_finishing()
@@ -363,7 +364,8 @@ class Sglang(Scheduler):
         return running
 
     def _drop_finishing(self) -> bool:
-        """Take out of the running batch whose last token is being computed; whether there are."""
+        """Removes requests from the running batch whose last token is in flight. Returns whether
+        there are any."""
         if not self._pending:
             return False
         inside, standings = self._pending[-1], self._standings
@@ -378,15 +380,15 @@ class Sglang(Scheduler):
         return dropped
 
     def _fits(self, batch: Batch, requests: list[Request]) -> bool:
-        """Whether each of them can have one more token, after evictions."""
+        """Whether each of these requests can get one more token, evictions included."""
         blocks, size = tables_of(batch), self._size
         need = size * sum(each.sequences[0].filled % size == 0 for each in requests)
         blocks.make_room(need)
         return blocks.unused_tokens >= need
 
     def _one_more(self, batch: Batch, requests: list[Request]) -> None:
-        """Give each of them a slot for one more token; pages of several tokens are made room for
-        although few of them are needed."""
+        """Gives each of these requests a slot for one more token. With pages of several tokens,
+        SGLang makes room for a page each, although few requests need one."""
         blocks = tables_of(batch)
         blocks.make_room(len(requests) * self._size)
         for request in requests:
@@ -397,8 +399,8 @@ class Sglang(Scheduler):
             sequence.computed = upto
 
     def _retract(self, batch: Batch) -> None:
-        """Take the pages of running requests until the others fit (`retract_decode`): who has
-        generated least goes first. The others are in that order from now on."""
+        """Takes the pages of running requests until the others fit (`retract_decode`). Those that
+        have generated least go first. The remaining ones stay in that order."""
         standings = self._standings
 
         def worth(request: Request) -> tuple[int, ...]:
@@ -428,7 +430,8 @@ class Sglang(Scheduler):
     # -- giving up -------------------------------------------------------------------------------
 
     def _give_up(self, batch: Batch, request: Request, left: int) -> None:
-        """Take all pages of a request, and make room for what `left` others generate soon."""
+        """Takes all pages of a request, and makes room for what the `left` remaining ones generate
+        soon."""
         batch.others.remove(request)
         batch.preempt(request)
         tables_of(batch).make_room(left * self.retract_decode_steps)
@@ -437,21 +440,21 @@ class Sglang(Scheduler):
         standing.retracted = True
 
     def _queue_again(self, batch: Batch, request: Request, retracted: bool) -> None:
-        """A request that was given up, retracted or for one with a better priority, waits at the
-        end of the queue, if there is a place."""
+        """Puts a request that lost its pages at the end of the queue, if there is a place. It was
+        retracted, or had to yield to one with better priority."""
         loser = self._enqueue(batch, request)
         if loser is not None:
             self._abort(batch, loser, "queue-full")
 
     def _abort(self, batch: Batch, request: Request, reason: str) -> None:
-        """End a request that is in no queue and has no pages."""
+        """Ends a request that is in no queue and holds no pages."""
         del self._standings[request]
         batch.ignore(request, reason)
 
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """The step's time has passed (`batch_result_processor.py`)."""
+        """Settles a step once its time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
         if not plan.singles:
             return  # Requests were given up, and nothing ran.
@@ -476,7 +479,7 @@ class Sglang(Scheduler):
         batch.remove_ended()
 
     def _complete(self, batch: Batch, request: Request) -> None:
-        """A request has its last token: what it computed is cached."""
+        """Ends a request that has its last token, and caches what it computed."""
         sequence = request.sequences[0]
         upto = sequence.filled
         if self._standings.pop(request).served:
@@ -487,7 +490,7 @@ class Sglang(Scheduler):
         batch.complete(request)
 
     def _checkpoint(self, batch: Batch, request: Request) -> None:
-        """What a request has computed of its prompt is cached, once."""
+        """Caches, once, what a request has computed of its prompt."""
         standing = self._standings[request]
         if standing.end > standing.prefix:
             tables_of(batch).checkpoint(request.sequences[0], standing.end, request.priority)
@@ -502,7 +505,7 @@ class SglangOverlap(Sglang):
 
 
 class _Zero(Stream):
-    """Token 0, and outputs that nobody shares."""
+    """Token 0, and outputs that no other request shares."""
 
     def __init__(self, index: int) -> None:
         self._index = index

@@ -1,8 +1,8 @@
-"""Pages of SGLang 0.5.23: a free list, and a radix tree of what is cached.
+"""Pages of SGLang 0.5.23: a free list, and a radix tree of cached pages.
 
-A block is a page of `page_size` tokens, mostly of one. What a request computed enters the tree at
-*checkpoints*: when a chunk or a whole prefill is done, and when it finishes. The pages that it
-holds in the tree come first in its table; the rest is its own alone.
+A block is a page of `page_size` tokens, usually one token. Computed pages enter the tree at
+*checkpoints*: when a chunk or a whole prefill is done, and when the request finishes. In a table,
+the pages in the tree come first; the rest are private.
 
 ```
  free list ─ take ─► own ─ checkpoint ─► in the tree, locked ─ unlock ─► evictable ─ make room ─┐
@@ -29,8 +29,8 @@ from kvsim.engines.sglang_radix import Node, RadixTree, Rank, lru, make_rank
 
 
 class FreeList(Order):
-    """Free pages, taken from the head. Pages of one token come back at its tail, others in front
-    of its head, in the order in which they are given."""
+    """Free pages, taken from the head. Returned pages of one token go to the tail; larger pages go
+    in front of the head, in the given order."""
 
     __slots__ = ("_at_tail", "_pages")
 
@@ -42,7 +42,7 @@ class FreeList(Order):
         self.give_back([block])
 
     def give_back(self, pages: list[int]) -> None:
-        """Take pages in."""
+        """Puts pages back on the list."""
         if self._at_tail:
             self._pages.extend(pages)
         else:
@@ -59,7 +59,8 @@ class FreeList(Order):
 
 
 class PagePool(BlockPool):
-    """The pages of one GPU. `free` ones are on the free list, or in the tree and held by nobody."""
+    """The pages of one GPU. `free` counts those on the free list and those in the tree that no
+    request holds."""
 
     def __init__(self, size: int, page_size: int, tree: RadixTree) -> None:
         self.size, self.first = size, 1
@@ -67,11 +68,11 @@ class PagePool(BlockPool):
         self.tree = tree
         self._blank: FreeList = FreeList(1, size, at_tail=page_size == 1)
         self._later: list[int] | None = None
-        """Pages that were given back since `collect`, in order."""
+        """Pages returned since `collect`, in order."""
 
     @property
     def blank(self) -> int:
-        """Pages on the free list."""
+        """Number of pages on the free list."""
         return len(self._blank)
 
     @property
@@ -86,13 +87,13 @@ class PagePool(BlockPool):
         return self.tree.cached_pages()
 
     def hold(self, pages: Iterable[int]) -> None:
-        """One more table holds these pages of the tree."""
+        """Adds a table that holds these pages of the tree."""
         references = self.references
         for page in pages:
             references[page] = references.get(page, 0) + 1
 
     def let_go(self, pages: Iterable[int]) -> None:
-        """One table fewer holds these pages of the tree; they stay there."""
+        """Removes a table that held these pages of the tree; they stay in the tree."""
         references = self.references
         for page in pages:
             if references[page] == 1:
@@ -101,13 +102,13 @@ class PagePool(BlockPool):
                 references[page] -= 1
 
     def give_back(self, pages: list[int]) -> None:
-        """One table holds these pages no more, and nobody else does."""
+        """Returns private pages to the free list."""
         for page in pages:
             del self.references[page]
         self._return(pages)
 
     def make_room(self, pages: int) -> None:
-        """Evict until so many pages are on the free list, or nothing is left to evict."""
+        """Evicts until `pages` pages are on the free list, or nothing is left to evict."""
         if self.blank < pages:
             for evicted in self.tree.evict():
                 self._return(evicted)
@@ -115,11 +116,11 @@ class PagePool(BlockPool):
                     break
 
     def collect(self) -> None:
-        """From now on, pages that are given back wait for `apply`."""
+        """From now on, collects returned pages until `apply`."""
         self._later = []
 
     def apply(self) -> None:
-        """The pages that waited are on the free list."""
+        """Puts the collected pages on the free list."""
         pages, self._later = self._later or [], None
         self._blank.give_back(pages)
 
@@ -142,7 +143,7 @@ class SglangTables(Tables):
     full_hit = FULL_HITS["last-token"]
     swaps = False
     refreshes = False
-    """Whether it matters to its evictions that waiting requests are looked up from time to time."""
+    """Whether its evictions depend on waiting requests being looked up from time to time."""
     gpu: PagePool
 
     def __init__(self, block_size: int, num_gpu_blocks: int) -> None:
@@ -157,35 +158,37 @@ class SglangTables(Tables):
 
     @property
     def unused_tokens(self) -> int:
-        """Token slots on the free list."""
+        """Number of token slots on the free list."""
         return self.gpu.blank * self.block_size
 
     @property
     def evictable_tokens(self) -> int:
-        """Cached tokens that no request holds."""
+        """Number of cached tokens that no request holds."""
         return self.gpu.cached * self.block_size
 
     @property
     def protected_tokens(self) -> int:
-        """Cached tokens that requests hold."""
+        """Number of cached tokens that requests hold."""
         return self.gpu.tree.locked_pages * self.block_size
 
     def make_room(self, tokens: int) -> None:
-        """Evict until so many token slots are on the free list, or nothing is left to evict."""
+        """Evicts until `tokens` token slots are on the free list, or nothing is left to evict."""
 
     def look_up(self, sequence: Sequence) -> tuple[int, Node]:
-        """How many of its known tokens are cached, and where in the tree; they count as used."""
+        """Returns how many known tokens of a sequence are cached, and the node where they end. They
+        count as used now."""
         return 0, self.gpu.tree.root
 
     def find(self, sequence: Sequence) -> tuple[int, Node]:
-        """The same as an admission asks: the last known token is always computed."""
+        """Returns what `look_up` would, without the last known token, which an admission always
+        computes."""
         return 0, self.gpu.tree.root
 
     def admit(self, sequence: Sequence, node: Node) -> None:
-        """Give a sequence without a table the cached pages up to the end of a node."""
+        """Gives a sequence without a table the cached pages up to the end of a node."""
 
     def checkpoint(self, sequence: Sequence, upto: int, priority: int) -> None:
-        """Put the full pages of its first `upto` tokens into the tree."""
+        """Puts the full pages of the first `upto` tokens of a sequence into the tree."""
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
         self.gpu.give_back(sequence.table)
@@ -209,9 +212,9 @@ class SglangRadixTables(SglangTables):
         self.gpu.tree = RadixTree(block_size, rank)
         self.refreshes = rank is lru
         self._ends: dict[Sequence, Node] = {}
-        """Where the pages that a sequence holds in the tree end."""
+        """Sequence → the node where its pages in the tree end."""
         self._counted: dict[Sequence, int] = {}
-        """Its pages up to which the nodes have counted it as one who used them."""
+        """Sequence → number of its pages for which the nodes have already counted it as a user."""
         self._lookups = self._hits = 0
 
     @property

@@ -1,7 +1,7 @@
 """One pass of SGLang 0.5.23 over its waiting queue (`managers/schedule_policy.py`, `PrefillAdder`).
 
-The unfinished chunk goes on first, then requests are taken on in the order of the queue. The first
-that is refused holds up all behind it.
+The unfinished chunk continues first. Then requests are taken on in the order of the queue; the
+first one refused blocks all behind it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from kvsim.engines.sglang_radix import Node
 
 
 class Rules(NamedTuple):
-    """What every pass keeps to."""
+    """Settings that stay the same in every pass."""
 
     slots: int
-    """Most requests that have pages."""
+    """Most requests that may hold pages."""
     prefill_max_requests: int | None
-    """Most requests of a pass."""
+    """Most requests of a pass; None for no limit."""
     preempts: bool
-    """Whether running requests may have to give way."""
+    """Whether running requests may be preempted."""
     preemption_threshold: int
-    """By how much their priority must be worse."""
+    """Difference by which their priority must be worse."""
     clip_tokens: int
-    """Most tokens that anybody is expected to generate."""
+    """Most tokens that any request is expected to generate."""
     shortest_first: bool
     """Whether a chunk leaves room for shorter prefills."""
 
 
 class Group:
-    """Requests of a step; the running batch is one, too."""
+    """The requests of a step. The running batch is a group, too."""
 
     def __init__(self, requests: Iterable[Request] = ()) -> None:
         self.requests = list(requests)
         self.extends = False
         """Whether it computed prompts in its last step."""
         self.chunked: Request | None = None
-        """Whose prompt was unfinished when it was made."""
+        """The request whose prompt was unfinished when the group was made."""
         self.silent = True
-        """Whether nobody in it may generate anything."""
+        """Whether no request in it may generate a token."""
         self.computed_tokens = 0
-        """Tokens that it computed when it was made; later steps count them again."""
+        """Number of tokens that it computed when it was made; later steps count them again."""
 
     def keep(self, stays: Callable[[Request], bool]) -> bool:
-        """Drop who does not stay, or has ended; returns whether anybody left."""
+        """Removes ended requests and those that `stays` rejects; returns whether there were any."""
         before = len(self.requests)
         self.requests = [each for each in self.requests if each.finish_ns < 0 and stays(each)]
         return len(self.requests) < before
@@ -68,7 +68,7 @@ class Prefill:
         ratio: float,
         give_up: Callable[[Request, int], None],
     ) -> None:
-        """`give_up` takes the pages of a running request, with the number of those that stay."""
+        """`give_up` takes the pages of a running request; it is given how many requests remain."""
         self._rules, self._batch, self._budget = rules, batch, budget
         self._running, self._standings, self._ratio = running, standings, ratio
         self._give_up = give_up
@@ -77,16 +77,16 @@ class Prefill:
         self._held = 0
         """Chosen requests that have had a slot before this pass."""
         self.chosen: list[Request] = []
-        """The requests of the step, whose chunks end at `Standing.end`."""
+        """The requests of the step. Their chunks end at `Standing.end`."""
         self.preempted: list[Request] = []
-        """Running requests that gave way to one with a better priority."""
+        """Running requests that were preempted by one with a better priority."""
         self.unfinished: Request | None = None
-        """Whose prompt is not computed to its end by this step."""
+        """The request whose prompt remains unfinished after this step."""
         self.full = False
         """Whether the running batch is full."""
 
     def choose(self, unfinished: Request | None, full: bool, looks: Mapping[Request, Look]) -> None:
-        """Go through the queue; `looks`: what its order has looked up."""
+        """Goes through the queue. `looks` holds what its order has already looked up."""
         self.unfinished, self.full = unfinished, full
         rules, batch, running = self._rules, self._batch, self._running
         if unfinished is not None:
@@ -106,7 +106,7 @@ class Prefill:
                 break
 
     def _go_on(self, request: Request, looks: Mapping[Request, Look]) -> None:
-        """The next chunk of a prompt; nothing asks whether there is memory for it."""
+        """Continues an unfinished prompt. SGLang does not test whether memory suffices for it."""
         budget, standing = self._budget, self._standings[request]
         rest = request.sequences[0].length - standing.prefix
         assert budget.chunk_tokens is not None
@@ -122,7 +122,7 @@ class Prefill:
             self.unfinished = None
 
     def _spared(self, rest: int, looks: Mapping[Request, Look]) -> int:
-        """What a chunk leaves to shorter prefills that wait."""
+        """Returns the tokens that a chunk leaves to shorter prefills that wait."""
         budget = self._budget
         left, kept = budget.chunk_tokens or 0, 0
         if left < 2 * self._blocks.block_size:
@@ -135,7 +135,7 @@ class Prefill:
         return self._down(left - kept) if kept else left
 
     def _add(self, request: Request) -> State:
-        """Try to take on the head of the queue."""
+        """Tries to take on the head of the queue."""
         most, tree = self._rules.prefill_max_requests, self._blocks.gpu.tree
         sequence, standing = request.sequences[0], self._standings[request]
         standing.prefix, node = self._blocks.find(sequence)
@@ -154,7 +154,7 @@ class Prefill:
         return self._budget.state()
 
     def _test(self, sequence: Sequence, standing: Standing) -> tuple[State, int]:
-        """Whether a request can be taken on, and the tokens of its chunk."""
+        """Returns whether a request can be taken on, and the tokens of its chunk."""
         budget, rules = self._budget, self._rules
         rest = sequence.length - standing.prefix
         generated = sequence.length - sequence.request.input_length
@@ -173,7 +173,7 @@ class Prefill:
         return (State.CONTINUE, tokens) if tokens > 0 else (State.OTHER, 0)
 
     def _add_exactly(self, request: Request, standing: Standing, node: Node) -> State:
-        """The same for one that ignores the end of sequence, where nothing is cached."""
+        """Tries to take on a request that ignores the end of sequence, where nothing is cached."""
         budget = self._budget
         rest = request.sequences[0].length
         need = budget.paged(rest) + self._blocks.block_size
@@ -200,7 +200,7 @@ class Prefill:
         return life(request, standing.limit_tokens, factor)
 
     def _admit(self, request: Request, node: Node, tokens: int) -> None:
-        """Take on the head of the queue with so many tokens; what is cached is held from now on."""
+        """Takes on `tokens` tokens of the head of the queue and locks its cached pages."""
         sequence, standing = request.sequences[0], self._standings[request]
         self._blocks.admit(sequence, node)
         self._batch.join(request)
@@ -218,7 +218,8 @@ class Prefill:
         self._budget.charge(tokens, expected)
 
     def _make_way(self, request: Request) -> bool:
-        """Whether running requests of a worse priority give way, the worst and newest first."""
+        """Preempts running requests of worse priority, the worst and newest first. Returns whether
+        that made enough room."""
         rules, budget = self._rules, self._budget
         standings, running = self._standings, self._running
         own = standings[request]
@@ -257,16 +258,16 @@ class Prefill:
 
 
 def expected_tokens(request: Request, standing: Standing, ratio: float, clip_tokens: int) -> float:
-    """Tokens that a running request is expected to generate still."""
+    """Returns the tokens that a running request is still expected to generate."""
     rest = min(standing.limit_tokens - generated_tokens(request), clip_tokens)
     return rest * (1.0 if standing.ignore_eos else ratio)
 
 
 def generated_tokens(request: Request) -> int:
-    """Tokens of its output that are known."""
+    """Returns the number of known output tokens of a request."""
     return request.sequences[0].length - request.input_length
 
 
 def tables_of(batch: Batch) -> SglangTables:
-    """The block manager, which is one of SGLang's."""
+    """Returns the block manager, which must be one of SGLang's."""
     return cast(SglangTables, batch.blocks)

@@ -1,8 +1,8 @@
-"""In which order SGLang 0.5.23 looks at its waiting requests (`managers/schedule_policy.py`).
+"""The order in which SGLang 0.5.23 considers waiting requests (`managers/schedule_policy.py`).
 
-*Unaware* policies know nothing of the radix tree. *Aware* ones look every waiting request up first;
-that refreshes what they find. Where several requests begin alike and nothing of it is cached, all
-but the first are *late*: they can hit what it computes.
+*Unaware* policies ignore the radix tree. *Aware* ones first look up every waiting request, which
+counts as a use of what they find. If several requests begin alike and the beginning is not cached,
+all but the first are *late*: they can hit what the first one computes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from kvsim.engines.sglang_budget import Environment
 from kvsim.engines.sglang_radix import Node
 
 MANY = 128
-"""Waiting requests above which `lpm` and `hrrn` are `fcfs`, and of which `fcfs` refreshes most."""
+"""Number of waiting requests above which `lpm` and `hrrn` fall back to `fcfs`, and of which `fcfs`
+looks up most."""
 REFRESH_CALLS = 32
-"""Every so many calls, an unaware policy refreshes what waiting requests could hit."""
+"""Number of calls after which an unaware policy looks up the waiting requests once."""
 
 
 class Standing:
-    """What the engine keeps of a request, beside its pages."""
+    """What the engine records about a request, beside its pages."""
 
     __slots__ = (
         "considered_tokens",
@@ -42,33 +43,33 @@ class Standing:
 
     def __init__(self, limit_tokens: int, rank: int, ignore_eos: bool, served: bool) -> None:
         self.limit_tokens = limit_tokens
-        """The most that it may generate: what its client announced, as far as there is room."""
+        """The most tokens it may generate: what its client announced, as far as there is room."""
         self.rank = rank
-        """Its priority: smaller goes first."""
+        """Its priority; smaller values go first."""
         self.ignore_eos = ignore_eos
         self.served = served
-        """False: its prompt is too long; one token is computed in its place."""
+        """False if its prompt is too long. One token is then computed in its place."""
         self.entry = 0
         """Number of its last entry into the queue."""
         self.since_tokens = 0
-        """Tokens that the engine had computed by then, as it counts them."""
+        """Number of tokens that the engine had computed at that time, by its own count."""
         self.considered_tokens = 0
-        """Tokens that it had when an admission was last tried."""
+        """Number of its tokens when an admission was last tried."""
         self.prefix = 0
-        """Tokens whose KV it has, before the chunk that is under way."""
+        """Number of tokens with KV before the chunk in flight."""
         self.end = 0
-        """Tokens up to which its last chunk went."""
+        """Number of tokens up to which its last chunk goes."""
         self.middle_chunks = 0
-        """Chunks under way that are not the last one of its prompt."""
+        """Number of chunks in flight that are not the last one of its prompt."""
         self.retracted = False
-        """Whether it lost its pages since its last prefill: results under way are dropped."""
+        """Whether it lost its pages since its last prefill. Results in flight are then dropped."""
 
 
 class Look(NamedTuple):
-    """A waiting request that was looked up."""
+    """A waiting request and the result of its lookup."""
 
     matched_tokens: int
-    """Of its tokens but the last, how many are cached."""
+    """Number of its tokens, without the last one, that are cached."""
     node: Node
     late: bool
     work_tokens: int
@@ -76,12 +77,12 @@ class Look(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """What an order may know of the engine."""
+    """What an order may know about the engine."""
 
     blocks: SglangTables
     running: list[Request]
     computed_tokens: int
-    """Tokens that the engine has computed, as it counts them."""
+    """Number of tokens that the engine has computed, by its own count."""
     standings: Mapping[Request, Standing]
 
 
@@ -90,12 +91,12 @@ Aware = Callable[[Engine, Request, Look], Any]
 
 
 def by_limit(engine: Engine, request: Request) -> Any:
-    """`lof`: the longest output first."""
+    """`lof`: longest output first."""
     return -engine.standings[request].limit_tokens
 
 
 def by_routing_key(engine: Engine) -> Unaware | None:
-    """`routing-key`: the key that most running requests have first, then others."""
+    """`routing-key`: the key with the most running requests first, then the others."""
     running = Counter(each.routing_key for each in engine.running if each.routing_key)
     if not running:
         return None
@@ -108,12 +109,12 @@ def by_routing_key(engine: Engine) -> Unaware | None:
 
 
 def longest_prefix(engine: Engine, request: Request, look: Look) -> Any:
-    """`lpm`: who has the most cached tokens first."""
+    """`lpm`: most cached tokens first."""
     return look.late, 0 if look.late else -look.matched_tokens
 
 
 def response_ratio(engine: Engine, request: Request, look: Look) -> Any:
-    """`hrrn`: the highest ratio of waiting to work first; the wait is counted in tokens."""
+    """`hrrn`: highest ratio of waiting to work first. The wait is counted in tokens."""
     if look.late:
         return math.inf, request.id
     uncached = max(0, request.input_length - look.matched_tokens)
@@ -124,7 +125,7 @@ def response_ratio(engine: Engine, request: Request, look: Look) -> Any:
 
 
 def least_work(engine: Engine, request: Request, look: Look) -> Any:
-    """`shortest-prefill-first`."""
+    """`shortest-prefill-first`: least remaining work first."""
     return look.late, look.work_tokens, engine.standings[request].entry
 
 
@@ -134,14 +135,15 @@ AWARE: dict[str, Aware] = {
     "shortest-prefill-first": least_work,
 }
 ORDERS = ("fcfs", "lof", "routing-key", "dfs-weight", *AWARE)
-"""Names of `schedule_policy`."""
+"""Values of `schedule_policy`."""
 
 
 class QueueOrder:
     """Sorts the waiting queue before each prefill."""
 
     def __init__(self, policy: str, environment: Environment, priorities: bool) -> None:
-        """`priorities`: whether they come first. Raises `ValueError`."""
+        """`priorities` says whether priorities come first. Raises `ValueError` for an unknown
+        policy."""
         if policy not in ORDERS:
             raise ValueError(f"schedule_policy: no {policy!r}; choose from {', '.join(ORDERS)}")
         if priorities and policy not in ("fcfs", "lof"):
@@ -154,10 +156,10 @@ class QueueOrder:
         self._late = int(environment.in_batch_deprioritize_threshold)
         self._calls = 0
         self.looks: dict[Request, Look] = {}
-        """What the last call looked up."""
+        """The results of the last call's lookups."""
 
     def sort(self, waiting: deque[Request], engine: Engine) -> deque[Request]:
-        """The queue in its new order."""
+        """Returns the queue in its new order."""
         policy, aware = self.policy, engine.blocks.needs_keys
         if policy in ("lpm", "hrrn") and len(waiting) > MANY:
             policy = "fcfs"
@@ -194,7 +196,7 @@ class QueueOrder:
         self, waiting: Iterable[Request], engine: Engine
     ) -> Iterable[tuple[Request, Look]]:
         beginnings: set[int] = set()
-        """Of the requests that are not late: keys of their first tokens."""
+        """Keys of the first tokens of the requests that are not late."""
         for request in waiting:
             sequence = request.sequences[0]
             cached, node = engine.blocks.look_up(sequence)
@@ -212,7 +214,8 @@ class QueueOrder:
 
 
 def _depth_first(root: Node, looks: dict[Request, Look]) -> list[Request]:
-    """`dfs-weight`: subtrees with more waiting requests first, each node's own after them."""
+    """`dfs-weight`: subtrees with more waiting requests first; the requests of a node come after
+    them."""
     own: dict[Node, list[Request]] = {}
     weights: Counter[Node] = Counter()
     for request, look in looks.items():

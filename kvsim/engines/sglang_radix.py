@@ -23,7 +23,8 @@ from kvsim.engine.named import callable_with, find_rule
 from kvsim.errors import ConfigError
 
 Time = tuple[int, int]
-"""A tick, and nodes below that were touched at the same tick: a parent is older than its child."""
+"""A tick, and the number of nodes below that were touched at the same tick, so that a parent is
+older than its child."""
 
 
 class Node:
@@ -51,37 +52,37 @@ class Node:
         self.pages = pages
         self.tokens = len(pages) * page_size
         self.children: dict[int, Node] = {}
-        """By the key of their first page."""
+        """Children by the key of their first page."""
         self.locks = 0
-        """Requests that hold it, or a node below."""
+        """Number of requests that hold this node or one below it."""
         self.time: Time = (0, 0)
         """When it was last used."""
         self.hits = 0
-        """Requests that went through it."""
+        """Number of requests that passed through it."""
         self.priority = priority
-        """The best of the requests that inserted it."""
+        """The best priority among the requests that inserted it."""
         self.depth_tokens = 0
-        """Tokens from the root to its end, when it was made."""
+        """Number of tokens from the root to its end when it was made."""
         self.history_tokens = 0
-        """Tokens from the root to the deepest end that was ever at or below it."""
+        """Number of tokens from the root to the deepest end that was ever at or below it."""
 
 
 Rank = Callable[[Node], Any]
-"""Of the leaves that may go, the one with the smallest rank is evicted."""
+"""Ranks evictable leaves. The leaf with the smallest rank is evicted."""
 
 
 def lru(node: Node) -> Any:
-    """Least recently used first."""
+    """Evicts the least recently used node first."""
     return node.time
 
 
 def lfu(node: Node) -> Any:
-    """Least frequently used first."""
+    """Evicts the least frequently used node first."""
     return node.hits, node.time
 
 
 class Segmented:
-    """Nodes used fewer than `protected_threshold` times go first."""
+    """Evicts nodes used fewer than `protected_threshold` times first."""
 
     def __init__(self, protected_threshold: int = 2) -> None:
         self._threshold = protected_threshold
@@ -91,13 +92,14 @@ class Segmented:
 
 
 def by_priority(node: Node) -> Any:
-    """The least priority first."""
+    """Evicts the node of the worst priority first."""
     return node.priority, node.time
 
 
 class TailFirst:
-    """First, nodes further than `threshold` from where the next prompt, which is thought to be
-    `next_prompt_estimate` tokens longer than the longest so far, would end."""
+    """Evicts nodes far from the expected end of the next prompt first: those more than `threshold`
+    tokens away. That prompt is expected to be `next_prompt_estimate` tokens longer than the longest
+    so far."""
 
     def __init__(self, threshold: int = 0, next_prompt_estimate: int = 0) -> None:
         self._ahead = next_prompt_estimate - threshold
@@ -114,11 +116,11 @@ RADIX_EVICTION: dict[str, Any] = {
     "priority": by_priority,
     "tlru": TailFirst,
 }
-"""Names of `radix_eviction_policy` (`mem_cache/evict_policy.py`)."""
+"""Values of `radix_eviction_policy` (`mem_cache/evict_policy.py`)."""
 
 
 def make_rank(name: str | Rank, config: Mapping[str, Any]) -> Rank:
-    """The rank that a name stands for: of the table, or `package.module:name`. Raises
+    """Returns the rank called `name`: a key of the table, or `package.module:name`. Raises
     `ConfigError`."""
 
     def guard(label: str, found: Any) -> Any:
@@ -133,7 +135,7 @@ def make_rank(name: str | Rank, config: Mapping[str, Any]) -> Rank:
 
 
 class RadixTree:
-    """Cached pages; it does not know which pages are free."""
+    """The cached pages. The tree does not know which pages are free."""
 
     def __init__(self, page_size: int, rank: Rank) -> None:
         self._size = page_size
@@ -141,17 +143,17 @@ class RadixTree:
         self.root = Node(None, [], [], page_size, 0)
         self._ticks = count(1)
         self._leaves: dict[Node, None] = {}
-        """Those without locks."""
+        """Leaves without locks."""
         self.pages = 0
-        """All pages in the tree."""
+        """Number of pages in the tree."""
         self.locked_pages = 0
-        """Of these, in nodes that requests hold."""
+        """Number of these pages in nodes that requests hold."""
 
     # -- lookups ---------------------------------------------------------------------------------
 
     def match(self, keys: list[int]) -> tuple[int, Node]:
-        """How many leading pages are there, and the node where they end, which is split off if it
-        is a part of one. It and all above it have been used now."""
+        """Returns the number of leading pages that are cached, and the node where they end. A node
+        that matches only in part is split. The node and all above it count as used now."""
         if not keys:
             return 0, self.root
         node, found = self.root, 0
@@ -172,7 +174,7 @@ class RadixTree:
         return found, node
 
     def path(self, node: Node) -> list[int]:
-        """The pages from the root to the end of a node."""
+        """Returns the pages from the root to the end of a node."""
         parts = []
         each: Node | None = node
         while each is not None:
@@ -181,7 +183,7 @@ class RadixTree:
         return [page for part in reversed(parts) for page in part]
 
     def cached_pages(self) -> Iterator[int]:
-        """Pages that no request holds."""
+        """Iterates over the pages that no request holds."""
         stack = [self.root]
         while stack:
             node = stack.pop()
@@ -194,7 +196,7 @@ class RadixTree:
     def insert(
         self, keys: list[int], pages: list[int], own: int, counted: int, priority: int
     ) -> tuple[list[list[int]], Node]:
-        """Put pages of a request into the tree; the first `own` of them are in it already.
+        """Puts pages of a request into the tree. The first `own` of them are already in it.
 
         A node that ends behind page `counted` was used once more. Returns the pages whose content
         was there before, node by node, and the node where the keys end.
@@ -221,7 +223,7 @@ class RadixTree:
         return twice, node
 
     def lock(self, node: Node) -> None:
-        """One more request holds a node, and all above it."""
+        """Adds a request that holds a node and all nodes above it."""
         each: Node | None = node
         while each is not None and each is not self.root:
             if not each.locks:
@@ -231,7 +233,7 @@ class RadixTree:
             each = each.parent
 
     def unlock(self, node: Node) -> None:
-        """One request fewer holds a node, and all above it."""
+        """Removes a request that held a node and all nodes above it."""
         each: Node | None = node
         while each is not None and each is not self.root:
             each.locks -= 1
@@ -242,8 +244,8 @@ class RadixTree:
             each = each.parent
 
     def evict(self) -> Iterator[list[int]]:
-        """Take leaves out that nobody holds, the smallest rank first, a whole leaf at a time; a
-        parent is looked at when its last child is gone. Yields the pages of each."""
+        """Evicts leaves that no request holds, the smallest rank first, and yields the pages of
+        each. A parent becomes a candidate when its last child is gone."""
         heap = [(self._rank(node), number, node) for number, node in enumerate(self._leaves)]
         heapq.heapify(heap)
         number = len(heap)
@@ -274,7 +276,7 @@ class RadixTree:
         return leaf
 
     def _split(self, child: Node, number: int) -> Node:
-        """Cut the first `number` pages of a node off; they become a node above it."""
+        """Splits a node after its first `number` pages. These become a new node above it."""
         parent, size = child.parent, self._size
         assert parent is not None
         upper = Node(parent, child.keys[:number], child.pages[:number], size, child.priority)
@@ -290,7 +292,7 @@ class RadixTree:
         return upper
 
     def audit(self) -> None:
-        """Assert that counts, locks and leaves are those of the nodes."""
+        """Asserts that counts, locks and leaves agree with the nodes."""
         pages = locked = 0
         leaves, stack = set(), list(self.root.children.values())
         while stack:
@@ -306,7 +308,7 @@ class RadixTree:
 
 
 def _agreement(one: list[int], other: list[int], start: int) -> int:
-    """How many leading keys of `one` are those of `other` from `start` on."""
+    """Returns how many leading keys of `one` equal those of `other` from `start` on."""
     most = min(len(one), len(other) - start)
     if one[:most] == other[start : start + most]:
         return most

@@ -1,4 +1,4 @@
-"""What an SGLang 0.5.23 server chooses by its GPU where nobody says otherwise.
+"""Settings that an SGLang 0.5.23 server chooses by its GPU unless they are given.
 
 `arg_groups/memory_hook.py`, `_handle_gpu_memory_settings`, and `arg_groups/cuda_graph_hook.py`.
 """
@@ -38,12 +38,13 @@ def _by_memory(memory_bytes: int) -> tuple[int, int, int]:
 
 
 def chunked_prefill_size(memory_bytes: int) -> int:
-    """Tokens of a chunk."""
+    """Returns the tokens of a chunk for a GPU with this memory."""
     return _by_memory(memory_bytes)[0]
 
 
 def mem_fraction_static(memory_bytes: int, chunk_tokens: int | None, tp: int, pp: int) -> float:
-    """Share of the GPU for weights and KV; the rest is for activations and CUDA graphs.
+    """Returns the share of GPU memory for weights and KV; the rest is for activations and CUDA
+    graphs.
 
     `chunk_tokens`: None where prompts are not cut; `tp`, `pp`: tensor- and pipeline-parallel GPUs.
     """
@@ -59,6 +60,6 @@ def mem_fraction_static(memory_bytes: int, chunk_tokens: int | None, tp: int, pp
 
 
 def max_running_requests(pool_tokens: int, context_tokens: int) -> int:
-    """Most running requests (`model_executor/model_runner.py`)."""
+    """Returns the most running requests (`model_executor/model_runner.py`)."""
     most = min(max(int(pool_tokens / context_tokens * 512), 2048), 4096)
     return max(1, min(most, pool_tokens // 2))

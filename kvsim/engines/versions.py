@@ -21,11 +21,11 @@ OLDEST_V1, NEWEST = (0, 8, 5), (0, 33)
 
 
 class Default(NamedTuple):
-    """The value of a setting that nobody gave."""
+    """The value of a setting that was not given."""
 
     value: Any
     source: str
-    """Who chose it, and by what."""
+    """What chose the value, and by which rule."""
 
 
 class Startup(NamedTuple):

@@ -62,7 +62,7 @@ class Vllm033(Scheduler):
         self._check()
 
     def _check(self) -> None:
-        """Refuse at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
+        """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
         tokens = self.max_num_batched_tokens
         if tokens < self.max_model_len:
             raise ValueError(
@@ -78,7 +78,7 @@ class Vllm033(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Decide what the next step does."""
+        """Composes the next step."""
         plan = batch.begin(now_ns)
         if batch.swapped and batch.waiting:
             plan.blocked = _SWAPPED
@@ -88,7 +88,8 @@ class Vllm033(Scheduler):
         return batch.composed()
 
     def _prompts(self, batch: Batch) -> bool:
-        """Admit from the head of the waiting queue until one is refused; whether any left it."""
+        """Admits requests from the head of the waiting queue until one is refused. Returns whether
+        any left the queue."""
         waiting, plan = batch.waiting, batch.plan
         admitted: list[Request] = []
         lengths: list[int] = []
@@ -117,14 +118,14 @@ class Vllm033(Scheduler):
         return bool(admitted or plan.ignored)
 
     def _never(self, batch: Batch, request: Request, length: int) -> str:
-        """Why the engine gives up a prompt; empty: it does not."""
+        """Returns why the engine gives up a prompt; empty if it does not."""
         if length > min(self.max_model_len, self.max_num_batched_tokens):
             return "too-long"
         left = batch.blocks.admission_total - batch.blocks.admission_need(request)
         return "never-fits" if left < self.watermark_blocks else ""
 
     def _refusal(self, batch: Batch, request: Request, lengths: list[int], seqs: int) -> int:
-        """Why the last of the prompts of these lengths is not admitted now; 0: it is."""
+        """Returns why the last of the prompts of these lengths is not admitted now; 0 if it is."""
         left = batch.blocks.admission_free - batch.blocks.admission_need(request)
         if left < self.watermark_blocks:
             return _BLOCKS if left < 0 else _WATERMARK
@@ -136,7 +137,8 @@ class Vllm033(Scheduler):
         return _TOKENS if padded - sum(lengths) > self.max_paddings else 0
 
     def _decodes(self, batch: Batch) -> None:
-        """One token for every running request, the youngest giving way where blocks run out."""
+        """Decodes one token for every running request. The youngest is preempted if blocks run
+        short."""
         batch.running = running = deque(sorted(batch.running, key=_arrival))
         place = 0
         while place < len(running):
@@ -151,7 +153,8 @@ class Vllm033(Scheduler):
         batch.plan.batched_tokens = batch.plan.decode_seqs
 
     def _make_room(self, batch: Batch, place: int) -> bool:
-        """Preempt until the request at `place` can grow; False where it had to go itself."""
+        """Preempts until the request at `place` can grow. Returns False if that request had to go
+        itself."""
         running = batch.running
         request = running[place]
         while count(request, RUNNING) > batch.blocks.gpu.free:
@@ -164,7 +167,7 @@ class Vllm033(Scheduler):
         return True
 
     def _preempt(self, batch: Batch, victim: Request) -> None:
-        """Take the blocks of a victim and queue it up (`_preempt`)."""
+        """Frees or swaps the blocks of a victim and puts it into a queue (`_preempt`)."""
         means = self.means(victim, batch)
         if means == "swap":
             batch.plan.swaps_out.extend(batch.swap_out(victim))
@@ -176,7 +179,7 @@ class Vllm033(Scheduler):
             raise recompute_of_many(victim, "AssertionError @ core/scheduler.py:458")
 
     def _swap_in(self, batch: Batch) -> None:
-        """Bring swapped requests back, oldest first, until one does not fit."""
+        """Brings swapped requests back, oldest first, until one does not fit."""
         swapped, blocks = batch.swapped, batch.blocks
         seqs = sum(map(width, batch.running))
         while swapped:
@@ -193,7 +196,7 @@ class Vllm033(Scheduler):
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """The step's time has passed: tokens exist, samples fork, requests end."""
+        """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns
         batch.publish(plan)
         before = len(batch.ended)
@@ -206,9 +209,10 @@ class Vllm033(Scheduler):
             batch.remove_ended()
 
     def _sampled(self, batch: Batch, sequence: Sequence, tokens: int) -> None:
-        """Book the token of a sequence, or of all n samples (`engine/llm_engine.py`).
+        """Books the token of a sequence, or of all n samples (`engine/llm_engine.py`).
 
-        Every prompt step draws n samples, also one that recomputes the last of earlier samples.
+        Every prompt step draws n samples. That includes one that recomputes the last of earlier
+        samples.
         """
         children = sequence.request.n - 1 if sequence.prompt_stage else 0
         batch.compute(sequence, tokens)
@@ -216,7 +220,7 @@ class Vllm033(Scheduler):
 
 
 def _known(request: Request) -> int:
-    """Known tokens of the one sequence of a request that waits, or was just admitted."""
+    """Returns the known tokens of a waiting or just admitted request of one sequence."""
     return next(s.length for s in request.sequences if s.state in (WAITING, RUNNING))
 
 
@@ -225,6 +229,6 @@ def _arrival(request: Request) -> int:
 
 
 def _in_batch_order(requests: Iterable[Request]) -> list[Request]:
-    """`SchedulerOutputs` sorts by LoRA and request id whenever its set of LoRAs is not empty, and
-    a request without LoRA counts as one."""
+    """Sorts requests as `SchedulerOutputs` does, by LoRA and request id. It sorts if its set of
+    LoRAs is not empty, and a request without LoRA counts as one."""
     return sorted(requests, key=lambda request: request.id)

@@ -32,11 +32,11 @@ class TopPool(BlockPool):
 
 
 class Prefix:
-    """Leading prompt blocks that requests declare to share."""
+    """The leading prompt blocks that requests declare to share."""
 
     def __init__(self) -> None:
         self.table: list[int] = []
-        """Its blocks; empty: not allocated yet."""
+        """Its blocks; empty until it is allocated."""
         self.computed = False
 
 
@@ -46,7 +46,7 @@ class Vllm033Tables(Tables):
     swap_space_rule = "RuntimeError @ core/scheduler.py:492"
     publish_at = PUBLISH_AT["computed"]
     full_hit = FULL_HITS["nothing"]
-    """The rules for the computation of a declared prefix; its blocks are shared at once."""
+    """The rule for computing a declared prefix. Its blocks are shared at once."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Vllm033Tables(Tables):
                 f" {block_size}; choose a --block-size that divides it"
             )
         self.window = window
-        """Blocks after which a table repeats itself; 0: never."""
+        """Number of blocks after which a table repeats itself; 0 for never."""
         self._no_prefix = Prefix()
         self._prefixes: dict[tuple[int, int], Prefix] = {}
         """(blocks, key of the last) → prefix."""
@@ -81,11 +81,11 @@ class Vllm033Tables(Tables):
         return min(need, self.window) if self.window else need
 
     def growth_need(self, sequence: Sequence) -> int:
-        """One, whatever room the last block has."""
+        """Always one block, even if the last block has room."""
         return 1
 
     def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
-        """Distinct blocks, and on the way back one more for each sequence to grow into."""
+        """Returns the distinct blocks and, on the way back, one more per sequence to grow into."""
         moving = list(sequences)
         distinct = len({block for sequence in moving for block in sequence.table})
         return distinct + len(moving) if target is self.gpu else distinct
@@ -138,7 +138,7 @@ class Vllm033Tables(Tables):
         return []
 
     def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
-        """Drop every distinct block of a table once, first to last."""
+        """Drops every distinct block of a table once, first to last."""
         for block in dict.fromkeys(sequence.table):
             self._drop(pool, block, sequence)
 
@@ -179,18 +179,19 @@ class Vllm033Tables(Tables):
         self._prefix(sequence.request).computed = True
 
     def audit(self, requests: Iterable[Request]) -> None:
-        """As ever; but with a window the engine itself miscounts, so there is nothing to hold."""
+        """Audits the books, except with a window: there the engine itself miscounts."""
         if not self.window:
             super().audit(requests)
 
     def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
-        """Blocks may be held for ever, by prefixes and by mistake, but never too little."""
+        """Asserts that no block has too few references. Prefixes and the engine's leaks may hold
+        some for ever."""
         assert all(n <= held.get(block, 0) for block, n in counted.items()), "a block was lost"
 
     # -------------------------------------------------------------------------------------------
 
     def _prefix(self, request: Request) -> Prefix:
-        """The prefix that a request declares; whole blocks of its prompt."""
+        """Returns the prefix that a request declares, in whole blocks of its prompt."""
         number = self._prefix_blocks(request)
         if not number:
             return self._no_prefix
@@ -201,7 +202,7 @@ class Vllm033Tables(Tables):
         return min(request.prefix_pos, request.input_length) // self.block_size
 
     def _pin(self, request: Request, prefix: Prefix, table: list[int]) -> None:
-        """The prefix keeps its blocks, if this request is the first to bring it."""
+        """Pins the blocks of a prefix if this request is the first to bring it."""
         number = self._prefix_blocks(request)
         self._lookups += number
         self._hits += len(prefix.table)
@@ -215,7 +216,7 @@ class Vllm033Tables(Tables):
         self.empty_slots += self._empty(sequence)
 
     def _move(self, block: int, moved: dict[int, int], target: BlockPool) -> int:
-        """The copy of a block in `target`: one for all tables that move together."""
+        """Returns the copy of a block in `target`, one for all tables that move together."""
         if block in moved:
             self._share(target, moved[block])
         else:

@@ -1,10 +1,10 @@
 """The scheduler of vLLM 0.6.3.post1 (`core/scheduler.py`), to be read beside its source.
 
 A step is prompts *or* decodes; with chunked prefill it is both, running requests first. Growth
-needs a free block for every running sequence, even where its last block has room. The victim of
-a shortage is the tail of the running queue: recomputed if it has one sequence, else swapped. The
-watermark guards admissions and swap-ins, not growth. Prefix hits reduce neither the token budget
-nor the admission need.
+requires a free block for every running sequence, even if its last block has room. If blocks run
+short, the tail of the running queue is preempted: recomputed if it has one sequence, else swapped.
+The watermark guards admissions and swap-ins, not growth. Prefix hits reduce neither the token
+budget nor the admission need.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SLOTS, TOKENS, BLOCKS, WATERMARK, SWAPPED_OUT = map(
 )
 
 Admissions = list[tuple[Request, int, int]]
-"""Request, tokens that it takes on, tokens charged to the budget."""
+"""A list of (request, tokens that it takes on, tokens charged to the budget)."""
 
 Entries = list[tuple[Request, int]]
-"""Request that was running or swapped, tokens that it takes on."""
+"""A list of (running or swapped request, tokens that it takes on)."""
 
 
 class Vllm063(Scheduler):
@@ -63,7 +63,7 @@ class Vllm063(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.chunked = enable_chunked_prefill
         self.whole_blocks = enable_prefix_caching
-        """Chunks end on block boundaries."""
+        """Whether chunks end on block boundaries."""
         self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
         self.means = make_means(preemption_mode, prices, self.priority)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
@@ -79,10 +79,10 @@ class Vllm063(Scheduler):
         self._start()
 
     def _start(self) -> None:
-        """State of a variant of the engine."""
+        """Sets up the state of a variant of the engine."""
 
     def _check(self) -> None:
-        """Refuse at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
+        """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
         tokens = self.max_num_batched_tokens
         if tokens < self.max_model_len and not self.chunked:
             raise ValueError(
@@ -98,7 +98,7 @@ class Vllm063(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Decide what the next step does."""
+        """Composes the next step."""
         plan = batch.begin(now_ns)
         self._tokens = self._seqs = 0
         if self.chunked:
@@ -154,13 +154,13 @@ class Vllm063(Scheduler):
         self._run(batch, prompts, prefills, decodes)
 
     def _give_up(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
-        """Queue up those who were preempted, in that order."""
+        """Puts preempted requests into their queues, in this order."""
         for victim in victims:
             self.requeue(batch.waiting, victim)
         batch.swapped.extend(swapped_out)
 
     def _prompts(self, batch: Batch) -> Admissions:
-        """Admit from the head of the waiting queue until one is refused.
+        """Admits requests from the head of the waiting queue until one is refused.
 
         `core/scheduler.py`, `_schedule_prefills`.
         """
@@ -196,7 +196,7 @@ class Vllm063(Scheduler):
     def _running(
         self, batch: Batch, victims: list[Request], swapped_out: list[Request]
     ) -> list[tuple[Request, int]]:
-        """Let running requests grow; later ones give way where blocks run out."""
+        """Lets running requests grow; later ones are preempted if blocks run short."""
         scheduled: list[tuple[Request, int]] = []
         running = batch.others
         self._begin_running(batch)
@@ -222,7 +222,7 @@ class Vllm063(Scheduler):
     def _make_room(
         self, batch: Batch, request: Request, victims: list[Request], swapped_out: list[Request]
     ) -> bool:
-        """Preempt until `request` can grow; False where it had to go itself."""
+        """Preempts until `request` can grow. Returns False if it had to go itself."""
         blocks = batch.blocks
         while True:
             need = 0
@@ -242,13 +242,13 @@ class Vllm063(Scheduler):
     def _give_way(
         self, batch: Batch, victim: Request, victims: list[Request], swapped_out: list[Request]
     ) -> None:
-        """Take the blocks of a victim, unless it turns out to have ended."""
+        """Frees or swaps the blocks of a victim, unless it turns out to have ended."""
         if not self._ended_meanwhile(batch, victim):
             means = self._preempt(batch, victim, batch.plan.swaps_out)
             (swapped_out if means == "swap" else victims).append(victim)
 
     def _lead(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
-        """Let the leading requests that only decode grow, all at once."""
+        """Lets the leading requests that only decode grow, all at once."""
         give_way: GiveWay | None = None
         if self.victim is tail:
             give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
@@ -258,11 +258,11 @@ class Vllm063(Scheduler):
             self._seqs += number
 
     def _run(self, batch: Batch, prompts: Admissions, prefills: Entries, decodes: Entries) -> None:
-        """Put the batch into the plan, in batch order.
+        """Puts the requests of a step into the plan, in batch order.
 
-        The first sequence decides what a request counts as. So a request whose first sample has
-        ended and whose last one is computed again is a decode, of all the tokens it was admitted
-        with.
+        The first sequence decides whether a request counts as prefill or decode. So a request whose
+        first sample has ended and whose last one is recomputed is a decode, of all the tokens that
+        it was admitted with.
         """
         for request, tokens, charged in prompts:
             if request.sequences[0].prompt_stage:
@@ -279,7 +279,7 @@ class Vllm063(Scheduler):
                 batch.run_decode(request)
 
     def _swap_in(self, batch: Batch) -> list[tuple[Request, int]]:
-        """Bring swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
+        """Brings swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
         back: list[tuple[Request, int]] = []
         swapped, blocks = batch.swapped, batch.blocks
         while swapped:
@@ -304,7 +304,7 @@ class Vllm063(Scheduler):
         return back
 
     def _preempt_by_priority(self, batch: Batch) -> None:
-        """Make the worst of the running give way to a better head of the waiting queue."""
+        """Preempts the worst running requests for a waiting head of better priority."""
         running = deque(sorted(batch.running, key=by_priority))
         waiting = batch.waiting
         if waiting:
@@ -327,7 +327,7 @@ class Vllm063(Scheduler):
     # -- what asynchronous output processing does otherwise --------------------------------------
 
     def _begin_running(self, batch: Batch) -> None:
-        """The running requests are about to be looked at."""
+        """Called before the running requests are handled."""
 
     def _stopped(self, batch: Batch, request: Request) -> bool:
         """Whether a running request is left out because it is about to end."""
@@ -340,7 +340,8 @@ class Vllm063(Scheduler):
     # -- rules -----------------------------------------------------------------------------------
 
     def _new_tokens(self, request: Request, state: int, chunking: bool, saved: int = 0) -> int:
-        """Tokens that the sequences of a request in `state` would be charged for in this step."""
+        """Returns the tokens that the sequences of a request in `state` would be charged for in
+        this step."""
         number = 0
         tokens = -saved
         for sequence in request.sequences:
@@ -356,7 +357,7 @@ class Vllm063(Scheduler):
         return tokens
 
     def _saved(self, batch: Batch, request: Request) -> int:
-        """Tokens of a waiting request that it is not charged for, because of hits."""
+        """Returns the tokens of a waiting request that hits save from being charged."""
         left = self.max_num_batched_tokens - self._tokens
         if self.chunked and left < (self.block_size if self.whole_blocks else 1):
             return 0
@@ -370,20 +371,21 @@ class Vllm063(Scheduler):
         )
 
     def turns_away(self, blocks: Tables, tokens: int, need: int) -> str:
-        """Why a waiting request that takes on so many tokens and needs so many blocks is given
-        up; empty: it is not (`core/block_manager.py:108`)."""
+        """Returns why a waiting request that needs these tokens and blocks is given up;
+        empty if it is not (`core/block_manager.py:108`)."""
         if tokens > self.prompt_limit:
             return "too-long"
         return "never-fits" if self._never(blocks, need) else ""
 
     def _never(self, blocks: Tables, need: int) -> bool:
-        """Whether an admission that needs so many blocks can never be."""
+        """Whether an admission that needs `need` blocks can never succeed."""
         return blocks.admission_total - need < self._watermark(blocks)
 
     def _hindrance(self, batch: Batch, request: Request, need: int, asked: int) -> int:
-        """Why a waiting request has to wait, as an index into `BLOCKED`; 0: it has not.
+        """Returns why a waiting request has to wait, as an index into `BLOCKED`; 0 if it need not.
 
-        `need`: the blocks that it takes; `asked`: the tokens that have to fit the budget.
+        `need` is the number of blocks that it takes; `asked` is the number of tokens that must fit
+        the budget.
         """
         blocks, seqs = batch.blocks, self._seqs + width(request) - 1
         return self.refusal(blocks, blocks.admission_free, need, asked, self._tokens, seqs)
@@ -391,7 +393,8 @@ class Vllm063(Scheduler):
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
-        """Why the head of the waiting queue is not admitted: index into `schema.BLOCKED`, or 0.
+        """Returns why the head of the waiting queue is not admitted, as an index into
+        `schema.BLOCKED`; 0 if it is.
 
         It needs `need` of `free` blocks and asks for `asked` tokens; the step has `tokens` tokens
         and the engine `seqs` running sequences without it.
@@ -407,7 +410,7 @@ class Vllm063(Scheduler):
         return self.watermark_blocks if blocks.grows else 0
 
     def _preempt(self, batch: Batch, victim: Request, pairs: list[tuple[int, int]]) -> str:
-        """Take the blocks of a victim; returns the means (S:1454)."""
+        """Preempts a victim and returns how, `recompute` or `swap` (`core/scheduler.py:1454`)."""
         means = self.means(victim, batch)
         if means == "swap":
             pairs.extend(batch.swap_out(victim))
@@ -430,7 +433,8 @@ class Vllm063Async(Vllm063):
 
     def _start(self) -> None:
         self._pending: dict[Request, None] = {}
-        """Requests that got a token in the last step and were not tested yet, in batch order."""
+        """Requests that got a token in the last step and have not had the stop test yet, in batch
+        order."""
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
         batch.now_ns = now_ns
@@ -449,7 +453,7 @@ class Vllm063Async(Vllm063):
             self._process_pending(batch)
 
     def skip_stop_test(self) -> None:
-        """Skip the stop test of the last step: none of its requests has ended."""
+        """Skips the stop test of the last step, because none of its requests has ended."""
         self._pending.clear()
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
@@ -469,7 +473,7 @@ class Vllm063Async(Vllm063):
             batch.aside.clear()
 
     def _process(self, batch: Batch, request: Request) -> bool:
-        """Test one request; returns whether it ended."""
+        """Runs the stop test of one request. Returns whether it ended."""
         sequence = request.sequences[0]
         if sequence.state > SWAPPED or not batch.stopped(sequence):
             return False
@@ -494,7 +498,7 @@ class Vllm063Async(Vllm063):
 
 
 def by_stage(entries: Entries) -> tuple[Entries, Entries]:
-    """Prefills and decodes, each in order."""
+    """Returns prefills and decodes, each in order."""
     prefills = [entry for entry in entries if entry[0].sequences[0].prompt_stage]
     decodes = [entry for entry in entries if not entry[0].sequences[0].prompt_stage]
     return prefills, decodes

@@ -1,4 +1,4 @@
-"""Paged blocks that equal prefixes share.
+"""Paged blocks that are shared between equal prefixes.
 
 A full block is known by a key that stands for its tokens *and* everything before them. As
 vLLM 0.6.3.post1 has it (`core/block/prefix_caching_block.py`), sharing begins when a block is given
@@ -54,7 +54,7 @@ class PrefixCaching(Tables):
         self.eviction = make_eviction(
             eviction, block_size=block_size, num_gpu_blocks=num_gpu_blocks
         )
-        """In which order idle blocks with content are reused."""
+        """Makes the order in which idle blocks with content are reused."""
         self.publish_at = make_publish_at(publish_at)
         self.hits_save = make_hits_save(hits_save)
         self.full_hit = make_full_hit(full_hit)
@@ -174,7 +174,7 @@ class PrefixCaching(Tables):
         return table
 
     def _held(self, sequence: Sequence) -> int:
-        """Blocks in use that an admission would share."""
+        """Returns the number of blocks in use that an admission would share."""
         keys = sequence.block_keys(sequence.length // self.block_size, self.block_size)
         block_of, used = self.gpu.block_of, self.gpu.references
         held = 0

@@ -1,4 +1,4 @@
-"""Where vLLM 0.6.3.post1 raises while it schedules, and what the user can do about it."""
+"""Places where vLLM 0.6.3.post1 raises while it schedules, and the remedy for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvsim.errors import EngineStopped
 
 
 def swapped_in_waiting(request: Request) -> EngineStopped:
-    """The outcome where a request swapped out by priority reaches the head of the queue."""
+    """Returns the outcome if a request swapped out by priority reaches the head of the queue."""
     return EngineStopped(
         kind="swapped-request-in-waiting-queue",
         request_id=request.id,
@@ -23,8 +23,8 @@ def swapped_in_waiting(request: Request) -> EngineStopped:
 def recompute_of_many(
     request: Request, rule: str = "AssertionError @ core/scheduler.py:1505"
 ) -> EngineStopped:
-    """The outcome where a request with several running samples is to be recomputed; `rule`: where
-    the engine raises."""
+    """Returns the outcome if a request with several running samples is to be recomputed. `rule` is
+    where the engine raises."""
     return EngineStopped(
         kind="recompute-of-parallel-samples",
         request_id=request.id,
@@ -38,7 +38,7 @@ def recompute_of_many(
 
 
 def prefill_of_many(request: Request) -> EngineStopped:
-    """The outcome where a request that once had several samples is prefilled again."""
+    """Returns the outcome if a request that once had several samples is prefilled again."""
     return EngineStopped(
         kind="prefill-of-parallel-samples",
         request_id=request.id,
@@ -52,7 +52,7 @@ def prefill_of_many(request: Request) -> EngineStopped:
 
 
 def stopped_but_not_ended(request: Request) -> EngineStopped:
-    """The outcome where asynchronous processing stops a request that nothing ends."""
+    """Returns the outcome if asynchronous processing stops a request that nothing ends."""
     return EngineStopped(
         kind="stopped-but-not-ended",
         request_id=request.id,
@@ -66,7 +66,7 @@ def stopped_but_not_ended(request: Request) -> EngineStopped:
 
 
 def chunk_of_part_blocks(request: Request) -> EngineStopped:
-    """The outcome where chunks cannot end on block boundaries, as prefix caching demands."""
+    """Returns the outcome if chunks cannot end on block boundaries, as prefix caching demands."""
     return EngineStopped(
         kind="chunk-of-part-blocks",
         request_id=request.id,

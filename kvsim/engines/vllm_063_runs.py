@@ -1,12 +1,12 @@
-"""Block tables of vLLM 0.6.3.post1 with its prefix cache, in runs: no work and no object for each
+"""Block tables of vLLM 0.6.3.post1 with its prefix cache, stored in runs: no work and no object per
 block.
 
-They decide what `kvsim.engines.vllm_063_blocks.PrefixCaching` decides block by block, and do not
-name blocks. Two things are other than in vLLM V1. Equal blocks are merged, so that a run has no
-copies. And idle content goes in the order of the engine's evictor, which looks at when a table was
-last scheduled, and at how long a prefix is (`kvsim.rules.eviction.Evictor`). Invariant 5 of
-`kvsim.engine.runs` holds under that order, too: whatever continues a prefix became idle before it,
-or with it, and is the longer one, so the walk of the evictor ends on it first.
+They make the same decisions as `kvsim.engines.vllm_063_blocks.PrefixCaching`, without block ids.
+They differ from vLLM V1 in two ways. Equal blocks are merged, so a run has no copies. And idle
+content is evicted in the order of the engine's evictor, which considers when a table was last
+scheduled and how long a prefix is (`kvsim.rules.eviction.Evictor`). Invariant 5 of
+`kvsim.engine.runs` also holds under that order: a continuation becomes idle before its prefix or
+with it, and is longer, so the evictor's walk ends on it first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _Entry = tuple[int, int, int, Run]
 
 
 class _Streak:
-    """Idle runs given back one after the other by tables last scheduled at the same time.
+    """Idle runs released consecutively by tables that were last scheduled at the same time.
 
-    Nothing ends the walk among them: the longest prefix goes first, the earliest release of equals.
+    Nothing ends the walk among them. The longest prefix goes first; among equals, the earliest
+    release.
     """
 
     __slots__ = ("heap", "last_ns")
@@ -38,23 +39,23 @@ class _Streak:
     def __init__(self, last_ns: int) -> None:
         self.last_ns = last_ns
         self.heap: list[_Entry] = []
-        """Some of the runs have left since, or are shorter now."""
+        """Some of the runs may have left since, or be shorter now."""
 
     @property
     def longest(self) -> int:
-        """Blocks of the longest prefix, after `trim`."""
+        """Returns the blocks of the longest prefix, after `trim`."""
         return -self.heap[0][0]
 
     def take_longest(self, idle: _Idle, most: int) -> list[_Entry]:
-        """Take out the longest prefixes, after `trim`: those of one length, the earliest release
-        first, and no more than `most`."""
+        """Removes the longest prefixes, after `trim`. They have one length, the earliest release
+        comes first, and there are at most `most`."""
         longest = [heappop(self.heap)]
         while len(longest) < most and self.trim(idle) and self.heap[0][0] == longest[0][0]:
             longest.append(heappop(self.heap))
         return longest
 
     def trim(self, idle: _Idle) -> bool:
-        """Bring the longest prefix to the top; False where nothing is left."""
+        """Brings the longest prefix to the top. Returns False if nothing is left."""
         heap = self.heap
         while heap:
             end, release, entry, run = heap[0]
@@ -73,9 +74,9 @@ _Idle = dict[Run, tuple[_Streak, int]]
 
 
 class MergedRunPool(RunPool):
-    """A pool that knows its content in runs, each content once.
+    """A pool that stores its content in runs, each content once.
 
-    The moves are those of `kvsim.engine.pool.PrefixPool` under its eviction `vllm-0.6.3`.
+    It decides like `kvsim.engine.pool.PrefixPool` with its eviction `vllm-0.6.3`.
     """
 
     def __init__(self, size: int, first: int, block_size: int) -> None:
@@ -84,23 +85,23 @@ class MergedRunPool(RunPool):
         """When the table that is released next was last scheduled."""
         self.lookups = 0
         self.hits = 0
-        """Of `lookups`."""
+        """Number of `lookups` that were found."""
         self._streaks: deque[_Streak] = deque()
-        """Idle runs, in the order in which they were given back."""
+        """Streaks of idle runs, in order of release."""
         self._idle: _Idle = {}
         self._releases = 0
         self._entries = count()
-        """Numbers of the entries of streaks."""
+        """Numbers for the entries of streaks."""
         self._fresh: dict[Run, int] = {}
-        """Run in use → its first block whose content is of the step being composed."""
+        """Run in use → its first block whose content was given in the step being composed."""
 
     def idle_runs(self) -> Iterator[Run]:
-        """Runs that no table holds, in no particular order."""
+        """Iterates over the runs that no table holds, in no particular order."""
         return iter(self._idle)
 
     def computed(self, hits: Hits) -> int:
-        """How many of the blocks that `find` has just returned are not of the step being
-        composed."""
+        """Returns how many of the blocks that `find` has just returned are from before the step
+        being composed."""
         fresh = self._fresh
         if fresh and hits.runs:
             ends = [run.start for run in hits.runs[1:]] + [hits.number]
@@ -110,7 +111,7 @@ class MergedRunPool(RunPool):
         return hits.number
 
     def mark_computed(self) -> None:
-        """A scheduling call has ended: what it gave content to now counts as computed."""
+        """Marks content given out during the scheduling call that has just ended as computed."""
         self._fresh.clear()
 
     def release(self, runs: list[Run], end: int) -> None:
@@ -125,7 +126,7 @@ class MergedRunPool(RunPool):
         return run
 
     def _meet(self, runs: list[Run], known: Run) -> None:
-        """The table holds the known run from now on, and the blocks that it filled are blank."""
+        """Lets the table hold the known run from now on; the blocks that it filled become blank."""
         blocks = known.end - known.start
         if not known.refs:
             self._leave(known)
@@ -157,7 +158,7 @@ class MergedRunPool(RunPool):
         del self._idle[run]
 
     def _evict(self, number: int) -> None:
-        """Forget blocks in the order in which the walk of the evictor ends on them."""
+        """Evicts blocks in the order in which the evictor's walk ends on them."""
         while number:
             streak, floor = self._next()
             longest = streak.take_longest(self._idle, number)
@@ -176,8 +177,8 @@ class MergedRunPool(RunPool):
                     self._forget(run)
 
     def _next(self) -> tuple[_Streak, int]:
-        """The streak whose longest prefix goes next, and the end down to which it goes before those
-        of others."""
+        """Returns the streak whose longest prefix goes next, and the depth down to which it goes
+        before prefixes of others."""
         streaks, idle = self._streaks, self._idle
         while not streaks[0].trim(idle):
             streaks.popleft()
@@ -196,7 +197,7 @@ class MergedRunPool(RunPool):
 
 
 class Vllm063Runs(RunTables, PrefixCaching):
-    """`PrefixCaching` in runs, under its eviction rule `vllm-0.6.3`, without swapping."""
+    """`PrefixCaching` stored in runs, with its eviction rule `vllm-0.6.3`, without swapping."""
 
     swaps = False
     label_moves = True

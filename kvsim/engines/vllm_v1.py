@@ -1,11 +1,11 @@
 """The scheduler of vLLM V1 0.33.0 (`v1/core/sched/scheduler.py`), to be read beside its source.
 
-There are no prompt steps and decode steps: every running request, in order, takes on the tokens
-that it knows and has not computed, under one token budget; then waiting requests are admitted with
-what is left, unless somebody was preempted. A running request needs a block only when a new one
-begins. The victim of a shortage is the tail of the running list, or the worst by priority; it is
-recomputed. Admissions are tested for the whole known sequence, and prefix hits are discounted
-from blocks and from the budget.
+There are no separate prompt steps and decode steps. First, every running request, in order, takes
+on the tokens that it knows and has not computed, within one token budget. Then waiting requests are
+admitted with the rest, unless a request was preempted. A running request needs a block only when a
+new one begins. If blocks run short, the tail of the running list, or the worst by priority, is
+preempted and recomputed. Admissions are tested for the whole known sequence. Prefix hits reduce
+both the blocks and the tokens that they need.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class VllmV1(Scheduler):
         self.requeue = make_requeue(requeue, own, sorts=self.priority)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.reserve_full_isl = scheduler_reserve_full_isl
-        """Whether an admission must find blocks for the whole known sequence, not its chunk."""
+        """Whether an admission needs blocks for the whole known sequence, not only its chunk."""
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self._budget = 0
 
     def arrive(self, batch: Batch, request: Request) -> None:
-        """Take a request in, or turn it away if its prompt leaves no room for a token."""
+        """Accepts a request, or rejects it if its prompt leaves no room for a token."""
         if request.input_length >= self.max_model_len:
             batch.refuse(request, "too-long")
         elif self.priority:
@@ -82,7 +82,7 @@ class VllmV1(Scheduler):
     # -- composing a step ------------------------------------------------------------------------
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Decide what the next step does."""
+        """Composes the next step."""
         plan = batch.begin(now_ns)
         self._budget = self.max_num_batched_tokens
         most = self.long_prefill_token_threshold
@@ -95,7 +95,8 @@ class VllmV1(Scheduler):
         return batch.composed()
 
     def _running(self, batch: Batch, most: int) -> dict[Request, int]:
-        """Slots for what the running requests take on, at most `most` tokens each, in order."""
+        """Gives running requests slots for the tokens that they take on, at most `most` each, in
+        order."""
         scheduled: dict[Request, int] = {}
         blocks = batch.blocks
         extend, size = blocks.extend, blocks.block_size
@@ -132,9 +133,9 @@ class VllmV1(Scheduler):
         return scheduled
 
     def _admitted(self, batch: Batch, most: int) -> list[tuple[Request, int, int]]:
-        """Admit from the head of the queue until one is refused.
+        """Admits requests from the head of the queue until one is refused.
 
-        Returns (request, tokens not charged because of hits, tokens charged) of each.
+        Returns (request, tokens not charged because of hits, tokens charged) for each.
         """
         admitted: list[tuple[Request, int, int]] = []
         waiting, blocks, plan = batch.waiting, batch.blocks, batch.plan
@@ -166,7 +167,7 @@ class VllmV1(Scheduler):
         running: dict[Request, int],
         admitted: list[tuple[Request, int, int]],
     ) -> None:
-        """Put the batch into the plan: running requests in order, then those admitted."""
+        """Puts the batch into the plan: running requests in order, then those admitted."""
         batch.run_together()
         for request, tokens in running.items():
             sequence = request.sequences[0]
@@ -183,9 +184,9 @@ class VllmV1(Scheduler):
     # -- rules -----------------------------------------------------------------------------------
 
     def ask(self, blocks: Tables, sequence: Sequence, left: int, running: int, most: int) -> Asked:
-        """What the head of the waiting queue asks for in a step with so many tokens `left`, of
-        which a request may take on `most`, beside so many running requests; nothing where tokens or
-        slots are used up."""
+        """Returns what the head of the waiting queue asks for in a step with `left` tokens left,
+        beside `running` running requests. A request may take on `most` tokens. The result is empty
+        where tokens or slots are used up."""
         if not left or running >= self.max_num_seqs:
             return _NOTHING
         hits, length, saves = blocks.match(sequence), sequence.length, blocks.hits_save
@@ -202,7 +203,8 @@ class VllmV1(Scheduler):
     def refusal(
         self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
     ) -> int:
-        """Why the head of the waiting queue is not admitted: index into `schema.BLOCKED`, or 0.
+        """Returns why the head of the waiting queue is not admitted, as an index into
+        `schema.BLOCKED`; 0 if it is.
 
         It needs `need` of `free` blocks and asks for `asked` tokens; the step has `tokens` tokens
         and the engine `seqs` running sequences without it.
@@ -220,7 +222,7 @@ class VllmV1(Scheduler):
         return WATERMARK if guarded and need + self.watermark_blocks > free else 0
 
     def _take_victim(self, batch: Batch) -> Request:
-        # Whoever lacks a block is looked at by itself, and so is the tail.
+        # A request that lacks a block is handled on its own, and so is the tail.
         candidates = batch.others if self.victim is tail else batch.running
         victim = self.victim(candidates, batch.blocks)
         batch.others.remove(victim)
@@ -233,7 +235,7 @@ class VllmV1(Scheduler):
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """The step's time has passed: tokens exist, requests end."""
+        """Settles a step once its time has passed: tokens exist, requests end."""
         batch.now_ns = now_ns
         batch.publish(plan)
         ended = False
@@ -247,20 +249,20 @@ class VllmV1(Scheduler):
     # -- requests that decode together -----------------------------------------------------------
 
     def only_decodes(self, request: Request) -> bool:
-        """Whether its next token is all that a running request takes on."""
+        """Whether a running request takes on only its next token."""
         sequence = request.sequences[0]
         known = sequence.length + sequence.placeholders
         return sequence.computed == known - 1 and known != request.input_length
 
     def run_one(self, batch: Batch, request: Request) -> None:
-        """Put a request that only decodes, and has its slots, into the plan."""
+        """Adds a request that only decodes, and has its slots, to the plan."""
         sequence = request.sequences[0]
         known = sequence.length + sequence.placeholders
         batch.run_token(request, known)
         sequence.computed = known
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
-        """End requests that decode together with others."""
+        """Ends requests that decode together with others."""
         blocks = batch.blocks
         for request in requests:
             if blocks.needs_keys:
@@ -269,7 +271,7 @@ class VllmV1(Scheduler):
             batch.complete(request)
 
     def grow_one(self, batch: Batch, request: Request) -> None:
-        """Slots for the next token of a request that decodes together with others."""
+        """Gives a request that decodes together with others slots for its next token."""
         sequence, blocks = request.sequences[0], batch.blocks
         upto = sequence.length + sequence.placeholders
         held = blocks.extend(sequence, upto)

@@ -1,12 +1,12 @@
-"""Block tables of vLLM V1: equal blocks are all kept, and can be hit from their allocation on.
+"""Block tables of vLLM V1. Equal blocks are all kept, and can be hit from their allocation on.
 
 ```
 free list    head ► blank, last returned first │ never used │ with content, oldest first ◄ tail
 ```
 
 So blocks without content are used up before any content is evicted, and the free list is the
-eviction order. Hits are discounted from what an admission needs, but an idle one leaves the free
-list. vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager.py`,
+eviction order. Hits reduce what an admission needs, but an idle hit block leaves the free list.
+vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager.py`,
 `v1/core/kv_cache_manager.py`.
 """
 
@@ -57,7 +57,7 @@ class VllmV1PrefixTables(VllmV1Tables):
         self.eviction = make_eviction(
             eviction, block_size=block_size, num_gpu_blocks=num_gpu_blocks
         )
-        """In which order idle blocks with content are reused; `lru`: the free list."""
+        """Makes the order in which idle blocks with content are reused; `lru` is the free list."""
         super().__init__(block_size, num_gpu_blocks)
         self.publish_at = make_publish_at(publish_at)
         self.hits_save = make_hits_save(hits_save)
@@ -126,7 +126,7 @@ class VllmV1PrefixTables(VllmV1Tables):
 
 
 class ContentPool(KeyedPool):
-    """Blocks of which several may hold the same; the one labelled first is hit."""
+    """Blocks of which several may hold equal content. The one labelled first is hit."""
 
     def __init__(self, size: int, first: int, eviction: MakeOrder) -> None:
         super().__init__(size, first, Stack, eviction)
@@ -134,7 +134,7 @@ class ContentPool(KeyedPool):
         """key → further blocks with that content, in the order in which they were labelled."""
 
     def label(self, blocks: list[int], keys: list[int]) -> None:
-        """These blocks in use are given content, each another one: they are of one table."""
+        """Gives blocks of one table, which are in use, their contents."""
         if self.block_of.keys().isdisjoint(keys):
             self.block_of.update(zip(keys, blocks, strict=True))
             self.key_of.update(zip(blocks, keys, strict=True))
@@ -146,9 +146,9 @@ class ContentPool(KeyedPool):
         self.content.store_table(blocks, keys)
 
     def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
-        """One table less holds these blocks of `size` tokens, first those with content.
+        """Drops a table that held these blocks of `size` tokens, those with content first.
 
-        Blank ones go to the head of the free list, the last one first, the others to its tail.
+        Blank blocks go to the head of the free list, the last one first; the others go to its tail.
         """
         alone, tokens = self._let_go(table, size)
         keys = list(map(self.key_of.get, alone))

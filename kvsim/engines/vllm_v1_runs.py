@@ -1,7 +1,7 @@
-"""Block tables of vLLM V1 with its prefix cache, in runs: no work and no object for each block.
+"""Block tables of vLLM V1 with its prefix cache, stored in runs: no work and no object per block.
 
-They decide what `kvsim.engines.vllm_v1_blocks.VllmV1PrefixTables` decides block by block, and do
-not name blocks.
+They make the same decisions as `kvsim.engines.vllm_v1_blocks.VllmV1PrefixTables`, without block
+ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsim.rules.eviction import LeastRecentlyUsed
 
 
 class VllmV1Runs(RunTables, VllmV1PrefixTables):
-    """`VllmV1PrefixTables` in runs, under the eviction rule `lru`."""
+    """`VllmV1PrefixTables` stored in runs, with the eviction rule `lru`."""
 
     gpu: RunPool  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Short cuts that decide the same as looking at every request in every step, with less work.
+"""Short cuts that make the same decisions as handling every request in every step, with less work.
 
 ```
  known ──► shortcuts ─┬─► cohort ◄── batch          those that decode together are one thing
@@ -7,5 +7,6 @@
                                   └─► ahead
 ```
 
-A batch without them is their twin (`exact_twin`). They hold a batch; no class here is a batch.
+A batch without short cuts is their exact twin (`exact_twin`). Short cuts hold a batch; no class
+here derives from it.
 """

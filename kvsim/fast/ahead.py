@@ -1,4 +1,4 @@
-"""Steps of an engine that composes a step while the one before computes.
+"""Repeated steps of an asynchronous engine, which composes a step while the one before computes.
 
 ```
  step i      ├─ computes ─┤
@@ -25,30 +25,31 @@ from kvsim.schema import completed_row, finished_row, pack
 
 
 class Step(NamedTuple):
-    """A step that is under way, or several that are alike, of which the last one is."""
+    """A step in flight, or a series of equal steps, of which the last one is in flight."""
 
     decodes: int
-    """Members of the cohort that take part."""
+    """Number of members of the cohort that take part."""
     context_tokens: int
     end_ns: int
     row: bytes
-    """Its row, but for who finishes; of several as `Recorder.decodes` takes it."""
+    """The row of the step without its finished requests; for a series, the row that
+    `Recorder.decodes` takes."""
     blocked: int
-    """Why the head of the waiting queue was refused; 0: it was not."""
+    """Why the head of the waiting queue was refused; 0 if it was not."""
     chunks: Sequence[Chunk] = ()
-    """Prompts in it."""
+    """Chunks of prompts in the step."""
     sampling: Sequence[Request] = ()
-    """Those of them that get a token."""
+    """The requests among them that get a token."""
     waiting: int = 0
-    """Of several: requests in the waiting queue."""
+    """In a series: the number of requests in the waiting queue."""
     ends_ns: Sequence[int] = ()
-    """Of several: when each of them ends."""
+    """In a series: when each step ends."""
     opened: Sequence[int] = ()
-    """Of several: how many blocks each of them opens."""
+    """In a series: the number of blocks that each step opens."""
 
 
 class Ahead:
-    """Takes steps where one step is under way whenever the next one is composed."""
+    """Takes steps while another step is in flight, as asynchronous scheduling does."""
 
     def __init__(self, course: Course, intake: Intake, decodes: Decodes) -> None:
         self._course = course
@@ -57,11 +58,11 @@ class Ahead:
         self._intake = intake
         self._decodes = decodes
         self._start_ns = self._end_ns = 0
-        """Of the step that is under way."""
+        """When the step in flight starts."""
         self._short = False
-        """Whether somebody has to give way for the next step."""
+        """Whether blocks run short, so that a request must be preempted for the next step."""
         self.why_not = ""
-        """Why there is no such step next."""
+        """Why the next step cannot be taken here."""
 
     def take(
         self,
@@ -70,11 +71,12 @@ class Ahead:
         upcoming: Callable[[], tuple[float, float]],
         progress: Progress,
     ) -> tuple[int, Flight]:
-        """Take steps from `now_ns` on, with `flight` under way.
+        """Takes steps from `now_ns` on, starting with `flight` in flight.
 
-        Returns how many, and the step that is under way then. The others are settled, the last of
-        them at `Batch.now_ns`; who ended is in `Course.ended`. Each is composed before the next
-        event of somebody else, and with all that have arrived by then.
+        Returns the number of steps taken and the step that is in flight afterwards. All others are
+        settled, the last of them at `Batch.now_ns`; `Course.ended` lists the requests that ended.
+        Each step is composed before the next outside event, and takes in every request that has
+        arrived by then.
         """
         course, batch, cohort = self._course, self._batch, self._cohort
         next_ns, horizon_ns = upcoming()
@@ -121,8 +123,8 @@ class Ahead:
         return steps, self._handed_over(step)
 
     def _take_one(self, step: Step | None, flight: Flight) -> Step:
-        """Compose the next step, and settle the one under way: `step`, or else `flight`; returns
-        the next one."""
+        """Composes the next step and settles the one in flight: `step`, or `flight` if it is None.
+        Returns the composed step."""
         course, batch, end_ns = self._course, self._batch, self._end_ns
         plan = flight.plan if step is None else None
         if self._short and step is not None:
@@ -145,7 +147,7 @@ class Ahead:
     # -- before a step ---------------------------------------------------------------------------
 
     def _goes_on(self) -> bool:
-        """Whether the next step can be worked out here; if not, `why_not` says why."""
+        """Whether the next step can be computed here. If not, `why_not` says why."""
         batch, cohort = self._batch, self._cohort
         if batch.others:
             cohort.recruit()
@@ -162,8 +164,8 @@ class Ahead:
         return number > 0
 
     def _prompt_goes_on(self, left: int, number: int) -> bool:
-        """Whether nobody runs beside so many decodes but one prompt, for which `left` blocks are
-        enough."""
+        """Whether at most one prompt runs beside `number` decodes, and `left` blocks are enough for
+        it."""
         if not self._intake.one_prompt():
             self.why_not = "several prompts are under way"
             return False
@@ -176,7 +178,7 @@ class Ahead:
     # -- a step ----------------------------------------------------------------------------------
 
     def _compose(self) -> Step:
-        """Compose the next step."""
+        """Composes the next step."""
         batch, cohort = self._batch, self._cohort
         decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
         if decodes:
@@ -186,7 +188,7 @@ class Ahead:
         return self._decode_step(decodes, context, 0)
 
     def _compose_short(self) -> Step:
-        """Compose a step for which the tail gives way; nobody is admitted to it."""
+        """Composes a step for which requests at the tail are preempted. It admits nobody."""
         course, cohort, terms = self._course, self._cohort, self._course.terms
         plan = course.begin()
         give_way = partial(self._decodes.give_way, terms)
@@ -196,7 +198,7 @@ class Ahead:
         return self._decode_step(decodes, context, terms.after_preemption, len(plan.preempted))
 
     def _compose_prompts(self, decodes: int, context: int) -> Step:
-        """Compose the rest of a step with so many decodes: chunks of prompts, if it has any."""
+        """Adds the chunks of prompts, if any, to a step of `decodes` decodes."""
         course, intake, batch = self._course, self._intake, self._batch
         plan = course.begin()
         course.count_decodes(decodes, context, self._cohort.composed - 1)
@@ -219,7 +221,7 @@ class Ahead:
         return Step(decodes, context, end_ns, row, plan.blocked, chunks, self._sampling(chunks))
 
     def _decode_step(self, decodes: int, context: int, blocked: int, preempted: int = 0) -> Step:
-        """A step of so many decodes alone, which have their slots."""
+        """Composes a step of `decodes` decodes, which already have their slots, and no prompts."""
         step = self._cohort.composed - 1
         end_ns = self._end_ns + self._course.decode_ns(decodes, context, step)
         waiting = len(self._batch.waiting)
@@ -236,7 +238,7 @@ class Ahead:
         waiting: int,
         preempted: int = 0,
     ) -> bytes:
-        """The row of a step of decodes alone."""
+        """Returns the row of a step of decodes alone."""
         batch = self._batch
         running = len(batch.others) + len(self._cohort.requests)
         return pack(
@@ -246,8 +248,8 @@ class Ahead:
         )
 
     def _sampling(self, chunks: Sequence[Chunk]) -> list[Request]:
-        """Chunks of prompts count as computed from now on; returns who gets a token. Who has more
-        to come decodes from the next step on."""
+        """Counts chunks of prompts as computed from now on. Returns the requests that get a token.
+        Those whose prompt is complete decode from the next step on."""
         cohort, others = self._cohort, self._batch.others
         sampling = []
         others.clear()
@@ -263,7 +265,7 @@ class Ahead:
         return sampling
 
     def _settle(self, step: Step) -> None:
-        """The time of the step under way has passed: its tokens exist."""
+        """Settles the step in flight: its tokens now exist."""
         batch, course, row = self._batch, self._course, step.row
         batch.now_ns = self._end_ns
         if step.decodes and (ended := self._cohort.book(step.decodes)):
@@ -288,8 +290,9 @@ class Ahead:
     # -- many that are alike ---------------------------------------------------------------------
 
     def _take_alike(self, step: Step, cut_ns: float) -> Step | None:
-        """Compose the next decode steps that are alike, all of them before `cut_ns`, and settle all
-        but the last, and those of `step` before; None: the next step is not that simple."""
+        """Composes the next series of equal decode steps, all of them before `cut_ns`. Settles
+        `step` and all of the series except its last step. Returns None if the next step is not an
+        ordinary decode step."""
         batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
         if batch.others or cohort.sitting or not cohort.requests:
             return None
@@ -330,8 +333,8 @@ class Ahead:
         return Step(number, context, self._end_ns, row, blocked, (), (), waiting, ends_ns, opened)
 
     def _refusal(self) -> tuple[int, int]:
-        """Why the head of the waiting queue is refused beside the cohort, 0 if it is not, and how
-        many blocks are free as long as that is the reason."""
+        """Returns why the head of the waiting queue is refused beside the cohort (0 if it is not),
+        and the number of free blocks down to which this reason holds."""
         batch, cohort, terms = self._batch, self._cohort, self._course.terms
         number, blocks = len(cohort.requests), batch.blocks
         left = blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
@@ -343,7 +346,8 @@ class Ahead:
     # --------------------------------------------------------------------------------------------
 
     def _handed_over(self, step: Step) -> Flight:
-        """The step that is under way, for the scheduler to settle; those before it are recorded."""
+        """Records the earlier steps of a series and returns the step in flight in the form that the
+        scheduler settles."""
         cohort, plan, row = self._cohort, Plan(), step.row
         if step.ends_ns:
             if len(step.ends_ns) > 1:

@@ -15,23 +15,23 @@
             9: b      12: a, d                          a step ends those, and touches nobody else
 ```
 
-Every member of the cohort gets one token in each step. So lengths, slots and contexts all grow by
-one, and only two things need attention: who opens a block, which depends on the length modulo the
-block size, and who ends. Both are filed under the step in which they are due.
+Every member gets one token in each step, so lengths, slots and contexts all grow by one. Only two
+events need attention: a member opens a block, which depends on its length modulo the block size, or
+it ends. Both are filed under the step in which they are due.
 
-A request that leaves the cohort (it ends, it is preempted, somebody asks for `Batch.running`) is
-brought up to date; then it is as if it had been looked at one by one all the time. With steps in
-flight, some of its tokens are still to come: those plans list it in `left`. Whoever reads a field
-of a member's sequence meanwhile finds it true: it is worked out then (`MemberSequence`).
+A request that leaves the cohort (it ends, it is preempted, a policy reads `Batch.running`) is
+brought up to date, as if it had been handled one by one all along. If steps are in flight, some of
+its tokens are still to come: their plans list it in `left`. Fields of a member's sequence are
+computed when they are read, so they are always current (`MemberSequence`).
 
-Two kinds of block managers go along (`Tables.lockstep`). Where blocks are counted and not named,
-a step takes a number of blocks; content that nobody can look for is noted when a member leaves.
-Where they are named, members that open or fill a block in a step
-are visited in running order, and the scheduler lets them grow by its own rules. So it is where one
-of them fills a block that others may look for, if that moves further blocks (`Tables.label_moves`).
+A cohort works with two kinds of block managers (`Tables.lockstep`). If blocks are only counted, a
+step takes a number of blocks, and content that no other request can look up is noted when a member
+leaves. If blocks have ids, members that open or fill one are visited in running order, and the
+scheduler grows them by its own rules. The same is done if a member fills a block that others may
+look up and that can move another block (`Tables.label_moves`).
 
-A batch without a cohort looks at every request in every step. It is the twin: the same decisions,
-times and figures.
+A batch without a cohort handles every request in every step. It is the exact twin: it makes the
+same decisions, with the same times and figures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from kvsim.fast.member import LAST_TOKEN_NS, Member, MemberSequence
 
 
 class Cohort:
-    """The leading running requests of a batch that only decode, looked at together."""
+    """The leading running requests of a batch that only decode, handled as a group."""
 
     def __init__(self, batch: Batch, scheduler: Scheduler, endings: Endings) -> None:
         self.batch = batch
@@ -61,56 +61,54 @@ class Cohort:
         self.counts_composed = scheduler.counts_composed
         self.lingers = scheduler.lingers
         self.ahead = scheduler.in_flight > 1
-        """Whether a step is composed before the tokens of the step before are known."""
+        """Whether a step is composed before the tokens of the previous step are known."""
         self.requests: dict[Request, Member] = {}
         """The members, in running order."""
         self.sitting: dict[Request, None] = {}
-        """Members whose last token is being sampled: they take part in no further step."""
+        """Members whose last token is in flight. They take part in no further step."""
         self.lingering: list[Request] = []
-        """Members that got their last token in the step settled last, where the scheduler finds
-        that out one step later."""
+        """Members with their last token that the scheduler ends one step later."""
         self.phases: list[dict[Request, int]] = [{} for _ in range(self.size)]
-        """Step modulo block size → members that open a block in it, in running order, and their
-        places in that order."""
+        """Step modulo block size → members that open a block in it, with their places."""
         self.awaited: set[Request] = set()
-        """Members whose blocks others may look for as soon as they fill (`Tables.awaited`)."""
+        """Members whose blocks others may look up once they are full (`Tables.awaited`)."""
         self.ends: dict[int, dict[Request, None]] = {}
-        """Steps settled → members whose last token exists by then; some may have left since."""
+        """Settled steps → members with their last token by then. Some may have left since."""
         self.next_ends: list[int] = []
-        """Heap of the keys of `_ends`, and of some that are gone."""
+        """Heap of the keys of `ends`, and of some that are gone."""
         self._newcomers: dict[int, dict[Request, None]] = {}
-        """Step → members for which it is the first, and which got their last token apart from the
-        others; some may have left since."""
+        """Step → members that join with it and whose previous token came at a time of their own.
+        Some may have left since."""
         self.flying: deque[Plan] = deque()
-        """Plans with steps of the cohort that are not settled, in order."""
+        """Plans with cohort steps that are not settled, in order."""
         self.composed = 0
         self.settled = 0
-        """Steps of the cohort."""
+        """Number of cohort steps settled so far."""
         self.context_tokens = 0
-        """Sum of the lengths of the members that are not sitting, the next token included."""
+        """Sum of the lengths of the members that still take part, including the next token."""
         self.ranks: list[int] | None = None
-        """Lengths less steps composed of the members that are not sitting, ascending; None: nobody
-        asks for lengths (`rank`)."""
+        """Lengths minus composed steps of the members that still take part, ascending. None unless
+        lengths are needed (`rank`)."""
         self.settled_then = 0
-        """Steps settled when the last one was composed."""
+        """Number of steps that were settled when the last one was composed."""
         self.composed_ns = 0
         self.token_ns = 0
-        """When the last step was composed, and when the last one settled had its tokens."""
+        """When the last step was composed, and when the last settled one produced its tokens."""
         self._places = 0
         self.given = 0
-        """Blocks of the step being composed that were given out before somebody made room."""
+        """Blocks taken for the step being composed before a request was preempted to make room."""
         self.grown = 0
-        """Members that have slots for the step being composed, and are not in its plan yet."""
+        """Number of members with slots for the step being composed, but not yet in its plan."""
         self._parted: list[Request] = []
-        """Members that left meanwhile."""
+        """Members that left after they got these slots."""
         self.together_steps = 0
-        """Steps that the cohort took part in."""
+        """Number of steps that the cohort took part in."""
         self.dissolutions = 0
-        """Times that all of it had to be looked at one by one."""
+        """Number of times that the whole cohort was dissolved."""
 
     @property
     def number(self) -> int:
-        """Members."""
+        """Number of members."""
         return len(self.requests)
 
     def __contains__(self, request: Request) -> bool:
@@ -119,7 +117,7 @@ class Cohort:
     # -- a step of the cohort --------------------------------------------------------------------
 
     def decode(self, give_way: GiveWay | None, spare: bool) -> int:
-        """Slots for one more token of each member (`Batch.decode_together`)."""
+        """Gives each member slots for one more token (`Batch.decode_together`)."""
         assert not (self.grown or self._parted), "run_together was forgotten"
         if self.ahead:
             self.seat()
@@ -134,7 +132,7 @@ class Cohort:
         return number
 
     def run(self) -> None:
-        """Put the members that have grown into the plan (`Batch.run_together`)."""
+        """Puts the members that have slots into the plan (`Batch.run_together`)."""
         batch, number = self.batch, self.grown
         for request in self._parted:
             self._scheduler.run_one(batch, request)
@@ -148,7 +146,7 @@ class Cohort:
             self.flying.append(plan)
 
     def settle(self, plan: Plan) -> list[Entry]:
-        """The tokens of a step exist (`Batch.settle_together`)."""
+        """Books the tokens of a step (`Batch.settle_together`)."""
         if self.lingering:
             self.lingering = []
         if not self.flying or self.flying[0] is not plan:
@@ -163,33 +161,33 @@ class Cohort:
         return [(request, 1, True) for request in left]
 
     def members(self) -> list[Request]:
-        """Those that take part in the step being composed, in running order."""
+        """Returns the members that take part in the step being composed, in running order."""
         if not self.sitting:
             return list(self.requests)
         return [request for request in self.requests if request not in self.sitting]
 
     def lengths(self) -> list[int]:
-        """The lengths of `members` in the step composed last, its token included."""
+        """Returns the lengths of `members` in the step composed last, including its token."""
         step, members = self.composed - 1, self.requests
         return [
             members[request].known - members[request].joined + step for request in self.members()
         ]
 
     def rank(self) -> None:
-        """From now on, `longest` is asked for; there are no members yet."""
+        """Keeps lengths sorted from now on, for `longest`. Called before any member joins."""
         self.ranks = []
 
     def longest(self, number: int, step: int) -> list[int]:
-        """The first of `lengths` in descending order, in a step before which so many are composed,
-        as long as nobody leaves."""
+        """Returns the `number` greatest lengths, in descending order, of the step that follows
+        `step` composed ones. It assumes that no member leaves until then."""
         ranks = self.ranks
         assert ranks is not None, "ask for rank first"
         return [rank + step for rank in ranks[: -number - 1 : -1]]
 
     def take_part(self, number: int, given: int = 0) -> None:
-        """A step of so many members begins now, with slots for one more token of each of them.
+        """Starts a step of `number` members and gives each a slot for one more token.
 
-        `given`: how many of the blocks that they open `make_room` gave them already.
+        `given` is the number of blocks that `make_room` already took for them.
         """
         if self.awaited or self.blocks.lockstep == NAMED:
             self.given = given
@@ -200,7 +198,7 @@ class Cohort:
         self.compose(number)
 
     def compose(self, number: int) -> None:
-        """A step of so many members, who have their slots, begins now."""
+        """Starts a step of `number` members that already have their slots."""
         self.context_tokens += number
         self.composed += 1
         self.settled_then = self.settled
@@ -208,9 +206,10 @@ class Cohort:
         self.together_steps += 1
 
     def book(self, number: int) -> list[Request]:
-        """Book the tokens of the oldest step that is not settled, for `number` members.
+        """Books the tokens of the oldest unsettled step for `number` members.
 
-        Returns who has its last token now. They leave, unless they linger.
+        Returns the members that have their last token now. They leave, unless the engine lets them
+        linger.
         """
         if self.settled in self._newcomers:
             self.count_gaps(number, self.settled)
@@ -226,13 +225,13 @@ class Cohort:
         return ended
 
     def due(self, step: int) -> list[Request]:
-        """Members whose last token is that of a step."""
+        """Returns the members whose last token is that of `step`."""
         members = self.requests
         due = self.ends.pop(step, ())
         return [request for request in due if request in members and members[request].last == step]
 
     def part(self, ended: list[Request]) -> None:
-        """These members have their last token."""
+        """Removes members that have their last token, or marks them as lingering."""
         if self.lingers:
             self.lingering = ended
             return
@@ -247,7 +246,7 @@ class Cohort:
             self._have_all(request, member, member.last - member.joined)
 
     def _have_all(self, request: Request, member: Member, filled: int) -> None:
-        """A request that was a member has all its tokens, and as many more slots as it says."""
+        """Brings a former member with all its tokens, and `filled` more slots, up to date."""
         sequence, tokens = request.sequences[0], member.last - member.joined
         sequence.__class__, sequence.member = Sequence, None
         if self.awaited:
@@ -259,7 +258,7 @@ class Cohort:
         sequence.last_token_ns = self.token_ns
 
     def dissolve(self) -> None:
-        """From now on, each member is looked at by itself, at the head of `Batch.others`."""
+        """Dissolves the cohort. Its members move to the head of `Batch.others`."""
         if self.requests:
             everybody = list(self.requests)
             for request in everybody:
@@ -270,7 +269,7 @@ class Cohort:
     # -- parts of a step -------------------------------------------------------------------------
 
     def seat(self) -> None:
-        """Let those sit down whose last token is being sampled."""
+        """Marks members whose last token is in flight as sitting."""
         for request in self.ends.get(self.composed, ()):
             member = self.requests.get(request)
             if member and member.last == self.composed and request not in self.sitting:
@@ -280,7 +279,7 @@ class Cohort:
                 self.sitting[request] = None
 
     def recruit(self) -> None:
-        """Take in the leading ones of `Batch.others` that only decode."""
+        """Takes in the leading requests of `Batch.others` that only decode."""
         others, only_decodes = self.batch.others, self._scheduler.only_decodes
         while others:
             request = others[0]
@@ -289,17 +288,17 @@ class Cohort:
             others.popleft()
 
     def take_in(self, request: Request, sequence: Sequence) -> bool:
-        """Let a running request join that only decodes from the next step on; False, changing
-        nothing, where its last token is in flight."""
+        """Lets a running request join that only decodes from the next step on. Returns False, and
+        changes nothing, if its last token is already in flight."""
         tokens = self._endings.left(sequence) - sequence.placeholders
         if tokens > 0:
             self.join(request, sequence, tokens)
         return tokens > 0
 
     def join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
-        """Take a running request in, which produces so many more tokens.
+        """Adds a running request that will produce `tokens` more tokens.
 
-        `apart`: whether it did not get its last one with the others.
+        `apart` is False if it got its latest token together with the other members.
         """
         step, filled, length = self.composed, sequence.filled, sequence.length
         known, last = length + sequence.placeholders, step + tokens
@@ -324,11 +323,11 @@ class Cohort:
     def make_room(
         self, give_way: GiveWay | None, spare: bool, leave: GiveWay | None = None
     ) -> bool:
-        """See that every member can grow; False where that is to be done one by one, or no member
-        is left. `leave` is how a member leaves: `part_with`, unless nobody looks at its table.
+        """Makes sure that every member can grow. Returns False if members must grow one by one, or
+        if none is left. `leave` removes a member; without it, `part_with` also updates its table.
 
-        Going through the running requests one by one, as the engines do, preempts the same: the
-        tail gives way as long as somebody before it lacks a block.
+        The outcome equals that of the engines, which go through the running requests one by one:
+        the tail is preempted as long as a request before it lacks a block.
         """
         members, gpu, others = self.requests, self.blocks.gpu, self.batch.others
         opening = self.phases[self.composed % self.size]
@@ -355,7 +354,7 @@ class Cohort:
         return False
 
     def grow(self, number: int) -> None:
-        """Slots for one more token of each member that takes part."""
+        """Gives each participating member a slot for one more token."""
         opening = self.phases[self.composed % self.size]
         blocks = self.blocks
         if not self._visits():
@@ -369,22 +368,21 @@ class Cohort:
         blocks.empty_slots -= number - len(visited)
 
     def _visits(self) -> bool:
-        """Whether members that open or fill a block in the next step are looked at one by one, as
-        it matters in which order they do."""
+        """Whether the order matters in which members open or fill a block in the next step."""
         blocks = self.blocks
         return blocks.lockstep == NAMED or (blocks.label_moves and self.publishes(self.composed))
 
     def publish(self, step: int, settled: int) -> None:
-        """Members whose blocks others may look for fill or open one in a step, which was composed
-        when so many were settled."""
+        """Publishes blocks of awaited members that open or fill one in `step`, which was composed
+        when `settled` steps were settled."""
         for request in self._at_edges(step):
             if request in self.awaited:
                 known = _known(self.requests[request], step, settled)
                 self.blocks.publish(request.sequences[0], known)
 
     def publish_all(self, first: int, last: int, in_flight: int) -> None:
-        """`publish` for the steps `first .. last - 1`, each composed when so many before it were
-        under way."""
+        """Calls `publish` for the steps `first .. last - 1`, each composed with `in_flight` steps
+        in flight before it."""
         opening = {
             (m.joined - m.filled) % self.size for m in map(self.requests.__getitem__, self.awaited)
         }
@@ -394,11 +392,11 @@ class Cohort:
                 self.publish(step, step - in_flight)
 
     def publishes(self, step: int) -> bool:
-        """Whether blocks that others may look for are opened or filled in a step."""
+        """Whether a member whose blocks can be looked up opens or fills one in a step."""
         return bool(self.awaited) and not self.awaited.isdisjoint(self._at_edges(step))
 
     def _at_edges(self, step: int) -> list[Request]:
-        """Members that open or fill a block in a step, in running order."""
+        """Returns the members that open or fill a block in a step, in running order."""
         opening, filling = self.phases[step % self.size], self.phases[(step + 1) % self.size]
         if not (opening and filling):
             return list(opening or filling)
@@ -406,7 +404,7 @@ class Cohort:
         return sorted(both, key=both.__getitem__)
 
     def _visit(self, request: Request) -> None:
-        """Let the scheduler grow one member by its own rules; its fields are true meanwhile."""
+        """Brings a member's fields up to date and lets the scheduler grow it by its own rules."""
         sequence, member = request.sequences[0], self.requests[request]
         steps = self.composed - member.joined
         settled = self.settled - member.joined
@@ -424,7 +422,7 @@ class Cohort:
         sequence.__class__ = MemberSequence
 
     def count_gaps(self, number: int, step: int) -> None:
-        """Book the time since the token before for each of `number` members that got one."""
+        """Records the time since the previous token for each of `number` members that got one."""
         gaps, now_ns = self.batch.token_gaps_ns, self.batch.now_ns
         if step in self._newcomers:
             for request in self._newcomers.pop(step):
@@ -438,7 +436,7 @@ class Cohort:
     # -- leaving ---------------------------------------------------------------------------------
 
     def part_with(self, request: Request) -> None:
-        """Bring a member up to date, its block table included, and let it leave."""
+        """Removes a member and brings it up to date, including its block table."""
         member, sequence = self.requests[request], request.sequences[0]
         sits = request in self.sitting
         grown = self.grown and not sits
@@ -454,8 +452,8 @@ class Cohort:
         self.blocks.recount(sequence, known)
 
     def leave(self, request: Request) -> None:
-        """Bring a member up to date, but for its block table, and let it leave: it is about to give
-        its blocks back."""
+        """Removes a member and brings it up to date, except for its block table, because its blocks
+        are freed next."""
         member = self.requests.pop(request)
         joined, composed, settled = member.joined, self.composed, self.settled
         sequence = request.sequences[0]
@@ -490,8 +488,8 @@ class Cohort:
                 self.flying[number].left.append((member.place, request))
 
     def farewell(self) -> list[Request]:
-        """Those that linger end as a step begins, having taken part in it if it is one of the
-        cohort; returns them."""
+        """Ends the lingering members at the beginning of a step, and returns them. If it is a step
+        of the cohort, they have taken part in it."""
         parting = self.lingering
         for request in parting:
             member = self.requests.pop(request)
@@ -510,8 +508,8 @@ class Cohort:
 
 
 def _known(member: Member, step: int, settled: int) -> int:
-    """A member's tokens that were known when a step was composed, with so many settled; 0: it took
-    no part in it."""
+    """Returns the number of tokens of a member that were known when `step` was composed with
+    `settled` steps settled; 0 if it took no part in it."""
     if step <= member.joined:
         return member.length if step == member.joined else 0
     # Whatever was in flight when it joined had its token by then.

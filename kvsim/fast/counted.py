@@ -1,4 +1,4 @@
-"""Which block managers have a twin that counts blocks in place of naming them."""
+"""Block managers that have a twin which counts blocks instead of naming them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvsim.library import look_up
 
 
 class CountedNaive(Counted, Naive):
-    """`Naive`, counted."""
+    """`Naive` with counted blocks."""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return CountPool(size, first)
 
 
 class CountedVllmV1(Counted, VllmV1Tables):
-    """`VllmV1Tables`, counted."""
+    """`VllmV1Tables` with counted blocks."""
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return CountPool(size, first + 1)
@@ -37,18 +37,19 @@ COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     VllmV1Tables: CountedVllmV1,
     VllmV1PrefixTables: VllmV1Runs,
 }
-"""Block managers → what decides the same without naming blocks."""
+"""Block manager → the twin that makes the same decisions without naming blocks."""
 
 OWN_EVICTION = {PrefixCaching: "vllm-0.6.3", VllmV1PrefixTables: "lru"}
-"""The eviction rule under which the content of a manager is kept in runs."""
+"""Block manager → the eviction rule under which its content can be kept in runs."""
 
 
 def without_names(kind: type[Tables], config: RunConfig) -> type[Tables]:
-    """What serves in place of a block manager where nobody asks for the names of blocks.
+    """Returns the class to use in place of a block manager when no block ids are needed.
 
-    A rule from outside is shown the block manager, and finds in it what it expects there, as far as
-    that has content, unless it says that it looks for no names (`Scheduler.names_blocks`). Who
-    orders idle content orders blocks, and swapped blocks are looked up one by one.
+    A user's policy may inspect the block manager and must find block ids there. So the manager is
+    kept in that case, unless the policy declares that it reads no ids (`Scheduler.names_blocks`). A
+    user's eviction order works on blocks, and swapped blocks are looked up one by one, so these
+    need ids as well.
     """
     twin = COUNTED_TWINS.get(kind, kind)
     if not kind.needs_keys:
@@ -63,7 +64,7 @@ def without_names(kind: type[Tables], config: RunConfig) -> type[Tables]:
 
 
 def _names_blocks(engine: str) -> bool:
-    """Whether a scheduler is from outside, and looks for the names of blocks."""
+    """Whether a scheduler is a user's own and reads block ids."""
     return _outside(engine) and bool(look_up("engine", {}, engine).names_blocks)
 
 

@@ -1,4 +1,4 @@
-"""What short cuts have to do with: the parts of a run, and the step that is being worked out."""
+"""What short cuts work with: the parts of a run, and the step being computed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvsim.fast.known import Terms
 from kvsim.records.recorder import Recorder
 
 MOST_STEPS = 10_000
-"""Steps in a row, so that somebody who watches the clock sees it move."""
+"""Most steps taken at once, so that a progress display is updated regularly."""
 
 
 class Course:
-    """The parts of a run, and what all kinds of steps that are worked out in numbers share."""
+    """The parts of a run, and what all kinds of repeated steps share."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Course:
         arrivals: Callable[[int], float],
         listens: bool,
     ) -> None:
-        """`arrivals` lets those arrive who are sent until a time, and returns when the next one
-        will be. `listens`: whether a client waits for somebody to end."""
+        """`arrivals` takes in all requests sent up to a time, and returns when the next one is
+        sent. `listens` says whether a client waits for a request to end."""
         self.batch = batch
         self.cohort = cohort
         self.scheduler = scheduler
@@ -46,17 +46,18 @@ class Course:
         self.arrivals = arrivals
         self.listens = listens
         self.ended: list[Request] = []
-        """Who ended in the last stretch, in order."""
+        """Requests that ended during the last series of steps, in order."""
         self.plan = Plan()
-        """The step being worked out: its sums, and who gave way."""
+        """The step being computed: its sums and its victims."""
         self.ignored = 0
-        """Waiting requests that the engine gave up in that step."""
+        """Number of waiting requests that the engine gave up in that step."""
         self.untold: list[Request] = []
-        """Members that have their last token and linger, of whom the scheduler does not know yet:
-        most of them end before it has to."""
+        """Lingering members that have their last token, and of which the scheduler has not been
+        told. Most of them end before it needs to know."""
 
     def decode_ns(self, sequences: int, context_tokens: int, step: int) -> int:
-        """Nanoseconds of one decode step of the cohort, before which so many are composed."""
+        """Returns the nanoseconds of one decode step of the cohort, the one after `step` composed
+        ones."""
         cost = self._longest
         if cost is None:
             return self.cost.decode_ns(sequences, context_tokens)
@@ -64,7 +65,7 @@ class Course:
         return cost.decode_ns(sequences, context_tokens, longest)
 
     def decode_run_ns(self, steps: int, within_ns: int | None) -> list[int]:
-        """Nanoseconds of the next decode steps, as `PricesDecodes.decode_run_ns`."""
+        """Returns the nanoseconds of the next decode steps (`PricesDecodes.decode_run_ns`)."""
         cost, cohort = self._longest, self.cohort
         number, context = len(cohort.requests), cohort.context_tokens
         if cost is None:
@@ -73,8 +74,8 @@ class Course:
         return cost.decode_run_ns(number, context, steps, within_ns, longest)
 
     def count_decodes(self, number: int, context_tokens: int, step: int) -> None:
-        """Put so many decodes of the cohort into the step being worked out, before which so many
-        are composed."""
+        """Adds `number` decodes of the cohort to the step being computed, the one after `step`
+        composed ones."""
         plan, cost = self.plan, self._longest
         plan.together = plan.decode_seqs = plan.samples = plan.batched_tokens = number
         plan.context_tokens = context_tokens
@@ -82,7 +83,7 @@ class Course:
             plan.know_longest(self.cohort.longest(self._asked, step))
 
     def begin(self) -> Plan:
-        """Start to compose a step by its sums."""
+        """Starts to compose a step that is described by its sums."""
         self.batch.plan = plan = self.plan
         plan.chunks, plan.preempted, plan.ignored = [], [], []
         plan.blocked = plan.samples = plan.together = plan.batched_tokens = 0
@@ -91,20 +92,20 @@ class Course:
         return plan
 
     def end(self, requests: list[Request]) -> None:
-        """These requests have their last token: the scheduler ends them, at once or later."""
+        """Lets the scheduler end requests that have their last token, now or later."""
         if self.cohort.lingers:
             self.untold += requests
         else:
             self.scheduler.last_tokens(self.batch, requests)
 
     def farewell(self) -> int:
-        """Those that linger end; returns how many."""
+        """Ends the lingering members. Returns how many there were."""
         self.untold = []
         return len(self.cohort.farewell())
 
     def ignore_head(self) -> bool:
-        """Give up the head of the waiting queue, again and again as long as the engine does;
-        whether it did."""
+        """Gives up the head of the waiting queue repeatedly, as long as the engine would. Returns
+        whether it gave up any."""
         batch, before = self.batch, self.ignored
         waiting, blocks, size = batch.waiting, batch.blocks, self.cohort.size
         while waiting:
@@ -117,12 +118,12 @@ class Course:
         return self.ignored > before
 
     def take_ignored(self) -> int:
-        """How many were given up in the step that is recorded now."""
+        """Returns the number of requests given up in the step being recorded, and resets it."""
         ignored, self.ignored = self.ignored, 0
         return ignored
 
     def decodes_fit(self) -> bool:
-        """Whether there are blocks for a decode step of the cohort."""
+        """Whether there are enough blocks for a decode step of the cohort."""
         cohort = self.cohort
         members = cohort.requests
         if not members:

@@ -1,4 +1,4 @@
-"""Decode steps of a cohort: many that are alike, and one in which something happens.
+"""Decode steps of a cohort: series of equal steps, and single steps with an event.
 
 ```
  steps      ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ┤      the same decision again, not taken anew: what is left of a
@@ -24,11 +24,11 @@ from kvsim.fast.known import Terms
 from kvsim.schema import step_row
 
 LONG_STEPS = 8
-"""From so many steps on, asking for all their prices at once is faster than one by one."""
+"""Number of steps from which pricing all of them at once is faster than one by one."""
 
 
 class Decodes:
-    """Takes decode steps of a cohort."""
+    """Takes the decode steps of a cohort."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
@@ -38,11 +38,12 @@ class Decodes:
     # -- many that are alike ---------------------------------------------------------------------
 
     def take(self, blocked: int, floor_blocks: int, cut_ns: float) -> int:
-        """Take decode steps from now on; returns how many, 0 where a block may lack.
+        """Takes decode steps from now on. Returns how many; 0 if blocks may run short.
 
-        The last one is the first that ends at `cut_ns` or later, or at whose end somebody has got
-        its last token. `blocked`: why the head of the waiting queue is refused, as long as each
-        step begins with `floor_blocks` free blocks (where steps are mixed: has them left).
+        The series ends with the first step that ends at `cut_ns` or later, or that produces some
+        request's last token. `blocked` is the reason why the head of the waiting queue is refused.
+        It holds while each step begins with at least `floor_blocks` free blocks; where steps are
+        mixed, while each leaves that many.
         """
         batch, cohort, course = self._batch, self._cohort, self._course
         start_ns, first, number = batch.now_ns, cohort.composed, len(cohort.requests)
@@ -76,10 +77,11 @@ class Decodes:
     def times(
         self, now_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
-        """When the next decode steps end, the first of which begins now, and how many blocks they
-        open; at most so many steps, of which each but the first is composed before `cut_ns`.
+        """Returns when each of the next decode steps ends, and the number of blocks that each
+        opens. The first step begins now. There are at most `steps`, and every step after the first
+        is composed before `cut_ns`.
 
-        None where a block may lack, or fewer are free than `floor_blocks` (see `take`).
+        Returns None if blocks may run short, or fewer than `floor_blocks` are free (see `take`).
         """
         if steps >= LONG_STEPS:
             ends_ns, opened = self._long(now_ns, floor_blocks, cut_ns, steps)
@@ -88,8 +90,8 @@ class Decodes:
         return self._short(now_ns, floor_blocks, cut_ns, steps)
 
     def steps_to_end(self, blocked: int) -> int:
-        """Steps until somebody may have got its last token or, where somebody waits or the order
-        of moves matters then, until a block fills that others may hit."""
+        """Returns the number of steps until a request may get its last token. If requests wait, or
+        if the order of moves matters, it also stops where a block fills that others may hit."""
         cohort = self._cohort
         ends, composed = cohort.next_ends, cohort.composed
         while ends and ends[0] <= composed:
@@ -103,7 +105,7 @@ class Decodes:
     def _short(
         self, now_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
-        """As `times`, step by step."""
+        """Computes `times` step by step."""
         cohort, course = self._cohort, self._course
         phases, size, free = cohort.phases, cohort.size, self._batch.blocks.gpu.free
         number, context = len(cohort.requests), cohort.context_tokens
@@ -128,7 +130,8 @@ class Decodes:
     def _long(
         self, start_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
-        """As `times`, all steps at once; empty where there are few, or blocks may run short."""
+        """Computes `times` for all steps at once. Returns nothing if there are few steps or blocks
+        may run short."""
         cohort, course = self._cohort, self._course
         number, size = len(cohort.requests), cohort.size
         last_ns, within = cohort.token_ns - cohort.composed_ns, None
@@ -147,7 +150,7 @@ class Decodes:
         return list(accumulate(times, initial=start_ns))[1:], opened[: len(times)]
 
     def _taken(self, ends_ns: list[int], opened: list[int]) -> None:
-        """Steps were taken, which ended then and opened so many blocks."""
+        """Books steps that ended at these times and opened these numbers of blocks."""
         batch, cohort = self._batch, self._cohort
         number, steps, start_ns = len(cohort.requests), len(ends_ns), batch.now_ns
         batch.now_ns = ends_ns[0]
@@ -170,8 +173,8 @@ class Decodes:
     # -- one by itself ---------------------------------------------------------------------------
 
     def take_one(self, blocked: int) -> int:
-        """Take one decode step, in which the tail gives way as long as somebody lacks a block; 0:
-        it is not that simple."""
+        """Takes one decode step in which the tail is preempted as long as a request lacks a block.
+        Returns 0 if the step is not that simple."""
         batch, cohort, course, terms = self._batch, self._cohort, self._course, self._course.terms
         start_ns = batch.now_ns
         short = not course.decodes_fit()
@@ -214,7 +217,7 @@ class Decodes:
         return 1
 
     def give_way(self, terms: Terms, victim: Request) -> None:
-        """A running request loses its blocks, and waits to be computed again."""
+        """Frees the blocks of a running request and puts it back into the waiting queue."""
         assert terms.requeue is not None
         self._batch.preempt(victim)
         terms.requeue(self._batch.waiting, victim)

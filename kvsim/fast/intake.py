@@ -1,4 +1,4 @@
-"""Prompts in a step that is worked out in numbers: who goes on with his, and who is admitted.
+"""Prompts in a repeated step: which of them continue, and which requests are admitted.
 
 ```
  waiting   a  b  c  d          admitted in order until one is refused: a, b, c
@@ -13,21 +13,22 @@ from kvsim.engine.request import RUNNING, Request
 from kvsim.fast.course import Course
 
 Chunk = tuple[Request, int, int]
-"""A request, the tokens of it that a step takes on, and those of them that are charged to
-`max_num_batched_tokens`."""
+"""A request, the number of its tokens that a step takes on, and the part of these that is charged
+to `max_num_batched_tokens`."""
 
 
 class Intake:
-    """Puts chunks of prompts into the step of a course."""
+    """Adds chunks of prompts to the step of a course."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
         self._batch = course.batch
         self.cached_tokens = 0
-        """Of the chunks that were run last, tokens that are not computed because of hits."""
+        """Number of tokens in the chunks run last that prefix hits saved from computation."""
 
     def one_prompt(self) -> bool:
-        """Whether nobody runs beside the cohort but, where steps are mixed, one in its prompt."""
+        """Whether no request runs beside the cohort except, where steps are mixed, one in its
+        prompt."""
         others, terms = self._batch.others, self._course.terms
         if not others:
             return True
@@ -38,8 +39,8 @@ class Intake:
         return not terms.by_chunk or sequence.computed < sequence.length - 1
 
     def fits(self, left: int, decodes: int) -> bool:
-        """Whether `left` blocks are enough for the prompt under way, if there is one, beside so
-        many decodes."""
+        """Whether `left` blocks are enough for the unfinished prompt, if any, beside `decodes`
+        decodes."""
         batch, terms = self._batch, self._course.terms
         if not batch.others:
             return True
@@ -53,7 +54,7 @@ class Intake:
         return blocks.need(sequence, upto, []) <= left
 
     def continued(self) -> list[Chunk]:
-        """Go on with the prompt that is under way."""
+        """Continues the unfinished prompt and returns its chunk."""
         batch, terms, plan = self._batch, self._course.terms, self._course.plan
         request = batch.others[0]
         sequence, blocks = request.sequences[0], batch.blocks
@@ -69,9 +70,10 @@ class Intake:
         return [(request, tokens, tokens)]
 
     def admit(self, running: int, sure: bool) -> list[Chunk]:
-        """Admit from the head of the waiting queue until one is refused, beside `running` ones.
+        """Admits requests from the head of the waiting queue until one is refused, beside `running`
+        running ones. Returns their chunks.
 
-        `sure`: the first is known to be admissible.
+        With `sure`, the first request is known to be admissible.
         """
         batch, course = self._batch, self._course
         terms, plan = course.terms, course.plan
@@ -113,7 +115,7 @@ class Intake:
         return admitted
 
     def run(self, chunks: list[Chunk]) -> int:
-        """Put chunks into the plan; returns how many of their tokens are computed."""
+        """Puts chunks into the plan. Returns the number of tokens that they compute."""
         batch, plan, now_ns = self._batch, self._course.plan, self._batch.now_ns
         computed = found = 0
         for request, tokens, _ in chunks:

@@ -1,12 +1,12 @@
-"""What short cuts know of the classes that they stand for: all of it, and of no other class.
+"""The schedulers and block managers whose rules the short cuts reproduce.
 
-* A *cohort* (`kvsim.fast.cohort`) stands for how running requests grow, decode and end. Schedulers
-  and block managers that override none of that may have one.
-* *Repetition* (`kvsim.fast.repeat`) stands for whole steps. It is for the classes in `TERMS`,
-  by exact type.
+* A *cohort* (`kvsim.fast.cohort`) reproduces how running requests grow, decode and end. It serves
+  schedulers and block managers that override none of that.
+* *Repetition* (`kvsim.fast.repeat`) reproduces whole steps. It serves the classes in `TERMS`, by
+  exact type.
 
-Whatever else there is decides each step for itself. A class that overrides a method that a cohort
-stands for is shown each request by itself, and what it decides counts.
+All other classes decide each step themselves. A class that overrides a method that a cohort
+reproduces is given each request on its own, and its decisions count.
 """
 
 from __future__ import annotations
@@ -44,62 +44,65 @@ FREE: dict[type[Scheduler], frozenset[str]] = {
     Nano: frozenset(),
     Scheduler: frozenset(),
 }
-"""Scheduler → methods that say nothing about requests that decode together, beside those that any
-class may override (`ANYWHERE`) and have a cohort all the same. It stands for all others."""
+"""Scheduler → methods that do not concern requests that decode together. A subclass may override
+these and the methods in `ANYWHERE` and still be served by a cohort; all others rule it out."""
 
 ANYWHERE = frozenset({"__init__", "arrive", "compose"})
 
 MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
-"""Block managers with names whose tables a cohort may leave alone until a block is opened or
-filled."""
+"""Block managers with block ids whose tables a cohort may leave untouched until a block is opened
+or filled."""
 
 
 Ask = Callable[[Tables, Sequence, int, int], Asked]
-"""What a waiting request asks for in a step with so many tokens, beside so many running ones."""
+"""Returns what a waiting request asks for, given the tokens already in the step and the number of
+running requests."""
 
 
 class Terms(NamedTuple):
-    """What the steps of a scheduler have in common as long as nothing out of the ordinary comes up:
-    requests of one sequence are admitted in order, decode together, and give way from the tail."""
+    """The rules of a scheduler's ordinary steps, in which requests of one sequence are admitted in
+    order, decode together, and are preempted from the tail."""
 
     mixes: bool
-    """Whether a step takes prompts on after the decodes; if not, it does instead of them."""
+    """Whether a step computes prompts after its decodes; if not, it computes prompts instead of
+    decodes."""
     chunked: bool
-    """Whether a prompt may be spread over steps, as `max_num_batched_tokens` leaves room."""
+    """Whether a prompt may be split over steps to fit `max_num_batched_tokens`."""
     by_chunk: bool
-    """Whether a prompt then gets its blocks chunk by chunk; if not, all when it is admitted."""
+    """Whether a split prompt gets its blocks chunk by chunk; if not, it gets all of them on
+    admission."""
     prompts_first: bool
-    """Whether the tokens of prompts are booked before those of decodes, or after them."""
+    """Whether the tokens of prompts are booked before those of decodes; if not, after them."""
     max_num_batched_tokens: int
     longest: int
-    """Known tokens up to which a waiting request is never given up, and never cut by the step that
-    admits it where prompts are not mixed with decodes."""
+    """Number of known tokens up to which a waiting request is never given up. Where prompts and
+    decodes are not mixed, the step that admits it does not split it either."""
     spare: bool
-    """Whether a request whose last block has room is taken to need a free block, too."""
+    """Whether a request needs a free block even if its last block has room."""
     requeue: Callable[[deque[Request], Request], None] | None
-    """Where the tail waits, once it gave way, to be computed again; None: the scheduler chooses
-    another victim, or swaps it."""
+    """Puts a preempted request back into the waiting queue. None if the scheduler chooses victims
+    other than the tail, or swaps them."""
     after_preemption: int
-    """Where steps are mixed: the reason (index into `kvsim.schema.BLOCKED`) for which a step with a
-    preemption admits nobody; 0: it may admit."""
+    """Where steps are mixed: why a step with a preemption admits no request, as an index into
+    `kvsim.schema.BLOCKED`; 0 if it may."""
     seqs_per_step: int
-    """Running requests up to which all decode in a step, where `refusal` counts the prompts of a
-    step and no others; 0: it counts all that run."""
+    """Most running requests that all decode in one step, where `refusal` counts only the prompts of
+    a step. 0 if it counts all running requests."""
     ask: Ask
-    """What a waiting request asks for."""
+    """Returns what a waiting request asks for."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
-    """Why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""
+    """Returns why the head of the waiting queue is not admitted (`Vllm063.refusal`)."""
     turns_away: Callable[[Tables, int, int], str]
-    """Why a waiting request is given up (`Vllm063.turns_away`)."""
+    """Returns why a waiting request is given up (`Vllm063.turns_away`)."""
     least_free: Callable[[int, int], int]
-    """From the reason of a refusal and the blocks that were needed: as long as so many blocks are
-    free, and no more than now, the refusal keeps its reason."""
+    """Maps the reason of a refusal and the blocks needed to a number of free blocks. The reason
+    stays the same while at least that many blocks are free, and no more than now."""
     undisturbed: Callable[[Batch], bool]
-    """Whether the next step is as these terms say."""
+    """Whether these terms describe the next step."""
 
 
 def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
-    """Why requests cannot decode together; empty: they can."""
+    """Returns why a cohort cannot serve these classes, or an empty string if it can."""
     known = next(each for each in FREE if isinstance(scheduler, each))
     free = FREE[known] | ANYWHERE
     if isinstance(scheduler, Vllm063) and scheduler.chunked:
@@ -116,7 +119,8 @@ def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
 
 
 def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
-    """The terms of a scheduler over a block manager, or why each step is composed by itself."""
+    """Returns the terms of a scheduler over a block manager, or the reason why the scheduler must
+    compose every step."""
     make = TERMS.get(type(scheduler))
     if make is None or _overridden(scheduler, type(scheduler)):
         return "the scheduler is not listed as one whose steps can be repeated"
@@ -248,14 +252,15 @@ TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {
     Nano: _nano,
     Nano2025: _nano,
 }
-"""Schedulers, by exact type, whose ordinary steps can be worked out in numbers."""
+"""Schedulers, by exact type, whose ordinary steps can be repeated."""
 
 COUNTED_CLASSES = frozenset({*COUNTED_TWINS.values(), PrefixRuns})
 """Block managers, by exact type, that count their blocks."""
 
 
 def _overridden(built: object, known: type) -> set[str]:
-    """What an object has in place of attributes of `known`, a class that it is an instance of."""
+    """Returns the names of the attributes that an object overrides, compared with `known`, a class
+    of which it is an instance."""
     above = known.__mro__
     own = {name for kind in type(built).__mro__ if kind not in above for name in vars(kind)}
     shadowed = {name for name in vars(built) if callable(getattr(known, name, None))}

@@ -1,4 +1,4 @@
-"""A member of a cohort: what was true when it joined, and what is true of its sequence now."""
+"""A member of a cohort: its state when it joined, and its sequence as it is now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvsim.engine.request import Request, Sequence
 
 
 class Steps(Protocol):
-    """What a cohort knows of its steps (`kvsim.fast.cohort.Cohort`)."""
+    """The counts of steps that members read from their cohort (`kvsim.fast.cohort.Cohort`)."""
 
     size: int
     composed: int
@@ -22,7 +22,7 @@ class Steps(Protocol):
 
 
 class Member:
-    """Standing of a request when it joined the cohort."""
+    """The state of a request when it joined the cohort."""
 
     __slots__ = ("cohort", "filled", "joined", "known", "last", "length", "place")
 
@@ -38,49 +38,49 @@ class Member:
     ) -> None:
         self.cohort = cohort
         self.place = place
-        """Members are ordered by it, as they are in the running queue."""
+        """Sort key of the members. It follows the order of the running queue."""
         self.joined = joined
-        """Steps of the cohort composed before its first."""
+        """Number of cohort steps composed before its first one."""
         self.last = last
-        """Steps of the cohort composed when its last token will be."""
+        """Number of cohort steps composed when its last token is."""
         self.filled = filled
-        """Its tokens that had a slot."""
+        """Number of its tokens that had a slot."""
         self.length = length
-        """Its tokens that were known."""
+        """Number of its tokens that were known."""
         self.known = known
-        """Its tokens that were known or being sampled."""
+        """Number of its tokens that were known or in flight."""
 
 
 def _slot(name: str) -> Any:
-    """A slot of sequences, whatever the class of one says."""
+    """A slot of `Sequence`, read past the properties of its subclass."""
     return vars(Sequence)[name]
 
 
 _LENGTH, _COMPUTED, _TABLE = _slot("length"), _slot("computed"), _slot("table")
 _PLACEHOLDERS, _ACCESS_NS = _slot("placeholders"), _slot("access_ns")
 LAST_TOKEN_NS = _slot("last_token_ns")
-"""When a sequence got its newest token, as its slot has it."""
+"""The slot that holds when a sequence got its newest token."""
 
 
 class MemberSequence(Sequence):
-    """The sequence of a member: what changes from step to step is worked out when it is read.
+    """The sequence of a member. What changes from step to step is computed when it is read.
 
-    The slots hold what was true when the request joined, so a policy may keep a request and look at
-    it whenever it likes. A token of a step from before it joined is booked as ever.
+    The slots hold the values from when the request joined, so a policy may keep a reference and
+    read it at any time. Tokens of steps from before it joined are booked as usual.
     """
 
     __slots__ = ()
 
     @property
     def _settled(self) -> int:
-        """Steps settled since it joined."""
+        """Number of steps settled since it joined."""
         member: Member = self.member
         settled = member.cohort.settled - member.joined
         return settled if settled > 0 else 0
 
     @property
     def _composed(self) -> int:
-        """Steps composed since it joined."""
+        """Number of steps composed since it joined."""
         member: Member = self.member
         cohort = member.cohort
         last = member.last if self.request in cohort.sitting else cohort.composed
@@ -122,7 +122,7 @@ class MemberSequence(Sequence):
 
     @property
     def table(self) -> list[int]:  # type: ignore[override]
-        """Physical block ids; of blocks that are only counted, as many as there are."""
+        """Physical block ids. If blocks are only counted, a range of the right length."""
         held: Any = _TABLE.__get__(self)
         if not isinstance(held, range):
             return held  # type: ignore[no-any-return]

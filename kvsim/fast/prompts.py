@@ -1,5 +1,5 @@
-"""Steps that take prompts on (`kvsim.fast.intake`), beside the decodes of a cohort or instead of
-them, of an engine that settles a step before it composes the next."""
+"""Repeated steps with prompts (`kvsim.fast.intake`), beside the decodes of a cohort or instead of
+them, for an engine that settles each step before it composes the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Prompts:
         self._endings = endings
 
     def take(self) -> int:
-        """Take one step with chunks of prompts, and the decodes if they are mixed; returns 1."""
+        """Takes one step with chunks of prompts, and with the decodes where steps are mixed.
+        Returns 1."""
         batch, cohort, course, intake = self._batch, self._cohort, self._course, self._intake
         terms, blocks, start_ns = course.terms, batch.blocks, batch.now_ns
         number = len(cohort.requests) if terms.mixes else 0
@@ -72,10 +73,11 @@ class Prompts:
         return 1
 
     def are_simple(self, left: int) -> bool:
-        """Whether the next step with prompts can be taken here, with `left` blocks for prompts.
+        """Whether the next step with prompts can be taken here, given `left` free blocks for
+        prompts.
 
-        It cannot where a waiting request may have to be given up in the middle of the step, or the
-        prompt under way may lack a block.
+        It cannot if a waiting request may be given up in the middle of the step, or if the
+        unfinished prompt may lack a block.
         """
         batch, terms = self._batch, self._course.terms
         others, waiting = batch.others, batch.waiting
@@ -94,7 +96,7 @@ class Prompts:
         return self._intake.fits(left, decodes)
 
     def give_up(self, blocked: int) -> int:
-        """A step in which requests were given up and nothing runs; returns 1."""
+        """Takes a step in which requests are given up and none runs. Returns 1."""
         batch, course = self._batch, self._course
         if blocked:
             batch.waiting[0].blocked_steps += 1
@@ -114,10 +116,10 @@ class Prompts:
         return 1
 
     def _sampled(self, chunks: list[Chunk]) -> list[Request]:
-        """The chunks of a step, in running order, are computed: who is through its prompt has a
-        token, and joins the cohort.
+        """Books the computed chunks of a step, in running order. A request with a complete prompt
+        gets a token and joins the cohort.
 
-        Returns who has its last token with the first.
+        Returns the requests whose first token is also their last one.
         """
         batch, cohort, left = self._batch, self._cohort, self._endings.left
         others, together = batch.others, batch.now_ns == cohort.token_ns

@@ -1,4 +1,4 @@
-"""Repetition: many steps of an engine in a row, of which the event loop hears only the end.
+"""Repetition: takes many steps in a row, of which the event loop sees only the end.
 
 ```
  waiting  ─┬─ refused ──► decode steps (`decodes`): the same decision until somebody ends or comes
@@ -7,10 +7,10 @@
  none of these ─────────► the scheduler composes the next step
 ```
 
-Most steps of the engines listed in `kvsim.fast.known` are of three kinds, and their rules are a few
-whole numbers: their `Terms`. What is left of such a step is arithmetic on counts of blocks and
-tokens; requests are touched when they are admitted, when they give way and when they end. Whatever
-the terms do not cover ends the stretch, and the scheduler composes.
+Most steps of the engines listed in `kvsim.fast.known` are of three kinds, and a few whole numbers
+describe their rules: their `Terms`. Such a step reduces to arithmetic on counts of blocks and
+tokens. Requests are touched only when they are admitted, preempted or finished. Anything that the
+terms do not cover ends the series, and the scheduler composes the next step.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kvsim.fast.prompts import Prompts
 
 
 class Repeat:
-    """Takes steps without asking the scheduler, where its terms cover them."""
+    """Takes steps without calling the scheduler, where its terms cover them."""
 
     def __init__(
         self, course: Course, endings: Endings, upcoming: Callable[[], tuple[float, float]]
     ) -> None:
-        """`upcoming`: when the next request arrives that is sent whatever happens, and when the
-        next event of somebody else is due, in nanoseconds; infinite: never."""
+        """`upcoming` returns two times in nanoseconds, infinite for never: when the next request
+        with a fixed arrival time comes, and when the next other event is due."""
         self._course = course
         self._upcoming = upcoming
         self._decodes = Decodes(course)
@@ -45,18 +45,18 @@ class Repeat:
         self._ahead = Ahead(course, self._intake, self._decodes)
         self.stretches = 0
         self.repeated_steps = 0
-        """Steps that were taken here, in so many stretches."""
+        """Number of steps taken here, and of the series they came in."""
         self.composed_because: dict[str, int] = {}
-        """Why the scheduler had to compose → how often it had."""
+        """Why the scheduler had to compose a step → how often."""
         self._why_not = ""
 
     @property
     def ended(self) -> list[Request]:
-        """Who ended in the last stretch, in order."""
+        """The requests that ended in the last series, in order."""
         return self._course.ended
 
     def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
-        """Take steps from `now_ns` on, up to `Batch.now_ns`; whether there were any."""
+        """Takes steps from `now_ns` to `Batch.now_ns`. Returns whether it took any."""
         if flying:
             steps, flying[0] = self._ahead.take(flying[0], now_ns, self._upcoming, progress)
             self._why_not = self._ahead.why_not
@@ -71,9 +71,9 @@ class Repeat:
         return steps > 0
 
     def _stretch(self, now_ns: int, progress: Progress) -> int:
-        """Take steps until something is to be done outside; returns how many.
+        """Takes steps until the loop or the scheduler has to act. Returns how many.
 
-        No step but the first starts when somebody else's next event is due, or later.
+        Only the first step may start at or after the time of the next outside event.
         """
         next_ns, horizon_ns = self._upcoming()
         course, batch, cohort = self._course, self._course.batch, self._course.cohort
@@ -127,8 +127,8 @@ class Repeat:
         return True
 
     def _may_part(self) -> bool:
-        """Whether those that linger, if any, end as the next step begins, and no client waits for
-        that. (Who is longer than `max_model_len` sits that step out in vLLM 0.6.3.)"""
+        """Whether all lingering requests end when the next step begins, and no client waits for
+        that. (A request longer than `max_model_len` sits that step out in vLLM 0.6.3.)"""
         course, lingering = self._course, self._course.cohort.lingering
         return not lingering or (
             not course.listens
@@ -136,8 +136,8 @@ class Repeat:
         )
 
     def _steps(self, cut_ns: float) -> int:
-        """Take the next step, and where it is a decode step, those that are the same; returns how
-        many, 0 where the scheduler has to compose."""
+        """Takes the next step and, if it is a decode step, the equal ones that follow. Returns how
+        many; 0 if the scheduler has to compose."""
         course, batch = self._course, self._course.batch
         cohort, terms = course.cohort, course.terms
         waiting, blocks, number = batch.waiting, batch.blocks, len(cohort.requests)

@@ -1,4 +1,4 @@
-"""Which short cuts a run takes, and why not the others."""
+"""Chooses the short cuts of a run, and says why the others are not used."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from kvsim.records.recorder import Recorder
 
 
 class Shortcuts:
-    """The cohort of a batch and the repetition of its steps, where they decide the same."""
+    """The cohort of a batch and the repetition of its steps, where they make the same decisions."""
 
     def __init__(
         self, batch: Batch, scheduler: Scheduler, cost: Cost, endings: Endings, asked: str = ""
     ) -> None:
-        """`asked`: why each step and each request is to be looked at by itself, if it is."""
+        """`asked` gives the reason, if any, why each step and each request must be handled on its
+        own."""
         self._batch, self._scheduler, self._cost = batch, scheduler, cost
         self._endings = endings
         self._cohort: Cohort | None = None
         self._repeat: Repeat | None = None
         self._why_not = asked or fits_cohort(scheduler, batch.blocks)
-        """Why nothing is repeated."""
+        """Why no step is repeated."""
         if not self._why_not:
             self._cohort = Cohort(batch, scheduler, endings)
             batch.look_together(self._cohort)
@@ -39,7 +40,8 @@ class Shortcuts:
         upcoming: Callable[[], tuple[float, float]],
         listens: bool,
     ) -> Repeat | None:
-        """What repeats steps; None: nothing does. See `Course` and `Repeat` for the arguments."""
+        """Returns the repetition of a run, or None if no step can be repeated. See `Course` and
+        `Repeat` for the arguments."""
         if self._cohort is None:
             return None
         scheduler, cost = self._scheduler, self._cost
@@ -57,7 +59,7 @@ class Shortcuts:
         return self._repeat
 
     def describe(self, steps: int) -> dict[str, Any]:
-        """How many of a run's steps were repeated, and why the others were not."""
+        """Returns how many steps of a run were repeated, and why the others were not."""
         cohort, repeat = self._cohort, self._repeat
         table: dict[str, Any] = {
             "repeated_steps": 0,

@@ -2,7 +2,7 @@
 
 | constant | unit | what it stands for |
 |---|---|---|
-| `linear_factor` | 1 | linear layers in the engine over those that were timed alone |
+| `linear_factor` | 1 | linear layers and experts in the engine over those timed alone |
 | `step_us` | us a step | what the GPU waits for between two steps |
 | `prompt_step_us` | us a step with prompts | the same, of what only such steps do |
 | `all_reduce_factor` | 1 | all-reduces over the hardware's figures |
@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from kvsim.calibrate.document import to_json
 from kvsim.config import RunConfig
-from kvsim.cost.profile import Curve, Fit, Profile, Tail
+from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
+from kvsim.cost.uncertain import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fit.observed import Floats, errors_percent, in_both, observed, replayed
 from kvsim.hardware import AllReduce
@@ -119,6 +120,8 @@ def with_constants(profile: Profile, values: Values) -> Profile:
 def _changed(fit: Fit, values: Values) -> Fit:
     full = {name: values.get(name, constant.nothing) for name, constant in CONSTANTS.items()}
     linear, reduces = full["linear_factor"], full["all_reduce_factor"]
+    if isinstance(fit.experts, ExpertGrid):
+        fit = multiplied(fit, {"experts": linear})
     a0, a1, a2 = fit.step
     return msgspec.structs.replace(
         fit,
@@ -279,7 +282,8 @@ def _size(misses: Floats) -> float:
 
 
 def _standard_errors(slopes: Floats, misses: Floats) -> list[float]:
-    """Of each constant, by the misses that are left; infinite where the run says nothing."""
+    """Returns the standard error of each constant, estimated from the misses that are left;
+    infinite if the run does not determine the constant."""
     spare = max(len(misses) - slopes.shape[1], 1)
     noise = float(misses @ misses) / spare
     square = slopes.T @ slopes

@@ -23,19 +23,20 @@ Floats = NDArray[np.float64]
 
 
 class Latencies(NamedTuple):
-    """Seconds of `METRICS` (columns) of requests (rows); `places`: theirs in the trace."""
+    """Latencies in seconds: a row per request, a column for each of `METRICS`. `places` holds the
+    requests' places in the trace."""
 
     places: NDArray[np.int64]
     seconds: Floats
 
     def of(self, places: NDArray[np.int64]) -> Floats:
-        """The rows of these requests, which are among them."""
+        """Returns the rows of these requests, all of which must be present."""
         rows: Floats = self.seconds[np.searchsorted(self.places, places)]
         return rows
 
 
 def observed(trace: Trace) -> Latencies:
-    """What was measured; raises `ConfigError` where nothing was."""
+    """Returns the measured latencies. Raises `ConfigError` if there are none."""
     rows = [row for row in trace.rows if _was_measured(row)]
     if not rows:
         raise ConfigError(
@@ -52,7 +53,7 @@ def observed(trace: Trace) -> Latencies:
 
 
 def replayed(result: Result) -> Latencies:
-    """What a replay says of the requests that it completed, of more than one token."""
+    """Returns the replay's latencies of the completed requests with more than one token."""
     columns = result.requests
     arrival, first, finish = (
         np.asarray(columns[name]) for name in ("arrival_ns", "first_token_ns", "finish_ns")
@@ -67,7 +68,7 @@ def replayed(result: Result) -> Latencies:
 
 
 def in_both(one: Latencies, other: Latencies) -> NDArray[np.int64]:
-    """The requests that are in both, in the order of the trace."""
+    """Returns the requests that both have, in trace order."""
     both: NDArray[np.int64] = np.intersect1d(one.places, other.places)
     return both
 
@@ -83,7 +84,7 @@ def errors_percent(ours: Floats, real: Floats) -> dict[str, float]:
 
 
 def worst(errors: dict[str, float]) -> float:
-    """The greatest of the errors, without its sign."""
+    """Returns the greatest absolute error."""
     return max(map(abs, errors.values()))
 
 

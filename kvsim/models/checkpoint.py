@@ -60,7 +60,7 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True):
 
 
 def stored_as(config: QuantizationConfig, layers: int) -> Quantization | None:
-    """How a checkpoint of so many layers stores its weights; None for an unknown method."""
+    """Returns how a checkpoint stores its weights; None for an unknown method."""
     found = _bits(config)
     if found is None:
         return None

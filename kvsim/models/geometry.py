@@ -120,6 +120,14 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(found)
 
     @property
+    def expert_layers(self) -> int:
+        """Layers with experts in place of a dense MLP."""
+        experts = self.experts
+        if experts is None:
+            return 0
+        return sum(map(experts.in_layer, range(self.num_hidden_layers)))
+
+    @property
     def special(self) -> tuple[str, ...]:
         """What sets it apart from a dense 16-bit decoder with full attention, in words.
 
@@ -241,8 +249,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         experts = self.experts
         if experts is None:
             return [self.intermediate_size]
-        sparse = [experts.in_layer(index) for index in range(self.num_hidden_layers)]
-        found = [] if all(sparse) else [self.intermediate_size]
+        found = [] if self.expert_layers == self.num_hidden_layers else [self.intermediate_size]
         if experts.shared_expert_intermediate_size:
             found.append(experts.shared_expert_intermediate_size)
         if ep == 1:
@@ -273,6 +280,21 @@ class Shard:
     def expert_parameters(self) -> int:
         """Weights of the routed experts of all layers; a token passes through few of them."""
         return sum(each.experts for each in self._layers())
+
+    @property
+    def experts_held(self) -> int:
+        """Routed experts of a layer that this GPU holds, whole or in columns."""
+        experts = self.model.experts
+        return 0 if experts is None else -(-experts.num_experts // self.expert_parallel_size)
+
+    @property
+    def expert_columns(self) -> int:
+        """Columns of the gate and of the up projection of each of `experts_held`."""
+        experts = self.model.experts
+        if experts is None:
+            return 0
+        divided = self.tensor_parallel_size if self.expert_parallel_size == 1 else 1
+        return experts.moe_intermediate_size // divided
 
     @property
     def head_parameters(self) -> int:
@@ -418,8 +440,7 @@ class Shard:
         """Weights of shared experts, of routed experts and of the router; biases."""
         experts, hidden, tp = self.model.experts, self.model.hidden_size, self.tensor_parallel_size
         assert experts is not None
-        held = -(-experts.num_experts // self.expert_parallel_size)
-        columns = experts.moe_intermediate_size // (tp if self.expert_parallel_size == 1 else 1)
+        held, columns = self.experts_held, self.expert_columns
         matrices = 3 if self.model.gated_mlp else 2
         router = hidden * experts.num_experts
         biases = 0

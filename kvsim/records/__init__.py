@@ -1,1 +1,1 @@
-"""What a run remembers step by step: rows, transitions, gaps between tokens; packed."""
+"""Records a run step by step, in packed form: rows, transitions, and gaps between tokens."""

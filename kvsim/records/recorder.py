@@ -1,4 +1,4 @@
-"""What happened, step by step, as packed integers.
+"""Records each step of a run as packed integers.
 
 One row per step, written once by the replica; its columns are declared in `kvsim.schema`.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE_STEPS = 1 << 15
-"""Rows that are packed together."""
+"""Number of rows packed together."""
 
 
 class Recorder:
@@ -31,7 +31,7 @@ class Recorder:
         self._full = PIECE_STEPS
         """Number of steps at which the next piece is packed."""
         self._rows = bytearray()
-        """What is not packed yet, as `unfold` takes it."""
+        """Rows that are not packed yet, in the form that `unfold` takes."""
         self._steps: list[int] = []
         self._ends_ns: list[int] = []
         self._opened: list[int] = []

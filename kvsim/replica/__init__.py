@@ -1,1 +1,2 @@
-"""One engine in simulated time: the event loop, who arrives when, and the link to the CPU pool."""
+"""One engine in simulated time: its event loop, its arriving requests, and the link to the CPU
+pool."""

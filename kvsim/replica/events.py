@@ -1,4 +1,4 @@
-"""What the event loop is made of, beside SimPy: the engine's events and the host link."""
+"""The parts of the event loop that SimPy does not have: the engine's events and the host link."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsim.link import LinkTimes
 Process = Generator[simpy.Event, Any, Any]
 
 AFTER_ARRIVALS = EventPriority(2)
-"""SimPy priority of the engine's events: after everything else of the same instant."""
+"""SimPy priority of the engine's events: after all other events of the same instant."""
 
 
 class Later(simpy.Event):
@@ -29,7 +29,7 @@ class Later(simpy.Event):
 
 
 class Link:
-    """The host link: one copy at a time, in order of asking."""
+    """The host link. It makes one copy at a time, in the order of the requests for it."""
 
     def __init__(self, env: simpy.Environment, times: LinkTimes) -> None:
         self._env = env
@@ -37,7 +37,8 @@ class Link:
         self._lane = simpy.Resource(env, capacity=1)
 
     def transfer(self, blocks: int) -> Process:
-        """Copy blocks one way; returns (wait for the link, copy time) in nanoseconds."""
+        """Copies blocks one way. Returns the wait for the link and the copying time, in
+        nanoseconds."""
         asked = self._env.now
         with self._lane.request() as turn:
             yield turn

@@ -24,7 +24,7 @@ class SimulatedTime(Host):
     def __init__(
         self, env: simpy.Environment, cost: Cost, link: Link, clients: Clients, full_plans: bool
     ) -> None:
-        """`full_plans`: whether plans list who decodes in them before they are priced."""
+        """`full_plans` says whether plans list their decoding requests before they are priced."""
         self._env = env
         self._price = cost.step_ns
         self._full_plans = full_plans
@@ -33,18 +33,18 @@ class SimulatedTime(Host):
         self.inbox = Inbox(env, clients)
 
     def upcoming(self) -> tuple[float, float]:
-        """When the next request comes that clients send whatever happens, and when the next event
-        of somebody else is due, in nanoseconds; infinite: never."""
+        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
+        send time comes, and when the next event outside the engine is due."""
         return self.inbox.next_ns, self._env.peek()
 
     def arrived(self) -> list[Request]:
-        """Takes out who has arrived until now."""
+        """Removes and returns the requests that have arrived until now."""
         inbox = self.inbox
         inbox.collect(self.now_ns)
         return inbox.take() if inbox else []
 
     def tell(self, ended: list[Request]) -> None:
-        """Completions let clients send more."""
+        """Tells the clients of completions, so that they may send more."""
         if self._listens:
             self.inbox.release(ended)
 
@@ -55,7 +55,7 @@ class SimulatedTime(Host):
         return self._price(plan)
 
     def copy(self, plan: Plan) -> Process:
-        """Copy blocks over the link, first out, then in."""
+        """Copies blocks over the link, first out, then in."""
         waited = busy = 0
         for blocks in (len(plan.swaps_out), len(plan.swaps_in)):
             if blocks:
@@ -66,14 +66,14 @@ class SimulatedTime(Host):
         return busy, waited
 
     def wait(self, until_ns: int) -> Process:
-        """Let time pass."""
+        """Lets time pass."""
         if until_ns > self.now_ns:
             yield Later(self._env, until_ns - self.now_ns)
             self.now_ns = until_ns
         self.inbox.collect(until_ns)
 
     def sleep(self) -> Process:
-        """Let time pass until somebody arrives, perhaps for ever."""
+        """Lets time pass until a request arrives, perhaps for ever."""
         yield from self.inbox.wait()
         self.now_ns = int(self._env.now)
         return True

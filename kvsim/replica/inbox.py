@@ -1,4 +1,4 @@
-"""Between the clients and the engine: who was sent and waits to be taken in.
+"""Holds requests between the clients, which send them, and the engine, which takes them in.
 
 ```
  clients ──their time has come──┐
@@ -26,7 +26,7 @@ _NOBODY: tuple[float, Request | None] = inf, None
 
 
 class Inbox:
-    """Requests that have arrived and were not taken in yet."""
+    """Requests that have arrived and that the engine has not taken in yet."""
 
     def __init__(self, env: simpy.Environment, clients: Clients) -> None:
         self._env = env
@@ -34,10 +34,10 @@ class Inbox:
         self._arrived: list[Request] = []
         self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
-        """What the clients send on their own, in order of time."""
+        """Requests that clients send at a fixed time, in order of time."""
         self._next: Request | None
         self.next_ns: float
-        """When they send the next one."""
+        """When the next of these is sent."""
         self.next_ns, self._next = next(self._upcoming, _NOBODY)
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class Inbox:
         return cast(int, self._env.now)
 
     def collect(self, now_ns: int) -> None:
-        """Let clients send what they have sent on their own until now, each at its time."""
+        """Lets clients send all requests that are due until now, each at its time."""
         while self.next_ns <= now_ns:
             request = self._next
             assert request is not None
@@ -57,14 +57,14 @@ class Inbox:
             self.next_ns, self._next = next(self._upcoming, _NOBODY)
 
     def take(self) -> list[Request]:
-        """Take out who has arrived, in order of (arrival, place in the trace)."""
+        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
         arrived, self._arrived = self._arrived, []
         if len(arrived) > 1:
             arrived.sort(key=_arrival_order)
         return arrived
 
     def release(self, ended: Iterable[Request]) -> None:
-        """Completions let clients send more, now or after their think time."""
+        """Tells the clients of completions; they send more now or after their think time."""
         now_ns = self._now_ns
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
@@ -78,7 +78,7 @@ class Inbox:
                     timer.callbacks.append(lambda event: self._offer(event.value))
 
     def wait(self) -> Process:
-        """Until somebody arrives."""
+        """Waits until a request arrives."""
         if not self._arrived:
             self._wake = self._env.event()
             self._set_alarm()
@@ -86,7 +86,7 @@ class Inbox:
             yield Later(self._env, 0)
 
     def _offer(self, request: Request) -> None:
-        """A client wants to send a request now; its concurrency limit may hold it back."""
+        """Offers a request to its client's concurrency limit, which may hold it back."""
         self.collect(self._now_ns)
         if self._clients.offer(request, self._now_ns):
             self._receive(request)
@@ -98,7 +98,8 @@ class Inbox:
             self._wake = None
 
     def _set_alarm(self) -> None:
-        """Wake when a client sends on its own; its concurrency limit may hold that back."""
+        """Wakes the engine when the next request with a fixed send time is due, unless the
+        concurrency limit holds it back."""
         if self._wake is not None and self._next is not None:
             timer = self._env.timeout(int(self.next_ns) - self._now_ns)
             timer.callbacks.append(self._ring)

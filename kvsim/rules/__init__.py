@@ -1,4 +1,5 @@
-"""Rules in which engines differ, by the argument of a manager or scheduler that names them."""
+"""The rules in which engines differ, each chosen by name with an argument of a manager or
+scheduler."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "full_hit": make_full_hit,
     "requeue": find_requeue,
 }
-"""Argument → what makes the rule that a name stands for, of it and of what may be given."""
+"""Argument → the function that makes a rule from its name and the values it may be given."""
 
 
 def ready(args: Mapping[str, Any], **given: Any) -> dict[str, Any]:
-    """Arguments of a user with rules in place of their names, made of those of `given` that their
-    constructors name. Raises `ConfigError`."""
+    """Replaces the rule names in a user's arguments by rules. A rule's constructor receives those
+    values of `given` that it names. Raises `ConfigError`."""
     return {
         key: RULES[key](value, **given) if key in RULES and value is not None else value
         for key, value in args.items()

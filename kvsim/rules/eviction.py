@@ -1,4 +1,4 @@
-"""Orders in which idle blocks with content are evicted; a hit takes a block out of the order."""
+"""Orders in which idle blocks with content are evicted. A hit removes a block from the order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Entry = tuple[int, int, int, list[tuple[int, int]]]
 
 
 class LeastRecentlyUsed(Queue):
-    """Blocks that became idle first go first; of one table, the last block first.
+    """Evicts the blocks that became idle first. The last block of a table goes first.
 
     The order of the free queue of vLLM V1 (`v1/core/block_pool.py`).
     """
@@ -50,9 +50,10 @@ class Evictor(Order):
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._streaks: deque[_Streak] = deque()
         self._home: dict[int, list[tuple[int, int]]] = {}
-        """block → the chain that holds it; what a chain holds besides has left."""
+        """block → the chain that holds it. Other blocks in a chain have left."""
         self._sorted: list[_Entry] = []
-        """What goes before all others while `_fence` holds an entry; some may have left since."""
+        """Entries that go before all others while `_fence` holds an entry. Some may have left
+        since."""
         self._fence: _Streak | None = None
         self._chains = 0
 
@@ -69,7 +70,7 @@ class Evictor(Order):
         self._home.pop(block, None)
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
-        """Insert at the back."""
+        """Inserts a block at the back."""
         streak = self._streaks[-1] if self._streaks else None
         if streak is None or streak.last != access_ns:
             streak = _Streak(access_ns)
@@ -90,7 +91,7 @@ class Evictor(Order):
         tokens: Sequence[int],
         access_ns: int,
     ) -> None:
-        """Insert the blocks of a table at the back, first to last."""
+        """Inserts the blocks of a table at the back, first to last."""
         if not blocks:
             return
         self.put(blocks[0], keys[0], tokens[0], access_ns)
@@ -114,10 +115,11 @@ class Evictor(Order):
         return evicted
 
     def _first(self) -> list[_Entry]:
-        """Entries that go before all others, the next one last; none where only a walk tells.
+        """Returns entries that go before all others, the next one last. Returns none if only a walk
+        can tell.
 
-        That is so of the leading streaks up to one that is later than all of them, if none of them
-        is later than the one before it: nothing ends the walk among them, so that the longest
+        Such entries are in the leading streaks up to one that is later than all of them, if none of
+        them is later than the one before it. Nothing ends the walk among them, so the longest
         prefix goes first, the earliest inserted of equals.
         """
         streaks, home = self._streaks, self._home
@@ -143,7 +145,7 @@ class Evictor(Order):
         return []
 
     def pop(self) -> int:
-        """Take out the block that the engine's walk ends on."""
+        """Removes and returns the block on which the engine's walk ends."""
         streaks, home = self._streaks, self._home
         while not streaks[0].trim(home):
             streaks.popleft()
@@ -162,32 +164,32 @@ class Evictor(Order):
 
 
 class _Streak:
-    """Entries inserted one after the other with equal `last`."""
+    """Consecutively inserted entries with equal `last`."""
 
     __slots__ = ("heap", "last", "open", "order")
 
     def __init__(self, last: int) -> None:
         self.last = last
         self.heap: list[tuple[int, int, list[tuple[int, int]]]] = []
-        """(−tokens of the tail, insertion number, chain); the first number may be out of date,
-        then it is too small, because chains only get shorter."""
+        """(−tokens of the tail, insertion number, chain). The first number may be out of date; it
+        is then too small, because chains only get shorter."""
         self.open: list[tuple[int, int]] | None = None
-        """The chain that still grows; it is not in the heap."""
+        """The chain that still grows. It is not in the heap."""
         self.order = 0
 
     @property
     def longest(self) -> int:
-        """Tokens of the candidate, after `trim`."""
+        """Returns the tokens of the candidate, after `trim`."""
         return -self.heap[0][0]
 
     def close(self) -> None:
-        """Move the growing chain, if any, into the heap."""
+        """Moves the growing chain, if any, into the heap."""
         if self.open is not None:
             heappush(self.heap, (-self.open[-1][0], self.order, self.open))
             self.open = None
 
     def trim(self, home: dict[int, list[tuple[int, int]]]) -> bool:
-        """Bring the true candidate to the top; False where nothing is left."""
+        """Brings the true candidate to the top. Returns False if nothing is left."""
         self.close()
         heap = self.heap
         while heap:
@@ -205,7 +207,7 @@ class _Streak:
     def drain(
         self, home: dict[int, list[tuple[int, int]]], number: int, evicted: list[int]
     ) -> None:
-        """Take candidates out until `number` are `evicted` or none is left."""
+        """Removes candidates until `number` are `evicted` or none is left."""
         while len(evicted) < number and self.trim(home):
             if len(self.heap) > 1:
                 evicted.append(self.pop())
@@ -220,7 +222,7 @@ class _Streak:
             self.heap = [(-chain[-1][0], order, chain)] if chain else []
 
     def pop(self) -> int:
-        """Take the candidate out, after `trim`."""
+        """Removes and returns the candidate, after `trim`."""
         _, order, chain = self.heap[0]
         block = chain.pop()[1]
         if chain:
@@ -231,7 +233,7 @@ class _Streak:
 
 
 EVICTIONS: dict[str, type[Order]] = {"vllm-0.6.3": Evictor, "lru": LeastRecentlyUsed}
-"""Names of the argument `eviction` of managers with a prefix cache."""
+"""Values of the argument `eviction` of managers with a prefix cache."""
 
 make_eviction = partial(make_order, "eviction", EVICTIONS)
-"""What makes the orders that a name stands for (`kvsim.engine.order.make_order`)."""
+"""Returns the factory of an eviction order by name (`kvsim.engine.order.make_order`)."""

@@ -6,7 +6,7 @@ from kvsim.engine.request import SWAPPED, Request
 
 
 def width(request: Request) -> int:
-    """Sequences that a request may come to have at most (vLLM 0.6.3 `sequence.py`,
+    """Returns the most sequences that a request may come to have (vLLM 0.6.3 `sequence.py`,
     `SequenceGroup.get_max_num_running_seqs`)."""
     sequences = request.sequences
     if request.n == 1:
@@ -17,7 +17,7 @@ def width(request: Request) -> int:
 
 
 def count(request: Request, state: int) -> int:
-    """Sequences of a request in this state."""
+    """Returns the number of sequences of a request in this state."""
     sequences = request.sequences
     if len(sequences) == 1:
         return int(sequences[0].state == state)
@@ -25,5 +25,5 @@ def count(request: Request, state: int) -> int:
 
 
 def by_priority(request: Request) -> tuple[int, int]:
-    """Sort key of the priority policy: smaller is served first."""
+    """Sort key of the priority policy: smaller keys are served first."""
     return request.priority, request.arrival_ns

@@ -1,4 +1,4 @@
-"""How a victim gives its blocks up: they are freed and computed again, or moved to the CPU.
+"""How a victim is preempted: its KV is freed and recomputed, or its blocks are swapped to the CPU.
 
 | `preemption_mode` | means |
 |---|---|
@@ -24,45 +24,47 @@ Means = Callable[[Request, Batch], str]
 
 
 class Prices(Protocol):
-    """What both means cost, by the figures of a run."""
+    """Prices both ways to preempt a request, from the figures of a run."""
 
     def recompute_ns(self, tokens: int) -> int:
-        """Nanoseconds to compute `tokens` tokens again; prefix hits are not known beforehand."""
+        """Returns the nanoseconds to compute `tokens` tokens again. Prefix hits cannot be known in
+        advance."""
         ...
 
     def swap_ns(self, blocks: int, queued_blocks: int) -> int:
-        """Nanoseconds to move blocks out and in again, after the copies that are queued already."""
+        """Returns the nanoseconds to copy blocks out and in again, after the copies that are queued
+        already."""
         ...
 
 
 def recompute(victim: Request, batch: Batch) -> str:
-    """Free the blocks; the tokens are computed again."""
+    """Frees the blocks; the tokens are computed again."""
     return RECOMPUTE
 
 
 def swap(victim: Request, batch: Batch) -> str:
-    """Copy the blocks to the CPU, and back when there is room."""
+    """Copies the blocks to the CPU, and back when there is room."""
     return SWAP
 
 
 def by_width(victim: Request, batch: Batch) -> str:
-    """The engine's own rule: several samples share blocks, so they are swapped."""
+    """The engine's own rule: recompute one sequence; swap several, as they share blocks."""
     return RECOMPUTE if width(victim) == 1 else SWAP
 
 
 class Cheapest:
-    """Whichever takes less time now; a full CPU pool leaves recompute.
+    """Chooses the faster way; if the CPU pool is full, recompute.
 
-    Recompute is priced by the tokens whose KV would be lost, swap by the blocks to be copied, out
-    and in, after the copies that this step has queued. A request of several samples is swapped:
-    no engine recomputes more than one running sequence.
+    Recompute is priced by the tokens whose KV would be lost. Swap is priced by the blocks copied
+    out and in, after the copies that this step has queued. A request of several samples is swapped,
+    because no engine recomputes more than one running sequence.
     """
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
 
     def __call__(self, victim: Request, batch: Batch) -> str:
-        """The means for a victim."""
+        """Returns `recompute` or `swap` for a victim."""
         blocks = batch.blocks
         moving = [s for s in victim.sequences if s.state == RUNNING]
         full = blocks.swap_need(moving, blocks.cpu) > blocks.cpu.free
@@ -82,11 +84,11 @@ MEANS: dict[str, Means] = {"recompute": recompute, "swap": swap}
 def make_means(
     mode: str | None, prices: Prices | None = None, makes_way_for_waiting: bool = False
 ) -> Means:
-    """The rule of a `preemption_mode`; None: the engine's own.
+    """Returns the rule of a `preemption_mode`. None stands for the engine's own rule.
 
-    `makes_way_for_waiting`: victims also give way to waiting requests, and then wait themselves. A
-    swapped one that does so kills vLLM 0.6.3, so there is nothing to choose from. Raises
-    `ValueError` for `auto` in that case or without prices, and for an unknown mode.
+    With `makes_way_for_waiting`, victims also yield to waiting requests and then wait themselves.
+    If such a victim is swapped, vLLM 0.6.3 crashes, so no choice is left. Raises `ValueError` for
+    `auto` in that case or without prices, and for an unknown mode.
     """
     if mode == "auto" and makes_way_for_waiting:
         raise ValueError(

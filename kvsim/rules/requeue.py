@@ -1,4 +1,4 @@
-"""Where a request that was preempted by recompute joins the waiting queue again.
+"""Where a recomputed victim joins the waiting queue again.
 
 Every engine puts it at the head, and so the oldest of several victims first: they are preempted
 from the tail of the running queue. vLLM V1 under its priority policy keeps the waiting queue
@@ -17,26 +17,26 @@ from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
 
 Requeue = Callable[[deque[Request], Request], None]
-"""Puts a victim into the waiting queue; called once for each, in order of preemption."""
+"""Puts a victim into the waiting queue. Called once per victim, in order of preemption."""
 
 
 def head(waiting: deque[Request], victim: Request) -> None:
-    """In front of everybody: the rule of vLLM 0.3.3, 0.6.3, V1 and nano-vllm."""
+    """At the head of the queue: the rule of vLLM 0.3.3, 0.6.3, V1 and nano-vllm."""
     waiting.appendleft(victim)
 
 
 def tail(waiting: deque[Request], victim: Request) -> None:
-    """Behind everybody, like a request that has just arrived."""
+    """At the end of the queue, like a request that has just arrived."""
     waiting.append(victim)
 
 
 def arrival(waiting: deque[Request], victim: Request) -> None:
-    """Where its arrival puts it: after older victims that wait, before later arrivals."""
+    """In order of arrival: after older waiting victims, before later arrivals."""
     insort(waiting, victim, key=_by_arrival)
 
 
 def priority(waiting: deque[Request], victim: Request) -> None:
-    """By (priority, arrival, id): vLLM V1's own rule under its priority policy."""
+    """In order of (priority, arrival, id): vLLM V1's own rule under its priority policy."""
     insort(waiting, victim, key=_by_priority)
 
 
@@ -46,25 +46,25 @@ REQUEUE: dict[str, Requeue] = {
     "arrival": arrival,
     "priority": priority,
 }
-"""Names of the engines' argument `requeue`."""
+"""Values of the engines' argument `requeue`."""
 
 
 def find_requeue(name: str | Requeue, /, **given: Any) -> Requeue:
-    """The rule that `name` stands for: of `REQUEUE`, or `package.module:name`, a function or a
-    class that makes one of `given`.
+    """Returns the rule called `name`: a key of `REQUEUE`, or `package.module:name` of a function or
+    of a class that makes one from `given`.
 
-    Raises `ConfigError`, also later, where an outsider's rule loses a request.
+    Raises `ConfigError` for an unknown name, and during the run if a user's rule loses a request.
     """
     requeue: Requeue = find_rule("requeue", REQUEUE, name, _guarded, **given)
     return requeue
 
 
 def make_requeue(name: str | Requeue | None, own: str = "head", sorts: bool = False) -> Requeue:
-    """The rule of an engine that `name` stands for; None: its `own`.
+    """Returns the requeue rule of an engine by name; None stands for its `own` rule.
 
-    `sorts`: whether the waiting queue is kept in order of priority, which only `priority` respects.
-    Raises `ConfigError` for an unknown name, and `ValueError` for a rule that does not go with the
-    queue.
+    `sorts` says whether the waiting queue is kept in order of priority; only `priority` keeps that
+    order. Raises `ConfigError` for an unknown name, and `ValueError` for a rule that the queue does
+    not allow.
     """
     requeue = find_requeue(own if name is None else name)
     if requeue is REQUEUE[own] or (requeue is priority) == sorts:
@@ -78,7 +78,7 @@ def make_requeue(name: str | Requeue | None, own: str = "head", sorts: bool = Fa
 
 
 def _guarded(label: str, requeue: Requeue) -> Requeue:
-    """A rule from outside, which is not trusted to keep the queue whole."""
+    """Wraps a user's rule and checks that it keeps the queue complete."""
     callable_with(label, requeue, "waiting", "victim")
 
     def put(waiting: deque[Request], victim: Request) -> None:
@@ -98,5 +98,5 @@ def _by_arrival(request: Request) -> tuple[int, int]:
 
 
 def _by_priority(request: Request) -> tuple[int, int, str]:
-    """Order of vLLM V1's waiting queue under its priority policy (`v1/request.py`, `__lt__`)."""
+    """Sort key of vLLM V1's waiting queue under its priority policy (`v1/request.py`, `__lt__`)."""
     return request.priority, request.arrival_ns, request.id

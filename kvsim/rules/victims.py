@@ -1,19 +1,20 @@
-"""Who gives way when a running request needs a block and none is free.
+"""Chooses the victim when a running request needs a block and none is free.
 
-A policy is asked with the *candidates*, in the order of the running queue, and returns one of
-them. Who is a candidate is the engine's rule, not the policy's:
+A policy receives the *candidates* in the order of the running queue and returns one of them. The
+engine decides which requests are candidates:
 
 | engine | candidates |
 |---|---|
 | vLLM V1 | all running requests, the one that lacks a block and those scheduled included |
 | vLLM 0.6.3, 0.3.3, nano-vllm | running requests behind the one that lacks a block; none: itself |
 
-An engine that is given no policy follows its own rule: `tail`, or `priority` in vLLM V1 under
-`scheduling_policy = "priority"`. A policy decides nothing else: neither how the victim gives its
-blocks up, nor whom the priority policy of vLLM 0.6.3 moves aside for a better waiting request.
+Without a policy, an engine follows its own rule: `tail`, or `priority` in vLLM V1 under
+`scheduling_policy = "priority"`. A policy decides nothing else: neither how the victim is
+preempted, nor which requests the priority policy of vLLM 0.6.3 moves aside for a waiting request of
+better priority.
 
-What is computed and what is generated so far may be looked at; how long an output becomes
-(`Request.output_length`) must not be.
+A policy may look at what is computed and generated so far. It must not look at the final output
+length (`Request.output_length`).
 """
 
 from __future__ import annotations
@@ -30,37 +31,36 @@ from kvsim.rules.groups import by_priority
 from kvsim.workload.arrivals import random_stream
 
 Victim = Callable[[Sequence[Request], Tables], Request]
-"""Returns one of the candidates, of which there is at least one. The block tables are for reading
-only."""
+"""Returns one of the candidates; there is at least one. It must not change the block tables."""
 
 
 def tail(candidates: Sequence[Request], blocks: Tables) -> Request:
-    """The last of the running queue: admitted last, unless the engine reorders it."""
+    """The last running request: the one admitted last, unless the engine reorders them."""
     return candidates[-1]
 
 
 def head(candidates: Sequence[Request], blocks: Tables) -> Request:
-    """The first of the running queue."""
+    """The first request of the running queue."""
     return candidates[0]
 
 
 def least_computed(candidates: Sequence[Request], blocks: Tables) -> Request:
-    """Whose KV cache took the least work: fewest computed tokens (vLLM PR #53723)."""
+    """The request with the fewest computed tokens: least work is lost (vLLM PR #53723)."""
     return min(candidates, key=_computed)
 
 
 def most_computed(candidates: Sequence[Request], blocks: Tables) -> Request:
-    """Whose KV cache took the most work: a bad choice, to measure what the choice is worth."""
+    """The request with the most computed tokens: a bad choice, as a bound for the others."""
     return max(candidates, key=_computed)
 
 
 def priority(candidates: Sequence[Request], blocks: Tables) -> Request:
-    """The worst by (priority, arrival): vLLM V1's own rule under its priority policy."""
+    """The worst request by (priority, arrival): vLLM V1's own rule under its priority policy."""
     return max(candidates, key=by_priority)
 
 
 class RandomVictim:
-    """Anyone, drawn from a random stream of its own."""
+    """A random candidate, drawn from a random stream of its own."""
 
     def __init__(self, *, seed: int) -> None:
         self._random = random_stream(seed, "victim")
@@ -70,15 +70,15 @@ class RandomVictim:
 
 
 class CostAware:
-    """Most blocks per token to recompute, discounted by progress: our reading of vLLM PR #56897.
+    """The request with the most blocks per token to recompute, discounted by progress: our reading
+    of vLLM PR #56897.
 
-    The score B / max(1, T) · (1 − O / max(1, M)) is the highest; of equals, the first.
-
-    B: blocks of its tables that nobody else holds; T: its known tokens, prompt and output;
-    O: tokens generated so far; M: the most it may generate. The proposal takes `max_tokens` for
-    M, which a trace does not have, and which is the true output length where a benchmark ignores
-    the end of sequence; so M is what the engine takes if a client gives none: `max_model_len` less
-    the prompt.
+    The candidate with the highest score B / max(1, T) · (1 − O / max(1, M)) is chosen; among
+    equals, the first. B: blocks in its tables that no other request holds. T: its known tokens,
+    prompt and output. O: tokens generated so far. M: the most it may generate. The proposal uses
+    `max_tokens` for M. A trace has no such value, and with `ignore_eos` it would be the true output
+    length. So M is what the engine assumes if a client gives none: `max_model_len` minus the
+    prompt.
     """
 
     def __init__(self, *, max_model_len: int) -> None:
@@ -105,17 +105,17 @@ VICTIMS: dict[str, Callable[..., Any]] = {
     "cost-aware": CostAware,
     "priority": priority,
 }
-"""Names of `--victim`: policies, and classes that make one from `seed` or `max_model_len`."""
+"""Values of `--victim`: policies, and classes that make one from `seed` or `max_model_len`."""
 
 
 def make_victim(
     name: str | None, *, seed: int, max_model_len: int, future: Future | None = None
 ) -> Victim | None:
-    """The policy that `name` stands for; None: the engine's own.
+    """Returns the policy called `name`; None stands for the engine's own rule.
 
-    An outsider's `package.module:name` is a function of (candidates, blocks), or a class that
-    makes one and whose constructor may name `seed`, `max_model_len` and `future`. Raises
-    `ConfigError`, also later, where an outsider's policy returns what is no candidate.
+    A user's `package.module:name` is a function of (candidates, blocks), or a class that makes one.
+    Its constructor may name `seed`, `max_model_len` and `future`. Raises `ConfigError` for an
+    unknown name, and during the run if a policy returns something other than a candidate.
     """
     if name is None:
         return None
@@ -125,7 +125,7 @@ def make_victim(
 
 
 def _guarded(label: str, policy: Victim) -> Victim:
-    """A policy from outside, whose choices are not trusted."""
+    """Wraps a user's policy and checks its choices."""
     callable_with(label, policy, "candidates", "blocks")
 
     def choose(candidates: Sequence[Request], blocks: Tables) -> Request:
@@ -141,5 +141,6 @@ def _guarded(label: str, policy: Victim) -> Victim:
 
 
 def _computed(request: Request) -> int:
-    """Tokens whose KV the request would lose; samples share their prompt, so the longest counts."""
+    """Returns the tokens whose KV the request would lose. Samples share their prompt, so the
+    longest counts."""
     return max(s.computed for s in request.sequences if s.state == RUNNING)

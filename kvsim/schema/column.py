@@ -28,7 +28,7 @@ class Source(Enum):
 
 
 LEDGER = (Source.KERNEL, Source.TIME, Source.PROMPT)
-"""A result has all columns of such a source, or none."""
+"""Sources of the ledger. A result has all columns of such a source, or none."""
 
 
 class Column(NamedTuple):
@@ -40,54 +40,55 @@ class Column(NamedTuple):
     source: Source
     type: str = INTEGER
     null: bool = False
-    """Null where it never happened or is undefined; in memory, -1."""
+    """Whether a value can be null, because the event never happened or is undefined. In memory,
+    null is -1."""
     least: int = 0
-    """The least value of an integer that is not null."""
+    """The smallest value of an integer that is not null."""
     label: str = ""
-    """For people: the short name of a part of a whole."""
+    """The short name of a part of a whole, for display."""
     attribute: str = ""
-    """Of `kvsim.engine.request.Request`, where it has another name than the column."""
+    """The attribute of `kvsim.engine.request.Request`, where its name differs from the column's."""
     codes: tuple[tuple[str, str], ...] = ()
-    """Where values are indexes: the name of each value from 0 on, and what it means."""
+    """For values that are indexes: the name and the meaning of each value, from 0 on."""
 
     @property
     def derived(self) -> bool:
-        """Whether only files have it."""
+        """Whether only files have the column."""
         return self.source in (Source.SECONDS, Source.PHASE)
 
 
 class Table(NamedTuple):
-    """A Parquet file, and the columns in memory that it is written from."""
+    """A Parquet file and its columns, in the file and in memory."""
 
     name: str
-    """Of the file, without its suffix."""
+    """Name of the file, without its suffix."""
     about: str
     """What a row stands for, and what several columns have in common."""
     columns: tuple[Column, ...]
 
     def names(self, *sources: Source) -> tuple[str, ...]:
-        """Columns that come from these sources, in order."""
+        """Returns the names of the columns that come from these sources, in order."""
         return tuple(column.name for column in self.columns if column.source in sources)
 
     def labels(self, source: Source) -> dict[str, str]:
-        """Column → label, of those from this source that have one."""
+        """Returns column → label for the columns of this source that have a label."""
         return {c.name: c.label for c in self.columns if c.source is source and c.label}
 
     def expected(self, names: Container[str]) -> tuple[Column, ...]:
-        """The columns that a result must have if it has `names`."""
+        """Returns the columns that a result must have if it has `names`."""
         kept = {column.source for column in self.columns if column.name in names}
         return tuple(c for c in self.columns if c.source not in LEDGER or c.source in kept)
 
     def held(self, names: Container[str] = ()) -> tuple[Column, ...]:
-        """Those of the `expected` columns that are in memory, too."""
+        """Returns the `expected` columns that are also held in memory."""
         return tuple(column for column in self.expected(names) if not column.derived)
 
 
 def part(name: str, label: str, meaning: str, source: Source) -> Column:
-    """A part of a whole; its unit ends its name."""
+    """Returns a column that is a part of a whole. Its name ends with its unit."""
     return Column(name, name.rpartition("_")[2], meaning, source, label=label)
 
 
 def seconds(of: str) -> Column:
-    """What the column `of`_ns holds, in seconds."""
+    """Returns a column that holds the values of `{of}_ns` in seconds."""
     return Column(f"{of}_s", "s", f"`{of}_ns` in seconds", Source.SECONDS, FLOAT, null=True)

@@ -21,7 +21,7 @@ _KINDS = (
     ("resumed", "the last chunk of a re-admitted request: it decodes from the end of the step on"),
 )
 KINDS = tuple(name for name, _ in _KINDS)
-"""What the values of column `kind` of a transition stand for."""
+"""Names of the values of a transition's column `kind`."""
 
 TRANSITIONS = Table(
     "transitions",

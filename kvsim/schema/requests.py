@@ -96,7 +96,7 @@ REQUESTS = Table(
         ),
         _time(
             "waiting_preemptions_ns",
-            "waiting, closed by a preemption",
+            "waiting behind preemptions",
             "the head is refused because of a preemption in that step",
         ),
         _time("own_prefill_ns", "own prefill", "kernels of its steps up to the first token"),

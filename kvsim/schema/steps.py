@@ -12,7 +12,7 @@ _state = partial(Column, source=Source.STATE)
 _kernel = partial(part, source=Source.KERNEL)
 
 _BLOCKED = (
-    ("", "nobody waits, or nobody was refused"),
+    ("", "no request waits, or none was refused"),
     ("slots", "`max_num_seqs`"),
     ("tokens", "`max_num_batched_tokens`"),
     ("blocks", "too few free blocks"),
@@ -21,7 +21,7 @@ _BLOCKED = (
     ("preempted", "a preemption in this step"),
 )
 BLOCKED = tuple(name for name, _ in _BLOCKED)
-"""What the values of column `blocked` stand for."""
+"""Names of the values of column `blocked`."""
 
 STEPS = Table(
     "steps",
@@ -74,11 +74,11 @@ STEPS = Table(
 )
 
 STEP_COLUMNS = STEPS.names(Source.STEP, Source.STATE)
-"""What is noted of every step, in the order of its row."""
+"""Columns recorded for every step, in the order of its row."""
 
 Census = tuple[int, int, int, int, int, int]
-"""Where the blocks are: on the GPU used, idle with content, blank; on the CPU used; token slots of
-used GPU blocks without a token; free GPU blocks that no admission can use."""
+"""How many blocks are in which state: GPU blocks used, idle with content, and blank; CPU blocks
+used; empty token slots in used GPU blocks; free GPU blocks that no admission can use."""
 
 pack = Struct(f"{len(STEP_COLUMNS)}q").pack
 """A row as bytes, from the values of `STEP_COLUMNS`."""

@@ -63,7 +63,7 @@ class Table(NamedTuple):
     """All arguments of an engine's command line."""
 
     program: str
-    """As in messages: `vllm serve`."""
+    """The command as messages show it, such as `vllm serve`."""
     flags: Mapping[str, Flag]
     """By name."""
     short: Mapping[str, str]
@@ -81,10 +81,10 @@ class Table(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """An argument that somebody gave."""
+    """An argument that was given."""
 
     name: str
-    """As `Flag.name`."""
+    """The name of its flag (`Flag.name`)."""
     value: Any
     """Text, a list of texts or True from a command line; a Python value from a log."""
     where: str

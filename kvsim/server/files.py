@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from kvsim.errors import ConfigError
 
 CHUNK_BYTES = 1 << 20
-"""Of a line of a log that is longer than two chunks, only the beginning is read."""
+"""If a line of a log is longer than two chunks of this size, only its beginning is read."""
 MOST_COMMAND_BYTES = 1 << 20
 
 _GZIP = b"\x1f\x8b"

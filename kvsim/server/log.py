@@ -48,7 +48,7 @@ class Start:
     """`0` or `1`, as in `V1`."""
     arguments: list[Argument] = field(default_factory=list)
     lists_all: bool = False
-    """Whether `arguments` are all that there are, with those that nobody gave."""
+    """Whether `arguments` are complete, including those that were not given."""
     config: list[Argument] = field(default_factory=list)
     """The values that the engine came to, under the names of arguments."""
     max_model_len: Fact | None = None

@@ -20,7 +20,8 @@ class Pool(NamedTuple):
     """The blocks of one replica."""
 
     blocks: int
-    """As `num_gpu_blocks_override` counts them: in V1 with the block that is never used."""
+    """Number of blocks, counted as `num_gpu_blocks_override` does: in V1 it includes the block that
+    is never used."""
     block_size: int
     """Tokens."""
     line: int

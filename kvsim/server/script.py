@@ -32,7 +32,7 @@ class ServerCommand(NamedTuple):
 
     arguments: list[str]
     version: str | None
-    """Of the image, as `0.19.0`."""
+    """The version of the image, such as `0.19.0`."""
     variables: Mapping[str, str]
     """Assigned in the text."""
 

@@ -12,14 +12,14 @@ from kvsim.size.cliffs import Cliff, Tried, find_cliff
 from kvsim.size.search import Laboratory, boundary, find_best, find_boundary, sharpen
 
 LEVEL = 0.05
-"""Chance of error of statements with a confidence."""
+"""Error probability of statements that name a confidence."""
 
 LONGER = 4
-"""How many times as long a load is on which a rate has to hold, too."""
+"""Factor by which the load is extended to test that a rate lasts."""
 MOST_REQUESTS = 200_000
-"""Longer loads are not tried."""
+"""Most requests of an extended load."""
 LOWERED = 0.01
-"""Steps in which an answer is lowered until it holds."""
+"""Number of steps in which an answer is lowered until it holds."""
 
 _SHARES = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer that a table of its neighbourhood shows, if they were tried."""
@@ -35,11 +35,11 @@ class Answer(NamedTuple):
     meets: bool
     cliffs: tuple[Cliff, ...]
     as_good: tuple[float, ...]
-    """For a best value: tried values without a significant difference to it."""
+    """If the best value is sought: tried values without a significant difference from it."""
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
     held: int = 0
-    """Requests of the longer load on which a rate was found to hold, too; 0 if it was not tried."""
+    """Requests of the longer load for which the rate also holds; 0 if it was not tried."""
 
 
 def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:

@@ -179,7 +179,7 @@ KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
     "max_num_batched_tokens": _chunk,
     "max_num_seqs": _seqs,
 }
-"""What `--find` takes."""
+"""Values of `--find`."""
 
 
 def _ends(bounds: Bounds, low: float, high: float) -> tuple[float, float]:

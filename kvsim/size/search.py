@@ -27,7 +27,7 @@ from kvsim.workload.trace import Trace
 NEIGHBOURS = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer to try, as shares of it."""
 FEW_NEIGHBOURS = (-0.05, -0.01, 0.01, 0.05)
-"""The same, where runs are long."""
+"""The distances to try where runs are long."""
 CLOSE, STEEP = 0.05, 2.0
 """A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
 

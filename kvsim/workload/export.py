@@ -3,7 +3,7 @@
 Every row has exactly `timestamp` (integer ms), `input_length`, `output_length` and `hash_ids`
 (one per block, the partial last block included), without a header: what vLLM, SGLang, AIPerf,
 GuideLLM and Dynamo all read. Where ids stand for another number of tokens than 512, rows have a
-`block_size`, too: without it, nobody could tell, and kvsim would not read the file back.
+`block_size`, too: without it, the size is unknown, and kvsim would not read the file back.
 """
 
 from __future__ import annotations

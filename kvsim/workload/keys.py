@@ -141,7 +141,7 @@ class SpanStream:
         return joined(found, self.salt)
 
     def inherit(self, tokens: int) -> None:
-        """Note that another stream begins with so many tokens of this one."""
+        """Note that another stream begins with the first `tokens` tokens of this one."""
         self.shared_tokens = max(self.shared_tokens, tokens)
 
     def sample(self, index: int) -> SpanStream:
@@ -293,7 +293,7 @@ class TokenStream:
         return found
 
     def inherit(self, tokens: int) -> None:
-        """Note that another stream begins with so many tokens of this one."""
+        """Note that another stream begins with the first `tokens` tokens of this one."""
         self._inherited = max(self._inherited, tokens)
 
     @property

@@ -24,7 +24,7 @@ MAX_NS = 1 << 62
 _BEGINNING_BYTES = 1 << 16
 _TEXT_BYTES = 1 << 20
 _SAMPLE_ROWS, _FAR = 50_000, 1.5
-"""After so many rows, a file that seems to have more than this times the limit is refused."""
+"""Rows after which a file is refused that seems to have this many times the limit."""
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -35,7 +35,7 @@ def test_a_line_gets_them_at_every_count(tokens: int) -> None:
     points = [1.0, 64.0, 512.0, 4096.0]
     line = Line(points, [100, 120, 300, 2000])
     reduces = AllReduces(LINK, 2, 64, 8192)
-    both = reduces.added_to(line, points)
+    both = line.plus(reduces.us, reduces.breaks)
     assert both.at(tokens) == pytest.approx(line.at(tokens) + reduces.us(tokens))
     assert (both.first, both.last) == (1, 4096)
 

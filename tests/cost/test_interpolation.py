@@ -1,5 +1,6 @@
 """Look-ups in one, two and four dimensions against numpy, and lines against look-ups."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,20 @@ def test_a_run_along_a_line_is_read_to_the_bit(xs: list[int], data: st.DataObjec
     start, step = data.draw(st.integers(0, 20_000)), data.draw(st.integers(1, 300))
     points = range(start, start + step * data.draw(st.integers(0, 300)), step)
     assert line.rounded(points) == [round(line.at(x)) for x in points]
+
+
+def test_a_further_chunk_takes_few_look_ups() -> None:
+    """Cells are kept, so that it takes two look-ups in tables of cells, and nothing else."""
+
+    def calls(chunks: list[tuple[float, float]]) -> int:
+        seen = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        try:
+            fused.us(chunks, 3, 20)
+        finally:
+            sys.setprofile(None)
+        return sum(event in ("call", "c_call") for event in seen)
+
+    fused, chunk = Fused(GRID), (AXES[0][0], AXES[1][0])
+    fused.us([chunk], 3, 20)
+    assert calls([chunk] * 3) - calls([chunk] * 2) == 2

@@ -56,7 +56,7 @@ TIMES = {
     "queue": "queue",
     "queue_time": "queue",
 }
-"""The same for measured times: name → role. They always need a unit."""
+"""Names of columns with measured times → role. Such columns always need a unit."""
 _MOST_SHOWN = 12
 _OF_A_RUN = {"input_length", "output_length", "output_tokens", "arrival_ns", "first_scheduled_ns"}
 """Columns that tell the `requests.parquet` or `requests.csv` of a run."""

@@ -1,0 +1,115 @@
+"""Times of the layers with experts of a step, by its tokens.
+
+Of E experts, of which each token has k, t tokens need E (1 - (1 - k / E)^t) in the mean, as if
+every token drew its experts by chance. Only these are read; t k rows are multiplied.
+
+Replicas divide the experts among them and run in lock step: a layer begins when all of them have
+sent their tokens. Each is taken to have as many tokens as any other, and each GPU's experts as many
+rows. Tokens are gathered before a layer and their sums scattered after it, which takes the steps
+and bytes of one ring all-reduce of the tokens of all replicas. Which experts a token has, sent with
+it, is not counted.
+
+Source: vLLM 0.33.0, distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, and
+model_executor/layers/fused_moe/config.py, `FusedMoEParallelConfig.make`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvsim.config import RunConfig
+from kvsim.cost import layer
+from kvsim.cost.all_reduces import AllReduces
+from kvsim.cost.interpolation import Interpolation
+from kvsim.cost.layer import Peaks
+from kvsim.cost.profile import ExpertGrid
+from kvsim.hardware import AllReduce, Hardware
+from kvsim.memory import expert_parallel_size
+from kvsim.models import DTYPE_BYTES, Model, Shard
+
+_BREAKS = [*range(1, 64), *(round(64 * 1.1**power) for power in range(60))]
+"""Tokens between which the time of the experts is taken as a line; 64 x 1.1^59 is 17,700."""
+
+
+class Routing:
+    """How many experts the tokens of a step need; none, for a model without experts.
+
+    Counts may be numbers or arrays.
+    """
+
+    def __init__(self, model: Model, config: RunConfig) -> None:
+        experts = model.experts
+        self.share = experts.num_experts_per_tok / experts.num_experts if experts else 0.0
+        """Of all experts, those that one token has."""
+        self.replicas = config.data_parallel_size if experts else 1
+
+    def gathered(self, tokens: Any) -> Any:
+        """Tokens of all replicas, where each has so many."""
+        return tokens * self.replicas
+
+    def active(self, tokens: Any) -> Any:
+        """Share of the experts that any token needs, where each replica has so many tokens."""
+        return 1 - (1 - self.share) ** self.gathered(tokens)
+
+
+def exchange(figures: AllReduce, model: Model, config: RunConfig, element_bytes: int) -> AllReduces:
+    """What replicas send each other for the experts of a step; nothing, for one replica."""
+    replicas = Routing(model, config).replicas
+    width = replicas * model.hidden_size * element_bytes
+    return AllReduces(figures, replicas, model.expert_layers, width)
+
+
+class ExpertLayers:
+    """Router and experts of all layers that have some, and what replicas send each other.
+
+    `grid` is measured; without one, times are a roofline of the geometry. Columns of experts that
+    are divided among GPUs take the measured time times the ratio of two rooflines.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: RunConfig,
+        hardware: Hardware,
+        grid: ExpertGrid | None,
+        figures: AllReduce,
+    ) -> None:
+        dtype = model.dtype(config.dtype)
+        self._element_bytes = DTYPE_BYTES[dtype]
+        self._peaks = Peaks(hardware.flop_s(dtype), hardware.memory_bandwidth_gb_s * 1e9)
+        self._whole = model.shard(1)
+        self._shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
+        self._held = self._shard.experts_held / self._whole.experts_held
+        self._grid, self._layers = grid, model.expert_layers
+        self._routing = Routing(model, config)
+        self._exchange = exchange(figures, model, config, self._element_bytes)
+        self.breaks = sorted({*_BREAKS, *self._exchange.breaks})
+        """Tokens at which the line of `us` may bend."""
+        self.terms = {"experts": "measured" if grid else "estimated from the geometry"}
+        """Where these times come from, by name."""
+        self.terms["experts"] += ", as many read as tokens need by chance"
+        if self._routing.replicas > 1:
+            self.terms["exchange of replicas"] = (
+                f"figures of {hardware.name}; all replicas are taken to have as many tokens"
+            )
+        self.estimated = grid is None or self._routing.replicas > 1
+
+    def us(self, tokens: float) -> float:
+        """Microseconds in a step of so many tokens on each replica."""
+        return self._layers * self._layer_us(tokens) + self._exchange.us(tokens)
+
+    def _layer_us(self, tokens: float) -> float:
+        rows = self._routing.gathered(tokens) * self._held
+        active = self._shard.experts_held * self._routing.active(tokens)
+        if self._grid is None:
+            return self._roofline_us(self._shard, tokens, rows, active)
+        grid = self._grid
+        us = Interpolation().between(grid.x, grid.ctx, grid.us, rows, active)
+        if self._shard.expert_columns < self._whole.expert_columns:
+            us *= self._roofline_us(self._shard, tokens, rows, active)
+            us /= self._roofline_us(self._whole, tokens, rows, active)
+        return us
+
+    def _roofline_us(self, shard: Shard, tokens: float, rows: float, active: float) -> float:
+        us: float = layer.experts_us(shard, tokens, rows, active, self._peaks, self._element_bytes)
+        return us
