@@ -42,7 +42,7 @@ def lose_a_reference(blocks: Any) -> None:
 
 
 def lose_a_block(blocks: Any) -> None:
-    blocks.gpu._left -= 1
+    blocks.gpu.free -= 1
 
 
 def misfile(blocks: Any) -> None:

@@ -18,13 +18,11 @@ from kvsim.schema import Census
 class CountPool(BlockPool):
     """A pool that only counts its blocks."""
 
+    free = 0
+
     def __init__(self, size: int, first: int = 0) -> None:
         super().__init__(size, first)
-        self._left = size
-
-    @property
-    def free(self) -> int:
-        return self._left
+        self.free = size
 
     @property
     def used(self) -> int:
@@ -32,26 +30,26 @@ class CountPool(BlockPool):
 
     def counts(self) -> tuple[int, int, int]:
         """Returns the numbers of used blocks, idle blocks with content, and blank blocks."""
-        return self.size - self._left, 0, self._left
+        return self.size - self.free, 0, self.free
 
     def lend(self, number: int) -> None:
         """Takes `number` free blocks."""
-        self._left -= number
-        assert self._left >= 0, "no idle block left"
+        self.free -= number
+        assert self.free >= 0, "no idle block left"
 
     def take_many(self, number: int) -> list[int]:
         self.lend(number)
         return cast("list[int]", range(self.first, self.first + number))
 
     def drop_table(self, table: list[int]) -> None:
-        self._left += len(table)
+        self.free += len(table)
 
     def give_back(self, number: int) -> None:
         """Returns `number` blocks to the pool, without content."""
-        self._left += number
+        self.free += number
 
     def audit(self) -> None:
-        assert 0 <= self._left <= self.size, "blocks were lost or invented"
+        assert 0 <= self.free <= self.size, "blocks were lost or invented"
 
 
 class CachePool(CountPool):
@@ -60,28 +58,23 @@ class CachePool(CountPool):
     def __init__(self, size: int, first: int = 0) -> None:
         super().__init__(size, first)
         self._cached = 0
-        """Idle blocks with content; `_left` counts the blank ones."""
-
-    @property
-    def free(self) -> int:
-        return self._left + self._cached
+        """Free blocks with content; the other free blocks are blank."""
 
     @property
     def cached(self) -> int:
         return self._cached
 
     def counts(self) -> tuple[int, int, int]:
-        left, cached = self._left, self._cached
-        return self.size - left - cached, cached, left
+        free, cached = self.free, self._cached
+        return self.size - free, cached, free - cached
 
     def lend(self, number: int) -> None:
-        blank = self._left - number
-        if blank < 0:
-            self._cached += blank
-            assert self._cached >= 0, "no idle block left"
-            self._evict(-blank)
-            blank = 0
-        self._left = blank
+        free = self.free = self.free - number
+        assert free >= 0, "no idle block left"
+        lost = self._cached - free
+        if lost > 0:
+            self._cached = free
+            self._evict(lost)
 
     def _evict(self, number: int) -> None:
         """Forgets the content of `number` idle blocks and no longer counts them as cached."""

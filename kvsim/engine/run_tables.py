@@ -36,7 +36,9 @@ class RunTables(Counted):
         return self.gpu.find(sequence.block_spans(self.block_size), blocks)
 
     def match(self, sequence: Sequence) -> list[int]:
-        return cast(_Blocks, self.find(sequence, self.full_hit.withheld))
+        hits = self.find(sequence, self.full_hit.withheld)
+        # The length of a list, which is asked for often, is known at once.
+        return cast(_Blocks, hits) if hits.number else []
 
     def hold(self, sequence: Sequence, upto: int, hits: list[int]) -> None:
         if hits:
@@ -60,7 +62,9 @@ class RunTables(Counted):
             sequence.published = last
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:
-        self.publish(sequence, self.published_last(sequence))
+        known = self.published_last(sequence)
+        if known:
+            self.publish(sequence, known)
         full, sequence.published = sequence.published, 0
         self.gpu.give_back(blocks - full)
         runs = self._runs.pop(sequence, None)

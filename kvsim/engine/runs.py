@@ -144,6 +144,7 @@ class RunPool(CachePool):
             end = run.start
             if not run.refs:
                 self._leave(run)
+                self.free -= run.end - end
                 self._cached -= run.end - end
             run.refs += 1
         return runs
@@ -176,6 +177,7 @@ class RunPool(CachePool):
                 part.refs -= 1
                 if part.refs:
                     continue
+                self.free += part.end - part.start
                 self._cached += part.end - part.start
                 # Neighbours in the queue are joined only along one table: offsets of two chains
                 # may follow each other by chance.
@@ -203,6 +205,7 @@ class RunPool(CachePool):
             return
         run = self._at[key] = Run(0, end, key, 0)
         self._enter(run, self._queue)
+        self.free += end
         self._cached += end
 
     # -- parts of moves --------------------------------------------------------------------------
@@ -291,7 +294,6 @@ class RunPool(CachePool):
             cached += run.end - run.start
             assert run.refs == 0, "a run is idle and in use"
         assert self._cached == cached, "blocks are miscounted"
-        assert 0 <= self._left + self._cached <= self.size, "blocks were lost or invented"
         size = self._block_size
         for key, run in self._at.items():
             assert run.start < run.end, "an empty run is kept"

@@ -27,10 +27,9 @@ from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 class NanoRunPool(RunPool):
     """A pool that stores its content in runs, with one queue of idle blocks.
 
-    It decides like `kvsim.engines.nano_blocks.NanoPool`. `_left` counts blocks that were never
-    used; they are given out first. `_cached` counts the blocks in the queue, and `_stale` those of
-    them without content that can be hit. Runs of stale and of blank blocks have an empty list of
-    `copies`.
+    It decides like `kvsim.engines.nano_blocks.NanoPool`. `_cached` counts the blocks in the queue,
+    and `_stale` those of them without content that can be hit. Other free blocks were never used;
+    they are given out first. Runs of stale and of blank blocks have an empty list of `copies`.
     """
 
     def __init__(self, size: int, first: int, block_size: int) -> None:
@@ -44,11 +43,12 @@ class NanoRunPool(RunPool):
         return self._cached - self._stale
 
     def counts(self) -> tuple[int, int, int]:
-        idle, stale = self._cached, self._stale
-        return self.size - self._left - idle, idle - stale, self._left + stale
+        free, cached = self.free, self.cached
+        return self.size - free, cached, free - cached
 
     def give_back(self, number: int) -> None:
         if number:
+            self.free += number
             self._cached += number
             self._stale += number
             blank = Run(0, number, 0, 0)
@@ -68,7 +68,7 @@ class NanoRunPool(RunPool):
         """Returns, after each of these takes, the total number of blocks with content lost."""
         lost: list[int] = []
         taken = gone = 0
-        run, upto, kept = self._queue, self._left, False
+        run, upto, kept = self._queue, self.free - self._cached, False
         for number in opened:
             taken += number
             while upto < taken:
@@ -166,7 +166,7 @@ class NanoRuns(RunTables, NanoTables):
         return NanoRunPool(size, first, self.block_size)
 
     def held(self, hits: list[int]) -> int:
-        return len(hits) - cast(Hits, hits).idle
+        return len(hits) - cast(Hits, hits).idle if hits else 0
 
     def allocate(self, sequence: Sequence) -> None:
         hits = self.match(sequence)

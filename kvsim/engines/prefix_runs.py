@@ -74,8 +74,8 @@ class UnitPool(CachePool):
                     if here > blocks:
                         # The rest of a longer prompt: nobody holds it, and an admission counts on
                         # no more than it needs.
-                        self._left += here - blocks
                         here = resident[unit] = blocks
+                    self.free -= here
             if contiguous:
                 hits += min(here, blocks)
                 contiguous = here >= blocks
@@ -95,6 +95,7 @@ class UnitPool(CachePool):
             else:
                 del holders[unit]
                 idle[unit] = None
+                self.free += resident[unit]
                 self._cached += resident[unit]
         return number
 

@@ -131,8 +131,9 @@ class MergedRunPool(RunPool):
         if not known.refs:
             self._leave(known)
             self._cached -= blocks
+        else:
+            self.free += blocks
         known.refs += 1
-        self._left += blocks
         runs.append(known)
 
     def _cut(self, run: Run, depth: int) -> None:

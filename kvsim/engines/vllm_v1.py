@@ -263,10 +263,11 @@ class VllmV1(Scheduler):
 
     def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
         """Ends requests that decode together with others."""
+        blocks = batch.blocks
         for request in requests:
-            if batch.blocks.needs_keys:
+            if blocks.needs_keys:
                 sequence = request.sequences[0]
-                batch.blocks.publish(sequence, sequence.length - 1)
+                blocks.publish(sequence, sequence.length - 1)
             batch.complete(request)
 
     def grow_one(self, batch: Batch, request: Request) -> None:

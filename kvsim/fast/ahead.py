@@ -294,9 +294,9 @@ class Ahead:
         `step` and all of the series except its last step. Returns None if the next step is not an
         ordinary decode step."""
         batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
-        number, context = len(cohort.requests), cohort.context_tokens
-        if batch.others or cohort.sitting or not number:
+        if batch.others or cohort.sitting or not cohort.requests:
             return None
+        number, context = len(cohort.requests), cohort.context_tokens
         if batch.waiting:
             # Who comes where nobody was refused is admitted, as a rule.
             blocked, floor = self._refusal() if step.blocked else (0, 0)

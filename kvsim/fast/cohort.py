@@ -315,10 +315,7 @@ class Cohort:
         if self.ranks is not None:
             insort(self.ranks, known - step)
         if apart:
-            newcomers = self._newcomers.get(step)
-            if newcomers is None:
-                newcomers = self._newcomers[step] = {}
-            newcomers[request] = None
+            self._newcomers.setdefault(step, {})[request] = None
         if self.blocks.awaited(sequence):
             self.awaited.add(request)
         sequence.__class__ = MemberSequence

@@ -116,14 +116,16 @@ class Intake:
 
     def run(self, chunks: list[Chunk]) -> int:
         """Puts chunks into the plan. Returns the number of tokens that they compute."""
-        batch, plan, keyed = self._batch, self._course.plan, self._batch.blocks.needs_keys
+        batch, plan, now_ns = self._batch, self._course.plan, self._batch.now_ns
         computed = found = 0
         for request, tokens, _ in chunks:
             sequence = request.sequences[0]
             before = sequence.computed
             cached, samples = 0, before + tokens == sequence.length
-            if keyed or request.num_preemptions:
+            if sequence.seen or request.num_preemptions:
                 cached, samples = batch.take_on(request, sequence, tokens)
+            else:
+                sequence.access_ns = now_ns
             plan.chunks.append((tokens - cached, before + cached))
             plan.samples += samples
             computed += tokens - cached

@@ -113,7 +113,6 @@ class SpanStream:
 
     __slots__ = (
         "_base",
-        "_inherited",
         "_input_length",
         "_keep",
         "_offsets",
@@ -122,6 +121,7 @@ class SpanStream:
         "_stops",
         "_unit",
         "salt",
+        "shared_tokens",
     )
 
     def __init__(
@@ -143,12 +143,14 @@ class SpanStream:
         self._input_length = input_length
         own = _unique_offset(row)
         self._stops, self._offsets = _NO_STOPS, (own,)
+        self.shared_tokens = keep
+        """Tokens behind which no block ends that another stream has: those are the row's own."""
         if spans:
             stops, offsets = zip(*spans, strict=True)
             self._stops, self._offsets = (*stops, inf), (*offsets, own)
+            self.shared_tokens = max(keep, int(stops[-1]))
         self._base = base
         self._keep = keep
-        self._inherited = 0
         self.salt = salt
         """Offset of every key; 0 without a salt."""
 
@@ -180,13 +182,7 @@ class SpanStream:
 
     def inherit(self, tokens: int) -> None:
         """Note that another stream begins with the first `tokens` tokens of this one."""
-        self._inherited = max(self._inherited, tokens)
-
-    @property
-    def shared_tokens(self) -> int:
-        """Tokens behind which no block ends that another stream has: those are the row's own."""
-        spans = int(self._stops[-2]) if len(self._stops) > 1 else 0
-        return max(spans, self._keep, self._inherited)
+        self.shared_tokens = max(self.shared_tokens, tokens)
 
     def sample(self, index: int) -> SpanStream:
         """A sample `index` > 0: the same prompt with an output of its own."""

@@ -233,7 +233,7 @@ def test_a_planted_fault_is_found() -> None:
         elif fault == "cached":
             pool._cached += 1
         elif fault == "left":
-            pool._left -= 1
+            pool.free -= 1
         else:
             pool._at.clear()
         with pytest.raises(AssertionError):
