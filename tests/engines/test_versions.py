@@ -59,6 +59,7 @@ def test_engines_name_the_release_that_they_follow() -> None:
         "vllm-v1": "0.33.0",
         "nano-vllm": None,
         "nano-vllm-2025-08": None,
+        "sglang": None,
     }
 
 
