@@ -15,17 +15,14 @@ from zlib import crc32
 
 from kvsim.conform.record import Record, queue_digest
 from kvsim.conform.tokens import RuleStream
+from kvsim.conform.virtual import STUCK_STEPS, LogClock, played
 from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.loop import Host, Loop, Waiting
+from kvsim.engine.loop import Waiting
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence, Stream
 from kvsim.engines.sglang import Sglang, SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
 from kvsim.engines.sglang_budget import Environment
-from kvsim.errors import EngineStopped
-
-STUCK_STEPS = 50
-"""Number of consecutive empty steps, with no arrival left, that counts as a deadlock."""
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""
@@ -113,15 +110,7 @@ def replay(
     scheduler, blocks = _build(config)
     batch = Batch(blocks, _endings(config, trace))
     clock = _Clock(batch, scheduler, _requests(config, trace), config.get("max_steps", 1_000_000))
-    loop = Loop(clock, scheduler, batch, watcher=clock)
-    try:
-        for _ in loop.run():
-            if audit:
-                batch.audit()
-            yield from clock.take_records()
-    except EngineStopped as stop:
-        clock.end(stop.rule)
-    yield from clock.take_records()
+    return played(clock, scheduler, batch, audit)
 
 
 def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
@@ -166,7 +155,7 @@ def _requests(
             priority=row.get("priority", 0),
             max_new_tokens=row.get("max_new_tokens", output),
             ignore_eos=ignores,
-            routing_key=row.get("routing_key"),
+            session=row.get("routing_key"),
         )
         request.arrival_ns = round(row["arrival"] * 1e9)
         found.append((row["arrival"], request))
@@ -184,7 +173,7 @@ def _endings(config: Mapping[str, Any], trace: list[dict[str, Any]]) -> Endings:
     return Endings(lengths.__getitem__)
 
 
-class _Clock(Host):
+class _Clock(LogClock):
     """A host that takes down what is decided, and its time."""
 
     patience_steps = maxsize

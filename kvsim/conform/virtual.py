@@ -13,7 +13,7 @@ from typing import Any
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
 from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.loop import Host, Loop, Waiting
+from kvsim.engine.loop import Host, Loop, Waiting, Watcher
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
@@ -81,9 +81,25 @@ def replay(
     """
     batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
     clock = UnitClock(batch, corpus_requests(trace), max_steps, stuck)
-    loop = Loop(clock, scheduler, batch, watcher=clock)
+    return played(clock, scheduler, batch, audit)
+
+
+class LogClock(Host, Watcher):
+    """A host of a recorded case, which writes its step log; it is the watcher of its loop, too."""
+
+    def take_records(self) -> list[Record]:
+        """Takes out the records written since the last call."""
+        raise NotImplementedError
+
+    def end(self, error: str) -> None:
+        """Ends the log early."""
+        raise NotImplementedError
+
+
+def played(clock: LogClock, scheduler: Scheduler, batch: Batch, audit: bool) -> Iterator[Record]:
+    """The records of a run on a clock, as they are written."""
     try:
-        for _ in loop.run():
+        for _ in Loop(clock, scheduler, batch, watcher=clock).run():
             if audit:
                 batch.audit()
             yield from clock.take_records()
@@ -92,7 +108,7 @@ def replay(
     yield from clock.take_records()
 
 
-class UnitClock(Host):
+class UnitClock(LogClock):
     """A host that takes down what is decided, and its time.
 
     Every composed step takes its time, even one that does nothing, so that time goes on while

@@ -40,7 +40,7 @@ class Routing:
     def __init__(self, model: Model, config: RunConfig) -> None:
         experts = model.experts
         self.share = experts.num_experts_per_tok / experts.num_experts if experts else 0.0
-        """Of all experts, those that one token has."""
+        """Share of all experts that one token has."""
         self.replicas = config.data_parallel_size if experts else 1
 
     def gathered(self, tokens: Any) -> Any:

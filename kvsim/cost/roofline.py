@@ -93,7 +93,7 @@ class RooflineCost:
         row_ns = 2 * shard.expert_parameters * self._routing.share * product_ns
         self._experts_token_ns = self._routing.gathered(row_ns)
         self._experts_read_ns = shard.expert_bytes(dtype) * byte_ns
-        """Of reading all experts of the GPU."""
+        """Nanoseconds of reading all experts of the GPU."""
         self._sample_ns = 2 * shard.head_parameters * flop_ns
         self._head_ns = shard.head_parameters * element * byte_ns
         self._attention = Attention(shard, kv_dtype(model, config), flop_ns, byte_ns)

@@ -227,7 +227,6 @@ class Request:
         "recached_tokens",
         "recomputed_tokens",
         "released_ns",
-        "routing_key",
         "sampled_tokens",
         "sequences",
         "session",
@@ -248,7 +247,6 @@ class Request:
         prefix_pos: int = 0,
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
-        routing_key: str | None = None,
     ) -> None:
         self.index = index
         self.id = id
@@ -262,8 +260,6 @@ class Request:
         """Most tokens that its client allows it to generate; None for as many as fit."""
         self.ignore_eos = ignore_eos
         """Whether it generates `max_new_tokens` tokens, whatever the model samples."""
-        self.routing_key = routing_key
-        """Requests with equal keys are better served together (SGLang's `routing-key` only)."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = -1
         """When the client wanted to send it. Here and in all times below, -1 means not yet."""

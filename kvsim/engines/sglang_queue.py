@@ -97,12 +97,12 @@ def by_limit(engine: Engine, request: Request) -> Any:
 
 def by_routing_key(engine: Engine) -> Unaware | None:
     """`routing-key`: the key with the most running requests first, then the others."""
-    running = Counter(each.routing_key for each in engine.running if each.routing_key)
+    running = Counter(each.session for each in engine.running if each.session)
     if not running:
         return None
 
     def order(engine: Engine, request: Request) -> Any:
-        key = request.routing_key or ""
+        key = request.session or ""
         return (0, -running[key], key) if running[key] else (1, 0, key)
 
     return order

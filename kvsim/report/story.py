@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 NAMED = 4
 """Most other requests that a sentence names."""
 BEGINNING, END = 24, 10
-"""Of very many losses and returns, how many of the first and the last are listed."""
+"""Number of first and of last losses and returns that are listed where there are very many."""
 SEPARATE = 4
 """Changes of the reason to wait, up to which each is listed by itself."""
 

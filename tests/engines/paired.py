@@ -1,6 +1,7 @@
 """Requests for block tables that are compared: with names, and without."""
 
 from kvsim.engine.request import Request, Sequence
+from kvsim.engine.runs import RunPool
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import make_requests
 from kvsim.workload.trace import HashContent, Row, Trace
@@ -25,3 +26,18 @@ def hashed(*prompts: tuple[int, ...]) -> Trace:
         content = HashContent(tuple((each, 1) for each in ids))
         trace.rows.append(Row(index, str(index), index, 0, len(ids), 1, content))
     return trace
+
+
+def plant(pool: RunPool, fault: str) -> None:
+    """Make the books of a pool with idle content wrong."""
+    run = next(pool.idle_runs())
+    if fault == "refs":
+        run.refs += 1
+    elif fault == "end":
+        run.end += 1
+    elif fault == "cached":
+        pool._cached += 1
+    elif fault == "left":
+        pool.free -= 1
+    else:
+        pool._at.clear()

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from engines.paired import Pair, hashed, paired
+from engines.paired import Pair, hashed, paired, plant
 from fuzz.draw import draw_trace
 from fuzz.equal import assert_equal_runs
 from hypothesis import given, settings
@@ -206,18 +206,7 @@ def test_a_planted_fault_is_found(kind: type[Tables]) -> None:
         twins.step()
         twins.release(twins.pairs[0])
         assert isinstance(twins.runs, RunTables)
-        pool = twins.runs.gpu
-        run = next(pool.idle_runs())
-        if fault == "refs":
-            run.refs += 1
-        elif fault == "end":
-            run.end += 1
-        elif fault == "cached":
-            pool._cached += 1
-        elif fault == "left":
-            pool.free -= 1
-        else:
-            pool._at.clear()
+        plant(twins.runs.gpu, fault)
         with pytest.raises(AssertionError):
             twins.runs.audit([twins.pairs[1][1].request])
 

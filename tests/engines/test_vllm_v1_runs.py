@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from engines.paired import Pair, hashed, paired
+from engines.paired import Pair, hashed, paired, plant
 from fuzz.draw import draw_pressure, draw_settings, draw_trace
 from fuzz.equal import assert_equal_runs
 from hypothesis import given, settings
@@ -224,18 +224,7 @@ def test_a_planted_fault_is_found() -> None:
         for pair in twins.pairs:
             twins.admit(pair, 100)
         twins.release(twins.pairs[0])
-        pool = twins.runs.gpu
-        run = next(pool.idle_runs())
-        if fault == "refs":
-            run.refs += 1
-        elif fault == "end":
-            run.end += 1
-        elif fault == "cached":
-            pool._cached += 1
-        elif fault == "left":
-            pool.free -= 1
-        else:
-            pool._at.clear()
+        plant(twins.runs.gpu, fault)
         with pytest.raises(AssertionError):
             twins.runs.audit([twins.pairs[1][1].request])
 

@@ -13,6 +13,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+from processes import alive, children, heed_signals
+
 ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 60.0
 """Wall clock, on a machine that does other things, too."""
@@ -51,7 +53,7 @@ def check_kill(seed: int, limit_s: float = 0.0) -> str:
         time.sleep(rng.random() * took_s)
         # Before Python has set its handlers, every signal ends a process without a word.
         early = not _heeds(running.pid, number)
-        others = _descendants(running.pid)
+        others = children(running.pid)
         running.send_signal(number)
         _, said = running.communicate(timeout=_PATIENCE_S)
         code = running.returncode
@@ -61,7 +63,7 @@ def check_kill(seed: int, limit_s: float = 0.0) -> str:
         assert over or code in (0, _CODES[number], -number if early else 0), where
         assert b"Traceback" not in said, where
         end = time.monotonic() + _PATIENCE_S
-        while any(map(_lives, others)):
+        while any(map(alive, others)):
             assert time.monotonic() < end, f"{where}: processes left: {others}"
             time.sleep(0.05)
         if number != signal.SIGKILL and not early:
@@ -116,8 +118,7 @@ def _start(name: str, place: Path) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        # Whoever is started in the background inherits that SIGINT is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_signals,
     )
 
 
@@ -129,24 +130,3 @@ def _heeds(process: int, number: int) -> bool:
         return False
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
     return bool(caught >> (number - 1) & 1)
-
-
-def _descendants(parent: int) -> list[int]:
-    """Processes that the process started, at any depth."""
-    found: list[int] = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            own = int(path.parent.name)
-            found += [own, *_descendants(own)]
-    return found
-
-
-def _lives(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from marks import long
+from processes import alive, children, heed_signals
 
 from kvsim.writing import temporary_folder, write_together
 
@@ -27,33 +28,6 @@ def start(arguments: list[str], cwd: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         preexec_fn=heed_signals,
     )
-
-
-def heed_signals() -> None:
-    """A process started in the background inherits that SIGINT is ignored; under nohup, SIGHUP."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def children(parent: int) -> list[int]:
-    """Processes that the process started, at any depth."""
-    found: list[int] = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            own = int(path.parent.name)
-            found += [own, *children(own)]
-    return found
-
-
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def until(condition, within_s: float) -> bool:  # type: ignore[no-untyped-def]
