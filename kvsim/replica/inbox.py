@@ -31,6 +31,8 @@ class Inbox:
     def __init__(self, env: simpy.Environment, clients: Clients) -> None:
         self._env = env
         self._clients = clients
+        self.listens = clients.listen
+        """Whether anybody needs to hear of ended requests."""
         self._arrived: list[Request] = []
         self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
@@ -46,6 +48,11 @@ class Inbox:
     @property
     def _now_ns(self) -> int:
         return cast(int, self._env.now)
+
+    def upcoming(self) -> tuple[float, float]:
+        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
+        send time comes, and when the next event outside the engine is due."""
+        return self.next_ns, self._env.peek()
 
     def collect(self, now_ns: int) -> None:
         """Lets clients send all requests that are due until now, each at its time."""
@@ -65,6 +72,8 @@ class Inbox:
 
     def release(self, ended: Iterable[Request]) -> None:
         """Tells the clients of completions; they send more now or after their think time."""
+        if not self.listens:
+            return
         now_ns = self._now_ns
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
