@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +55,20 @@ def run(
         typer.Option("--block-map", help="Also show which request held which block; takes longer."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, metavar="N", help="Engines with these settings."),
+    ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            "--router", metavar="NAME", help="Who sends each request to a replica: round-robin, ..."
+        ),
+    ] = None,
+    router_set: Annotated[
+        list[str] | None,
+        typer.Option("--router-set", metavar="KEY=VALUE", help="An argument of the router."),
+    ] = None,
     startup_log: StartupLog = None,
     vllm: VllmCommand = None,
     vllm_file: VllmFile = None,
@@ -61,9 +76,26 @@ def run(
     **flags: Any,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
+    fleet = replicas is not None or router is not None or bool(router_set)
+    if fleet and (block_map or step_log):
+        raise ConfigError("--replicas: --block-map and --step-log show one engine; leave them out")
     watcher = _map_watcher(out) if block_map else None
     word = server_word(startup_log, vllm, vllm_file)
     loaded = load_over(word, config, settings(flags), assignments or ())
+    if fleet:
+        from kvsim.cli.fleet import run_fleet
+
+        run_fleet(
+            requests_of(loaded, trace, trace_format, columns),
+            loaded,
+            replicas or 1,
+            router,
+            router_set or (),
+            out=out,
+            as_json=as_json,
+            write=partial(_write, watcher=None, csv=csv, page=page),
+        )
+        return
     # No name for the trace here, so that its memory is free when the run is over.
     result = simulate_shown(
         requests_of(loaded, trace, trace_format, columns), loaded, "simulating", step_log, watcher
@@ -74,7 +106,7 @@ def run(
     for note in result.meta["notes"]:
         print(f"note: {note}", file=sys.stderr)
     if out is not None:
-        _write(result, out, watcher, csv=csv, page=page)
+        _write(result, out, watcher=watcher, csv=csv, page=page)
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
@@ -144,7 +176,7 @@ def simulate_shown(
 
 
 def _write(
-    result: Result, out: str, watcher: BlockMapWatcher | None, *, csv: bool, page: bool
+    result: Result, out: str, *, watcher: BlockMapWatcher | None, csv: bool, page: bool
 ) -> None:
     from kvsim.report.files import write_results
 

@@ -35,6 +35,7 @@ class FleetResult:
     """What several replicas did with one trace."""
 
     router: str
+    router_args: dict[str, Any]
     replicas: list[Result]
     """A result for each replica, with the requests that it was sent."""
     indexes: list[np.ndarray]
@@ -100,7 +101,8 @@ def simulate_fleet(
     fleet.play()
     replicas = fleet.results(trace, command)
     indexes = [serving.indexes for serving in fleet.dispatch.servings]
-    return FleetResult(router, replicas, indexes, list(fleet.dispatch.chosen))
+    args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
+    return FleetResult(router, args, replicas, indexes, chosen)
 
 
 class _Fleet:

@@ -9,6 +9,7 @@ import simpy
 
 from kvsim.engine.request import Request
 from kvsim.replica.events import Later, Process
+from kvsim.replica.inbox import arrival_order
 
 Ended = Callable[[Iterable[Request]], None]
 
@@ -51,8 +52,9 @@ class Mailbox:
         """Requests are put here when they arrive."""
 
     def take(self) -> list[Request]:
-        """Removes and returns the arrived requests, in order of arrival."""
+        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
         arrived, self._arrived = self._arrived, []
+        arrived.sort(key=arrival_order)
         return arrived
 
     def wait(self) -> Process:

@@ -67,7 +67,7 @@ class Inbox:
         """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
         arrived, self._arrived = self._arrived, []
         if len(arrived) > 1:
-            arrived.sort(key=_arrival_order)
+            arrived.sort(key=arrival_order)
         return arrived
 
     def release(self, ended: Iterable[Request]) -> None:
@@ -118,5 +118,6 @@ class Inbox:
         self._set_alarm()
 
 
-def _arrival_order(request: Request) -> tuple[int, int]:
+def arrival_order(request: Request) -> tuple[int, int]:
+    """Sorts requests by arrival and place in the trace."""
     return request.arrival_ns, request.index
