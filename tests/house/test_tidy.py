@@ -119,7 +119,7 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("replica.", "run", "bench.")),
+        ("simpy", ("replica.", "serving", "run", "fleet.", "bench.")),
         ("torch", ()),
         ("scipy", ()),
         ("plotly", ("notebook", "result")),
