@@ -254,9 +254,8 @@ def options(command: Any) -> list[Any]:
 
 def option(each: Any) -> tuple[str, str, str]:
     """Spelling, default and meaning of an option."""
-    spelt = ", ".join(f"`{flag}`" for flag in (*each.opts, *each.secondary_opts))
-    if each.metavar and not each.is_flag:
-        spelt = f"`{each.opts[-1]} {each.metavar}`"
+    value = f" {each.metavar}" if each.metavar and not each.is_flag else ""
+    spelt = ", ".join(f"`{flag}{value}`" for flag in (*each.opts, *each.secondary_opts))
     default = each.default
     shown = "" if default in (None, False, (), []) or callable(default) else f"`{written(default)}`"
     if default is True:

@@ -141,7 +141,4 @@ def _print(models: list[ModelCrossings]) -> None:
 def _table(model: ModelCrossings) -> Table:
     from kvsim.pages.crossover import caption, head, rows
 
-    table = make_table(*head(model), title=caption(model), texts=0)
-    for row in rows(model):
-        table.add_row(*row)
-    return table
+    return make_table(*head(model), rows=rows(model), title=caption(model), texts=0)

@@ -7,18 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    ConfigFile,
-    TraceColumns,
-    TraceFormat,
-    config_path,
-    open_noted,
-)
+from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm
 from kvsim.cli.processes import run_module
 from kvsim.cli.progress import spinner
+from kvsim.cli.server import SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
@@ -49,7 +43,7 @@ def import_(
             " AIConfigurator: decode.csv, prefill.csv, gemm.csv.",
         ),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
@@ -104,7 +98,7 @@ def fit(
     rows: Annotated[
         list[str], typer.Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
 ) -> None:
     """Fit the rows of `kvsim calibrate` again; equal rows make an equal file."""
     from kvsim.cli.calibrate import KERNELS
@@ -113,52 +107,45 @@ def fit(
 
 
 @app.command("fit-run")
-@with_run_flags
+@takes_bundles
 def fit_run(
+    *,
     name: Source,
     run: Annotated[
         str,
         typer.Option("--run", metavar="RESULT", help="Of vllm bench serve --save-detailed."),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
     first: Annotated[
         int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
     ] = 100,
-    measured: Annotated[
-        str | None,
-        typer.Option("--measured", metavar="FILE", help="Measured times by id, in their own file."),
-    ] = None,
+    measured: MeasuredFile = None,
     config: ConfigFile = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    form: TraceForm,
+    settings: SettingOptions,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
     from kvsim.calibrate.document import to_json
-    from kvsim.config import load_config
     from kvsim.cost.profile import load_profile
     from kvsim.fit import constants
     from kvsim.workload.measured import join_measured
     from kvsim.writing import write_text
 
-    loaded = load_config(config_path(config), settings(flags), assignments or (), {})
-    trace = open_noted(run, trace_format, columns)
+    loaded = settings.load(config)
+    trace = form.open(run)
     if measured is not None:
         trace = join_measured(trace, measured)
     with spinner("fitting") as done:
         profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
     found, console = profile.fitted, make_console()
-    table = make_table("constant", "value", "standard error", "refused", texts=1)
-    for key, value in found["constants"].items():
-        table.add_row(key, f"{value:g}", f"{found['standard_errors'][key]:g}", "")
-    for key, reason in found["refused"].items():
-        table.add_row(key, "-", "-", reason)
-    console.print(table)
-    table = make_table("error on the other requests, %", "before", "after")
-    for key, after in found["error_percent"].items():
-        table.add_row(key, f"{found['error_percent_before'][key]:+.2f}", f"{after:+.2f}")
-    console.print(table)
+    errors = found["standard_errors"]
+    fitted = [(k, f"{v:g}", f"{errors[k]:g}", "") for k, v in found["constants"].items()]
+    refused = [(key, "-", "-", reason) for key, reason in found["refused"].items()]
+    heads = ("constant", "value", "standard error", "refused")
+    console.print(make_table(*heads, rows=fitted + refused))
+    before = found["error_percent_before"]
+    rows = [(key, f"{before[key]:+.2f}", f"{x:+.2f}") for key, x in found["error_percent"].items()]
+    console.print(make_table("error on the other requests, %", "before", "after", rows=rows))
     write_text(out, to_json(profile))
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
 
@@ -190,10 +177,7 @@ def show(
         *((f"error: {k}", _words(v)) for k, v in other_statements(profile.error).items()),
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]
-    about = make_table("", "", texts=2, box=None, show_header=False)
-    for row in facts:
-        about.add_row(*row)
-    console.print(about)
+    console.print(make_table("", "", rows=facts, texts=2, box=None, show_header=False))
     errors = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
     for label, number, values in error_rows(profile.error):
         shown = ("-" if value is None else f"{value:.1f}" for value in values)
@@ -218,9 +202,7 @@ def diff(one: Source, other: Source) -> None:
     from kvsim.cost.profile import load_profile
 
     first, second, console = load_profile(one), load_profile(other), make_console()
-    settings = make_table("key", one, other)
-    for row in settings_that_differ(first, second):
-        settings.add_row(*row)
+    settings = make_table("key", one, other, rows=settings_that_differ(first, second))
     if settings.row_count:
         console.print(settings)
     table = make_table("table", "points in both", "median", "least", "greatest")

@@ -10,7 +10,6 @@ DIR/sweep.html      the page
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.store import Store, address
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
-from kvsim.writing import encoded, write_bytes
+from kvsim.writing import encoded, json_text, write_bytes
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
@@ -128,7 +127,7 @@ def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
 
 def manifest(plan: Plan) -> str:
     """The content of `sweep.json`."""
-    return json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(plan.describe())
 
 
 def write_plan(folder: str | Path, plan: Plan, *results: str) -> None:
