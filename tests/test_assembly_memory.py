@@ -109,7 +109,7 @@ def test_expert_weights_are_divided_among_replicas() -> None:
 
 
 def test_a_version_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"^vllm_version: 'new' is no version"):
+    with pytest.raises(ConfigError, match=r"^vllm_version: 'new' is not a version"):
         parts(vllm_version="new")
 
 

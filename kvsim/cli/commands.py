@@ -91,7 +91,7 @@ def _map_watcher(out: str | None) -> BlockMapWatcher:
     from kvsim.blockmap.watch import BlockMapWatcher
 
     if out is None:
-        raise ConfigError("--block-map: give --out DIR, a folder for the map")
+        raise ConfigError("--block-map: needs --out DIR, the folder for the map")
     return BlockMapWatcher()
 
 

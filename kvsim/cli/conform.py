@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 
 
 def conform(
@@ -34,14 +34,11 @@ def conform(
     """
     if against:
         raise typer.Exit(_compare_logs(cases))
-    from kvsim.config import nearest
     from kvsim.conform.builders import RECORDED
 
     if engine is None:
         raise ConfigError(f"conform: give --engine, one of {', '.join(RECORDED)}")
-    if engine not in RECORDED:
-        near = nearest(engine, RECORDED)
-        raise ConfigError(f"--engine: no {engine!r};{near} choose from {', '.join(RECORDED)}")
+    check_choice("--engine", engine, RECORDED)
     raise typer.Exit(_replay(cases, engine, out))
 
 

@@ -61,7 +61,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         if choices:
             near = nearest(str(value), choices)
             raise ConfigError(
-                f"{flag}: no {value!r};{near} choose from {', '.join(choices)}"
+                f"{flag}: unknown {value!r};{near} choose from {', '.join(choices)}"
             ) from None
         text = str(error)
         raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}, got {value!r}") from None

@@ -11,7 +11,7 @@ import typer
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import note
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
     from kvsim.config import RunConfig
@@ -117,11 +117,8 @@ class Workers(Bundle):
         """The backend with this name. Raises `ConfigError`."""
         from kvsim.sweep.backends import run_local, run_on_ray
 
-        name = self.backend
-        if name not in BACKENDS:
-            near = nearest(name, BACKENDS)
-            raise ConfigError(f"--backend: no {name!r};{near} choose from {', '.join(BACKENDS)}")
-        if name == "ray":
+        check_choice("--backend", self.backend, BACKENDS)
+        if self.backend == "ray":
             return partial(run_on_ray, self.ray_address)
         if self.ray_address is not None:
             raise ConfigError("--ray-address: needs --backend ray")

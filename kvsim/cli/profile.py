@@ -75,13 +75,17 @@ def import_(
     path = Path(folder)
     if (path / "meta.yaml").exists():
         if created or note:
-            raise ConfigError(f"{folder}/meta.yaml says date and software; leave them out")
+            raise ConfigError(
+                f"{folder}/meta.yaml has date and software; leave out --created and --note"
+            )
         gpu = None if hardware is None else load_hardware(hardware)
         read = republish.import_surface if surface else llmservingsim.import_profile
         profile = read(path, model, tensor_parallel_size, gpu)
     elif (path / "decode.csv").exists():
         if model is None or hardware is None:
-            raise ConfigError(f"{folder}: the tables name neither: give --model and --hardware")
+            raise ConfigError(
+                f"{folder}: the tables name neither model nor GPU; give --model and --hardware"
+            )
         profile = aiconfigurator.import_profile(
             path, model, hardware, tensor_parallel_size, created, note
         )

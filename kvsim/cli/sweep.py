@@ -129,7 +129,7 @@ def _run(
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
         done = progress or _nothing
         made = run_missing(Store(out), trace, configs, backend=backend, jobs=jobs, done=done)
-    note(f"{made} runs made, {len(configs) - made} were there")
+    note(f"{made} runs made, {len(configs) - made} already there")
 
 
 def _merge(out: str, folders: list[str] | None, *others: object) -> None:

@@ -13,7 +13,7 @@ from kvsim.cli.options import ConfigFile, TraceForm, TracePath
 from kvsim.cli.processes import run_module
 from kvsim.cli.server import SettingOptions, config_path
 from kvsim.config import RunConfig, load_config, read_toml
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def validate(
         return
     if trace is None:
         raise ConfigError("validate: give --trace FILE, or --from a recording or a result")
-    if device not in ("cuda", "cpu"):
-        raise ConfigError(f"--device: no {device!r}; choose cuda or cpu")
+    check_choice("--device", device, ("cuda", "cpu"))
     if profile is None and prepare is None:
         raise ConfigError(
             "validate: give --profile FILE, made with `kvsim calibrate` on this device"

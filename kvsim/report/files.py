@@ -175,7 +175,7 @@ def _refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
     version = meta.get("kvsim_version")
     if isinstance(version, str) and version != __version__:
         raise OutputError(
-            f"{path}: {problem}; of kvsim {version}, this is {__version__}: run it again"
+            f"{path}: {problem}; kvsim {version} wrote it, this is {__version__}: run it again"
         )
     raise OutputError(f"{path}: {problem}; run it again with this version of kvsim")
 

@@ -152,7 +152,9 @@ def read_plan(folder: str | Path) -> Plan:
         table = parse_json(path.read_bytes())
         version = msgspec.convert(table, Versioned).kvsim_version
         if version != __version__:
-            raise OutputError(f"{path}: of kvsim {version}, this is {__version__}; run it again")
+            raise OutputError(
+                f"{path}: kvsim {version} wrote it, this is {__version__}; run it again"
+            )
         checked = msgspec.convert(table, Manifest)
         if not is_flat(table) or len({tuple(point.settings) for point in checked.points}) > 1:
             raise ValueError
@@ -186,7 +188,9 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
     plan = plans[0]
     for folder, other in zip(folders, plans, strict=True):
         if [point.key for point in other.points] != [point.key for point in plan.points]:
-            raise OutputError(f"{folder}: of another sweep than {folders[0]}; merge its own shards")
+            raise OutputError(
+                f"{folder}: part of another sweep than {folders[0]}; merge its own shards"
+            )
     stores = [Store(folder) for folder in folders]
     target = Store(into)
     target.make()

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
 
-from kvsim.config import nearest
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 from kvsim.workload import native, published
 from kvsim.workload.published import Quantiles, draw
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
@@ -124,11 +123,7 @@ def synthesise(
 
 def kind_of(name: str) -> Kind:
     """The kind with this name. Raises `ConfigError`."""
-    if name not in KINDS:
-        near, known = nearest(name, (*KINDS, "random")), ", ".join(KINDS)
-        raise ConfigError(
-            f"kind of trace: no {name!r};{near} it takes {known}; on the command line also random"
-        )
+    check_choice("kind of trace", name, KINDS, "; on the command line also random")
     return KINDS[name]
 
 

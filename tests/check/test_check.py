@@ -179,7 +179,7 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"id":"0","ttft_ms":5}\n{"id":"x","ttft_ms":5}', ':2: id: "x" is no request of'),
+        ('{"id":"0","ttft_ms":5}\n{"id":"x","ttft_ms":5}', ':2: id: "x" is not a request of'),
         ('{"id":"0","ttft":5}', ":1: measured times need an id and one of"),
         ("id,ttft_s\n0,soon", '"soon" is not a number'),
     ],

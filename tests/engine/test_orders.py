@@ -213,13 +213,13 @@ def run(engine: str = "vllm-v1", **rules: str) -> Any:
 @pytest.mark.parametrize(
     ("eviction", "words"),
     [
-        ("lur", "eviction: no 'lur'; did you mean 'lru'. give one of .*, or package.module:name"),
+        ("lur", "eviction: unknown 'lur'; did you mean 'lru'. choose from .*, or give package.module:name"),
         (
             "engine.orders:Lier",
             "eviction: module 'engine.orders' has no 'Lier'; did you mean 'Liar'",
         ),
-        ("engine.orders:NoOrder", "eviction: engine.orders:NoOrder is no subclass of"),
-        ("engine.orders:Liar", "eviction: engine.orders:Liar gave out -1, which is no idle block"),
+        ("engine.orders:NoOrder", "eviction: engine.orders:NoOrder is not a subclass of"),
+        ("engine.orders:Liar", "eviction: engine.orders:Liar gave out -1, which is not idle"),
         ("engine.orders:Needy", "eviction: engine.orders:Needy needs 'wisdom'"),
     ],
 )
@@ -266,7 +266,7 @@ def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() ->
             "unasked",
             "growth: engine.orders:unasked is not called as .sequence, block_siz",
         ),
-        ("publish_at", "cautious", "publish_at: engine.orders:cautious is no PublishAt"),
+        ("publish_at", "cautious", "publish_at: engine.orders:cautious is not a PublishAt"),
         (
             "full_hit",
             "NEGATIVE",

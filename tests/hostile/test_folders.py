@@ -65,7 +65,7 @@ def changed(folder: Path, into: Path, table: str, column: str, value: Any) -> Pa
     [
         ("requests", "n", None, "column n: a value is missing"),
         ("requests", "n", 0, "column n: a request of no sequence"),
-        ("requests", "id", "0", "column id: one is there twice"),
+        ("requests", "id", "0", "column id: one is given twice"),
         ("requests", "id", None, "column id: a value is missing"),
         ("requests", "index", 7, "column index: not 0, 1, 2"),
         ("requests", "input_length", -5, "column input_length: -5 is not in 0"),
