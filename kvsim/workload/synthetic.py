@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
 
-from kvsim.errors import ConfigError, check_choice
+from kvsim.errors import ConfigError, nearest
 from kvsim.workload import native, published
 from kvsim.workload.published import Quantiles, draw
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
@@ -123,7 +123,12 @@ def synthesise(
 
 def kind_of(name: str) -> Kind:
     """The kind with this name. Raises `ConfigError`."""
-    check_choice("kind of trace", name, KINDS, "; on the command line also random")
+    if name not in KINDS:
+        near, known = nearest(name, (*KINDS, "random")), ", ".join(KINDS)
+        raise ConfigError(
+            f"kind of trace: unknown {name!r};{near} choose from {known}; on the command line also"
+            " random"
+        )
     return KINDS[name]
 
 

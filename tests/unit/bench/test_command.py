@@ -1,0 +1,149 @@
+"""`kvsim bench` as a user meets it."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from kvsim.bench import repeat
+from kvsim.bench.workloads import COUNTED, WORKLOADS, Checks
+from kvsim.cli import main
+from kvsim.cli.bench import _beside_peer, _wholes
+from kvsim.errors import ConfigError
+
+NAME = "decode-1"
+CASE = "--workload", NAME, "--settings", COUNTED
+
+
+def kvsim(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *arguments])
+    return int(end.value.code or 0), *capsys.readouterr()
+
+
+def test_a_stored_run_can_be_compared_with(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = kvsim(capsys, *CASE, "--repeats", "2", "--json")
+    assert code == 0
+    row, *others = json.loads(out)["rows"]
+    assert (row["workload"], row["settings"], len(row["runs"]), others) == (NAME, COUNTED, 2, [])
+    digest = WORKLOADS[NAME].checks[COUNTED].digest
+    assert {each["digest"] for each in row["runs"]} == {digest}
+    path = tmp_path / "then.json"
+    path.write_text(out)
+    code, out, _ = kvsim(capsys, *CASE, "--repeats", "1", "--compare", str(path))
+    assert code == 0
+    for words in ("pings/step", "CPU now / then", digest, "yes"):
+        assert words in out
+
+
+def test_a_run_that_comes_to_something_else_is_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = WORKLOADS[NAME]._replace(checks={COUNTED: Checks(1, 2, 3, 4, "5")})
+    monkeypatch.setitem(WORKLOADS, NAME, other)
+    code, out, errors = kvsim(capsys, *CASE, "--repeats", "1")
+    assert code == 1
+    assert "NO" in out
+    assert errors == f"kvsim: wrong results: {NAME} {COUNTED}\n"
+
+
+def test_the_parts_around_a_run_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = kvsim(capsys, "--workload", NAME, "--around")
+    assert code == 0
+    for part in ("kvsim --help", "trace", "imports", "summary", "files", "page"):
+        assert part in out
+
+
+def test_what_the_simulator_counts_of_its_short_cuts_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msgspec.structs import replace
+
+    from kvsim.bench.measure import measure
+    from kvsim.bench.settings import Case
+
+    counted = replace(measure(Case(NAME, COUNTED)), fast_path={"some_steps": 12345, "why": "none"})
+    monkeypatch.setattr(repeat, "in_fresh_process", lambda *_: counted)
+    code, out, _ = kvsim(capsys, "--workload", NAME, "--repeats", "1")
+    assert code == 0
+    assert "some steps" in out and "12,345" in out and "none" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--workload", "W22"], "--workload: unknown 'W22'; did you mean 'W2'? choose from "),
+        (["--workload", "W4"], "bench: W4 needs Mooncake's conversation_trace.jsonl; give --trace"),
+        (
+            ["--settings", "vlm-v1"],
+            "--settings: unknown 'vlm-v1'; did you mean 'vllm-v1'? choose from",
+        ),
+        (["--compare", "none.json"], "none.json: cannot be read: No such file"),
+        (
+            ["--peer", "ai-simulate"],
+            "--peer: unknown 'ai-simulate'; did you mean 'aisimulate'? choose",
+        ),
+        (
+            ["--peer", "aisimulate", "--peer-python", "nowhere/python"],
+            "--peer aisimulate: nowhere/python cannot import dynamo._core; give --peer",
+        ),
+        (["--repeats", "0"], "Invalid value for '--repeats'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    code, out, errors = kvsim(capsys, *arguments)
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"kvsim: {line}")
+
+
+def test_a_peer_runs_the_same_requests_in_turns(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A Python whose `dynamo._core` notes what it is asked for, and takes a while."""
+    core = tmp_path / "dynamo" / "_core.py"
+    core.parent.mkdir()
+    core.write_text(
+        "import json, pathlib\n"
+        "def run_mocker_trace_replay(files, **asked):\n"
+        "    asked['rows'] = len(pathlib.Path(files[0]).read_text().splitlines())\n"
+        f"    pathlib.Path({str(tmp_path / 'asked.json')!r}).write_text(json.dumps(asked))\n"
+        "    sum(range(10 ** 6))\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code, out, _ = kvsim(
+        capsys,
+        *CASE,
+        "--repeats",
+        "1",
+        "--peer",
+        "aisimulate",
+        "--peer-python",
+        str(python),
+        "--json",
+    )
+    (row,) = json.loads(out)["rows"]
+    (peer,), (whole,) = row["peer"], row["whole"]
+    assert code == 0
+    assert 0 < peer["core_s"] < peer["whole"]["cpu_s"] and whole["cpu_s"] > 0
+    asked = json.loads((tmp_path / "asked.json").read_text())
+    engine = asked["extra_engine_args"]["engine"]
+    assert (asked["rows"], asked["trace_block_size"]) == (1, 512)
+    assert engine["enable_prefix_caching"] and engine["num_gpu_blocks"] == 1_000_000
+    (tmp_path / "then.json").write_text(out)
+    measured = repeat.load(str(tmp_path / "then.json"))
+    assert _beside_peer(measured).row_count == _wholes(measured).row_count == 1
+
+
+def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.delitem(sys.modules, "kvsim.bench.usage", raising=False)
+    with pytest.raises(ConfigError, match="run it in WSL, on Linux or macOS"):
+        import_module("kvsim.bench.usage")
