@@ -23,6 +23,13 @@ Measured = Annotated[
         help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
     ),
 ]
+Surface = Annotated[
+    bool,
+    typer.Option(
+        help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
+        " AIConfigurator's tables always become surfaces."
+    ),
+]
 
 app = typer.Typer(
     help="Make a profile from measured kernel times, look at it, compare two.",
@@ -58,13 +65,7 @@ def import_(
     note: Annotated[
         str, typer.Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
     ] = "",
-    surface: Annotated[
-        bool,
-        typer.Option(
-            help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
-            " AIConfigurator's tables always become surfaces."
-        ),
-    ] = False,
+    surface: Surface = False,
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.calibrate import aiconfigurator, llmservingsim, republish

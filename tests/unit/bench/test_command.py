@@ -145,5 +145,5 @@ def test_a_peer_runs_the_same_requests_in_turns(
 def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.delitem(sys.modules, "kvsim.bench.usage", raising=False)
-    with pytest.raises(ConfigError, match="run it in WSL, on Linux or macOS"):
+    with pytest.raises(ConfigError, match="use WSL, Linux or macOS"):
         import_module("kvsim.bench.usage")

@@ -258,7 +258,7 @@ def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() ->
 @pytest.mark.parametrize(
     ("rule", "name", "words"),
     [
-        ("growth", "owing", "growth: orders:owing returned -1; return a number of blocks"),
+        ("growth", "owing", "growth: orders:owing returned -1; return a whole number of blocks"),
         (
             "growth",
             "unasked",
@@ -268,7 +268,7 @@ def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() ->
         (
             "full_hit",
             "NEGATIVE",
-            "full_hit: orders:NEGATIVE: numbers of tokens are at least 0",
+            "full_hit: orders:NEGATIVE: a number of tokens is below 0",
         ),
     ],
 )
