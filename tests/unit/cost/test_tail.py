@@ -129,7 +129,7 @@ def test_it_is_declared_labelled_and_switched_off() -> None:
 
 def test_a_class_that_knows_no_lengths_is_given_none(trace: Path) -> None:
     """What a user overrides decides: here, steps of sums alone."""
-    cost = {"model": "cost.test_tail:Sums", "profile": PUBLIC}
+    cost = {"model": "unit.cost.test_tail:Sums", "profile": PUBLIC}
     fast, twin = (
         simulate(trace, {**SETTINGS, "cost": cost, "exact_twin": exact}) for exact in (False, True)
     )
