@@ -96,7 +96,11 @@ def test_a_file_of_settings_is_an_engine_of_its_own(tmp_path: Path) -> None:
     assert case.checks is None
 
 
-KNOWN = [Case(name, settings) for name, each in WORKLOADS.items() for settings in each.checks]
+KNOWN = [
+    pytest.param(Case(name, settings), marks=long if name == "W4-300k" else ())
+    for name, each in WORKLOADS.items()
+    for settings in each.checks
+]
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=str)

@@ -75,8 +75,8 @@ def test_measured_figures_are_those_of_the_file(unchanged: dict[str, Any], tmp_p
     ("change", "name", "value"),
     [
         (Change(1.1, 1.1), "step_times", 1.1),
-        (Change(prompts=1.3), "prefill", 1.3),
-        (Change(decodes=1.25), "decode", 1.25),
+        pytest.param(Change(prompts=1.3), "prefill", 1.3, marks=long),
+        pytest.param(Change(decodes=1.25), "decode", 1.25, marks=long),
         (Change(step_ns=2e6), "host", 2.0),
     ],
 )
