@@ -4,7 +4,7 @@ A command takes a bundle as one parameter, and Typer sees an option for each of 
 
 ```
 @takes_bundles
-def run(trace: TracePath = None, server: ServerOptions = NONE, ...)
+def run(*, trace: TracePath = None, server: ServerOptions) -> None: ...
 ```
 """
 
