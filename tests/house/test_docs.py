@@ -117,14 +117,14 @@ def test_the_other_schemas_take_the_shipped_files(
 ) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((DOCS / "reference" / f"{name}.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
     paths = sorted((ROOT / "configs").glob(files))
     assert paths
     for path in paths:
         read = json.loads if path.suffix == ".json" else tomllib.loads
         table = read(path.read_text())
-        jsonschema.validate(table, schema)
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**table, **wrong}, schema)
+        validator.validate(table)
+        assert not validator.is_valid({**table, **wrong}), path
 
 
 def test_exit_codes_are_all_explained() -> None:
