@@ -137,7 +137,7 @@ def _all(limits: Limits, rng: np.random.Generator) -> Iterator[Sample]:
         yield from _decode(limits, f"decode_{version}", rng)
     yield from _prefill(limits, rng)
     yield from _dense(limits, rng)
-    yield from _experts(limits, rng)
+    yield from _experts(limits)
     yield from _moves(limits)
     yield from _all_reduces(limits)
     yield from (Sample("ceiling", "alone", "fit", shape) for shape in _ceilings(limits))
@@ -172,13 +172,13 @@ def _decode(limits: Limits, kernel: str, rng: np.random.Generator) -> Iterator[S
         yield Sample(kernel, "alone", _half(index), shape | {"seed": index})
         if index % 2:
             yield Sample(kernel, "alone", "held_out", _random_decode(limits, rng))
-    yield from _uneven(limits, kernel, rng)
+    yield from _uneven(limits, kernel)
 
 
-def _uneven(limits: Limits, kernel: str, rng: np.random.Generator) -> Iterator[Sample]:
+def _uneven(limits: Limits, kernel: str) -> Iterator[Sample]:
     """Few long sequences among short ones: one in the largest batches; held out, up to four of any
     lengths in a batch of any size."""
-    most = limits.max_seq_len
+    most, rng = limits.max_seq_len, np.random.default_rng(limits.max_seqs)
     lengthy = [length for length in ladder(16, most, limits.cuda) if length >= most / 8]
     for n in (limits.max_seqs, -(-limits.max_seqs // 2)):
         for long in lengthy:
@@ -249,11 +249,11 @@ def _dense(limits: Limits, rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample("head", "alone", "held_out", {"samples": s})
 
 
-def _experts(limits: Limits, rng: np.random.Generator) -> Iterator[Sample]:
+def _experts(limits: Limits) -> Iterator[Sample]:
     """Layers with experts, by tokens and by how many experts these go to."""
     if limits.experts is None:
         return
-    number, per_token = limits.experts
+    (number, per_token), rng = limits.experts, np.random.default_rng(limits.experts)
     sizes = [t for t in ladder(1, limits.max_tokens, limits.cuda) if t * per_token > 1]
     actives = ladder(1, number, limits.cuda)
     for tokens in sizes:
