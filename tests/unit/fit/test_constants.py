@@ -126,6 +126,28 @@ def test_errors_are_of_the_statistics(tmp_path: Path) -> None:
     assert list(errors.values()) == pytest.approx([10] * 12)
 
 
+def test_a_check_fits_first_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = with_constants(load_profile(PUBLIC), {"prompt_step_us": 4000.0})
+    path, out = served(tmp_path, machine).path, tmp_path / "fitted.json"
+    arguments = ["check", path, "--model", "llama-3.1-8b", "--hardware", "rtx pro 6000"]
+    arguments += ["--no-corrections", "--json"]
+
+    def worst_of(*further: str) -> float:
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, *further])
+        assert not caught.value.code
+        record: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return float(record["worst_error"])
+
+    before = worst_of()
+    assert worst_of("--fit", str(out), "--fit-first", str(FIRST)) < 0.5 * before
+    assert set(load_profile(str(out)).fitted["constants"]) == {"prompt_step_us"}
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--cost-model", "roofline", "--fit", str(out)])
+    assert caught.value.code == 2
+    assert "give one with --set cost.profile=FILE" in capsys.readouterr().err
+
+
 def test_the_command_writes_a_profile_that_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
