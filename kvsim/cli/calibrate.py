@@ -15,6 +15,10 @@ from kvsim.errors import ConfigError
 
 KERNELS = "kvsim_kernels.calibrate"
 
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="GPUs between which all-reduces are timed; all of them."),
+]
 Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
 
 
@@ -38,12 +42,7 @@ def calibrate(
     decode_kernel: Annotated[
         str, typer.Option(metavar="v1|v2", help="The kernel that whole steps use.")
     ] = "v2",
-    all_reduce_gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="GPUs, or processes, between which all-reduces are timed."
-        ),
-    ] = None,
+    all_reduce_gpus: Gpus = None,
     max_num_seqs: Count = None,
     max_num_batched_tokens: Count = None,
     max_model_len: Count = None,

@@ -91,29 +91,20 @@ class Uneven:
         As `mixed_us` in general; but tiles fall evenly, so that those longer than the mean need no
         list.
         """
-        count, share, tile, highest = self._count, self._share, self._tile, new + context
-        if highest > longest[count]:
-            least = longest[count]
+        count, tile, highest = self._count, self._tile, new + context
+        lengths: Sequence[float] = longest
+        if highest > (least := longest[count]):
             tiles = range(highest, context if context > least else least, -tile)[: count + 1]
             lengths = sorted([*longest, *tiles], reverse=True)
-            held_up = self._alone * lengths[0] - share * sum(lengths[:count])
-            held_up -= self._rest * lengths[count]
-        else:
-            held_up = self._alone * longest[0] - share * sum(longest[:count])
-            held_up -= self._rest * longest[count]
-        if highest <= mean:
-            return held_up
-        shortest = context if context > mean else int(mean)
-        above = (highest - shortest + tile - 1) // tile
-        if above > count:
-            return (
-                held_up
-                - self._alone * highest
-                + share * (count * highest - tile * count * (count - 1) // 2)
-                + self._rest * (highest - count * tile)
-            )
-        even = above * highest - tile * above * (above - 1) // 2 + (count - above) * mean
-        return held_up - self._alone * highest + share * even + self._rest * mean
+        held_up = self._held_up(lengths)
+        if highest > mean:
+            shortest = context if context > mean else int(mean)
+            above = min(-(-(highest - shortest) // tile), count + 1)
+            inside = above if above < count else count
+            even = inside * highest - tile * inside * (inside - 1) // 2 + (count - inside) * mean
+            last = mean if above <= count else highest - count * tile
+            held_up -= self._alone * highest - self._share * even - self._rest * last
+        return held_up
 
     def _held_up(self, longest: Sequence[float]) -> float:
         """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0."""
