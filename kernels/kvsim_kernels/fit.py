@@ -49,7 +49,7 @@ def make_profile(header: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "ceilings": ceilings | {"achieved": achieved(header["model"], measured.all, ceilings)},
         "error": judge.error(prices, measured) | found,
         "fit": prices.fit,
-        "terms": _terms(prices),
+        **_terms(prices),
         "rows": measured.all,
     }
 
@@ -113,14 +113,17 @@ def _fit(setting: Setting, rows: RowSet) -> tuple[Prices, Table]:
     fit["head"] = _curve(rows.of("head"), "samples", setting.capture_sizes)
     fit["prefill"], insitu["prefill"] = _attention(prices, rows, "prefill", "q")
     fit["prefill"]["tile"] = setting.tile
-    engines = setting.decode_kernel
-    law, uneven = _law(rows, engines, setting.longest)
-    used = judge.better(uneven)
+    engines, law, used = setting.decode_kernel, None, False
+    further: Table = {}
+    if rows.uneven(engines, "fit"):
+        law, further["uneven"] = _law(rows, engines, setting.longest)
+        used = judge.better(further["uneven"])
     for kernel in DECODE:
         if rows.of(kernel):
             own = law if used and kernel == engines else None
             fit[kernel], insitu[kernel] = _attention(prices, rows, kernel, "n", own)
-    fit["tail"] = _tail(prices, law, used)
+    if law is not None:
+        fit["tail"] = _tail(prices, law, used)
     if rows.of("experts"):
         table = grid(rows.of("experts"), "tokens", "active")
         fit["experts"] = {"tokens": table["tokens"], "active": table["ctx"], "us": table["us"]}
@@ -132,7 +135,7 @@ def _fit(setting: Setting, rows: RowSet) -> tuple[Prices, Table]:
     fit["copied_block_us"] = round(copies["us"] / copies["shape"]["blocks"], 3) if copies else 0.0
     fit["swap"] = _swap(rows)
     fit["step"] = _step(prices, rows.steps("fit"))
-    return prices, {"uneven": uneven, "insitu": insitu}
+    return prices, further | {"insitu": insitu}
 
 
 def _curve(rows: Sequence[Row], axis: str, capture_sizes: Sequence[int]) -> Table:
@@ -237,13 +240,14 @@ def _all_reduce(rows: Sequence[Row]) -> Table:
     return whole | {"gpus": gpus}
 
 
-def _terms(prices: Prices) -> dict[str, str]:
-    """Where the terms come from that other profiles estimate."""
-    fit = prices.fit
-    terms = {"uneven batches": f"measured with {prices.setting.decode_kernel}"}
+def _terms(prices: Prices) -> Table:
+    """Where the terms come from that other profiles estimate, if any was measured."""
+    fit, terms = prices.fit, {}
+    if "tail" in fit:
+        terms["uneven batches"] = f"measured with {prices.setting.decode_kernel}"
     if "all_reduce" in fit:
         terms["all-reduce"] = f"measured between {fit['all_reduce']['gpus']} GPUs"
-    return terms
+    return {"terms": terms} if terms else {}
 
 
 def _swap(rows: RowSet) -> Table:

@@ -78,7 +78,9 @@ class Prices:
 
     def uneven(self, shape: dict[str, Any]) -> float:
         """What the decode batch of a shape takes longer, of one layer, than an even one."""
-        tail = self.fit["tail"]
+        tail = self.fit.get("tail")
+        if tail is None or not tail["used"]:
+            return 0.0
         found = lengths(shape, self.setting.longest)
         return longer_us(found, tail["alone_ns"], tail["share_ns"])
 
@@ -115,8 +117,7 @@ class Prices:
         attention = sum(self.prefill(q, ctx) for q, ctx in chunks)
         if n:
             attention += self.decode(self.setting.decode_kernel, n, shape["ctx"])
-            if self.fit["tail"]["used"]:
-                attention += self.uneven(shape)
+            attention += self.uneven(shape)
         tokens, samples = n + sum(q for q, _ in chunks), n + len(chunks)
         us = self.dense(tokens) + self.setting.layers * attention + self.head(samples)
         if (experts := self.setting.experts) is not None:
