@@ -17,7 +17,7 @@ KERNELS = "kvsim_kernels.calibrate"
 
 Gpus = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="GPUs between which all-reduces are timed; all of them."),
+    typer.Option(min=1, metavar="N", help="GPUs between which all-reduces are timed."),
 ]
 Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.cli.console import make_console
 from kvsim.cli.progress import spinner
@@ -17,11 +17,15 @@ FIRST = 100
 """Requests that constants are fitted to, unless another number is given."""
 
 
-def fit_profile(
-    name: str, trace: Trace, config: RunConfig, first: int, out: str
-) -> list[dict[str, Any]]:
-    """Fits the profile of that name and writes it to `out`. Returns its constants and errors as
-    two tables, each with `head` and `rows`."""
+class Table(NamedTuple):
+    """A table to print."""
+
+    head: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str) -> list[Table]:
+    """Fits the profile of that name and writes it to `out`. Returns its constants and errors."""
     from kvsim.calibrate.document import to_json
     from kvsim.cost.profile import load_profile
     from kvsim.fit import constants
@@ -36,21 +40,23 @@ def fit_profile(
     refused = [[key, "-", "-", reason] for key, reason in found["refused"].items()]
     errors = [[k, f"{before[k]:+.2f}", f"{x:+.2f}"] for k, x in found["error_percent"].items()]
     return [
-        {"head": ("constant", "value", "standard error", "refused"), "rows": taken + refused},
-        {"head": ("error on the other requests, %", "before", "after"), "rows": errors},
+        Table(("constant", "value", "standard error", "refused"), taken + refused),
+        Table(("error on the other requests, %", "before", "after"), errors),
     ]
 
 
-def show_fit(tables: list[dict[str, Any]]) -> None:
+def show_fit(tables: list[Table]) -> None:
     """Prints what `fit_profile` returns."""
-    for each in tables:
-        table = make_table(*each["head"])
-        for row in each["rows"]:
+    for head, rows in tables:
+        table = make_table(*head)
+        for row in rows:
             table.add_row(*row)
         make_console().print(table)
 
 
-def with_fitted(trace: Trace, config: RunConfig, first: int, out: str) -> Any:
+def with_fitted(
+    trace: Trace, config: RunConfig, first: int, out: str
+) -> tuple[RunConfig, list[Table]]:
     """(`config` with a profile fitted to `trace` and written to `out`, tables of the fit).
 
     The profile is the run's own, or the shipped one that would price it.
