@@ -8,6 +8,7 @@ import typer
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, note, tell_written
+from kvsim.cli.fitting import FIRST, show_fit, with_fitted
 from kvsim.cli.options import AsJson, ConfigFile, MeasuredFile, OutDir, TraceForm
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -29,6 +30,13 @@ Tolerance = Annotated[
 Corrections = Annotated[
     bool, typer.Option("--corrections/--no-corrections", help="Try what would explain the rest.")
 ]
+Fit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="First fit constants of the machine to the run, and write the profile there.",
+    ),
+]
 
 
 @takes_bundles
@@ -41,6 +49,10 @@ def check(
     measured: MeasuredFile = None,
     tolerance: Tolerance = None,
     corrections: Corrections = True,
+    fit: Fit = None,
+    fit_first: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests that --fit takes; the others judge.")
+    ] = FIRST,
     config: ConfigFile = None,
     form: TraceForm,
     out: OutDir = None,
@@ -59,6 +71,10 @@ def check(
     if measured is not None:
         trace = _joined(trace, measured)
     loaded = settings.load(config, _with_model(server.word(), trace))
+    if fit is not None:
+        loaded, fitted = with_fitted(trace, loaded, fit_first, fit)
+        if not as_json:
+            show_fit(fitted)
     with spinner("checking") as done:
         record = check_run(
             trace,

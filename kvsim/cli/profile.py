@@ -9,9 +9,9 @@ import typer
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
+from kvsim.cli.fitting import FIRST, fit_profile, show_fit
 from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm
 from kvsim.cli.processes import run_module
-from kvsim.cli.progress import spinner
 from kvsim.cli.server import SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
@@ -123,35 +123,20 @@ def fit_run(
     out: ProfileOut,
     first: Annotated[
         int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
-    ] = 100,
+    ] = FIRST,
     measured: MeasuredFile = None,
     config: ConfigFile = None,
     form: TraceForm,
     settings: SettingOptions,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.calibrate.document import to_json
-    from kvsim.cost.profile import load_profile
-    from kvsim.fit import constants
     from kvsim.workload.measured import join_measured
-    from kvsim.writing import write_text
 
     loaded = settings.load(config)
     trace = form.open(run)
     if measured is not None:
         trace = join_measured(trace, measured)
-    with spinner("fitting") as done:
-        profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
-    found, console = profile.fitted, make_console()
-    errors = found["standard_errors"]
-    fitted = [(k, f"{v:g}", f"{errors[k]:g}", "") for k, v in found["constants"].items()]
-    refused = [(key, "-", "-", reason) for key, reason in found["refused"].items()]
-    heads = ("constant", "value", "standard error", "refused")
-    console.print(make_table(*heads, rows=fitted + refused))
-    before = found["error_percent_before"]
-    rows = [(key, f"{before[key]:+.2f}", f"{x:+.2f}") for key, x in found["error_percent"].items()]
-    console.print(make_table("error on the other requests, %", "before", "after", rows=rows))
-    write_text(out, to_json(profile))
+    show_fit(fit_profile(name, trace, loaded, first, out))
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
 
 

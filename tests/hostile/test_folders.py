@@ -108,7 +108,11 @@ def test_a_value_that_cannot_be_is_named(
             "meta: a text is not UTF-8",
         ),
         ("meta", {"memory": json.loads("[" * 99 + "]" * 99)}, "meta: nested too deeply"),
-        ("meta", {"kvsim_version": "0.1.9", "seed": -1}, r".*; kvsim 0\.1\.9 wrote it, this is .*run it"),
+        (
+            "meta",
+            {"kvsim_version": "0.1.9", "seed": -1},
+            r".*; kvsim 0\.1\.9 wrote it, this is .*run it",
+        ),
     ],
 )
 def test_a_figure_that_is_not_that_of_the_tables_is_named(
