@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from kvsim.cli.console import make_console
+import typer
+
+from kvsim.cli.bundles import Bundle
+from kvsim.cli.console import command_line, make_console, tell_written
 from kvsim.cli.progress import progress_bar
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
@@ -26,39 +28,58 @@ Write = Callable[["Result", str], None]
 """Writes the folder of one replica."""
 
 
-def run_fleet(
-    trace: Trace,
-    config: RunConfig,
-    replicas: int,
-    router: str | None,
-    assignments: Sequence[str],
-    *,
-    out: str | None,
-    as_json: bool,
-    write: Write,
-) -> None:
-    """Simulates replicas with equal settings, prints the figures, and writes a folder for each."""
-    from kvsim.fleet.figures import summarise_fleet
-    from kvsim.fleet.fleet import simulate_fleet
+@dataclass(frozen=True)
+class FleetOptions(Bundle):
+    """How many engines there are, and who sends them requests."""
 
-    args = dict(map(_argument, assignments))
-    total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-    command = shlex.join(["kvsim", *sys.argv[1:]])
-    name = router or "round-robin"
-    with progress_bar(total, "simulating") as progress:
-        result = simulate_fleet(
-            trace, [config] * replicas, name, args, progress=progress, command=command
-        )
-    summary = summarise_fleet(result)
-    if out is not None:
-        _write(result, summary, out, write)
-    if as_json:
-        print(json.dumps(summary, indent=1))
-        return
-    console = make_console()
-    render(summary, console)
-    if out is not None:
-        console.print(f"\nwritten to {out}: open replica-0/report.html, ...", highlight=False)
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, metavar="N", help="Simulate N engines and a router."),
+    ] = None
+    router: Annotated[
+        str | None,
+        typer.Option("--router", metavar="NAME", help="The router: round-robin, dynamo-kv, ..."),
+    ] = None
+    router_set: Annotated[
+        list[str] | None,
+        typer.Option("--router-set", metavar="KEY=VALUE", help="An argument of the router."),
+    ] = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a router is asked for."""
+        return self.replicas is not None or self.router is not None or bool(self.router_set)
+
+    def run(
+        self, trace: Trace, config: RunConfig, out: str | None, write: Write, *, as_json: bool
+    ) -> None:
+        """Simulates engines with equal settings, prints the figures, and writes their folders."""
+        from kvsim.fleet.figures import summarise_fleet
+        from kvsim.fleet.fleet import simulate_fleet
+
+        args = dict(map(_argument, self.router_set or ()))
+        configs = [config] * (self.replicas or 1)
+        total = min(len(trace.rows), config.num_prompts or len(trace.rows))
+        router, command = self.router or "round-robin", command_line()
+        with progress_bar(total, "simulating") as progress:
+            result = simulate_fleet(
+                trace, configs, router, args, progress=progress, command=command
+            )
+        summary = summarise_fleet(result)
+        if out is not None:
+            _write(result, summary, out, write)
+        if as_json:
+            print(json.dumps(summary, indent=1))
+            return
+        render(summary, make_console())
+        if out is not None:
+            tell_written(out, "replica-0")
+
+
+def refuse_watching(block_map: bool, step_log: str | None) -> None:
+    """Raises `ConfigError` for what shows one engine."""
+    if block_map or step_log is not None:
+        raise ConfigError("--replicas: --block-map and --step-log show one engine; leave them out")
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:
@@ -113,14 +134,9 @@ def _argument(assignment: str) -> tuple[str, Any]:
 
 def _write(result: FleetResult, summary: Mapping[str, Any], out: str, write: Write) -> None:
     """Writes each replica's folder, then the figures of all and where each request went."""
-    from kvsim.writing import write_together
+    from kvsim.writing import json_text, write_together
 
     for number, replica in enumerate(result.replicas):
         write(replica, str(Path(out) / f"replica-{number}"))
     routing = dict(zip(result.requests["id"], result.requests["replica"].tolist(), strict=True))
-    tables = {SUMMARY: summary, ROUTING: routing}
-    texts = {
-        name: json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        for name, table in tables.items()
-    }
-    write_together(out, texts)
+    write_together(out, {SUMMARY: json_text(summary), ROUTING: json_text(routing)})

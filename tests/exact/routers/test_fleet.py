@@ -209,7 +209,7 @@ def test_the_command_writes_a_folder_for_each_replica(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_one_line(tmp_path: Path) -> None:
     for arguments, said in [
-        (("--router", "nobody"), "router: no 'nobody'"),
+        (("--router", "nobody"), "unknown 'nobody'"),
         (("--router-set", "x"), "'x' is no KEY=VALUE"),
         (("--router", "bounded-hash", "--router-set", "bound=0"), "bound is 0"),
         (("--step-log", "log"), "show one engine"),
