@@ -28,6 +28,11 @@ class VllmV1Runs(RunTables, VllmV1PrefixTables):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return RunPool(size, first + 1, self.block_size)
 
+    def match(self, sequence: Sequence) -> list[int]:
+        if not (self.is_looked_for(sequence) or sequence.request.num_preemptions):
+            return []  # Nobody else has its tokens, and it was never here before.
+        return super().match(sequence)
+
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         blocks, found = -(-upto // self.block_size), len(hits)
         if not (found or sequence.table):
