@@ -13,12 +13,14 @@ from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
 from kvsim.schema.steps import (
     BLOCKED,
+    CENSUS,
     STEP_COLUMNS,
     STEPS,
     Census,
     completed_row,
     finished_row,
     pack,
+    packer,
     step_row,
 )
 
@@ -27,6 +29,7 @@ TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP)
 __all__ = [
     "BLOCKED",
     "BLOCK_MAP",
+    "CENSUS",
     "FLOAT",
     "INTEGER",
     "KINDS",
@@ -43,5 +46,6 @@ __all__ = [
     "completed_row",
     "finished_row",
     "pack",
+    "packer",
     "step_row",
 ]
