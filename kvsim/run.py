@@ -149,7 +149,7 @@ class _Run:
             # A watcher looks at requests that are over.
             over=self._shelve if watcher is None else None,
             repetition=self.shortcuts.repetition(
-                self.recorder, lambda now_ns: self._arrive(now_ns), host.upcoming, clients.listen
+                self.recorder, self._arrive, host.upcoming, clients.listen
             ),
         )
         self._host, self._loop = host, loop

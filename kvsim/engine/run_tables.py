@@ -45,7 +45,7 @@ class RunTables(Counted):
             self._runs[sequence] = self.gpu.hold(cast(Hits, hits))
         elif self.is_looked_for(sequence):
             self._runs[sequence] = []
-        super().hold(sequence, upto, hits)
+        Counted.hold(self, sequence, upto, hits)
         sequence.published = len(hits)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:

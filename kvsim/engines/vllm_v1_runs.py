@@ -29,7 +29,7 @@ class VllmV1Runs(RunTables, VllmV1PrefixTables):
         return RunPool(size, first + 1, self.block_size)
 
     def match(self, sequence: Sequence) -> list[int]:
-        if not (self.is_looked_for(sequence) or sequence.request.num_preemptions):
+        if sequence.shared_tokens < self.block_size and not sequence.request.num_preemptions:
             return []  # Nobody else has its tokens, and it was never here before.
         return super().match(sequence)
 

@@ -102,7 +102,9 @@ class Ahead:
         while True:
             if cohort.composed in cohort.ends:
                 cohort.seat()
-            alike = None if step is None else self._take_alike(step, cut_ns)
+            alike = None
+            if step is not None and not (batch.others or cohort.sitting):
+                alike = self._take_alike(step, cut_ns)
             if alike is not None:
                 step = alike
                 steps += len(step.ends_ns)
@@ -281,24 +283,23 @@ class Ahead:
 
     def _settle(self, step: Step) -> None:
         """Settles the step in flight: its tokens now exist."""
-        batch, course, row = self._batch, self._course, step.row
+        batch, course = self._batch, self._course
+        decodes, _, _, row, _, _, sampling, _, ends_ns, opened = step
         batch.now_ns = self._end_ns
-        if step.decodes and (ended := self._cohort.book(step.decodes)):
+        if decodes and (ended := self._cohort.book(decodes)):
             course.scheduler.last_tokens(batch, ended)
-        if step.sampling:
+        if sampling:
             over = False
-            for request in step.sampling:
-                sequence = request.sequences[0]
-                batch.landed(sequence)
-                if batch.token(sequence):
+            for request in sampling:
+                if batch.token(request.sequences[0], 1):
                     batch.complete(request)
                     over = True
             if over:
                 batch.remove_ended()
         if batch.ended:
             row = finished_row(row, len(batch.ended))
-        if step.ends_ns:
-            course.recorder.decodes(row, step.ends_ns, step.opened)
+        if ends_ns:
+            course.recorder.decodes(row, ends_ns, opened)
         else:
             course.recorder.packed(row)
 
@@ -307,11 +308,11 @@ class Ahead:
     def _take_alike(self, step: Step, cut_ns: float) -> Step | None:
         """Composes the next series of equal decode steps, all of them before `cut_ns`. Settles
         `step` and all of the series except its last step. Returns None if the next step is not an
-        ordinary decode step."""
+        ordinary decode step of the whole cohort, which all running requests belong to."""
         batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
-        if batch.others or cohort.sitting or not cohort.requests:
-            return None
         number, context = len(cohort.requests), cohort.context_tokens
+        if not number:
+            return None
         if batch.waiting:
             # Who comes where nobody was refused is admitted, as a rule.
             blocked, floor = self._refusal() if step.blocked else (0, 0)

@@ -226,9 +226,12 @@ class Cohort:
 
     def due(self, step: int) -> list[Request]:
         """Returns the members whose last token is that of `step`."""
-        members = self.requests
-        due = self.ends.pop(step, ())
-        return [request for request in due if request in members and members[request].last == step]
+        ended, members = [], self.requests
+        for request in self.ends.pop(step, ()):
+            member = members.get(request)
+            if member is not None and member.last == step:
+                ended.append(request)
+        return ended
 
     def part(self, ended: list[Request]) -> None:
         """Removes members that have their last token, or marks them as lingering."""
