@@ -29,8 +29,8 @@ class VllmV1Runs(RunTables, VllmV1PrefixTables):
         return RunPool(size, first + 1, self.block_size)
 
     def match(self, sequence: Sequence) -> list[int]:
-        if sequence.shared_tokens < self.block_size and not sequence.request.num_preemptions:
-            return []  # Nobody else has its tokens, and it was never here before.
+        if sequence.shared_tokens < self.block_size and not sequence.spans:
+            return []  # Nobody else has its tokens, and no content of its own was ever kept.
         return super().match(sequence)
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
