@@ -189,7 +189,7 @@ class Cohort:
 
         `given` is the number of blocks that `make_room` already took for them.
         """
-        if self.awaited or self.blocks.lockstep == NAMED:
+        if self.awaited:
             self.given = given
             self.grow(number)
         else:

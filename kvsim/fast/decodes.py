@@ -130,8 +130,8 @@ class Decodes:
     def _long(
         self, start_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
-        """Computes `times` for all steps at once. Returns nothing if there are few steps or blocks
-        may run short."""
+        """Computes `times` for all steps at once that surely find blocks. Returns nothing if there
+        are few."""
         cohort, course = self._cohort, self._course
         number, size = len(cohort.requests), cohort.size
         last_ns, within = cohort.token_ns - cohort.composed_ns, None
@@ -140,8 +140,10 @@ class Decodes:
             if last_ns:
                 # About as many as there is time for.
                 steps = min(steps, within // last_ns + 2)
-        most = number + number * steps // size
-        if steps < LONG_STEPS or most + floor_blocks >= self._batch.blocks.gpu.free:
+        # They open at most `number * steps / size + number` blocks.
+        spare = self._batch.blocks.gpu.free - floor_blocks - number
+        steps = min(steps, (spare * size - 1) // number)
+        if steps < LONG_STEPS:
             return [], []
         times = course.decode_run_ns(steps, within)
         place = cohort.composed % size

@@ -126,7 +126,7 @@ def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
     make = TERMS.get(type(scheduler))
     if make is None or _overridden(scheduler, type(scheduler)):
         return "the scheduler is not listed as one whose steps can be repeated"
-    if blocks.lockstep != COUNTED and not (blocks.lockstep == NAMED and scheduler.in_flight == 2):
+    if blocks.lockstep != COUNTED:
         return "the block manager names its blocks"
     return make(scheduler, blocks)
 
