@@ -388,7 +388,7 @@ def _draw_choices(rng: random.Random, settings: dict[str, Any]) -> None:
     if rng.random() < 0.3:
         settings["victim"] = rng.choice(VICTIMS)
     if rng.random() < 0.15:
-        requeue = "priority" if "scheduling_policy" in settings else rng.choice(("tail", "arrival"))
+        requeue = "priority" if "scheduling_policy" in settings else rng.choice(("tail", "arrival", "kvsim.rules.requeue:tail"))
         settings["scheduler_args"] = {**settings.get("scheduler_args", {}), "requeue": requeue}
 
 
