@@ -189,7 +189,8 @@ class Sequence:
         """Returns the stream that identifies its first `tokens` tokens, all of which must be known;
         None if there is none."""
         assert tokens <= self.length, "a token that does not exist yet has no identity"
-        return self._stream
+        stream: Stream | None = self._stream
+        return stream
 
     def child(self, sample: int) -> Sequence:
         """Returns a further sample (`n > 1`) with the same tokens so far and no blocks."""

@@ -21,17 +21,7 @@ from kvsim.engine.request import Request
 from kvsim.fast.course import MOST_STEPS, Course
 from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Chunk, Intake
-from kvsim.schema import CENSUS, completed_row, finished_row, packer
-
-_PLACE = "waiting", "running", *CENSUS, "blocked"
-_decode_row = packer(
-    *("start_ns", "end_ns", "decode_seqs", "context_tokens", "batched_tokens"),
-    *("preempted_recompute", *_PLACE),
-)
-_prompt_row = packer(
-    *("start_ns", "end_ns", "prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs"),
-    *("context_tokens", "batched_tokens", *_PLACE),
-)
+from kvsim.schema import completed_row, decode_row, finished_row, prompt_row
 
 
 class Step(NamedTuple):
@@ -230,10 +220,10 @@ class Ahead:
         start_ns = self._end_ns
         end_ns = start_ns + course.cost.step_ns(plan)
         used, cached, blank, cpu, empty, stranded = batch.blocks.census()
-        row = _prompt_row(
+        row = prompt_row(
             start_ns, end_ns, len(chunks), computed, intake.cached_tokens, decodes, context,
-            plan.batched_tokens, len(batch.waiting), running,
-            used, cached, blank, cpu, empty, stranded, plan.blocked,
+            plan.batched_tokens, 0, len(batch.waiting), running,
+            used, cached, blank, cpu, empty, stranded, plan.blocked, 0,
         )  # fmt: skip
         sampling = self._sampling(chunks)
         return _step((decodes, context, end_ns, row, plan.blocked, chunks, sampling, 0, (), ()))
@@ -259,9 +249,9 @@ class Ahead:
         """Returns the row of a step of decodes alone."""
         running = len(self._batch.others) + len(self._cohort.requests)
         used, cached, blank, cpu, empty, stranded = self._batch.blocks.census()
-        return _decode_row(
-            start_ns, end_ns, decodes, context_tokens, decodes, preempted, waiting, running,
-            used, cached, blank, cpu, empty, stranded, blocked,
+        return decode_row(
+            start_ns, end_ns, decodes, context_tokens, decodes, preempted, 0, waiting, running,
+            used, cached, blank, cpu, empty, stranded, blocked, 0,
         )  # fmt: skip
 
     def _sampling(self, chunks: Sequence[Chunk]) -> list[Request]:

@@ -13,14 +13,14 @@ from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
 from kvsim.schema.steps import (
     BLOCKED,
-    CENSUS,
     STEP_COLUMNS,
     STEPS,
     Census,
     completed_row,
+    decode_row,
     finished_row,
     pack,
-    packer,
+    prompt_row,
     step_row,
 )
 
@@ -29,7 +29,6 @@ TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP)
 __all__ = [
     "BLOCKED",
     "BLOCK_MAP",
-    "CENSUS",
     "FLOAT",
     "INTEGER",
     "KINDS",
@@ -44,8 +43,9 @@ __all__ = [
     "Source",
     "Table",
     "completed_row",
+    "decode_row",
     "finished_row",
     "pack",
-    "packer",
+    "prompt_row",
     "step_row",
 ]

@@ -94,6 +94,20 @@ def packer(*columns: str) -> Callable[..., bytes]:
 pack = packer(*STEP_COLUMNS)
 """A row as bytes, from the values of `STEP_COLUMNS`."""
 
+_STATE = "waiting", "running", *CENSUS, "blocked", "finished"
+
+decode_row = packer(
+    *("start_ns", "end_ns", "decode_seqs", "context_tokens", "batched_tokens"),
+    *("preempted_recompute", "ignored", *_STATE),
+)
+"""The row of a step of decodes alone, from these values in order."""
+
+prompt_row = packer(
+    *("start_ns", "end_ns", "prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs"),
+    *("context_tokens", "batched_tokens", "ignored", *_STATE),
+)
+"""The row of a step with prompts, without preemptions, from these values in order."""
+
 
 def step_row(
     *,
