@@ -199,7 +199,7 @@ class _Run:
         # It refers to no part that leads to the rows of the trace.
         def keep_books() -> Books:
             steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
-            if not blocks.needs_keys:
+            if prompts is None:
                 return steps, columns | times
             withheld, size = blocks.full_hit.withheld, blocks.block_size
             split = account_prompts(prompts, columns, log, size, withheld)

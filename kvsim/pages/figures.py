@@ -81,7 +81,9 @@ def time_unit(values_ns: Iterable[float]) -> tuple[str, float]:
 
 def compact(values: Iterable[float], digits: int = 5) -> Points:
     """Numbers with few digits for a short file; NaN becomes None, a gap in the line."""
-    return [None if v != v else float(f"{v:.{digits}g}") for v in map(float, values)]
+    written = f"%.{digits}g"
+    listed = values.tolist() if isinstance(values, np.ndarray) else map(float, values)
+    return [None if v != v else float(written % v) for v in listed]
 
 
 def held(values: Iterable[float]) -> Points:
@@ -93,7 +95,7 @@ def held(values: Iterable[float]) -> Points:
 def thinned(number: int, most: int) -> NDArray[np.intp]:
     """At most `most` places of `number`, evenly, the first and the last among them."""
     picked = np.linspace(0, number - 1, min(most, number)).round().astype(np.intp)
-    return np.unique(picked)
+    return picked[np.diff(picked, prepend=-1) > 0]
 
 
 def line(

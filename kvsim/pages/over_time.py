@@ -37,6 +37,7 @@ from kvsim.report import binning, phases, timeline
 from kvsim.report.binning import Bins, Floats, Ints
 from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import count, milliseconds, percent, seconds
+from kvsim.report.statistics import percentiles
 from kvsim.report.summary import good_requests
 from kvsim.schema import BLOCKED
 
@@ -216,8 +217,11 @@ def _ttft(run: View) -> Iterator[Figure]:
     edges = binning.even_edges(run.end_ns, RATES)
     place = np.clip(np.searchsorted(edges, arrival[known], side="right") - 1, 0, len(edges) - 2)
     cuts = np.full((2, len(edges) - 1), np.nan)
-    for i in np.unique(place):
-        cuts[:, i] = np.percentile(ttft[known][place == i], (50, 99)) / ns
+    together = ttft[known][np.argsort(place, kind="stable")]
+    ends = np.cumsum(np.bincount(place, minlength=len(edges) - 1))
+    for i, some in enumerate(np.split(together, ends[:-1])):
+        if len(some):
+            cuts[:, i] = np.array(percentiles(some, (50, 99))) / ns
     shown = known[thinned(len(known), DOTS)]
     dots = points(run.axis.of(arrival[shown]), compact(ttft[shown] / ns), "running", size=4)
     dots |= {"name": "Request", "opacity": 0.5, "customdata": shown.tolist()}

@@ -62,11 +62,11 @@ def bin_states(
 def even_edges(end_ns: int, limit: int) -> Ints:
     """Edges of at most `limit` bins of equal whole width that cover `0 .. end_ns`."""
     width = max(1, -(-end_ns // limit))
-    return np.unique(np.append(np.arange(0, end_ns, width), end_ns))
+    return _distinct(np.append(np.arange(0, end_ns, width), end_ns))
 
 
 def _distinct(ordered: Ints) -> Ints:
-    """The distinct values of a sorted array; faster than `np.unique`, which sorts again."""
+    """The distinct values of a sorted array; `np.unique` sorts again, and imports `numpy.ma`."""
     distinct: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return distinct
 

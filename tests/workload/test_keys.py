@@ -193,4 +193,4 @@ def test_a_stream_of_ones_own_is_the_same_at_each_access() -> None:
     assert [stream.shared_tokens for stream in found] == [20, 16, 16, 0]
     assert found[-1].keys(0, 2, 16) == found[3].keys(0, 2, 16) != found[1].keys(0, 2, 16)
     assert found[2].keys(0, 1, 16) == found[1].keys(0, 1, 16)
-    assert len(found._shared) == 3, "a stream that nobody shares is kept in memory"
+    assert len(found._made) == 3, "a stream that nobody shares is kept in memory"
