@@ -139,7 +139,7 @@ class _Classes(Mapping[str, "type[Tables]"]):
 
 def _class(place: str) -> Any:
     module, _, name = place.partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return vars(import_module(f"{__name__}.{module}"))[name]
 
 
 BLOCK_MANAGERS: Mapping[str, type[Tables]] = _Classes(

@@ -76,7 +76,7 @@ def time_axis(end_ns: int) -> TimeAxis:
 
 def time_unit(values_ns: Iterable[float]) -> tuple[str, float]:
     """`s` or `ms`, whichever writes the largest of these durations short; and its nanoseconds."""
-    return ("s", 1e9) if max(values_ns, default=0.0) >= 1e9 else ("ms", 1e6)
+    return ("s", 1e9) if _ends(values_ns)[1] >= 1e9 else ("ms", 1e6)
 
 
 def compact(values: Iterable[float], digits: int = 5) -> Points:
@@ -298,5 +298,5 @@ def percentages(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    listed = list(values)
-    return min(listed, default=0.0), max(listed, default=0.0)
+    array = values if isinstance(values, np.ndarray) else np.array(list(values), float)
+    return (float(array.min()), float(array.max())) if len(array) else (0.0, 0.0)

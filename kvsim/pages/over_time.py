@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,16 +89,19 @@ def look_at(
     end_ns = timeline.run_end_ns(steps, requests)
     axis = time_axis(end_ns)
     rows = timeline.States(steps, end_ns, summary["meta"])
-    blocked = rows["blocked"]
-    levels = ((name, rows[name]) for name in LEVELS)
-    averages = ((name, rows[name]) for name in AVERAGES)
-    causes = ((f"blocked_{name}", (blocked == i) * 1) for i, name in enumerate(BLOCKED) if i)
+    causes = {f"blocked_{name}": i for i, name in enumerate(BLOCKED) if i}
 
-    def cut(columns: Iterable[tuple[str, Ints]], limit: int) -> Cut:
-        bins = binning.bin_states(rows["start_ns"], end_ns, columns, limit)
+    def part(name: str, first: int, last: int) -> Ints:
+        if name not in causes:
+            return rows.part(name, first, last)
+        blocked = rows.part("blocked", first, last)
+        return np.where(blocked == causes[name], 1, 0)
+
+    def cut(names: Sequence[str], limit: int) -> Cut:
+        bins = binning.bin_states(rows["start_ns"], end_ns, names, part, limit)
         return Cut(axis.of(bins.edges_ns), bins)
 
-    fine, coarse = cut(levels, FINE), cut(chain(averages, causes), COARSE)
+    fine, coarse = cut(LEVELS, FINE), cut((*AVERAGES, *causes), COARSE)
     durations = phases.durations_ns(requests)
     return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
-from kvsim.records.packed import Ints, PackedColumns
+from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
 from kvsim.report.phases import Floats
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TEXT, TRANSITIONS, Column, Table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 PIECE = 1 << 17
-"""Steps that are written at once: a row group of Parquet."""
+"""Rows that are written at once: a row group of Parquet."""
 
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
@@ -32,20 +32,26 @@ def requests_table(requests: Mapping[str, Any]) -> pa.Table:
     return _table(REQUESTS, durations | dict(requests))
 
 
+def requests_tables(requests: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """Tables of at most `PIECE` requests each; a run without requests gives one empty table."""
+    for first in range(0, max(len(requests["id"]), 1), PIECE):
+        yield requests_table(
+            {name: column[first : first + PIECE] for name, column in requests.items()}
+        )
+
+
 def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = None) -> pa.Table:
     """One row per step, for the steps `first .. last - 1`; None: to the end."""
 
     def column(name: str) -> Ints:
-        if isinstance(steps, PackedColumns):
-            return steps.part(name, first, steps.rows if last is None else last)
-        return _ints(steps[name][first:last])
+        return _ints(part_of(steps, name, first, rows_in(steps) if last is None else last))
 
     return _table(STEPS, steps, column)
 
 
 def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
     """Tables of at most `PIECE` steps each; a run without steps gives one empty table."""
-    number = steps.rows if isinstance(steps, PackedColumns) else len(steps["start_ns"])
+    number = rows_in(steps)
     for first in range(0, max(number, 1), PIECE):
         yield steps_table(steps, first, min(first + PIECE, number))
 

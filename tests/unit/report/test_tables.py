@@ -48,6 +48,19 @@ def test_texts_are_what_arrow_makes_of_them(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_requests_come_in_pieces_that_make_up_the_whole(
+    monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(tables, "PIECE", piece)
+    requests = {name: column[:20] for name, column in real_run()[1].items()}
+    pieces = list(tables.requests_tables(requests))
+    assert all(0 < len(each) <= piece for each in pieces)
+    assert pa.concat_tables(pieces).combine_chunks().equals(tables.requests_table(requests))
+    (empty,) = tables.requests_tables({name: column[:0] for name, column in requests.items()})
+    assert len(empty) == 0 and empty.schema == pieces[0].schema
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_steps_come_in_pieces_that_make_up_the_whole(
     monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
