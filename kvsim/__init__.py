@@ -8,8 +8,6 @@ result.summary["p99_ttft_ms"], result.requests_frame(), result.plot()
 ```
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False
 """As in `typing`. This module imports nothing: an interrupt before the command line heeds it would
 show a traceback."""
@@ -33,7 +31,7 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import what is asked for only then, so that `kvsim --help` stays quick."""
     if name in _PLACES:
         from importlib import import_module
