@@ -34,6 +34,8 @@ from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kvsim.result import Books
 
 Progress = Callable[[int], None]
@@ -190,14 +192,15 @@ class _Run:
             archive.add(request)
         prompts = requests.streams
         requests.let_all_go()
-        columns = archive.columns()
-        _check_sum(columns, outcome.time_ns)
+        archive.let_rows_go()
+        _check_sum(archive.column("released_ns"), archive.column("finish_ns"), outcome.time_ns)
         self.log = log = self.batch.transitions.columns()
 
         cost, in_flight = parts.cost, parts.scheduler.in_flight
 
         # It refers to no part that leads to the rows of the trace.
         def keep_books() -> Books:
+            columns = archive.columns()
             steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
             if prompts is None:
                 return steps, columns | times
@@ -238,9 +241,8 @@ def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
     return max([full, *outputs])
 
 
-def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:
+def _check_sum(released_ns: np.ndarray, finish_ns: np.ndarray, now_ns: int) -> None:
     """Refuse a result whose sums over requests would not fit into 64 bits."""
-    released_ns, finish_ns = requests["released_ns"], requests["finish_ns"]
     ended = finish_ns >= 0
     spent_ns = (finish_ns - released_ns)[ended].sum(dtype=float)
     spent_ns += (float(now_ns) - released_ns[~ended]).sum(dtype=float)
