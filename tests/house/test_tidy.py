@@ -16,7 +16,7 @@ LAYERS = [
     {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
     {"config", "engines.versions", "limits", "workers", "writing"},
     {"library", "records", "server"},
-    {"engine", "hardware", "models"},
+    {"engine", "hardware", "models", "routers"},
     {"blockmap", "link", "notes", "watchers", "workload"},
     {"memory"},
     {"archive", "cost", "rules"},
