@@ -18,11 +18,12 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
+from sys import maxsize
 from types import MappingProxyType
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Stream
+from kvsim.engine.request import Request, Span, Stream
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
 from kvsim.engines.sglang_prefill import (
@@ -36,6 +37,9 @@ from kvsim.engines.sglang_prefill import (
 from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
 from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.errors import EngineStopped
+
+_ZEROS = -(1 << 72)
+"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
 
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
@@ -511,17 +515,22 @@ class _Zero(Stream):
         self._index = index
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        shared = -1 if block_size == 1 else self._own(0)
-        return [self._own(place) if place else shared for place in range(first, last)]
+        return [
+            offset + place * block_size
+            for start, end, offset in self.spans(block_size)
+            for place in range(max(first, start), min(last, end))
+        ]
+
+    def spans(self, block_size: int) -> list[Span]:
+        """Returns its pages by the arithmetic of their keys."""
+        own = _ZEROS - (self._index + 1 << 30)
+        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
 
     def contents(self, first: int, last: int, block_size: int) -> list[int]:
         return self.keys(first, last, block_size)
 
     def sample(self, index: int) -> Stream:
         return self
-
-    def _own(self, place: int) -> int:
-        return -2 - (self._index << 20 | place)
 
 
 def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
