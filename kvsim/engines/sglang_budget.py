@@ -57,9 +57,12 @@ class NewTokenRatio:
         self.now = first
         """The share in this step."""
 
-    def decay(self) -> None:
-        """Lowers the share after a decode step that had memory for all requests."""
-        self.now = max(self.now - self._decay, self._least)
+    def decay(self, steps: int = 1) -> None:
+        """Lowers the share after decode steps that had memory for all requests."""
+        for _ in range(steps):
+            if self.now == self._least:
+                break
+            self.now = max(self.now - self._decay, self._least)
 
     def estimate(self, generated_tokens: int, limits_tokens: list[int]) -> None:
         """Sets the share after a retraction, from what the remaining requests have generated."""
