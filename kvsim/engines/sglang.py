@@ -45,10 +45,6 @@ STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
 
 
-def _everybody(request: Request) -> bool:
-    return True
-
-
 class Sglang(Scheduler):
     """SGLang 0.5.23 without overlap: a step is settled before the next is composed.
 
@@ -242,8 +238,7 @@ class Sglang(Scheduler):
         if unfinished is not None:
             self._checkpoint(batch, unfinished)
         if last is not None and last.extends:
-            leave = (unfinished, last.chunked)
-            if last.keep(lambda each: each not in leave):
+            if last.let_go((unfinished, last.chunked)):
                 self.full = False
             if last.requests and running.requests:
                 running.requests = running.requests + last.requests
@@ -251,7 +246,7 @@ class Sglang(Scheduler):
             elif last.requests:
                 self.running = running = last
                 self.full = False
-        if running.keep(_everybody):
+        if running.let_go():
             self.full = False
         group = None
         if self._armed > 0 and len(running.requests) >= self.interval_min_seqs:
@@ -283,10 +278,9 @@ class Sglang(Scheduler):
         engine = Engine(blocks, running, self._computed_tokens, self.standings)
         batch.waiting = self.order.sort(batch.waiting, engine)
         riders = len(running) if self.mixes else 0
-        expected = 0.0
+        expected, ratio, clip = 0.0, self.ratio, self._rules.clip_tokens
         for request in running:
-            standing = self.standings[request]
-            expected += expected_tokens(request, standing, self.ratio, self._rules.clip_tokens)
+            expected += expected_tokens(request, self.standings[request], ratio, clip)
         chunk = self.max_num_batched_tokens if self.chunked else None
         prefill = Prefill(
             self._rules,
@@ -387,12 +381,13 @@ class Sglang(Scheduler):
         if not self.pending:
             return False
         inside, standings = self.pending[-1], self.standings
-
-        def goes_on(request: Request) -> bool:
-            last = generated_tokens(request) + 1 >= standings[request].limit_tokens
-            return not (last and request in inside)
-
-        dropped = self.running.keep(goes_on)
+        finishing = [
+            request
+            for request in self.running.requests
+            if generated_tokens(request) + 1 >= standings[request].limit_tokens
+            and request in inside
+        ]
+        dropped = self.running.let_go(finishing)
         if dropped:
             self.full = False
         return dropped
@@ -479,6 +474,7 @@ class Sglang(Scheduler):
         blocks = tables_of(batch)
         self.pending.popleft()
         blocks.gpu.collect()
+        before = len(batch.ended)
         for place, (request, _, _) in enumerate(plan.entries):
             if request.finish_ns >= 0:
                 continue
@@ -494,7 +490,8 @@ class Sglang(Scheduler):
             elif place < len(plan.prefills):
                 self._checkpoint(batch, request)
         blocks.gpu.apply()
-        batch.remove_ended()
+        if len(batch.ended) > before:
+            batch.remove_ended()
 
     def complete(self, batch: Batch, request: Request) -> None:
         """Ends a request that has its last token, and caches what it computed."""

@@ -281,18 +281,17 @@ class SglangRadixTables(SglangTables):
             return
         number, own = upto // size, sequence.published
         keys, table = self.keys(sequence, number), sequence.table
-        counted = self._counted[sequence]
-        twice, node = tree.insert(keys, table[:number], own, counted, priority)
+        counted, end = self._counted[sequence], self._ends[sequence]
+        twice, node = tree.insert(keys, table[:number], own, counted, priority, end)
         self._counted[sequence] = max(counted, number)
         prompt = sequence.request.input_length // size
         if 0 < prompt < number:
             # The leaf is cut between prompt and output, so that the output can be evicted alone.
-            tree.insert(keys[:prompt], table[:prompt], prompt, prompt, priority + 1)
+            tree.insert(keys[:prompt], table[:prompt], prompt, prompt, priority + 1, node)
         for pages in twice:
             pool.give_back(pages)
         self.exchange(sequence, node, number)
-        tree.unlock(self._ends[sequence])
-        tree.lock(node)
+        tree.move_lock(end, node)
         self._ends[sequence] = node
         sequence.published = number
 

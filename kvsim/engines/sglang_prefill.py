@@ -6,7 +6,7 @@ first one refused blocks all behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, cast
 
 from kvsim.engine.batch import Batch
@@ -48,11 +48,13 @@ class Group:
         self.computed_tokens = 0
         """Number of tokens that it computed when it was made; later steps count them again."""
 
-    def keep(self, stays: Callable[[Request], bool]) -> bool:
-        """Removes ended requests and those that `stays` rejects; returns whether there were any."""
-        before = len(self.requests)
-        self.requests = [each for each in self.requests if each.finish_ns < 0 and stays(each)]
-        return len(self.requests) < before
+    def let_go(self, leaving: Collection[Request | None] = ()) -> bool:
+        """Removes ended requests, and those in `leaving`. Returns whether there were any."""
+        stay = [each for each in self.requests if each.finish_ns < 0 and each not in leaving]
+        if len(stay) == len(self.requests):
+            return False
+        self.requests = stay
+        return True
 
 
 class Prefill:
@@ -244,7 +246,7 @@ class Prefill:
             budget.give_back(self._expected(each))
             left -= 1
             self._give_up(each, left)
-        running.keep(lambda each: each not in victims)
+        running.let_go(victims)
         self.preempted += victims
         return True
 
@@ -259,8 +261,10 @@ class Prefill:
 
 def expected_tokens(request: Request, standing: Standing, ratio: float, clip_tokens: int) -> float:
     """Returns the tokens that a running request is still expected to generate."""
-    rest = min(standing.limit_tokens - generated_tokens(request), clip_tokens)
-    return rest * (1.0 if standing.ignore_eos else ratio)
+    rest = standing.limit_tokens - request.sequences[0].length + request.input_length
+    if rest > clip_tokens:
+        rest = clip_tokens
+    return rest if standing.ignore_eos else rest * ratio
 
 
 def generated_tokens(request: Request) -> int:

@@ -169,15 +169,15 @@ class RadixTree:
     def match(self, keys: Keys) -> tuple[int, Node]:
         """Returns the number of leading pages that are cached, and the node where they end. A node
         that matches only in part is split. The node and all above it count as used now."""
-        if not keys:
+        node, found, number = self.root, 0, len(keys)
+        if not number:
             return 0, self.root
-        node, found = self.root, 0
-        while found < len(keys):
+        while found < number:
             child = node.children.get(keys[found])
             if child is None:
                 break
             same = self._agreement(child.keys, keys, found)
-            node = child if same == len(child.keys) else self._split(child, same)
+            node = child if same == len(child.pages) else self._split(child, same)
             found += same
             if node is not child:
                 break
@@ -190,12 +190,17 @@ class RadixTree:
 
     def path(self, node: Node) -> list[int]:
         """Returns the pages from the root to the end of a node."""
-        parts = []
+        return [page for each in self._down_to(node) for page in each.pages]
+
+    def _down_to(self, node: Node) -> list[Node]:
+        """Returns the nodes from the root to a node."""
+        found = []
         each: Node | None = node
         while each is not None:
-            parts.append(each.pages)
+            found.append(each)
             each = each.parent
-        return [page for part in reversed(parts) for page in part]
+        found.reverse()
+        return found
 
     def cached_pages(self) -> Iterator[int]:
         """Iterates over the pages that no request holds."""
@@ -209,25 +214,34 @@ class RadixTree:
     # -- changes ---------------------------------------------------------------------------------
 
     def insert(
-        self, keys: Keys, pages: Pages, own: int, counted: int, priority: int
+        self, keys: Keys, pages: Pages, own: int, counted: int, priority: int, known: Node
     ) -> tuple[list[Pages], Node]:
         """Puts pages of a request into the tree. The first `own` of them are already in it.
 
-        A node that ends behind page `counted` was used once more. Returns the pages whose content
-        was there before, node by node, and the node where the keys end.
+        The keys agree with those up to the end of node `known`, as far as both go. A node that ends
+        behind page `counted` was used once more. Returns the pages whose content was there before,
+        node by node, and the node where the keys end.
         """
-        node, at = self.root, 0
+        node, at, number = self.root, 0, len(keys)
         twice: list[Pages] = []
-        node.time, node.priority = (next(self._ticks), 0), max(node.priority, priority)
-        while at < len(keys):
+        for each in self._down_to(known):
+            end = each.depth_tokens // self._size
+            if end > number:
+                break
+            each.time = (next(self._ticks), 0)
+            if priority > each.priority:
+                each.priority = priority
+            each.hits += end > counted
+            node, at = each, end
+        while at < number:
             child = node.children.get(keys[at])
             if child is None:
                 node = self._add_leaf(node, keys[at:], pages[at:], priority)
-                node.hits = int(len(keys) > counted)
+                node.hits = int(number > counted)
                 break
             child.time = (next(self._ticks), 0)
             same = self._agreement(child.keys, keys, at)
-            if same < len(child.keys):
+            if same < len(child.pages):
                 child = self._split(child, same)
             child.priority = max(child.priority, priority)
             end = at + same
@@ -241,6 +255,18 @@ class RadixTree:
         """Adds a request that holds a node and all nodes above it."""
         each: Node | None = node
         while each is not None and each is not self.root:
+            if not each.locks:
+                self.locked_pages += len(each.pages)
+                self._leaves.pop(each, None)
+            each.locks += 1
+            each = each.parent
+
+    def move_lock(self, node: Node, end: Node) -> None:
+        """Lets a request that held a node hold the nodes up to `end`, which is the same or below
+        it."""
+        each: Node | None = end
+        while each is not node:
+            assert each is not None, "a request lost pages of the tree"
             if not each.locks:
                 self.locked_pages += len(each.pages)
                 self._leaves.pop(each, None)

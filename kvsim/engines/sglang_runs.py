@@ -24,6 +24,10 @@ from kvsim.engines.sglang_blocks import PagePool, SglangRadixTables, SglangTable
 from kvsim.engines.sglang_radix import Keys, Node, Pages, RadixTree, Rank
 
 
+FEW_SPANS = 8
+"""Number of spans up to which going through them is faster than a binary search."""
+
+
 class SpanKeys(Sequence[int]):
     """The keys of the pages `first .. last - 1` of a sequence."""
 
@@ -41,31 +45,41 @@ class SpanKeys(Sequence[int]):
     def __getitem__(self, place: slice) -> SpanKeys: ...
     def __getitem__(self, place: int | slice) -> int | SpanKeys:
         first, spans, size = self.first, self.spans, self.size
-        if isinstance(place, slice):
-            start, stop, _ = place.indices(self.last - first)
-            return SpanKeys(spans, first + start, first + stop, size)
-        depth = first + place
-        return depth * size + spans[_span_at(spans, depth)][2]
+        if isinstance(place, int):
+            depth = first + place
+            if len(spans) > FEW_SPANS:
+                return depth * size + spans[_span_at(spans, depth)][2]
+            for _, last, offset in spans:
+                if depth < last:
+                    return depth * size + offset
+        start, stop, _ = place.indices(self.last - first)
+        return SpanKeys(spans, first + start, first + stop, size)
 
 
 def agreement(one: SpanKeys, other: SpanKeys, start: int) -> int:
     """Returns how many leading keys of `one` equal those of `other` from `start` on. Both count
     pages from the beginning of their sequences."""
-    depth, end = one.first, min(one.last, other.last)
+    first, end = one.first, one.last
+    if other.last < end:
+        end = other.last
     mine, theirs = one.spans, other.spans
     if mine is theirs:
-        return end - depth
-    my, their = _span_at(mine, depth), _span_at(theirs, depth)
-    while depth < end and mine[my][2] == theirs[their][2]:
-        depth = min(mine[my][1], theirs[their][1])
-        my += mine[my][1] == depth
-        their += theirs[their][1] == depth
-    return min(depth, end) - one.first
+        return end - first
+    my, their, depth = _span_at(mine, first), _span_at(theirs, first), first
+    while depth < end:
+        _, last, offset = mine[my]
+        _, other_last, other_offset = theirs[their]
+        if offset != other_offset:
+            return depth - first
+        depth = last if last < other_last else other_last
+        my += last == depth
+        their += other_last == depth
+    return end - first
 
 
 def _span_at(spans: list[Span], depth: int) -> int:
     """Returns the place of the span that holds a page."""
-    return bisect_left(spans, (depth + 1,)) - 1 if len(spans) > 1 else 0
+    return bisect_left(spans, (depth + 1,)) - 1
 
 
 class CountedPages(PagePool):

@@ -25,7 +25,7 @@ from kvsim.cost import PricesDecodes, longest_asked
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Progress, composed_row
 from kvsim.engine.plan import Flight, Plan
-from kvsim.engine.request import Request
+from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines.sglang import Sglang, SglangOverlap
@@ -98,9 +98,13 @@ class SglangSteps:
         """The step in flight, as it was handed over."""
         self._step: Step | None = None
         """The same."""
+        self._taken = 0
+        """Number of steps that were recorded just now."""
         # The running batch.
         self._group: list[Request] = []
         """Who decodes, in order."""
+        self._sequences: list[Sequence] = []
+        """Their sequences."""
         self._tokens = self._slots = 0
         """Tokens booked and slots taken for each of them, but not written to them yet."""
         self._filled = 0
@@ -114,6 +118,8 @@ class SglangSteps:
         self._ends: dict[Request, int] = {}
         """Request → number of settled steps when it has its last token."""
         self._next_end = maxsize
+        self._limits: set[int] = set()
+        """The values among these for requests that generate as much as they may."""
         self._newcomers: list[Request] = []
         """Requests whose previous token came at a time of their own."""
         self._token_ns = self._step_ns = 0
@@ -150,14 +156,14 @@ class SglangSteps:
 
     def _stretch(self, step: Step | None, now_ns: int, progress: Progress) -> int:
         """Takes steps until the loop or the scheduler has to act. Returns how many were settled."""
-        batch, before, steps = self._batch, len(self._recorder), 0
+        batch, steps = self._batch, 0
         next_ns, horizon_ns = self._upcoming()
         cut_ns = min(next_ns, horizon_ns)
         batch.now_ns, self.ended = now_ns, []
         idle, tokens = progress.idle_steps, batch.tokens
         while True:
             step = self._advance(step, cut_ns)
-            taken = len(self._recorder) - before - steps
+            taken, self._taken = self._taken, 0
             steps += taken
             if batch.tokens != tokens or batch.ended:
                 tokens, idle = batch.tokens, 0
@@ -239,7 +245,7 @@ class SglangSteps:
             return Step([], plan, start_ns, start_ns + self._cost.step_ns(plan), row)
         if not plan.empty:
             now_ns, ended = batch.now_ns, len(batch.ended)
-            self._recorder.packed(completed_row(row, now_ns, now_ns, finished=ended))
+            self._record(completed_row(row, now_ns, now_ns, finished=ended))
         return None
 
     def _may_finish(self, step: Step | None) -> bool:
@@ -248,7 +254,7 @@ class SglangSteps:
             return False
         if step.plan is None:
             self._file(step.requests)
-            return self._next_end == self._settled + 1
+            return self._settled + 1 in self._limits
         standings = self._scheduler.standings
         return any(
             generated_tokens(each) + 1 >= standings[each].limit_tokens
@@ -275,7 +281,11 @@ class SglangSteps:
             if step.plan.decode_seqs:
                 self._ends, self._filed = {}, []
         ended = len(batch.ended)
-        self._recorder.packed(completed_row(row, step.start_ns, step.end_ns, finished=ended))
+        self._record(completed_row(row, step.start_ns, step.end_ns, finished=ended))
+
+    def _record(self, row: bytes) -> None:
+        self._recorder.packed(row)
+        self._taken += 1
 
     def _settle_decode(self, step: Step) -> None:
         batch, scheduler, alive = self._batch, self._scheduler, step.requests
@@ -345,6 +355,7 @@ class SglangSteps:
         if ends_ns:
             steps = len(ends_ns)
             self._recorder.decodes(row, ends_ns, opened[:steps], evicted[:steps])
+            self._taken += steps
             self._book(number, ends_ns)
         return following
 
@@ -375,10 +386,13 @@ class SglangSteps:
         self._all_alive = True
         if requests is not self._group:
             self._group = requests
-            slots = [each.sequences[0].filled for each in requests]
+            self._sequences = [each.sequences[0] for each in requests]
+            slots = [each.filled for each in self._sequences]
             self._filled = sum(slots)
-            phases = Counter((each - self._composed) % self._size for each in slots)
-            self._phases = [phases[phase] for phase in range(self._size)]
+            self._phases = [len(slots)]
+            if self._size > 1:
+                phases = Counter((each - self._composed) % self._size for each in slots)
+                self._phases = [phases[phase] for phase in range(self._size)]
 
     def _file(self, requests: list[Request]) -> None:
         """Notes when each of these requests ends. All of them are in the oldest step that is not
@@ -389,7 +403,11 @@ class SglangSteps:
         for request in requests:
             if request not in ends and request.finish_ns < 0:
                 more = standings[request].limit_tokens - generated_tokens(request)
-                ends[request] = self._settled + min(left(request.sequences[0]), more)
+                tokens = left(request.sequences[0])
+                if more <= tokens:
+                    tokens = more
+                    self._limits.add(self._settled + more)
+                ends[request] = self._settled + tokens
                 self._newcomers.append(request)
         self._filed, self._next_end = requests, min(ends.values(), default=maxsize)
 
@@ -398,8 +416,7 @@ class SglangSteps:
         tokens, slots = self._tokens, self._slots
         self._tokens = self._slots = 0
         if tokens or slots:
-            for request in self._group:
-                sequence = request.sequences[0]
+            for sequence in self._sequences:
                 sequence.length += tokens
                 sequence.computed += slots
                 sequence.filled += slots
@@ -457,7 +474,7 @@ class SglangSteps:
         if not self._asked:
             return ()
         more = self._slots + 1 + step
-        lengths = sorted([each.sequences[0].filled for each in self._group], reverse=True)
+        lengths = sorted([each.filled for each in self._sequences], reverse=True)
         return ([length + more for length in lengths[: self._asked]],)
 
     def _row(self, start_ns: int, end_ns: int, context_tokens: int) -> bytes:
@@ -465,6 +482,6 @@ class SglangSteps:
         batch, number = self._batch, len(self._group)
         return pack(
             *(start_ns, end_ns, 0, 0, 0, 0, 0, number, context_tokens, number),
-            *(0, 0, 0, 0, 0, 0, 0, len(batch.waiting), batch.num_running, 0),
+            *(0, 0, 0, 0, 0, 0, 0, len(batch.waiting), len(batch.others), 0),
             *(*batch.blocks.census(), 0, 0),
         )
