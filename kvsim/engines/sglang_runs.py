@@ -23,7 +23,6 @@ from kvsim.engine.request import Sequence as Tokens
 from kvsim.engines.sglang_blocks import PagePool, SglangRadixTables, SglangTables
 from kvsim.engines.sglang_radix import Keys, Node, Pages, RadixTree, Rank
 
-
 FEW_SPANS = 8
 """Number of spans up to which going through them is faster than a binary search."""
 
@@ -45,15 +44,11 @@ class SpanKeys(Sequence[int]):
     def __getitem__(self, place: slice) -> SpanKeys: ...
     def __getitem__(self, place: int | slice) -> int | SpanKeys:
         first, spans, size = self.first, self.spans, self.size
-        if isinstance(place, int):
-            depth = first + place
-            if len(spans) > FEW_SPANS:
-                return depth * size + spans[_span_at(spans, depth)][2]
-            for _, last, offset in spans:
-                if depth < last:
-                    return depth * size + offset
-        start, stop, _ = place.indices(self.last - first)
-        return SpanKeys(spans, first + start, first + stop, size)
+        if isinstance(place, slice):
+            start, stop, _ = place.indices(self.last - first)
+            return SpanKeys(spans, first + start, first + stop, size)
+        depth = first + place
+        return depth * size + spans[_span_at(spans, depth)][2]
 
 
 def agreement(one: SpanKeys, other: SpanKeys, start: int) -> int:
@@ -79,7 +74,12 @@ def agreement(one: SpanKeys, other: SpanKeys, start: int) -> int:
 
 def _span_at(spans: list[Span], depth: int) -> int:
     """Returns the place of the span that holds a page."""
-    return bisect_left(spans, (depth + 1,)) - 1
+    if len(spans) > FEW_SPANS:
+        return bisect_left(spans, (depth + 1,)) - 1
+    place = 0
+    while spans[place][1] <= depth:
+        place += 1
+    return place
 
 
 class CountedPages(PagePool):

@@ -98,6 +98,8 @@ class SglangSteps:
         """The step in flight, as it was handed over."""
         self._step: Step | None = None
         """The same."""
+        self._steps = -1
+        """Number of steps of the run when it was."""
         self._taken = 0
         """Number of steps that were recorded just now."""
         # The running batch.
@@ -131,15 +133,15 @@ class SglangSteps:
 
     def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
         """Takes steps from `now_ns` to `Batch.now_ns`. Returns whether it took any."""
-        step = self._resumed(flying[0]) if flying else None
+        step = self._resumed(flying[0] if flying else None, progress.steps)
         why_not = self._hindrance(step)
         if why_not:
             self.composed_because[why_not] = self.composed_because.get(why_not, 0) + 1
             return False
         flying.clear()
         steps = self._stretch(step, now_ns, progress)
-        if self._step is not None:
-            self._flight = self._handed_over(self._step)
+        self._flight = None if self._step is None else self._handed_over(self._step)
+        if self._flight is not None:
             flying.append(self._flight)
         self.stretches += 1
         self.repeated_steps += steps
@@ -188,13 +190,18 @@ class SglangSteps:
         self._sync()
         self._step = step
         batch.busy_until_ns = batch.now_ns if step is None else step.end_ns
-        progress.steps, progress.idle_steps = progress.steps + steps, idle
+        self._steps = progress.steps = progress.steps + steps
+        progress.idle_steps = idle
         return steps
 
-    def _resumed(self, flight: Flight) -> Step:
-        """Returns the step in flight."""
-        if flight is self._flight and self._step is not None:
+    def _resumed(self, flight: Flight | None, steps: int) -> Step | None:
+        """Returns the step in flight. Forgets the running batch if others took steps since."""
+        if flight is self._flight and steps == self._steps:
             return self._step
+        self._group, self._sequences, self._newcomers = [], [], []
+        self._ends, self._filed = {}, []
+        if flight is None:
+            return None
         return Step([], flight.plan, flight.start_ns, flight.end_ns, flight.row)
 
     def _handed_over(self, step: Step) -> Flight:
