@@ -58,7 +58,12 @@ StartupLog = Annotated[
 ]
 VllmCommand = Annotated[
     str | None,
-    typer.Option("--vllm", metavar="COMMAND", help="Settings from a `vllm serve ...` command."),
+    typer.Option(
+        "--vllm",
+        "--server-command",
+        metavar="COMMAND",
+        help="Settings from a command, `vllm serve ...` or `python -m sglang.launch_server ...`.",
+    ),
 ]
 VllmFile = Annotated[
     str | None,
