@@ -14,7 +14,7 @@ memory runs out, requests are *retracted*: they lose their pages and go to the e
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
@@ -27,6 +27,7 @@ from kvsim.engine.request import Request, Span, Stream
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
 from kvsim.engines.sglang_prefill import (
+    SLOTS,
     Group,
     Prefill,
     Rules,
@@ -35,6 +36,7 @@ from kvsim.engines.sglang_prefill import (
     tables_of,
 )
 from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
+from kvsim.engines.sglang_remarks import remarks
 from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.errors import EngineStopped
 
@@ -130,6 +132,10 @@ class Sglang(Scheduler):
         """The request whose prompt is computed in chunks and is not complete."""
         self.full = False
         """Whether the running batch was found to be full. If so, no admission is tried."""
+        self._refusal = 0
+        """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+        self._happened: Counter[str] = Counter()
+        """What a user may not expect → how often it happened."""
         self._armed = 0
         """Number of decode steps left before the next prefill."""
         self._computed_tokens = 0
@@ -162,6 +168,9 @@ class Sglang(Scheduler):
         limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
         served = prompt < longest - STOP_TOKENS
         rank = self._sign * request.priority
+        self._happened["arrived"] += 1
+        self._happened["ignore_eos"] += request.ignore_eos
+        self._happened["stuck"] += served and prompt + size >= self._pool_tokens
         self.standings[request] = Standing(limit, rank, request.ignore_eos, served)
         if not served:
             batch.replace_prompt(request, self.stand_in(request), 1)
@@ -217,8 +226,14 @@ class Sglang(Scheduler):
             self.pending.append(group.requests)
         self.last = group
         plan = batch.plan
+        plan.blocked = self.blocked(batch)
         plan.batched_tokens = sum(each.charged for each in plan.prefills) + plan.decode_seqs
         return batch.composed()
+
+    def blocked(self, batch: Batch) -> int:
+        """Returns why the head of the queue waits, as an index into `kvsim.schema.BLOCKED`. If
+        memory is the reason, part of it may be free, but reserved for running requests."""
+        return self._refusal if batch.waiting else 0
 
     def _spins(self, batch: Batch) -> bool:
         """Whether the event loop goes round again at once, because prompts wait for decode steps
@@ -270,9 +285,10 @@ class Sglang(Scheduler):
         slots = min(self._slots - len(running), self.free_slots(batch))
         if unfinished is None:
             if 1 < self._delay > slots and running:
+                self._refusal = SLOTS
                 return None
             if slots <= 0 and not self.preempts:
-                self.full = True
+                self.full, self._refusal = True, SLOTS
                 return None
         blocks = tables_of(batch)
         engine = Engine(blocks, running, self._computed_tokens, self.standings)
@@ -293,6 +309,9 @@ class Sglang(Scheduler):
         )
         prefill.choose(unfinished, self.full, self.order.looks)
         self.unfinished, self.full = prefill.unfinished, prefill.full
+        if prefill.refusal or not self.full:
+            self._refusal = prefill.refusal
+        self._happened["forgotten"] += prefill.forgotten
         for request in prefill.preempted:
             self._queue_again(batch, request, retracted=False)
         chosen = prefill.chosen
@@ -456,13 +475,20 @@ class Sglang(Scheduler):
         """Puts a request that lost its pages at the end of the queue, if there is a place. It was
         retracted, or had to yield to one with better priority."""
         loser = self._enqueue(batch, request)
+        if retracted:
+            self._happened["retracted"] += 1
         if loser is not None:
+            self._happened["aborted"] += loser is request
             self._abort(batch, loser, "queue-full")
 
     def _abort(self, batch: Batch, request: Request, reason: str) -> None:
         """Ends a request that is in no queue and holds no pages."""
         del self.standings[request]
         batch.ignore(request, reason)
+
+    def remarks(self) -> list[str]:
+        """Returns which of SGLang's surprises this run met."""
+        return remarks(self._happened, self._ratio)
 
     # -- after the step --------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.engines.sglang_budget import Budget, Lives, State, life
 from kvsim.engines.sglang_queue import Look, Standing
 from kvsim.engines.sglang_radix import Node
+from kvsim.schema import BLOCKED
+
+SLOTS, TOKENS, BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
 
 
 class Rules(NamedTuple):
@@ -86,6 +89,10 @@ class Prefill:
         """The request whose prompt remains unfinished after this step."""
         self.full = False
         """Whether the running batch is full."""
+        self.refusal = 0
+        """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+        self.forgotten = 0
+        """Number of unfinished prompts that the engine loses sight of, because it cuts another."""
 
     def choose(self, unfinished: Request | None, full: bool, looks: Mapping[Request, Look]) -> None:
         """Goes through the queue. `looks` holds what its order has already looked up."""
@@ -98,14 +105,20 @@ class Prefill:
             new = len(self.chosen) - self._held
             slots = rules.slots - (batch.num_running - new) + self._held
             if len(self.chosen) >= min(rules.slots - len(running.requests), slots):
-                self.full = True
+                self.full, self.refusal = True, SLOTS
             if self.full and not (rules.preempts and self._make_way(request)):
                 break
             state = self._add(request)
             if state is not State.CONTINUE:
+                self.refusal = TOKENS
                 if state is State.NO_TOKEN:
+                    self.refusal = BLOCKS
                     self.full = bool(self.chosen or running.requests)
                 break
+        else:
+            self.refusal = TOKENS
+        if batch.waiting and self.refusal:
+            batch.waiting[0].blocked_steps += 1
 
     def _go_on(self, request: Request, looks: Mapping[Request, Look]) -> None:
         """Continues an unfinished prompt. SGLang does not test whether memory suffices for it."""
@@ -211,6 +224,7 @@ class Prefill:
         expected = 0 if cut else min(standing.limit_tokens, self._rules.clip_tokens)
         self._take(request, tokens, expected)
         if cut:
+            self.forgotten += self.unfinished is not None
             self.unfinished = request
 
     def _take(self, request: Request, tokens: int, expected: int) -> None:

@@ -490,5 +490,5 @@ class SglangSteps:
         return pack(
             *(start_ns, end_ns, 0, 0, 0, 0, 0, number, context_tokens, number),
             *(0, 0, 0, 0, 0, 0, 0, len(batch.waiting), len(batch.others), 0),
-            *(*batch.blocks.census(), 0, 0),
+            *(*batch.blocks.census(), self._scheduler.blocked(batch), 0),
         )

@@ -93,8 +93,8 @@ _IGNORED = [
         SLIGHT,
         switches="""
             disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce
-            disable-outlines-disk-cache enable-deterministic-inference enable-flashinfer-allreduce-fusion
-            enable-mscclpp enable-multimodal enable-nccl-nvls enable-p2p-check
+            disable-outlines-disk-cache enable-deterministic-inference
+            enable-flashinfer-allreduce-fusion enable-mscclpp enable-multimodal enable-nccl-nvls enable-p2p-check
             enable-piecewise-cuda-graph enable-symm-mem enable-torch-compile
             enable-tokenizer-batch-encode
         """,
