@@ -7,8 +7,10 @@ subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Table
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
@@ -18,12 +20,14 @@ from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.sglang import Sglang, SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
+from kvsim.engines.sglang_server import server_defaults
 from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
+from kvsim.hardware import Hardware
 
 
 class Engine(NamedTuple):
@@ -50,6 +54,11 @@ class Engine(NamedTuple):
     """The release of vLLM that it follows; empty if it is not vLLM."""
     serves: bool = False
     """Whether the defaults of `vllm serve` are known for other releases, too, by GPU."""
+    server_defaults: Callable[[RunConfig, Hardware], dict[str, Any]] | None = None
+    """Settings that its server chooses by the GPU."""
+    caps_sequences: bool = False
+    """Whether it starts with a pool smaller than `max_model_len`, and caps what a request may
+    hold."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -112,6 +121,8 @@ ENGINES: dict[str, Engine] = {
         block_size=1,
         enable_prefix_caching=True,
         memory_formula="sglang",
+        server_defaults=server_defaults,
+        caps_sequences=True,
     ),
 }
 """Values of `--engine`."""

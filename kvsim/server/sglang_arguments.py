@@ -94,9 +94,9 @@ _IGNORED = [
         switches="""
             disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce
             disable-outlines-disk-cache enable-deterministic-inference
-            enable-flashinfer-allreduce-fusion enable-mscclpp enable-multimodal enable-nccl-nvls enable-p2p-check
-            enable-piecewise-cuda-graph enable-symm-mem enable-torch-compile
-            enable-tokenizer-batch-encode
+            enable-flashinfer-allreduce-fusion enable-mscclpp enable-multimodal
+            enable-nccl-nvls enable-p2p-check enable-piecewise-cuda-graph enable-symm-mem
+            enable-tokenizer-batch-encode enable-torch-compile
         """,
         values="""
             attention-backend cuda-graph-max-bs decode-attention-backend fp8-gemm-backend
