@@ -48,6 +48,8 @@ class SpanKeys(Sequence[int]):
             start, stop, _ = place.indices(self.last - first)
             return SpanKeys(spans, first + start, first + stop, size)
         depth = first + place
+        if depth >= self.last:
+            raise IndexError(place)
         return depth * size + spans[_span_at(spans, depth)][2]
 
 

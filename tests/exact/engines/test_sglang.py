@@ -25,7 +25,7 @@ from kvsim.workload.trace import Row, Trace
 
 CHAT: dict[str, Any] = {
     "engine": "sglang",
-    "num_prompts": 150,
+    "num_prompts": 80,
     "num_gpu_blocks_override": 24_000,
     "cost": {"model": "constant"},
 }
@@ -153,15 +153,16 @@ EAGER = {"schedule_conservativeness": 0.01}
 
 
 def test_retractions_are_told_with_the_ratio() -> None:
-    said = notes(requests(*[(10, 40)] * 6), 120, scheduler_args=EAGER)
-    assert "retractions; the new-token ratio was between 0.001 and" in said
-    assert "retractions" not in notes(requests(*[(10, 40)] * 6), 1_000, scheduler_args=EAGER)
+    crowd = requests(*[(10, 40)] * 6, max_new_tokens=40)
+    said = notes(crowd, 120, scheduler_args=EAGER)
+    assert "retractions; the new-token ratio was between 0.00" in said
+    assert "retractions" not in notes(crowd, 1_000, scheduler_args=EAGER)
 
 
 def test_retracted_requests_that_find_the_queue_full_are_told() -> None:
-    crowd = requests(*[(10, 40)] * 8)
-    for row in crowd.rows[6:]:
-        row.arrival_ns = 200_000_000
+    crowd = requests(*[(10, 40)] * 12, max_new_tokens=40)
+    for row in crowd.rows:
+        row.arrival_ns = row.index * 30_000_000
     said = notes(crowd, 120, scheduler_args=EAGER | {"max_queued_requests": 1})
     assert "retracted requests were aborted, because max_queued_requests" in said
 
