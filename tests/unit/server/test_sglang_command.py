@@ -13,6 +13,7 @@ from kvsim.server import server_settings
 from kvsim.server.arguments import Used
 from kvsim.server.sglang_arguments import SGLANG
 
+PROTECTED = '{"protected_threshold": 3}'
 LAUNCH = "python3 -m sglang.launch_server --model-path m "
 
 
@@ -43,7 +44,7 @@ def said(command: str) -> dict[str, Any]:
         ("--disable-radix-cache --disable-overlap-schedule", {
             "enable_prefix_caching": False, "async_scheduling": False,
         }),
-        ("--radix-eviction-policy slru --radix-eviction-policy-config '{\"protected_threshold\": 3}'", {
+        (f"--radix-eviction-policy slru --radix-eviction-policy-config '{PROTECTED}'", {
             "block_manager_args": {
                 "radix_eviction_policy": "slru",
                 "radix_eviction_policy_config": {"protected_threshold": 3},
