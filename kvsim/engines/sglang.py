@@ -312,6 +312,7 @@ class Sglang(Scheduler):
         if prefill.refusal or not self.full:
             self._refusal = prefill.refusal
         self._happened["forgotten"] += prefill.forgotten
+        self._happened["reserved"] += prefill.reserved
         for request in prefill.preempted:
             self._queue_again(batch, request, retracted=False)
         chosen = prefill.chosen

@@ -91,6 +91,8 @@ class Prefill:
         """Whether the running batch is full."""
         self.refusal = 0
         """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+        self.reserved = False
+        """Whether memory was free for its prompt, but kept for what is still to be generated."""
         self.forgotten = 0
         """Number of unfinished prompts that the engine loses sight of, because it cuts another."""
 
@@ -113,12 +115,18 @@ class Prefill:
                 self.refusal = TOKENS
                 if state is State.NO_TOKEN:
                     self.refusal = BLOCKS
+                    self.reserved = self._is_free(request)
                     self.full = bool(self.chosen or running.requests)
                 break
         else:
             self.refusal = TOKENS
         if batch.waiting and self.refusal:
             batch.waiting[0].blocked_steps += 1
+
+    def _is_free(self, request: Request) -> bool:
+        """Whether memory that is not in use would hold the rest of a prompt."""
+        rest = request.sequences[0].length - self._standings[request].prefix
+        return self._budget.paged(rest) + self._blocks.block_size <= self._budget.now
 
     def _go_on(self, request: Request, looks: Mapping[Request, Look]) -> None:
         """Continues an unfinished prompt. SGLang does not test whether memory suffices for it."""

@@ -10,6 +10,13 @@ from kvsim.engines.sglang_budget import NewTokenRatio
 def remarks(happened: Mapping[str, int], ratio: NewTokenRatio) -> list[str]:
     """Returns a line for each surprise. `happened`: event → how often it happened in a run."""
     found = []
+    if happened["reserved"]:
+        found.append(
+            f"{happened['reserved']:,} times, the head of the queue was refused though memory was"
+            " free: SGLang keeps it for what running requests are expected to generate, and wants"
+            " room for all that the new one may generate; clients that announce max_new_tokens"
+            " need less"
+        )
     if happened["retracted"]:
         found.append(
             f"{happened['retracted']:,} retractions; the new-token ratio was between"

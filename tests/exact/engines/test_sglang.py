@@ -159,6 +159,12 @@ def test_retractions_are_told_with_the_ratio() -> None:
     assert "retractions" not in notes(crowd, 1_000, scheduler_args=EAGER)
 
 
+def test_memory_that_is_free_but_reserved_is_told() -> None:
+    told = "the head of the queue was refused though memory was free"
+    assert told in notes(requests(*[(50, 20)] * 4), 250)
+    assert told not in notes(requests(*[(50, 20)] * 4, max_new_tokens=20), 350)
+
+
 def test_retracted_requests_that_find_the_queue_full_are_told() -> None:
     crowd = requests(*[(10, 40)] * 12, max_new_tokens=40)
     for row in crowd.rows:
