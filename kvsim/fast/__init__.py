@@ -2,7 +2,7 @@
 
 ```
  known ──► shortcuts ─┬─► cohort ◄── batch          those that decode together are one thing
- (which)              └─► repeat ─┬─► decodes       steps that nobody need be asked about
+ (which)              ├─► repeat ─┬─► decodes       steps that nobody need be asked about
                                   ├─► prompts
                                   └─► ahead
 ```
