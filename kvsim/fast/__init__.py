@@ -3,8 +3,9 @@
 ```
  known ──► shortcuts ─┬─► cohort ◄── batch          those that decode together are one thing
  (which)              ├─► repeat ─┬─► decodes       steps that nobody need be asked about
-                                  ├─► prompts
-                                  └─► ahead
+                      │           ├─► prompts
+                      │           └─► ahead
+                      └─► sglang                    the same for SGLang
 ```
 
 A batch without short cuts is their exact twin (`exact_twin`). Short cuts hold a batch; no class

@@ -153,7 +153,7 @@ _UNSIMULATED = [
     *unsimulated("the model generates nothing", switches="is-embedding"),
 ]
 
-SGLANG = Table(
+SGLANG: Table = Table(
     program="python -m sglang.launch_server",
     positional="model_path",
     flags={flag.name: flag for flag in [*_USED, *_IGNORED, *_UNSIMULATED]},
