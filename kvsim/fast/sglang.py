@@ -217,7 +217,7 @@ class SglangSteps:
     def _advance(self, step: Step | None, cut_ns: float) -> Step | None:
         """Composes steps, and settles as many. `step` is in flight. Returns the step that is in
         flight afterwards."""
-        if self._is_uniform(step) and (most := self._most()):
+        if self._is_uniform(step) and (most := self._most()) > 0:
             return self._take(step, most, cut_ns)
         following = self._compose(step)
         if not self._overlaps:
