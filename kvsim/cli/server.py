@@ -33,7 +33,7 @@ class ServerOptions(Bundle):
         typer.Option(
             "--vllm",
             metavar="COMMAND",
-            help="Settings from a command: `vllm serve ...` or `python -m sglang.launch_server ...`.",
+            help="Settings from `vllm serve ...` or `python -m sglang.launch_server ...`.",
         ),
     ] = None
     vllm_file: Annotated[
