@@ -1,0 +1,229 @@
+"""Recorded cases of vLLM V1 with features: aborts, adapters, drafts, connectors, pipelines.
+
+The model and the copies are replaced by rules. A transfer is over a fixed number of steps after it
+was submitted. A verify step accepts as many drafts as a rule says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+from zlib import crc32
+
+from kvsim.conform.record import Record, queue_digest
+from kvsim.conform.virtual import UnitClock, corpus_endings, corpus_requests, idled, played
+from kvsim.conform.workers import CONNECTORS, Reporter
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engine.request import Options, Request, Sequence
+from kvsim.engines.vllm_v1_features.plan import FeaturePlan
+from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features, VllmV1FeaturesAsync
+from kvsim.engines.vllm_v1_features.speculation import Drafts
+from kvsim.engines.vllm_v1_features.tables import FullTables
+
+Config = Mapping[str, Any]
+
+SETTINGS = frozenset(
+    (
+        "kv_groups",
+        "prefix_cache_retention_interval",
+        "kv_connector",
+        "spec",
+        "max_loras",
+        "pipeline_parallel_size",
+    )
+)
+"""Keys of a configuration that plain cases lack."""
+WISHES = frozenset(
+    ("n", "abort", "lora", "cache_salt", "grammar_ready", "skip_prefix_read", "pd")
+)
+"""Keys of a request that plain cases lack."""
+
+
+def has_features(config: Config, trace: list[dict[str, Any]]) -> bool:
+    """Whether a case needs more than the plain engine."""
+    return not (SETTINGS.isdisjoint(config) and all(WISHES.isdisjoint(row) for row in trace))
+
+
+def replay(config: Config, trace: list[dict[str, Any]], audit: bool = False) -> Iterator[Record]:
+    """The step log of a case; an engine that dies or gets stuck ends it with an error record.
+
+    `audit`: check the books after every step. Raises `ValueError` where it refuses to start.
+    """
+    rows = [child for row in trace for child in _children(row)]
+    blocks, scheduler = _build(config)
+    arrivals = corpus_requests(rows)
+    for _, request in arrivals:
+        request.options = _options(rows[request.index])
+    batch = Batch(blocks, corpus_endings(rows, scheduler.longest_sequence))
+    aborts = [(rows[r.index]["abort"], r) for _, r in arrivals if "abort" in rows[r.index]]
+    mid = {request for _, request in aborts if rows[request.index].get("abort_mid", False)}
+    clock = _Clock(batch, arrivals, config.get("max_steps", 1_000_000), scheduler, config)
+    scheduler.give_up(clock, sorted(aborts, key=lambda entry: (entry[0], entry[1].index)), mid)
+    return played(clock, scheduler, batch, audit)
+
+
+def _children(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests that the front end makes of one with several samples
+    (vLLM 0.33.0 `v1/engine/parallel_sampling.py`)."""
+    n = row.get("n", 1)
+    if n == 1:
+        return [row]
+    return [{**row, "id": f"{number}_{row['id']}", "n": 1} for number in range(n)]
+
+
+def _options(row: Mapping[str, Any]) -> Options:
+    return Options(
+        lora=row.get("lora", ""),
+        skip_reading_prefix_cache=row.get("skip_prefix_read", False),
+        grammar_ready_ns=round(row.get("grammar_ready", 0) * 1e9),
+        kv_transfer=row.get("pd", ""),
+    )
+
+
+class _RuleDrafts(Drafts):
+    """Drafts whose number and acceptance follow from the id of the request."""
+
+    def __init__(self, config: Mapping[str, Any], connector: bool) -> None:
+        options = ("draft_slots", "disable_eagle_block_drop", "disable_lookahead_block_hashes")
+        given = {key: config[key] for key in options if key in config}
+        super().__init__(
+            config["method"], config["num_spec_tokens"], connector=connector, **given
+        )
+        self._varies = config["method"] == "ngram"
+        self._accept = config.get("accept")
+
+    def propose(self, sequence: Sequence) -> int:
+        return self._rule("?", sequence) if self._varies else self.num_spec_tokens
+
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        most = self._rule("!", sequence) if self._accept is None else self._accept
+        return min(drafts, most)
+
+    def _rule(self, mark: str, sequence: Sequence) -> int:
+        text = f"{sequence.request.id}{mark}{sequence.length - sequence.request.input_length}"
+        return crc32(text.encode()) % (self.num_spec_tokens + 1)
+
+
+class _Played(VllmV1Features):
+    """A scheduler whose clients give up requests at recorded times."""
+
+    clock: _Clock
+
+    def give_up(
+        self, clock: _Clock, aborts: list[tuple[float, Request]], mid: set[Request]
+    ) -> None:
+        """`aborts`: (time, request) in order; `mid`: those that come while a step computes."""
+        self.clock = clock
+        self._aborts = deque(aborts)
+        self._mid = mid
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        self.clock.begin_step()
+        self._abort_due(batch, False)
+        return super().compose(batch, now_ns)
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        self._abort_due(batch, True)
+        super().settle(batch, plan, now_ns)
+
+    def _abort_due(self, batch: Batch, mid: bool) -> None:
+        """Before a step, an abort in mid-step holds up those behind it."""
+        aborts, now_s = self._aborts, self.clock.now_ns / 1e9
+        while aborts and aborts[0][0] <= now_s and (mid or aborts[0][1] not in self._mid):
+            request = aborts.popleft()[1]
+            batch.now_ns = self.clock.now_ns
+            if self.abort(batch, request):
+                self.clock.aborted.append(request.id)
+
+
+class _PlayedAsync(_Played, VllmV1FeaturesAsync):
+    """The same with asynchronous scheduling."""
+
+
+def _build(config: Config) -> tuple[FullTables, _Played]:
+    caching = config.get("enable_prefix_caching", False)
+    connector = config.get("kv_connector")
+    asynchronous = config.get("v1_async", False)
+    speculation = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else None
+    blocks = FullTables(
+        config["block_size"],
+        config["num_gpu_blocks"],
+        max_model_len=config["max_model_len"],
+        enable_prefix_caching=caching,
+        eagle_drop=speculation is not None and speculation.eagle_drop,
+        lookahead_keys=speculation is not None and speculation.lookahead_keys,
+    )
+    engine = _PlayedAsync if asynchronous else _Played
+    part, worker = CONNECTORS[connector](config, blocks) if connector else (None, None)
+    scheduler = engine(
+        blocks=blocks,
+        connector=part,
+        worker=worker,
+        speculation=speculation,
+        max_loras=config.get("max_loras"),
+        pipeline_parallel_size=config.get("pipeline_parallel_size", 1),
+        num_gpu_blocks=config["num_gpu_blocks"],
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        enable_chunked_prefill=config.get("v1_enable_chunked_prefill", True),
+        scheduling_policy=config.get("policy", "fcfs"),
+        watermark=config.get("v1_watermark", 0.0),
+        scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
+        long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
+    )
+    return blocks, scheduler
+
+
+class _Clock(UnitClock):
+    """The unit clock, with what the features add to a record."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        arrivals: list[tuple[float, Request]],
+        max_steps: int,
+        scheduler: VllmV1Features,
+        config: Config,
+    ) -> None:
+        super().__init__(batch, arrivals, max_steps, idled)
+        self._scheduler = scheduler
+        self._speculates = "spec" in config
+        self._reporter = (
+            Reporter(config["kv_connector"], scheduler) if "kv_connector" in config else None
+        )
+        self.aborted: list[str] = []
+        """Requests given up in this step, in order."""
+
+    def begin_step(self) -> None:
+        """A step begins with the aborts before it is composed."""
+        self.aborted = []
+
+    def unfinished(self) -> bool:
+        if self._reporter is None:
+            return super().unfinished()
+        return self._scheduler.unfinished(self._batch) or bool(self._scheduler.finished)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._scheduler.finished)
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        super().composed(batch, plan, now_ns, arrived)
+        assert isinstance(plan, FeaturePlan)
+        record = self._record
+        if self._speculates:
+            record["spec"] = [[m.request.id, m.drafts] for m in plan.moves if m.drafts]
+        if self._reporter is not None:
+            record["holding"] = len(batch.holding)
+            record["q"][2] = queue_digest(batch.holding)
+            record.update(self._reporter.handed_over(plan))
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        if self._reporter is not None:
+            self._record["xdone"] = self._reporter.reported()
+        if self.aborted:
+            self._record["aborted"] = self.aborted
+        super().settled(batch, ended)
