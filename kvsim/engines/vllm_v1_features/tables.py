@@ -197,7 +197,7 @@ class FullTables(VllmV1PrefixTables):
             return False
         if self.need(sequence, upto, found) > free - reserved:
             return False
-        if found or external:
+        if not sequence.table:
             self.hold(sequence, upto, found)
             sequence.seen = -(-(local + external) // self.block_size)
         else:
