@@ -265,7 +265,7 @@ class GroupTables(Tables):
         sequence.filled = slots
         self.empty_slots += self._empty(sequence)
         if found.tokens or external:
-            sequence.seen = (found.tokens + external) // self.block_size
+            sequence.seen = found.tokens + external
         if not delay:
             self.publish(sequence, min(upto, sequence.length))
         return True
@@ -326,7 +326,7 @@ class GroupTables(Tables):
 
     def scheduled(self, sequence: TokenSequence, now_ns: int) -> int:
         sequence.access_ns = now_ns
-        return sequence.seen * self.block_size
+        return sequence.seen
 
     # -- audit ---------------------------------------------------------------------------------
 
