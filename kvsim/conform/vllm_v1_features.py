@@ -13,14 +13,16 @@ from zlib import crc32
 
 from kvsim.conform.record import Record, queue_digest
 from kvsim.conform.virtual import UnitClock, corpus_endings, corpus_requests, idled, played
-from kvsim.conform.workers import CONNECTORS, Reporter
+from kvsim.conform.workers import CONNECTORS, StepWorker
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Options, Request, Sequence
+from kvsim.engines.vllm_v1_features.connector import NOTHING
 from kvsim.engines.vllm_v1_features.plan import FeaturePlan
 from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features, VllmV1FeaturesAsync
 from kvsim.engines.vllm_v1_features.speculation import Drafts
-from kvsim.engines.vllm_v1_features.tables import FullTables
+from kvsim.engines.vllm_v1_groups import groups_of
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
 
 Config = Mapping[str, Any]
 
@@ -52,14 +54,14 @@ def replay(config: Config, trace: list[dict[str, Any]], audit: bool = False) -> 
     `audit`: check the books after every step. Raises `ValueError` where it refuses to start.
     """
     rows = [child for row in trace for child in _children(row)]
-    blocks, scheduler = _build(config)
+    scheduler, worker = _build(config)
     arrivals = corpus_requests(rows)
     for _, request in arrivals:
         request.options = _options(rows[request.index])
-    batch = Batch(blocks, corpus_endings(rows, scheduler.longest_sequence))
+    batch = Batch(scheduler.blocks, corpus_endings(rows, scheduler.longest_sequence))
     aborts = [(rows[r.index]["abort"], r) for _, r in arrivals if "abort" in rows[r.index]]
     mid = {request for _, request in aborts if rows[request.index].get("abort_mid", False)}
-    clock = _Clock(batch, arrivals, config.get("max_steps", 1_000_000), scheduler, config)
+    clock = _Clock(batch, arrivals, config.get("max_steps", 1_000_000), scheduler, worker)
     scheduler.give_up(clock, sorted(aborts, key=lambda entry: (entry[0], entry[1].index)), mid)
     return played(clock, scheduler, batch, audit)
 
@@ -142,39 +144,47 @@ class _PlayedAsync(_Played, VllmV1FeaturesAsync):
     """The same with asynchronous scheduling."""
 
 
-def _build(config: Config) -> tuple[FullTables, _Played]:
-    caching = config.get("enable_prefix_caching", False)
+def _build(config: Config) -> tuple[_Played, StepWorker | None]:
+    """The engine of a case, and the worker of its connector."""
     connector = config.get("kv_connector")
     asynchronous = config.get("v1_async", False)
+    stages = config.get("pipeline_parallel_size", 1)
     speculation = _RuleDrafts(config["spec"], bool(connector)) if "spec" in config else None
-    blocks = FullTables(
-        config["block_size"],
+    most = config["max_num_batched_tokens"]
+    threshold = config.get("long_prefill_token_threshold", 0)
+    blocks = GroupTables(
+        groups_of(config.get("kv_groups", [{"type": "full", "block_size": config["block_size"]}])),
         config["num_gpu_blocks"],
+        enable_prefix_caching=config.get("enable_prefix_caching", False),
+        keyed=config.get("enable_prefix_caching", False) or bool(connector),
         max_model_len=config["max_model_len"],
-        enable_prefix_caching=caching,
+        max_num_batched_tokens=most,
+        long_prefill_token_threshold=threshold,
+        prefix_cache_retention_interval=config.get("prefix_cache_retention_interval", 0),
         eagle_drop=speculation is not None and speculation.eagle_drop,
         lookahead_keys=speculation is not None and speculation.lookahead_keys,
+        num_spec_tokens=speculation.num_spec_tokens if speculation else 0,
+        in_flight=stages + asynchronous,
     )
-    engine = _PlayedAsync if asynchronous else _Played
-    part, worker = CONNECTORS[connector](config, blocks) if connector else (None, None)
-    scheduler = engine(
+    built = CONNECTORS[connector](config, blocks) if connector else None
+    scheduler = (_PlayedAsync if asynchronous else _Played)(
         blocks=blocks,
-        connector=part,
-        worker=worker,
+        connector=built and built.connector,
+        worker=built and built.worker,
         speculation=speculation,
         max_loras=config.get("max_loras"),
-        pipeline_parallel_size=config.get("pipeline_parallel_size", 1),
+        pipeline_parallel_size=stages,
         num_gpu_blocks=config["num_gpu_blocks"],
         max_model_len=config["max_model_len"],
         max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
+        max_num_batched_tokens=most,
         enable_chunked_prefill=config.get("v1_enable_chunked_prefill", True),
         scheduling_policy=config.get("policy", "fcfs"),
         watermark=config.get("v1_watermark", 0.0),
         scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
-        long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
+        long_prefill_token_threshold=threshold,
     )
-    return blocks, scheduler
+    return scheduler, built and built.worker
 
 
 class _Clock(UnitClock):
@@ -186,23 +196,21 @@ class _Clock(UnitClock):
         arrivals: list[tuple[float, Request]],
         max_steps: int,
         scheduler: VllmV1Features,
-        config: Config,
+        worker: StepWorker | None,
     ) -> None:
         super().__init__(batch, arrivals, max_steps, idled)
-        self._scheduler = scheduler
-        self._speculates = "spec" in config
-        self._reporter = (
-            Reporter(config["kv_connector"], scheduler) if "kv_connector" in config else None
-        )
+        self._scheduler, self._worker = scheduler, worker
         self.aborted: list[str] = []
         """Requests given up in this step, in order."""
 
     def begin_step(self) -> None:
         """A step begins with the aborts before it is composed."""
         self.aborted = []
+        if self._worker is not None:
+            self._worker.heard = NOTHING
 
     def unfinished(self) -> bool:
-        if self._reporter is None:
+        if self._worker is None:
             return super().unfinished()
         return self._scheduler.unfinished(self._batch) or bool(self._scheduler.finished)
 
@@ -214,16 +222,16 @@ class _Clock(UnitClock):
         super().composed(batch, plan, now_ns, arrived)
         assert isinstance(plan, FeaturePlan)
         record = self._record
-        if self._speculates:
+        if self._scheduler.speculation.num_spec_tokens:
             record["spec"] = [[m.request.id, m.drafts] for m in plan.moves if m.drafts]
-        if self._reporter is not None:
+        if self._worker is not None:
             record["holding"] = len(batch.holding)
             record["q"][2] = queue_digest(batch.holding)
-            record.update(self._reporter.handed_over(plan))
+            record.update(self._worker.handed_over(plan.transfers))
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        if self._reporter is not None:
-            self._record["xdone"] = self._reporter.reported()
+        if self._worker is not None:
+            self._record["xdone"] = self._worker.reported()
         if self.aborted:
             self._record["aborted"] = self.aborted
         super().settled(batch, ended)

@@ -1,29 +1,148 @@
-"""Workers of recorded cases, whose transfers take a number of steps."""
+"""Workers of recorded cases, whose transfers take a number of steps, and what logs say of them."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
-from kvsim.engines.vllm_v1_features.connector import Connector, Worker
-from kvsim.engines.vllm_v1_features.plan import FeaturePlan
-from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features
-from kvsim.engines.vllm_v1_features.tables import FullTables
+from kvsim.engines.vllm_v1_features.connector import Connector, Done, Job, Transfers, Worker
+from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
+from kvsim.engines.vllm_v1_features.offloading import Offloading
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
 
-CONNECTORS: dict[str, Callable[[Mapping[str, Any], FullTables], tuple[Connector, Worker]]] = {}
-"""Connector → what builds it and its worker for a case."""
+Config = Mapping[str, Any]
 
 
-class Reporter:
-    """Writes down transfers, as the logs of a connector do."""
+class Lane:
+    """Transfers of one direction, one after the other."""
 
-    def __init__(self, name: str, scheduler: VllmV1Features) -> None:
-        self._name = name
+    def __init__(self, steps: int) -> None:
+        """`steps`: number of steps after which a transfer is reported; 0: in its own step."""
+        self._steps = steps
+        self._jobs: deque[tuple[int, Job]] = deque()
 
-    def handed_over(self, plan: FeaturePlan) -> dict[str, Any]:
-        """What a step hands to the worker."""
-        return {}
+    def submit(self, job: Job, step: int) -> None:
+        """A transfer begins."""
+        self._jobs.append((step + self._steps, job))
+
+    def over(self, step: int, flush: set[int]) -> list[Job]:
+        """Takes out the transfers that are over in a step. Those of `flush` are waited for, and so
+        are those before them."""
+        flushed = [place for place, (_, job) in enumerate(self._jobs) if job.number in flush]
+        waited = flushed[-1] + 1 if flushed else 0
+        done = []
+        while self._jobs and (len(done) < waited or self._jobs[0][0] <= step):
+            done.append(self._jobs.popleft()[1])
+        return done
+
+
+class StepWorker(Worker):
+    """A worker whose transfers take a number of steps."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._results: deque[Done] = deque()
+        self.heard = Done([], [])
+        """What the last result reported."""
+
+    def start(self, transfers: Transfers | None) -> None:
+        assert transfers is not None
+        self._results.append(self.done(transfers, self._step))
+        self._step += 1
+
+    def collect(self) -> Done:
+        self.heard = self._results.popleft()
+        return self.heard
+
+    def done(self, transfers: Transfers, step: int) -> Done:
+        """Returns what is over in a step that begins with these transfers."""
+        raise NotImplementedError
+
+    def handed_over(self, transfers: Transfers) -> dict[str, Any]:
+        """What a record says of the transfers of a step."""
+        raise NotImplementedError
 
     def reported(self) -> list[Any]:
-        """The transfers of which the last result said that they are over."""
-        return []
+        """What a record says of the transfers that are over."""
+        raise NotImplementedError
+
+
+class OffloadingWorker(StepWorker):
+    """Copies to and from a CPU tier. A store begins with the step after the one that computes."""
+
+    def __init__(self, config: Config, connector: Offloading) -> None:
+        super().__init__()
+        self._connector = connector
+        self._loads = Lane(config.get("load_steps", 1))
+        self._stores = Lane(config.get("store_steps", 1))
+        self._later: list[Job] = []
+
+    def done(self, transfers: Transfers, step: int) -> Done:
+        flush = set(transfers.flush)
+        for job in transfers.loads:
+            if not job.within_step:
+                self._loads.submit(job, step)
+        within = [job for job in transfers.loads if job.within_step]
+        for job in self._later:
+            self._stores.submit(job, step)
+        for job in transfers.stores:
+            if job.number in flush:
+                self._stores.submit(job, step)
+        self._later = [job for job in transfers.stores if job.number not in flush]
+        stores = self._stores.over(step, flush)
+        return Done(self._loads.over(step, flush) + within, stores)
+
+    def handed_over(self, transfers: Transfers) -> dict[str, Any]:
+        tier = self._connector.tier
+        return {
+            "loads": [_copied(job) for job in transfers.loads],
+            "stores": [_copied(job) for job in transfers.stores],
+            "flush": transfers.flush,
+            "cpu": [tier.free, tier.evictable, tier.pending],
+        }
+
+    def reported(self) -> list[Any]:
+        return [job.number for job in (*self.heard.stores, *self.heard.loads)]
+
+
+def _copied(job: Job) -> list[Any]:
+    assert job.request is not None and job.other is not None
+    here, there = (_flat(job.gpu), _flat(job.other))
+    text = ";".join(",".join(map(str, blocks)) for blocks in (here, there))
+    return [job.number, job.request.id, len(here), len(there), crc32(text.encode())]
+
+
+def _flat(blocks: list[list[int]]) -> list[int]:
+    return [block for group in blocks for block in group]
+
+
+class Built(NamedTuple):
+    """A connector of a case, and its worker."""
+
+    connector: Connector
+    worker: StepWorker
+
+
+def _offloading(config: Config, blocks: GroupTables) -> Built:
+    settings = config["offload"]
+    tier = CpuTier(
+        settings["cpu_chunks"],
+        eviction_policy=settings.get("eviction_policy", "lru"),
+        store_threshold=settings.get("store_threshold", 0),
+        max_tracker_size=settings.get("max_tracker_size", 64_000),
+    )
+    connector = Offloading(
+        blocks,
+        tier,
+        blocks_per_chunk=settings.get("blocks_per_chunk", 1),
+        offload_prompt_only=settings.get("offload_prompt_only", True),
+        sync_load_budget_bytes=settings.get("sync_load_budget_bytes", 0),
+        bytes_per_token=4 * len(blocks.groups),
+    )
+    return Built(connector, OffloadingWorker(settings, connector))
+
+
+CONNECTORS: dict[str, Callable[[Config, GroupTables], Built]] = {"offloading": _offloading}
+"""Connector → what builds it and its worker for a case."""

@@ -7,7 +7,6 @@
 | `cpu_tier.py` | chunks in CPU memory, and which of them make room: LRU, ARC |
 | `speculation.py` | who proposes draft tokens, and what that costs |
 | `lora.py` | how many adapters may run together |
-| `tables.py` | the block tables that such a scheduler needs, for one group of full attention |
 
 Without any of them, `kvsim.engines.vllm_v1` makes the same decisions, faster.
 """

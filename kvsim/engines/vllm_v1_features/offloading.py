@@ -8,7 +8,7 @@ a store reads are not held: who reuses one of them waits for the store (a *flush
 
 from __future__ import annotations
 
-from math import lcm
+from collections.abc import Iterable
 
 from kvsim.engine.request import ABORTED, Request
 from kvsim.engines.vllm_v1_features.connector import (
@@ -19,9 +19,11 @@ from kvsim.engines.vllm_v1_features.connector import (
     Reported,
     Transfers,
 )
-from kvsim.engines.vllm_v1_features.cpu_tier import PENDING, Access, CpuTier, Key
+from kvsim.engines.vllm_v1_features.cpu_tier import Access, CpuTier, Key
 from kvsim.engines.vllm_v1_features.plan import FeaturePlan, Move
-from kvsim.engines.vllm_v1_features.tables import FullTables
+from kvsim.engines.vllm_v1_features.search import ChunkedGroup, Search, chunked_groups
+from kvsim.engines.vllm_v1_groups.group import Mask
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
 
 
 class _Chunks:
@@ -41,13 +43,16 @@ class _Chunks:
 class _Known:
     """What the tier knows of a request."""
 
-    __slots__ = ("access", "groups", "jobs", "local")
+    __slots__ = ("access", "groups", "jobs", "junction", "local", "over")
 
     def __init__(self, groups: int) -> None:
         self.access = Access()
         self.groups = [_Chunks() for _ in range(groups)]
         self.jobs: set[int] = set()
         """Its transfers in flight."""
+        self.over = False
+        self.junction = 0
+        """Tokens of a prefix that only some groups had when it was last looked up; 0: none."""
         self.local = 0
         """Tokens in blocks of the GPU when it was last looked up."""
 
@@ -55,12 +60,14 @@ class _Known:
 class _Copy:
     """A transfer in flight."""
 
-    __slots__ = ("fenced", "job", "keys")
+    __slots__ = ("fenced", "held", "keys")
 
-    def __init__(self, job: Job, keys: list[Key], fenced: list[int]) -> None:
-        self.job, self.keys = job, keys
-        self.fenced = fenced
-        """Blocks that are watched from the end of the request on."""
+    def __init__(self, keys: list[Key], held: Iterable[int] = ()) -> None:
+        self.keys = keys
+        self.held = held
+        """Blocks that it reads and that its request keeps until it is over."""
+        self.fenced: set[int] = set()
+        """Blocks that it reads and that may be given to somebody else."""
 
 
 class Offloading(Connector):
@@ -70,7 +77,7 @@ class Offloading(Connector):
 
     def __init__(
         self,
-        blocks: FullTables,
+        blocks: GroupTables,
         tier: CpuTier,
         *,
         blocks_per_chunk: int = 1,
@@ -85,14 +92,9 @@ class Offloading(Connector):
         self._prompt_only = offload_prompt_only
         self._sync_budget = self._sync_left = sync_load_budget_bytes
         self._bytes_per_token = bytes_per_token
-        self._tokens = [group.block_size * blocks_per_chunk for group in blocks.groups]
-        """Tokens of a chunk of each group."""
-        self._windows = [
-            -(-group.reach // tokens)
-            for group, tokens in zip(blocks.groups, self._tokens, strict=True)
-        ]
-        """Chunks that a window touches at least; 0: the group reads all tokens."""
-        self._align = _alignment(self._tokens, self._windows)
+        self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
+        self._tiers = Search(self._groups, tier)
+        self._align = _alignment(self._groups)
         self._known: dict[Request, _Known] = {}
         self._copies: dict[int, _Copy] = {}
         self._fences: dict[int, set[int]] = {}
@@ -114,6 +116,7 @@ class Offloading(Connector):
             return None
         self._extend_keys(request, known)
         known.local = computed
+        known.junction = self._blocks.junction(request.sequences[0])
         if request.options.skip_reading_prefix_cache:
             return Match()
         found = self._search(request, known)
@@ -129,17 +132,15 @@ class Offloading(Connector):
     def _search(self, request: Request, known: _Known) -> int | None:
         """Returns the tokens of a request in the tier behind its local ones; None: they may change
         before the next step."""
-        found = Search(self._blocks.groups, self._tokens, self._windows, self.tier).longest(
-            [chunks.keys for chunks in known.groups], known.local, request.sequences[0].length
-        )
-        if found and self._blocks.caches and self._being_loaded:
+        keys = [chunks.keys for chunks in known.groups]
+        found = self._tiers.longest(keys, known.local, request.sequences[0].length)
+        if found and self._blocks.caching and self._being_loaded:
             end = known.local + found
-            for number, chunks in enumerate(known.groups):
-                tokens = self._tokens[number]
-                keys = chunks.keys[known.local // tokens : -(-end // tokens)]
-                if self._windows[number]:
-                    keys = keys[-self._blocks.groups[number].window_chunks(end, tokens) :]
-                if not self._being_loaded.isdisjoint(keys):
+            for group, present in zip(self._groups, keys, strict=True):
+                wanted = present[known.local // group.tokens : -(-end // group.tokens)]
+                if group.window:
+                    wanted = wanted[-group.load_chunks(end) :]
+                if not self._being_loaded.isdisjoint(wanted):
                     return None
         return found
 
@@ -153,13 +154,12 @@ class Offloading(Connector):
         known, end = self._known[request], local + match.tokens
         keys: list[Key] = []
         targets: list[list[int]] = []
-        for number, (group, table) in enumerate(zip(self._blocks.groups, tables, strict=True)):
-            chunks, tokens = known.groups[number], self._tokens[number]
-            last = -(-end // group.block_size)
-            first = -(-local // group.block_size)
+        for group, chunks, table in zip(self._groups, known.groups, tables, strict=True):
+            size = group.rules.block_size
+            first, last = -(-local // size), -(-end // size)
             while first < last and not self._to_load(table[first], match):
                 first += 1
-            chunks.next = -(-end // tokens)
+            chunks.next = -(-end // group.tokens)
             if first < last:
                 keys += chunks.keys[first // self._size : chunks.next]
             targets.append(table[first:last])
@@ -168,7 +168,7 @@ class Offloading(Connector):
         job = Job(self._number(), request, targets, [places], True, within)
         self._new_loads.append(job)
         known.jobs.add(job.number)
-        self._copies[job.number] = _Copy(job, keys, [])
+        self._copies[job.number] = _Copy(keys)
         if match.asynchronous:
             self._being_loaded.update(keys)
 
@@ -205,7 +205,7 @@ class Offloading(Connector):
 
     def _note_tables(self, moves: list[Move]) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
-        sparse = [number for number, window in enumerate(self._windows) if window]
+        sparse = [number for number, group in enumerate(self._groups) if group.window]
         before: dict[Request, list[int]] = {}
         for move in moves:
             known = self._known_of(move.request)
@@ -240,9 +240,11 @@ class Offloading(Connector):
         tokens = min(computed, sequence.length)
         if self._prompt_only:
             tokens = min(tokens, request.input_length)
-        ends = [self._whole(number, known, request, tokens) for number in range(len(self._tokens))]
+        pairs = [*zip(self._groups, known.groups, strict=True)]
+        ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]
         offers = [
-            self._offers(number, known, request, end, ended) for number, end in enumerate(ends)
+            self._offers(group, chunks, request, end, known.junction)
+            for (group, chunks), end in zip(pairs, ends, strict=True)
         ]
         keys = [known.groups[number].keys[at] for number, found in enumerate(offers) for at in found]
         places = self.tier.offer(keys, known.access) if keys else {}
@@ -265,10 +267,10 @@ class Offloading(Connector):
                 if block
             ]
             sources.append(blocks)
-            (watched if self._windows[number] else later).extend(blocks)
+            (watched if self._groups[number].window else later).extend(blocks)
         job = Job(self._number(), request, sources, [[*places.values()]], False)
         known.jobs.add(job.number)
-        self._copies[job.number] = _Copy(job, [*places], later)
+        self._copies[job.number] = _Copy([*places], later)
         self._fence(job.number, watched)
         if ended:
             self._fence(job.number, later)
@@ -276,29 +278,154 @@ class Offloading(Connector):
                 flush.add(job.number)
         return [job]
 
-    def _whole(self, number: int, known: _Known, request: Request, tokens: int) -> int:
+    def _whole(
+        self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int
+    ) -> int:
         """Returns the number of chunks of a group that could be stored by now."""
-        chunks = known.groups[number]
-        end = tokens // self._tokens[number]
-        if self._blocks.groups[number].eagle and tokens > request.input_length:
+        end = tokens // group.tokens
+        if group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
             # Its last block may be written again while drafts are verified.
-            end -= request.finish_ns < 0
+            end -= 1
         return max(0, min(end, len(chunks.blocks) // self._size, len(chunks.keys)))
 
     def _offers(
-        self, number: int, known: _Known, request: Request, end: int, ended: bool
+        self, group: ChunkedGroup, chunks: _Chunks, request: Request, end: int, junction: int
     ) -> list[int]:
         """Returns the chunks of a group that are offered: those that a later load can use, and
         whose blocks are all there."""
-        chunks, size = known.groups[number], self._size
-        first = chunks.next
-        kept = None
-        if self._windows[number]:
-            first, kept = self._kept(number, known, request, end, ended)
+        size, first, ended = self._size, chunks.next, request.finish_ns >= 0
+        prompt = request.input_length // group.tokens
+        horizon = end if ended else prompt if end <= prompt else 0
+        mask, passed = self._mask(group, request, junction, horizon), None
+        if ended and end != prompt and group.slides and mask.horizon and not self._uneven(group):
+            # The end of the request was not known to be one when these chunks were passed over.
+            segment = mask.align // group.rules.block_size
+            first = min(first, end * size // segment * segment // size)
+            passed = self._mask(group, request, junction, prompt)
+        if end <= first:
+            return []
+        kept = self._kept(group, first, end, mask)
+        before = None if passed is None else self._kept(group, first, end, passed)
         found = []
         for at in range(first, end):
+            places = range((at - first) * size, (at - first + 1) * size)
             blocks = chunks.blocks[at * size : (at + 1) * size]
-            needed = [True] * size if kept is None else kept(at)
-            if blocks[-1] and any(needed) and all(map(_there, blocks, needed)):
+            needed = [kept is None or kept[place] for place in places]
+            known = passed is not None and at < chunks.next
+            if known and (before is None or any(before[place] for place in places)):
+                continue
+            absent = any(need and not block for need, block in zip(needed, blocks, strict=True))
+            if blocks[-1] and any(needed) and not absent:
                 found.append(at)
         return found
+
+    def _mask(self, group: ChunkedGroup, request: Request, junction: int, horizon: int) -> Mask:
+        """Returns where later requests can resume, if the chunks end at chunk `horizon`."""
+        interval, eagle = self._blocks.layout.retention_interval, group.rules.eagle
+        marks = (request.input_length - 1, *([junction] if junction else []))
+        if interval is not None or eagle:
+            horizon = 0
+        return Mask(self._align or 1, interval, eagle, marks, horizon * self._size)
+
+    def _uneven(self, group: ChunkedGroup) -> bool:
+        """Whether hits end elsewhere than the blocks of a group."""
+        return not self._align or self._align % group.rules.block_size != 0
+
+    def _kept(
+        self, group: ChunkedGroup, first: int, end: int, mask: Mask
+    ) -> list[bool] | None:
+        """Returns which blocks of these chunks a later request can use; None for all."""
+        if not self._align:
+            return None
+        return group.rules.keeps(first * self._size, end * self._size, mask)
+
+    # -- a request is over, or a transfer --------------------------------------------------------
+
+    def request_finished(self, request: Request) -> bool:
+        known = self._known.get(request)
+        if known is not None:
+            self._extend_keys(request, known)
+            for number in known.jobs:
+                self._fence(number, self._copies[number].held)
+        return False
+
+    def update_connector_output(self, done: Done) -> Reported:
+        for job in done.stores:
+            self.tier.stored(self._done(job))
+        for job in done.loads:
+            keys = self._done(job)
+            self.tier.loaded(keys)
+            self._being_loaded.difference_update(keys)
+        return Reported([job.request for job in done.loads if not job.within_step], [])
+
+    def _done(self, job: Job) -> list[Key]:
+        """A transfer is over. Returns its chunks."""
+        request, copy = job.request, self._copies.pop(job.number)
+        assert request is not None
+        for block in copy.fenced:
+            self._fences[block].discard(job.number)
+            if not self._fences[block]:
+                del self._fences[block]
+        known = self._known[request]
+        known.jobs.remove(job.number)
+        if known.over and not known.jobs:
+            del self._known[request]
+        return copy.keys
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._copies)
+
+    # -- the connector's own ---------------------------------------------------------------------
+
+    def _over(self, request: Request) -> None:
+        """The last stores of a request have been offered."""
+        known = self._known.get(request)
+        if known is not None:
+            known.over = True
+            self.tier.ended(known.access)
+            if not known.jobs:
+                del self._known[request]
+
+    def _fence(self, number: int, blocks: Iterable[int]) -> None:
+        """Watches blocks that a store reads: who reuses them waits for it."""
+        self._copies[number].fenced.update(blocks)
+        for block in blocks:
+            self._fences.setdefault(block, set()).add(number)
+
+    def _known_of(self, request: Request) -> _Known:
+        known = self._known.get(request)
+        if known is None:
+            known = self._known[request] = _Known(len(self._groups))
+        return known
+
+    def _extend_keys(self, request: Request, known: _Known) -> None:
+        """Notes the keys of chunks whose tokens are known by now."""
+        unit = self._blocks.layout.key_tokens
+        keys = self._blocks.keys(request.sequences[0])
+        for number, (group, chunks) in enumerate(zip(self._groups, known.groups, strict=True)):
+            each = group.tokens // unit
+            for end in range((len(chunks.keys) + 1) * each, len(keys) + 1, each):
+                key = (keys[end - 1], number)
+                chunks.keys.append(key)
+                known.access.position[key] = end * unit
+
+    def _number(self) -> int:
+        self._jobs += 1
+        return self._jobs - 1
+
+
+def _alignment(groups: list[ChunkedGroup]) -> int:
+    """Returns the tokens of which every hit is a multiple; 0 if groups differ in that."""
+    sizes = {group.tokens for group in groups if not group.window}
+    if not sizes:
+        return max(group.tokens for group in groups)
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _written(request: Request) -> int:
+    """Returns the tokens of an ended request whose KV will not change any more."""
+    sequence = request.sequences[0]
+    if request.reason == ABORTED:
+        return sequence.computed
+    return max(request.input_length, sequence.length - 1)

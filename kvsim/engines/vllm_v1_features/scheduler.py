@@ -20,7 +20,8 @@ from kvsim.engines.vllm_v1_features.live import LOADED, LOADING, UNLOADED, Budge
 from kvsim.engines.vllm_v1_features.lora import LoraSlots
 from kvsim.engines.vllm_v1_features.plan import FeaturePlan, Move
 from kvsim.engines.vllm_v1_features.speculation import Speculation
-from kvsim.engines.vllm_v1_features.tables import FullTables, Hits
+from kvsim.engines.vllm_v1_groups.lookup import Hits
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import EngineStopped
 
 
@@ -39,7 +40,7 @@ class VllmV1Features(VllmV1):
     def __init__(
         self,
         *,
-        blocks: FullTables,
+        blocks: GroupTables,
         connector: Connector | None = None,
         worker: Worker | None = None,
         speculation: Speculation | None = None,
@@ -430,7 +431,7 @@ class VllmV1Features(VllmV1):
         self._prefills.pop(request, None)
         if keeps:
             self._kept[request] = blocks.detach(sequence)
-        elif self._releases_late and live.sequence > self._known and sequence.table:
+        elif self._releases_late and live.sequence > self._known:
             self._late.append((self._sent, blocks.detach(sequence)))
         batch.complete(request)
         self.finished.append(request)
