@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from kvsim.engine.request import Request
 from kvsim.engines.vllm_v1_features.connector import Connector, Done, Job, Transfers, Worker
 from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
+from kvsim.engines.vllm_v1_features.nixl import Nixl
 from kvsim.engines.vllm_v1_features.offloading import Offloading
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 
@@ -107,6 +109,53 @@ class OffloadingWorker(StepWorker):
         return [job.number for job in (*self.heard.stores, *self.heard.loads)]
 
 
+class NixlWorker(StepWorker):
+    """Pulls blocks from another engine, and waits until the other has read them."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._steps = [
+            (config.get(f"{name}_steps", 1), config.get(f"{name}_spread", 0) + 1)
+            for name in ("load", "send")
+        ]
+        self._pulls: list[tuple[int, Request]] = []
+        self._reads: list[tuple[int, Request]] = []
+
+    def done(self, transfers: Transfers, step: int) -> Done:
+        for job in transfers.loads:
+            if job.awaited and job.request is not None:
+                self._pulls.append((self._due(step, job.request, "~", 0), job.request))
+        for request in transfers.sends:
+            self._reads.append((self._due(step, request, "^", 1), request))
+        return Done(_take_due(self._pulls, step), _take_due(self._reads, step))
+
+    def _due(self, step: int, request: Request, mark: str, number: int) -> int:
+        steps, spread = self._steps[number]
+        return step + int(steps) + crc32(f"{request.id}{mark}".encode()) % int(spread)
+
+    def handed_over(self, transfers: Transfers) -> dict[str, Any]:
+        return {
+            "loads": [_pulled(job) for job in transfers.loads],
+            "sends": [request.id for request in transfers.sends],
+        }
+
+    def reported(self) -> list[Any]:
+        return [request.id for request in (*self.heard.loads, *self.heard.stores)]
+
+
+def _take_due(waiting: list[tuple[int, Request]], step: int) -> list[Request]:
+    """Takes out the requests whose transfer is over."""
+    over = [request for due, request in waiting if due <= step]
+    waiting[:] = [entry for entry in waiting if entry[0] > step]
+    return over
+
+
+def _pulled(job: Job) -> list[Any]:
+    assert job.request is not None
+    text = ";".join(",".join(map(str, blocks)) for blocks in job.gpu)
+    return [job.number, job.request.id, len(_flat(job.gpu)), int(job.awaited), crc32(text.encode())]
+
+
 def _copied(job: Job) -> list[Any]:
     assert job.request is not None and job.other is not None
     here, there = (_flat(job.gpu), _flat(job.other))
@@ -144,5 +193,13 @@ def _offloading(config: Config, blocks: GroupTables) -> Built:
     return Built(connector, OffloadingWorker(settings, connector))
 
 
-CONNECTORS: dict[str, Callable[[Config, GroupTables], Built]] = {"offloading": _offloading}
+def _nixl(config: Config, blocks: GroupTables) -> Built:
+    connector = Nixl(blocks, config.get("kv_role", "kv_both"))
+    return Built(connector, NixlWorker(config.get("nixl", {})))
+
+
+CONNECTORS: dict[str, Callable[[Config, GroupTables], Built]] = {
+    "offloading": _offloading,
+    "nixl": _nixl,
+}
 """Connector → what builds it and its worker for a case."""
