@@ -12,6 +12,7 @@ from kvsim.engines.vllm_v1_features.connector import Connector, Done, Job, Trans
 from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
 from kvsim.engines.vllm_v1_features.nixl import Nixl
 from kvsim.engines.vllm_v1_features.offloading import Offloading
+from kvsim.engines.vllm_v1_features.simple import SimpleOffload
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 
 Config = Mapping[str, Any]
@@ -28,6 +29,10 @@ class Lane:
     def submit(self, job: Job, step: int) -> None:
         """A transfer begins."""
         self._jobs.append((step + self._steps, job))
+
+    def numbers(self) -> set[int]:
+        """Returns the numbers of the transfers that are not over."""
+        return {job.number for _, job in self._jobs}
 
     def over(self, step: int, flush: set[int]) -> list[Job]:
         """Takes out the transfers that are over in a step. Those of `flush` are waited for, and so
@@ -109,6 +114,44 @@ class OffloadingWorker(StepWorker):
         return [job.number for job in (*self.heard.stores, *self.heard.loads)]
 
 
+class SimpleWorker(StepWorker):
+    """Copies to and from a second pool. Stores begin with the step that hands them over."""
+
+    def __init__(self, config: Config, connector: SimpleOffload) -> None:
+        super().__init__()
+        self._connector = connector
+        self._loads, self._stores = (
+            Lane(config.get(f"{name}_steps", 1)) for name in ("load", "store")
+        )
+
+    def done(self, transfers: Transfers, step: int) -> Done:
+        over = []
+        for lane, jobs in ((self._loads, transfers.loads), (self._stores, transfers.stores)):
+            before = lane.numbers() if transfers.flush_all else set()
+            for job in jobs:
+                lane.submit(job, step)
+            over.append(lane.over(step, before))
+        return Done(*over)
+
+    def handed_over(self, transfers: Transfers) -> dict[str, Any]:
+        cpu = self._connector.cpu
+        return {
+            "loads": [_moved(job) for job in transfers.loads],
+            "stores": [_moved(job) for job in transfers.stores],
+            "flush": [1] if transfers.flush_all else [],
+            "cpu": [cpu.free, len(cpu.key_of)],
+        }
+
+    def reported(self) -> list[Any]:
+        loads = [f"L{job.number}" for job in self.heard.loads]
+        return loads + [f"S{job.number}" for job in self.heard.stores]
+
+
+def _moved(job: Job) -> list[Any]:
+    number, _, blocks, _, digest = _copied(job)
+    return [number, blocks, digest]
+
+
 class NixlWorker(StepWorker):
     """Pulls blocks from another engine, and waits until the other has read them."""
 
@@ -157,10 +200,10 @@ def _pulled(job: Job) -> list[Any]:
 
 
 def _copied(job: Job) -> list[Any]:
-    assert job.request is not None and job.other is not None
+    assert job.other is not None
     here, there = (_flat(job.gpu), _flat(job.other))
     text = ";".join(",".join(map(str, blocks)) for blocks in (here, there))
-    return [job.number, job.request.id, len(here), len(there), crc32(text.encode())]
+    return [job.number, job.request and job.request.id, len(here), len(there), crc32(text.encode())]
 
 
 def _flat(blocks: list[list[int]]) -> list[int]:
@@ -193,6 +236,17 @@ def _offloading(config: Config, blocks: GroupTables) -> Built:
     return Built(connector, OffloadingWorker(settings, connector))
 
 
+def _simple(config: Config, blocks: GroupTables) -> Built:
+    settings = config["simple"]
+    connector = SimpleOffload(
+        blocks,
+        settings["cpu_blocks"],
+        config["max_num_batched_tokens"],
+        settings.get("lazy_offload", False),
+    )
+    return Built(connector, SimpleWorker(settings, connector))
+
+
 def _nixl(config: Config, blocks: GroupTables) -> Built:
     connector = Nixl(blocks, config.get("kv_role", "kv_both"))
     return Built(connector, NixlWorker(config.get("nixl", {})))
@@ -200,6 +254,7 @@ def _nixl(config: Config, blocks: GroupTables) -> Built:
 
 CONNECTORS: dict[str, Callable[[Config, GroupTables], Built]] = {
     "offloading": _offloading,
+    "simple": _simple,
     "nixl": _nixl,
 }
 """Connector → what builds it and its worker for a case."""
