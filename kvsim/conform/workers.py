@@ -39,7 +39,7 @@ class Lane:
         are those before them."""
         flushed = [place for place, (_, job) in enumerate(self._jobs) if job.number in flush]
         waited = flushed[-1] + 1 if flushed else 0
-        done = []
+        done: list[Job] = []
         while self._jobs and (len(done) < waited or self._jobs[0][0] <= step):
             done.append(self._jobs.popleft()[1])
         return done

@@ -168,9 +168,7 @@ class SimpleOffload(Connector):
             copies.append(self._reserved(self._selected(sequence, stored, stored.blocks)))
         return copies
 
-    def _selected(
-        self, sequence: Sequence, stored: _Stored, tables: list[list[int]]
-    ) -> list[int]:
+    def _selected(self, sequence: Sequence, stored: _Stored, tables: list[list[int]]) -> list[int]:
         """Returns the blocks of a sequence that can be copied now and are not in the tier yet."""
         blocks, room = self._blocks, self.cpu.free
         confirmed = sequence.computed - sequence.placeholders
