@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from kvsim.assumed import complete
 from kvsim.checks import (
+    Room,
     check_cache,
     check_chunks,
     check_engine,
@@ -21,8 +22,11 @@ from kvsim.cost.prices import make_prices
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
 from kvsim.engines.versions import Default
+from kvsim.engines.vllm_v1_groups.full import Full
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.engines.vllm_v1_groups.planning import groups_of_model
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
 from kvsim.hardware import Hardware
@@ -77,17 +81,28 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    config = fitting(config, memory) if fits else checked_pool(config, memory)
-    manager = _manager(config, engine)
+    groups = groups_of_model(model, config, hardware)
+    room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
+    config = fitting(config, room) if fits else checked_pool(config, room)
+    manager = GROUP_MANAGER if groups else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
+    if manager == GROUP_MANAGER:
+        # The length that fits may be below that of which the groups know.
+        whole = (Full(block_size=config.block_size),)
+        given["groups"] = groups_of_model(model, config, hardware) or whole
+        given["max_num_batched_tokens"] = draft.max_num_batched_tokens
+        given["in_flight"] = draft.in_flight
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
         managers = {name: without_names(kind, config) for name, kind in managers.items()}
     args = ready(config.block_manager_args, **given)
     blocks = construct("block_manager", managers, manager, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
-    scheduler = _scheduler(config, engine, {**pools, **caching, "future": future})
+    further = {**pools, **caching, "future": future}
+    if isinstance(blocks, GroupTables):
+        further["blocks"] = blocks
+    scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
         raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
@@ -136,8 +151,14 @@ def _given(config: RunConfig) -> dict[str, Any]:
 
 def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
     table = {name: entry.scheduler for name, entry in ENGINES.items()}
-    if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
-        table[config.engine] = engine.asynchronous
+    if config.engine in table:
+        grouped, ahead = "blocks" in further, _asynchronous(config)
+        kinds = (
+            (engine.grouped, engine.grouped_asynchronous)
+            if grouped
+            else (engine.scheduler, engine.asynchronous)
+        )
+        table[config.engine] = kinds[ahead] or engine.scheduler
     assert isinstance(config.max_model_len, int)
     victim = make_victim(
         config.victim,
@@ -165,6 +186,8 @@ def _manager(config: RunConfig, engine: Engine) -> str:
     if config.block_manager is None:
         return engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
     fitting = {engine.block_manager, engine.prefix_manager, *engine.others} - {""}
+    if engine.grouped is not None and config.engine in ENGINES:
+        fitting.add(GROUP_MANAGER)
     if config.block_manager in BLOCK_MANAGERS and config.block_manager not in fitting:
         raise ConfigError(
             f"block_manager: {config.block_manager} does not go with {config.engine}, which takes"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_right
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,6 +13,8 @@ from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines.vllm_v1_groups.group import Group, Layout
+from kvsim.engines.vllm_v1_groups.planning import peak_blocks
 from kvsim.errors import ConfigError
 from kvsim.memory import Budget
 
@@ -67,39 +71,56 @@ def check_sharing(config: RunConfig, manager: str) -> None:
                 )
 
 
-def checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
+class Room(NamedTuple):
+    """The pool, and what a long sequence takes of it."""
+
+    memory: Budget
+    groups: tuple[Group, ...]
+    """The KV cache groups of the model; none if one table serves all layers."""
+    max_in_flight_tokens: int
+    """Most tokens that are scheduled and not settled."""
+
+    def longest(self, config: RunConfig, most: int) -> int:
+        """Returns the longest sequence that fits, of at most `most` tokens."""
+        assert config.block_size is not None
+        blocks = self.memory.num_gpu_blocks
+        if not self.groups:
+            return min(most, blocks * config.block_size)
+
+        def need(tokens: int) -> int:
+            size, flying = config.block_size or 1, self.max_in_flight_tokens
+            return peak_blocks(self.groups, Layout(size, size, tokens, flying, None))
+
+        return bisect_right(range(1, most + 1), blocks, key=need)
+
+
+def checked_pool(config: RunConfig, room: Room) -> RunConfig:
     """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
 
     Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
     `_check_enough_kv_cache_memory`.
     """
-    room = _room(config, memory)
     assert isinstance(config.max_model_len, int)
+    memory, longest = room.memory, room.longest(config, config.max_model_len)
     # SGLang starts all the same, and caps what a request may hold (`Sglang.arrive`).
-    if config.max_model_len > room and memory.formula != "sglang":
+    if config.max_model_len > longest and memory.formula != "sglang":
         raise ConfigError(
-            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
+            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {longest}"
             f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"
-            f" {room} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
+            f" {longest} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
         )
     return config
 
 
-def fitting(config: RunConfig, memory: Budget) -> RunConfig:
+def fitting(config: RunConfig, room: Room) -> RunConfig:
     """The settings with the largest `max_model_len` that fits, up to the model's own limit.
 
     Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was
     counted with the model's limit, as there.
     """
     assert isinstance(config.max_model_len, int)
-    longest = min(config.max_model_len, _room(config, memory))
+    longest = room.longest(config, config.max_model_len)
     return msgspec.structs.replace(config, max_model_len=longest)
-
-
-def _room(config: RunConfig, memory: Budget) -> int:
-    """Tokens that the whole pool holds."""
-    assert config.block_size is not None
-    return memory.num_gpu_blocks * config.block_size
 
 
 def check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:

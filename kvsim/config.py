@@ -191,6 +191,25 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     long_prefill_token_threshold: Annotated[
         Natural | None, _doc(_ENGINE, "V1: longest chunk of one request; default: 0, no limit.")
     ] = None
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool | None,
+        _doc(
+            _ENGINE,
+            "V1: layers with windows keep all tokens, as full attention does; default: no.",
+        ),
+    ] = None
+    prefix_cache_retention_interval: Annotated[
+        Natural | Literal["none"] | None,
+        _doc(
+            _ENGINE,
+            "V1: what windows and states leave in the prefix cache: 0 only the ends of prompts, a"
+            " number also what lies before its multiples, none everything; default: 0.",
+        ),
+    ] = None
+    mamba_cache_mode: Annotated[
+        Literal["none", "align"] | None,
+        _doc(_ENGINE, "V1: align keeps states at block ends; default: with a prefix cache."),
+    ] = None
     async_scheduling: Annotated[
         bool | None,
         _doc(_ENGINE, "V1: compose a step while the one before computes; default: yes."),

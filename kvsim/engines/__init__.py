@@ -24,6 +24,12 @@ from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
+from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features, VllmV1FeaturesAsync
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
+
+
+GROUP_MANAGER = "vllm-v1-groups"
+"""The block manager of models with several KV cache groups."""
 
 
 class Engine(NamedTuple):
@@ -39,6 +45,10 @@ class Engine(NamedTuple):
     """Further block managers that work with its scheduler."""
     asynchronous: type[Scheduler] | None = None
     """The asynchronous scheduler, which is the default; None if the engine has none."""
+    grouped: type[Scheduler] | None = None
+    """The scheduler for models with several KV cache groups, and `grouped_asynchronous`; None if
+    the engine keeps all tokens in all layers. Its block manager is `GROUP_MANAGER`."""
+    grouped_asynchronous: type[Scheduler] | None = None
     switch: str = ""
     """The setting that chooses between the two schedulers."""
     samples: bool = False
@@ -79,6 +89,8 @@ ENGINES: dict[str, Engine] = {
         "vllm-v1-prefix-caching",
         others=("naive",),
         asynchronous=VllmV1Async,
+        grouped=VllmV1Features,
+        grouped_asynchronous=VllmV1FeaturesAsync,
         switch="async_scheduling",
         enable_prefix_caching=True,
         vllm_version="0.33.0",
@@ -124,6 +136,7 @@ BLOCK_MANAGERS: dict[str, type[Tables]] = {
     "vllm-0.3.3": Vllm033Tables,
     "vllm-v1": VllmV1Tables,
     "vllm-v1-prefix-caching": VllmV1PrefixTables,
+    GROUP_MANAGER: GroupTables,
     "nano-vllm": NanoTables,
     "nano-vllm-2025-08": NanoTables2025,
     "sglang": SglangTables,

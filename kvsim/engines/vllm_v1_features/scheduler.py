@@ -23,6 +23,7 @@ from kvsim.engines.vllm_v1_features.speculation import Speculation
 from kvsim.engines.vllm_v1_groups.lookup import Hits
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import EngineStopped
+from kvsim.rules.victims import Victim
 
 
 class _Found(NamedTuple):
@@ -36,6 +37,9 @@ class _Found(NamedTuple):
 
 class VllmV1Features(VllmV1):
     """vLLM V1 0.33.0 with features, and synchronous scheduling."""
+
+    _ahead = 0
+    """Number of steps composed ahead of those that the stages of a pipeline work on."""
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class VllmV1Features(VllmV1):
         watermark: float = 0.0,
         scheduler_reserve_full_isl: bool = True,
         long_prefill_token_threshold: int = 0,
+        victim: Victim | None = None,
+        requeue: str | None = None,
     ) -> None:
         super().__init__(
             num_gpu_blocks=num_gpu_blocks,
@@ -66,13 +72,16 @@ class VllmV1Features(VllmV1):
             watermark=watermark,
             scheduler_reserve_full_isl=scheduler_reserve_full_isl,
             long_prefill_token_threshold=long_prefill_token_threshold,
+            victim=victim,
+            requeue=requeue,
         )
         self.blocks = blocks
         self.connector = connector or Connector()
         self.worker = worker or Worker()
         self.speculation = speculation or Speculation()
         self.loras = LoraSlots(max_loras)
-        self.pipeline_parallel_size = self.in_flight = pipeline_parallel_size
+        self.pipeline_parallel_size = pipeline_parallel_size
+        self.in_flight = pipeline_parallel_size + self._ahead
         self.live: dict[Request, Live] = {}
         self.finished: list[Request] = []
         """Requests that are over since the last step was composed."""
@@ -483,9 +492,7 @@ class VllmV1FeaturesAsync(VllmV1Features):
     placeholder for each of them, too.
     """
 
-    def __init__(self, *, pipeline_parallel_size: int = 1, **settings: object) -> None:
-        super().__init__(pipeline_parallel_size=pipeline_parallel_size, **settings)  # type: ignore[arg-type]
-        self.in_flight = pipeline_parallel_size + 1
+    _ahead = 1
 
     def _pauses(self, batch: Batch, sequence: Sequence, live: Live) -> bool:
         if sequence.placeholders and batch.ending(sequence):

@@ -141,6 +141,11 @@ class Group(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_
         """Returns the most blocks that a sequence ever holds; None if its length decides."""
         return None
 
+    def peak_blocks(self, layout: Layout) -> int:
+        """Returns the blocks that a sequence of `max_model_len` tokens holds at most."""
+        most = self.most_blocks(layout)
+        return -(-layout.max_model_len // self.block_size) if most is None else most
+
     def missing(
         self, table: GroupTable, ask: Ask, hits: list[int], pool: GroupPool, layout: Layout
     ) -> int:

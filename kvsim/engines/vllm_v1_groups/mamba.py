@@ -40,6 +40,9 @@ class Mamba(Group, frozen=True, kw_only=True, tag="mamba"):
     def skipped(self, computed: int) -> int:
         return max(computed - 1, 0)
 
+    def peak_blocks(self, layout: Layout) -> int:
+        return 1 + layout.num_spec_tokens
+
     def find(self, found: Found, most: int, drop: bool, align: int) -> list[Entry]:
         """Returns the last state that is there."""
         size = self.block_size
@@ -84,6 +87,9 @@ class AlignedMamba(Mamba, frozen=True, kw_only=True, tag="mamba-aligned"):
 
     def table(self) -> StateTable:
         return StateTable()
+
+    def peak_blocks(self, layout: Layout) -> int:
+        return 2 + layout.num_spec_tokens + self.checkpoint
 
     def missing(
         self, table: GroupTable, ask: Ask, hits: list[int], pool: GroupPool, layout: Layout
