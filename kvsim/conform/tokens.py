@@ -41,7 +41,10 @@ class RuleStream:
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of full blocks `first .. last - 1`."""
-        keys, digest = self._keys.setdefault(block_size, []), self._digests.get(block_size, self._salt)
+        keys, digest = (
+            self._keys.setdefault(block_size, []),
+            self._digests.get(block_size, self._salt),
+        )
         while len(keys) < last:
             digest = xxhash.xxh128_digest(digest + self._block(len(keys), block_size))
             keys.append(int.from_bytes(digest, "little"))
@@ -63,6 +66,4 @@ class RuleStream:
 
     def sample(self, index: int) -> RuleStream:
         """The stream of the corpus's sample `index - 1`."""
-        return RuleStream(
-            self._id, self._prompt, index - 1, self._lengths, self._salt.decode()
-        )
+        return RuleStream(self._id, self._prompt, index - 1, self._lengths, self._salt.decode())

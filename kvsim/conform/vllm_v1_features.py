@@ -37,9 +37,7 @@ SETTINGS = frozenset(
     )
 )
 """Keys of a configuration that plain cases lack."""
-WISHES = frozenset(
-    ("n", "abort", "lora", "cache_salt", "grammar_ready", "skip_prefix_read", "pd")
-)
+WISHES = frozenset(("n", "abort", "lora", "cache_salt", "grammar_ready", "skip_prefix_read", "pd"))
 """Keys of a request that plain cases lack."""
 
 
@@ -90,9 +88,7 @@ class _RuleDrafts(Drafts):
     def __init__(self, config: Mapping[str, Any], connector: bool) -> None:
         options = ("draft_slots", "disable_eagle_block_drop", "disable_lookahead_block_hashes")
         given = {key: config[key] for key in options if key in config}
-        super().__init__(
-            config["method"], config["num_spec_tokens"], connector=connector, **given
-        )
+        super().__init__(config["method"], config["num_spec_tokens"], connector=connector, **given)
         self._varies = config["method"] == "ngram"
         self._accept = config.get("accept")
 

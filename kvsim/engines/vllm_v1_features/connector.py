@@ -53,6 +53,8 @@ class Transfers(NamedTuple):
     """Numbers of jobs that must be over before the step computes."""
     sends: list[Request]
     """Ended requests whose blocks another engine reads from now on."""
+    flush_all: bool = False
+    """Whether all earlier transfers must be over before the step computes."""
 
 
 class Done(NamedTuple):

@@ -246,7 +246,9 @@ class Offloading(Connector):
             self._offers(group, chunks, request, end, known.junction)
             for (group, chunks), end in zip(pairs, ends, strict=True)
         ]
-        keys = [known.groups[number].keys[at] for number, found in enumerate(offers) for at in found]
+        keys = [
+            known.groups[number].keys[at] for number, found in enumerate(offers) for at in found
+        ]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
             return []
@@ -278,9 +280,7 @@ class Offloading(Connector):
                 flush.add(job.number)
         return [job]
 
-    def _whole(
-        self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int
-    ) -> int:
+    def _whole(self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int) -> int:
         """Returns the number of chunks of a group that could be stored by now."""
         end = tokens // group.tokens
         if group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
@@ -331,9 +331,7 @@ class Offloading(Connector):
         """Whether hits end elsewhere than the blocks of a group."""
         return not self._align or self._align % group.rules.block_size != 0
 
-    def _kept(
-        self, group: ChunkedGroup, first: int, end: int, mask: Mask
-    ) -> list[bool] | None:
+    def _kept(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[bool] | None:
         """Returns which blocks of these chunks a later request can use; None for all."""
         if not self._align:
             return None

@@ -157,9 +157,7 @@ class VllmV1Features(VllmV1):
                 tokens = blocks.cut(sequence, computed, tokens)
             if tokens <= 0:
                 continue
-            while not blocks.allocate_slots(
-                sequence, tokens, lookahead=lookahead, flying=live.fly
-            ):
+            while not blocks.allocate_slots(sequence, tokens, lookahead=lookahead, flying=live.fly):
                 victim = self.victim(batch.others, blocks)
                 if self._in_flight(victim):
                     # Its blocks would be released too late.
@@ -194,9 +192,7 @@ class VllmV1Features(VllmV1):
 
     # -- admissions ------------------------------------------------------------------------------
 
-    def _admissions(
-        self, batch: Batch, plan: FeaturePlan, budget: Budget, most: int
-    ) -> list[Move]:
+    def _admissions(self, batch: Batch, plan: FeaturePlan, budget: Budget, most: int) -> list[Move]:
         """Admits requests from the two queues until one is refused, and passes over those that
         cannot be scheduled now."""
         admitted: list[Move] = []
@@ -378,8 +374,7 @@ class VllmV1Features(VllmV1):
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
-        """Settles a step once its time has passed: tokens exist, transfers and requests are over.
-        """
+        """Settles a step once its time has passed: tokens exist, requests and transfers end."""
         assert isinstance(plan, FeaturePlan)
         batch.now_ns = now_ns
         if plan.moves:

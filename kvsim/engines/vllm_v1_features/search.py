@@ -45,8 +45,7 @@ class ChunkedGroup(NamedTuple):
 def chunked_groups(groups: Sequence[Group], blocks_per_chunk: int) -> list[ChunkedGroup]:
     """Returns the groups with their chunks."""
     return [
-        ChunkedGroup(group, group.block_size * blocks_per_chunk, _window(group))
-        for group in groups
+        ChunkedGroup(group, group.block_size * blocks_per_chunk, _window(group)) for group in groups
     ]
 
 
@@ -106,9 +105,7 @@ class Search:
                 hit = new
         return None if later else hit
 
-    def _count(
-        self, number: int, keys: list[Key], base: int, top: int, pops: bool
-    ) -> int | None:
+    def _count(self, number: int, keys: list[Key], base: int, top: int, pops: bool) -> int | None:
         """Returns the chunks of one group, counted from that of token `base`, up to whose end the
         tier can restore it. With `pops`, one chunk more is asked for, which is lost again."""
         group, known = self._groups[number], len(keys)
@@ -118,9 +115,7 @@ class Search:
         if not group.window:
             return self._leading(keys)
         end = min(top, (last - pops) * tokens)
-        return self._last_window(
-            keys, group.window_chunks + pops, group.load_chunks(end) + pops
-        )
+        return self._last_window(keys, group.window_chunks + pops, group.load_chunks(end) + pops)
 
     def _leading(self, keys: list[Key]) -> int | None:
         """Returns the number of leading chunks that are present; None if one is being written."""

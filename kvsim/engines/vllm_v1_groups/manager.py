@@ -281,13 +281,18 @@ class GroupTables(Tables):
         sequence.published, known = units, known // unit * unit
         tables, prompt = self._held[sequence], self.prompt(sequence)
         for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
-            most, drop = upto, self._drops[number]
-            if len(self.groups) > 1:
-                most = upto // layout.align * layout.align
-                if drop and most:
-                    most = min(upto, most + group.block_size)
+            most, drop = self.registered_tokens(number, upto), self._drops[number]
             key_at = partial(self._key_at, sequence, number)
             group.register(table, min(most, known), key_at, prompt, self.gpu, layout, drop)
+
+    def registered_tokens(self, number: int, upto: int) -> int:
+        """Returns how many of the first `upto` tokens of a sequence a group lets others hit."""
+        if len(self.groups) == 1:
+            return upto
+        most = upto // self.layout.align * self.layout.align
+        if self._drops[number] and most:
+            most = min(upto, most + self.groups[number].block_size)
+        return most
 
     def trim(self, sequence: TokenSequence, computed: int) -> None:
         """Gives back the blocks that nobody reads once `computed` tokens are computed."""
