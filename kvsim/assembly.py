@@ -11,7 +11,9 @@ from kvsim.checks import (
     check_chunks,
     check_engine,
     check_manager,
+    check_retention,
     check_sharing,
+    check_tables,
     check_vllm,
     checked_pool,
     fitting,
@@ -19,6 +21,7 @@ from kvsim.checks import (
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
@@ -26,7 +29,7 @@ from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
 from kvsim.engines.versions import Default
 from kvsim.engines.vllm_v1_groups.full import Full
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
-from kvsim.engines.vllm_v1_groups.planning import groups_of_model
+from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_groups
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
 from kvsim.hardware import Hardware
@@ -73,6 +76,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     fits = config.max_model_len == "auto"
     config, model, hardware, assumed = complete(config, engine)
     check_cache(config, engine)
+    check_tables(config, engine, model)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
     prices = make_prices(config, model, hardware)
     future = Future()
@@ -82,6 +86,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
+    check_retention(config, groups)
     room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room)
     manager = GROUP_MANAGER if groups else _manager(config, engine)
@@ -89,8 +94,10 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
-        whole = (Full(block_size=config.block_size),)
+        whole = (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),)
         given["groups"] = groups_of_model(model, config, hardware) or whole
+        if config.prefix_cache_retention_interval == "none":
+            given["prefix_cache_retention_interval"] = None
         given["max_num_batched_tokens"] = draft.max_num_batched_tokens
         given["in_flight"] = draft.in_flight
     managers = BLOCK_MANAGERS
@@ -119,7 +126,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         memory,
         future,
         assumed,
-        (*model.notes, *left_out(config)),
+        (*model.remarks, *_notes_on_tables(model, config, blocks), *left_out(config)),
     )
 
 
@@ -179,6 +186,15 @@ def _asynchronous(config: RunConfig) -> bool:
         and config.async_scheduling is not False
         and (not config.disable_async_output_proc)
     )
+
+
+def _notes_on_tables(model: Model, config: RunConfig, blocks: Tables) -> tuple[str, ...]:
+    """What a reader should know of the block tables."""
+    if isinstance(blocks, GroupTables):
+        return notes_on_groups(blocks.groups, config)
+    if config.disable_hybrid_kv_cache_manager:
+        return (f"{model.name}: disable_hybrid_kv_cache_manager: all layers keep all tokens",)
+    return model.left_out
 
 
 def _manager(config: RunConfig, engine: Engine) -> str:

@@ -14,9 +14,12 @@ from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.engines.vllm_v1_groups.group import Group, Layout
+from kvsim.engines.vllm_v1_groups.mamba import Mamba
 from kvsim.engines.vllm_v1_groups.planning import peak_blocks
+from kvsim.engines.vllm_v1_groups.sliding import Sliding
 from kvsim.errors import ConfigError
 from kvsim.memory import Budget
+from kvsim.models import Model
 
 VLLM_SETTINGS = (
     "vllm_version",
@@ -58,6 +61,54 @@ def check_cache(config: RunConfig, engine: Engine) -> None:
             raise ConfigError(f"enable_prefix_caching: {config.engine} has no prefix cache")
         if not config.enable_prefix_caching and not engine.block_manager:
             raise ConfigError(f"enable_prefix_caching: {config.engine} cannot do without")
+
+
+TABLE_SETTINGS = (
+    "disable_hybrid_kv_cache_manager",
+    "prefix_cache_retention_interval",
+    "mamba_cache_mode",
+)
+"""Settings of engines in which groups of layers have block tables of their own."""
+
+
+def check_tables(config: RunConfig, engine: Engine, model: Model) -> None:
+    """Refuse settings of KV cache groups where there are none, and what vLLM would not obey."""
+    for key in TABLE_SETTINGS:
+        if getattr(config, key) is not None and engine.grouped is None:
+            owners = " and ".join(name for name, each in ENGINES.items() if each.grouped)
+            raise ConfigError(f"{key}: a setting of {owners}; {config.engine} has it not")
+    states = "linear_attention" in model.layer_types
+    if config.disable_hybrid_kv_cache_manager and states:
+        raise ConfigError(
+            f"disable_hybrid_kv_cache_manager: {model.name} has layers with states, which need"
+            " block tables of their own; leave it out"
+        )
+    mode, caching = config.mamba_cache_mode, bool(config.enable_prefix_caching)
+    if states and mode is not None and caching != (mode == "align"):
+        raise ConfigError(
+            f"mamba_cache_mode: vLLM takes {'align' if caching else 'none'} with prefix caching"
+            f" {'on' if caching else 'off'}, whatever is set; leave it out, or use"
+            f" --{'no-' * caching}enable-prefix-caching"
+        )
+
+
+def check_retention(config: RunConfig, groups: tuple[Group, ...]) -> None:
+    """Refuse what vLLM refuses (0.33.0, v1/core/kv_cache_coordinator.py,
+    `_validate_prefix_cache_retention_interval`)."""
+    interval = config.prefix_cache_retention_interval
+    if not isinstance(interval, int) or interval == 0:
+        return
+    sparse = any(isinstance(group, Sliding | Mamba) for group in groups)
+    if not sparse:
+        raise ConfigError(
+            "prefix_cache_retention_interval: no layer of this model has a sliding window or a"
+            " state, so it has no effect; leave it out"
+        )
+    if interval % (config.block_size or 1):
+        raise ConfigError(
+            f"prefix_cache_retention_interval: {interval} is no multiple of the block size"
+            f" ({config.block_size} tokens); use one"
+        )
 
 
 def check_sharing(config: RunConfig, manager: str) -> None:
@@ -105,9 +156,9 @@ def checked_pool(config: RunConfig, room: Room) -> RunConfig:
     # SGLang starts all the same, and caps what a request may hold (`Sglang.arrive`).
     if config.max_model_len > longest and memory.formula != "sglang":
         raise ConfigError(
-            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {longest}"
-            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"
-            f" {longest} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
+            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of"
+            f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use"
+            f" --max-model-len {longest} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
         )
     return config
 

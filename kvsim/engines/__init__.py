@@ -27,7 +27,6 @@ from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features, VllmV1FeaturesAsync
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 
-
 GROUP_MANAGER = "vllm-v1-groups"
 """The block manager of models with several KV cache groups."""
 

@@ -12,6 +12,7 @@ Source: vLLM 0.33.0, `v1/core/kv_cache_planning.py`, `_get_kv_cache_groups_unifo
 
 from __future__ import annotations
 
+from itertools import chain
 from math import lcm
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ def cache_groups(model: Model, hybrid: bool = True) -> tuple[CacheGroup, ...]:
         kinds.setdefault(model.layer_type(index), []).append(index)
     if not hybrid and "full_attention" in kinds:
         states = kinds.pop("linear_attention", [])
-        kinds = {"full_attention": sorted(sum(kinds.values(), []))}
+        kinds = {"full_attention": sorted(chain.from_iterable(kinds.values()))}
         if states:
             kinds["linear_attention"] = states
     numbers = [len(layers) for layers in kinds.values()]

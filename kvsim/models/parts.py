@@ -11,9 +11,7 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
 Natural = Annotated[int, Meta(ge=0, le=10**12)]
-LayerType = Literal[
-    "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
-]
+LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
 
 
 class Experts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

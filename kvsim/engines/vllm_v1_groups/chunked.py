@@ -11,6 +11,8 @@ class Chunked(Group, frozen=True, kw_only=True, tag="chunked"):
 
     chunk: Tokens
 
+    words = "attention in chunks"
+
     def skipped(self, computed: int) -> int:
         return computed // self.chunk * self.chunk
 

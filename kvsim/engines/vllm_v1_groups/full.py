@@ -11,6 +11,8 @@ from kvsim.engines.vllm_v1_groups.pool import GroupPool
 class Full(Group, frozen=True, kw_only=True, tag="full"):
     """Layers of full attention (vLLM 0.33.0, `FullAttentionManager`)."""
 
+    words = "full attention"
+
     def find(self, found: Found, most: int, drop: bool, align: int) -> list[Entry]:
         entries: list[Entry] = []
         for place in range(most // self.block_size):

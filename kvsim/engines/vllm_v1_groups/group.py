@@ -10,7 +10,7 @@ Source: vLLM 0.33.0, `v1/core/single_type_kv_cache_manager.py`, `SingleTypeKVCac
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -118,10 +118,10 @@ class Group(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_
     eagle: bool = False
     """Whether the layers of an EAGLE draft are in it."""
 
+    words: ClassVar[str]
+    """What its layers are, in words."""
     holds_tokens = True
     """Whether its blocks have a slot for each token."""
-    state_blocks = 0
-    """Blocks that a sequence holds for good beside those of its tokens."""
 
     def with_prefix_cache(self) -> Group:
         """Returns the rules of this group where a prefix cache is on."""
@@ -202,7 +202,8 @@ class Group(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_
                 break
             released.append(table.blocks[place])
             table.blocks[place] = 0
-        pool.release(released)
+        if released:
+            pool.release(released)
 
     def register(
         self,

@@ -32,6 +32,7 @@ class Mamba(Group, frozen=True, kw_only=True, tag="mamba"):
     checkpoint_alignment: Tokens = 1
     """Such a state lies at a multiple of this many tokens behind the start of the chunk."""
 
+    words = "states"
     holds_tokens = False
 
     def with_prefix_cache(self) -> AlignedMamba:

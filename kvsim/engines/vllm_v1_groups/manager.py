@@ -273,9 +273,13 @@ class GroupTables(Tables):
     def publish(self, sequence: TokenSequence, upto: int) -> None:
         if not self.caching:
             return
-        layout, keys, prompt = self.layout, self.keys(sequence), self.prompt(sequence)
-        known = len(keys) * layout.key_tokens
-        tables = self._held[sequence]
+        layout = self.layout
+        unit, known = layout.key_tokens, sequence.length - layout.lookahead_keys
+        units = min(upto, known) // unit
+        if units == sequence.published and not self.cuts:
+            return
+        sequence.published, known = units, known // unit * unit
+        tables, prompt = self._held[sequence], self.prompt(sequence)
         for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
             most, drop = self.registered_tokens(number, upto), self._drops[number]
             key_at = partial(self._key_at, sequence, number)
@@ -400,7 +404,7 @@ class GroupTables(Tables):
             return []
         self.empty_slots -= self._empty(sequence)
         tables = self._held.pop(sequence)
-        sequence.filled = sequence.seen = 0
+        sequence.filled = sequence.seen = sequence.published = 0
         return [table.blocks for table in tables]
 
     def _empty(self, sequence: TokenSequence) -> int:

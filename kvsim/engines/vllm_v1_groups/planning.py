@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvsim.config import RunConfig
 from kvsim.engines.vllm_v1_groups.chunked import Chunked
 from kvsim.engines.vllm_v1_groups.full import Full
@@ -26,9 +28,7 @@ def saves_states(config: RunConfig, hardware: Hardware) -> bool:
 
 def groups_of_model(model: Model, config: RunConfig, hardware: Hardware) -> tuple[Group, ...]:
     """Returns the rules of each group; none if one table of full attention serves all layers."""
-    return tuple(
-        _rules(group, model, config, hardware) for group in tables_of(model, config)
-    )
+    return tuple(_rules(group, model, config, hardware) for group in tables_of(model, config))
 
 
 def _rules(group: CacheGroup, model: Model, config: RunConfig, hardware: Hardware) -> Group:
@@ -45,6 +45,26 @@ def _rules(group: CacheGroup, model: Model, config: RunConfig, hardware: Hardwar
             checkpoint_alignment=size,
         )
     return Full(block_size=size)
+
+
+def notes_on_groups(groups: tuple[Group, ...], config: RunConfig) -> tuple[str, ...]:
+    """What a reader of a result should know of the groups, one line each."""
+    if len(groups) == 1 and isinstance(groups[0], Full):
+        return ()
+    kinds = Counter(group.words for group in groups)
+    listed = ", ".join(f"{number} of {words}" for words, number in kinds.items())
+    found = [
+        f"{len(groups)} KV cache groups share the pool: {listed}; a block holds"
+        f" {config.block_size} tokens of one group"
+    ]
+    sparse = any(isinstance(group, Sliding | Mamba) for group in groups)
+    if config.enable_prefix_caching and sparse and not config.prefix_cache_retention_interval:
+        found.append(
+            "prefix_cache_retention_interval 0: windows and states stay in the prefix cache at the"
+            " ends of prompts only, so a later turn hits at most the prompt before it, and a shared"
+            " beginning counts from its third request on; none keeps everything"
+        )
+    return tuple(found)
 
 
 def peak_blocks(groups: tuple[Group, ...], layout: Layout) -> int:

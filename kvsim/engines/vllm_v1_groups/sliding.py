@@ -11,6 +11,8 @@ class Sliding(Group, frozen=True, kw_only=True, tag="sliding"):
 
     window: Tokens
 
+    words = "a sliding window"
+
     def skipped(self, computed: int) -> int:
         return max(0, computed - self.window + 1)
 
