@@ -474,7 +474,9 @@ class Run:
 
     def abort_due(self, mid):
         done = []
-        while self.aborts and self.aborts[0].abort <= self.t and (mid or not self.aborts[0].abort_mid):
+        while (
+            self.aborts and self.aborts[0].abort <= self.t and (mid or not self.aborts[0].abort_mid)
+        ):
             r = self.aborts.pop(0)
             if self.engine.end(r):
                 done.append(r.id)
