@@ -186,10 +186,10 @@ class Offload(Nothing):
                 if any(self.key(r, g, i) in loading for i in range(first, last)):
                     return LATER, False
         cost = hit * 4 * len(self.ct)
-        if self.config.get("sync_load_budget_bytes") and nlocal + hit < len(r.tokens):
-            if cost <= self.left:
-                self.left -= cost
-                return hit, False
+        within = self.config.get("sync_load_budget_bytes") and nlocal + hit < len(r.tokens)
+        if within and cost <= self.left:
+            self.left -= cost
+            return hit, False
         return hit, True
 
     def search(self, r, base):
