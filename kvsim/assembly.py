@@ -38,6 +38,7 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
+from kvsim.offload import offload_of, offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 
@@ -89,7 +90,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     check_retention(config, groups)
     room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room)
-    manager = GROUP_MANAGER if groups else _manager(config, engine)
+    tiered = offloads(config, engine, groups)
+    manager = GROUP_MANAGER if groups or tiered else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
@@ -98,6 +100,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         given["groups"] = groups_of_model(model, config, hardware) or whole
         if config.prefix_cache_retention_interval == "none":
             given["prefix_cache_retention_interval"] = None
+        given["keyed"] = bool(config.enable_prefix_caching or tiered)
         given["max_num_batched_tokens"] = draft.max_num_batched_tokens
         given["in_flight"] = draft.in_flight
     managers = BLOCK_MANAGERS
@@ -109,6 +112,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     further = {**pools, **caching, "future": future}
     if isinstance(blocks, GroupTables):
         further["blocks"] = blocks
+        if tiered:
+            further |= offload_of(config, model, hardware, blocks)._asdict()
     scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
