@@ -28,6 +28,7 @@ from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
 from kvsim.engines.versions import Default
 from kvsim.engines.vllm_v1_groups.full import Full
+from kvsim.engines.vllm_v1_groups.group import Group
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_groups
 from kvsim.errors import ConfigError
@@ -94,12 +95,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
-        whole = (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),)
-        given["groups"] = groups_of_model(model, config, hardware) or whole
-        if config.prefix_cache_retention_interval == "none":
-            given["prefix_cache_retention_interval"] = None
-        given["max_num_batched_tokens"] = draft.max_num_batched_tokens
-        given["in_flight"] = draft.in_flight
+        given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
         managers = {name: without_names(kind, config) for name, kind in managers.items()}
@@ -126,7 +122,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         memory,
         future,
         assumed,
-        (*model.remarks, *_notes_on_tables(model, config, blocks), *left_out(config)),
+        (*_notes_on_tables(model, config, blocks), *left_out(config)),
     )
 
 
@@ -188,13 +184,22 @@ def _asynchronous(config: RunConfig) -> bool:
     )
 
 
+def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:
+    """What the block manager of KV cache groups is given beside settings."""
+    interval = config.prefix_cache_retention_interval
+    return {
+        "groups": groups or (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),),
+        "prefix_cache_retention_interval": None if interval == "none" else interval or 0,
+        "max_num_batched_tokens": draft.max_num_batched_tokens,
+        "in_flight": draft.in_flight,
+    }
+
+
 def _notes_on_tables(model: Model, config: RunConfig, blocks: Tables) -> tuple[str, ...]:
     """What a reader should know of the block tables."""
     if isinstance(blocks, GroupTables):
-        return notes_on_groups(blocks.groups, config)
-    if config.disable_hybrid_kv_cache_manager:
-        return (f"{model.name}: disable_hybrid_kv_cache_manager: all layers keep all tokens",)
-    return model.left_out
+        return (*model.remarks, *notes_on_groups(blocks.groups, config))
+    return model.notes
 
 
 def _manager(config: RunConfig, engine: Engine) -> str:

@@ -94,6 +94,8 @@ _USED = [
     _used("scheduling_policy", values.text),
     _used("enable_chunked_prefill", values.switch),
     _used("scheduler_reserve_full_isl", values.switch),
+    _used("disable_hybrid_kv_cache_manager", values.switch),
+    _used("prefix_cache_retention_interval", values.interval),
     _used("watermark", values.number),
     _used("async_scheduling", values.switch),
 ]
@@ -289,12 +291,7 @@ _UNSIMULATED = [
     ),
     *_unsimulated(
         "it changes how layers of several kinds share the pool",
-        switches="disable-hybrid-kv-cache-manager disable-sliding-window kv-sharing-fast-prefill",
-    ),
-    *_unsimulated(
-        "it keeps or forgets KV of windows by a rule of its own",
-        values="prefix-cache-retention-interval",
-        off=_or(0),
+        switches="disable-sliding-window kv-sharing-fast-prefill",
     ),
     *_unsimulated("hits end between blocks", values="prefix-match-unit"),
     *_unsimulated("layers keep KV of different types", lists="kv-cache-dtype-skip-layers"),
@@ -311,10 +308,16 @@ _UNSIMULATED = [
             use-replayssm
         """,
         values="""
-            mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds
-            mamba-ssm-cache-dtype replayssm-buffer-len
+            mamba-block-size mamba-cache-dtype mamba-cache-philox-rounds mamba-ssm-cache-dtype
+            replayssm-buffer-len
         """,
         off=_or("auto", "none", 0),
+    ),
+    # In 0.33.0, the mode follows from prefix caching; earlier versions also have `all`.
+    *_unsimulated(
+        "it changes what Mamba layers keep",
+        values="mamba-cache-mode",
+        off=_or("auto", "none", "align"),
     ),
     *_unsimulated("the model has a memory of its own", values="engram-config"),
     *_unsimulated(

@@ -38,6 +38,7 @@ Find = Callable[[int, int], int | None]
 class GroupTables(Tables):
     """Block tables of several KV cache groups over one pool. Block 0 is never used."""
 
+    needs_keys = True
     swaps = False
     gpu: GroupPool
 

@@ -6,7 +6,7 @@
 from math import lcm
 from random import Random
 
-from conformance.generate_prompts import Row, make_arrivals, make_prompt
+from exact.conformance.generate_prompts import Row, make_arrivals, make_prompt
 
 
 def make_case(seed: int) -> tuple[Row, list[Row]]:
