@@ -28,6 +28,7 @@ from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
 from kvsim.engines.versions import Default
 from kvsim.engines.vllm_v1_groups.full import Full
+from kvsim.engines.vllm_v1_groups.group import Group
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_groups
 from kvsim.errors import ConfigError
@@ -38,7 +39,7 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
-from kvsim.offload import offload_of, offloads
+from kvsim.offload import Offload, offload_of, offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 
@@ -62,6 +63,8 @@ class Parts(NamedTuple):
     """Settings that were not given."""
     notes: tuple[str, ...]
     """What a reader of the result should know of the model, and what is not simulated."""
+    offload: Offload | None
+    """The tier in CPU memory; None without one."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -96,13 +99,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
-        whole = (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),)
-        given["groups"] = groups_of_model(model, config, hardware) or whole
-        if config.prefix_cache_retention_interval == "none":
-            given["prefix_cache_retention_interval"] = None
-        given["keyed"] = bool(config.enable_prefix_caching or tiered)
-        given["max_num_batched_tokens"] = draft.max_num_batched_tokens
-        given["in_flight"] = draft.in_flight
+        given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
+        given["keyed"] = config.enable_prefix_caching or tiered
     managers = BLOCK_MANAGERS
     if not named and config.n == 1:
         managers = {name: without_names(kind, config) for name, kind in managers.items()}
@@ -110,10 +108,10 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     blocks = construct("block_manager", managers, manager, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further = {**pools, **caching, "future": future}
+    offload = offload_of(config, model, hardware, blocks) if tiered else None
     if isinstance(blocks, GroupTables):
         further["blocks"] = blocks
-        if tiered:
-            further |= offload_of(config, model, hardware, blocks)._asdict()
+        further |= offload.parts() if offload else {}
     scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
@@ -131,7 +129,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         memory,
         future,
         assumed,
-        (*model.remarks, *_notes_on_tables(model, config, blocks), *left_out(config)),
+        (*_notes_on_tables(model, config, blocks, offload), *left_out(config)),
+        offload,
     )
 
 
@@ -193,13 +192,25 @@ def _asynchronous(config: RunConfig) -> bool:
     )
 
 
-def _notes_on_tables(model: Model, config: RunConfig, blocks: Tables) -> tuple[str, ...]:
-    """What a reader should know of the block tables."""
-    if isinstance(blocks, GroupTables):
-        return notes_on_groups(blocks.groups, config)
-    if config.disable_hybrid_kv_cache_manager:
-        return (f"{model.name}: disable_hybrid_kv_cache_manager: all layers keep all tokens",)
-    return model.left_out
+def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:
+    """What the block manager of KV cache groups is given beside settings."""
+    interval = config.prefix_cache_retention_interval
+    return {
+        "groups": groups or (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),),
+        "prefix_cache_retention_interval": None if interval == "none" else interval or 0,
+        "max_num_batched_tokens": draft.max_num_batched_tokens,
+        "in_flight": draft.in_flight,
+    }
+
+
+def _notes_on_tables(
+    model: Model, config: RunConfig, blocks: Tables, offload: Offload | None
+) -> tuple[str, ...]:
+    """What a reader should know of the block tables, and of their tier in CPU memory."""
+    if not isinstance(blocks, GroupTables):
+        return model.notes
+    further = offload.notes() if offload else ()
+    return (*model.remarks, *notes_on_groups(blocks.groups, config), *further)
 
 
 def _manager(config: RunConfig, engine: Engine) -> str:

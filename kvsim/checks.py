@@ -158,7 +158,8 @@ def checked_pool(config: RunConfig, room: Room) -> RunConfig:
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of"
             f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use"
-            f" --max-model-len {longest} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
+            f" --max-model-len {longest} or less (auto takes the most that fits), or raise"
+            " --gpu-memory-utilization"
         )
     return config
 

@@ -5,9 +5,10 @@ vLLM 0.33.0 `config/vllm.py`, `v1/kv_offload/cpu/spec.py`.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kvsim.config import RunConfig
+from kvsim.engine.tables import Tables
 from kvsim.engines import GROUP_MANAGER, Engine
 from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
 from kvsim.engines.vllm_v1_features.offloading import Offloading
@@ -31,6 +32,48 @@ class Offload(NamedTuple):
 
     connector: Offloading
     worker: TimedWorker
+    block_bytes: int
+    """Bytes of a block on all GPUs together."""
+    pool_blocks: int
+    """Blocks of the GPU's pool."""
+
+    def parts(self) -> dict[str, Any]:
+        """Returns the arguments of a scheduler."""
+        return {"connector": self.connector, "worker": self.worker}
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result should know, one line each."""
+        tier, size = self.connector.tier, self.connector.blocks_per_chunk
+        lines = []
+        if tier.capacity * size <= self.pool_blocks:
+            lines.append(
+                f"kv_offloading_size: the tier has room for {tier.capacity * size:,} blocks, and"
+                f" the GPU for {self.pool_blocks:,}: it mostly keeps what the GPU keeps, too"
+            )
+        if self.connector.prompts_only:
+            lines.append(
+                "kv_offloading_size: prompts only are stored (offload_prompt_only), so an answer"
+                " comes back from CPU memory once it was part of a prompt"
+            )
+        return tuple(lines)
+
+    def describe(self) -> dict[str, Any]:
+        """What was stored and loaded, in plain values."""
+        tier, worker = self.connector.tier, self.worker
+        lanes = {"stored": (worker.stores,), "loaded": (worker.loads, worker.within)}
+        moved: dict[str, Any] = {}
+        for name, parts in lanes.items():
+            blocks = sum(lane.blocks for lane in parts)
+            moved[f"{name}_blocks"] = blocks
+            moved[f"{name}_bytes"] = blocks * self.block_bytes
+            moved[f"{name}_copy_s"] = sum(lane.busy_ns for lane in parts) / 1e9
+        return {
+            "capacity_chunks": tier.capacity,
+            "blocks_per_chunk": self.connector.blocks_per_chunk,
+            **moved,
+            "flushed_jobs": self.connector.flushed,
+            "refused_stores": tier.refused,
+        }
 
 
 def offloads(config: RunConfig, engine: Engine, groups: tuple[Group, ...]) -> bool:
@@ -69,7 +112,8 @@ def offload_of(config: RunConfig, model: Model, hardware: Hardware, blocks: Grou
     )
     # All GPUs copy their parts at once.
     link = make_link(model, hardware, config, size, whole=True)
-    return Offload(connector, TimedWorker(link.transfer_ns))
+    worker = TimedWorker(link.transfer_ns)
+    return Offload(connector, worker, size * config.tensor_parallel_size, blocks.gpu.size)
 
 
 def _native(

@@ -99,6 +99,8 @@ def simulate(
     keep_books = run.record(outcome)
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
     meta["fast_path"] = run.shortcuts.describe(outcome.step)
+    if parts.offload is not None:
+        meta["kv_offload"] = parts.offload.describe()
     return Result(config, meta, keep_books, run.batch.token_gaps_ns, run.log)
 
 

@@ -48,6 +48,7 @@ UNITS = {
     "max_model_len": "tokens",
     "watermark": "share of blocks",
     "long_prefill_token_threshold": "tokens",
+    "prefix_cache_retention_interval": "tokens",
     "tensor_parallel_size": "GPUs",
     "pipeline_parallel_size": "stages",
     "data_parallel_size": "replicas",

@@ -105,9 +105,10 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return whole.parameters - round(idle * whole.expert_parameters)
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """Sentences on what is left out where one block table serves all layers."""
-        found = []
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a run should show where one block table serves all layers: its remarks,
+        and what the KV cache leaves out."""
+        found = list(self.remarks)
         for group in self.shard(1).kv_groups:
             of = f"{group.layers} of {self.num_hidden_layers} layers"
             if group.window is not None:

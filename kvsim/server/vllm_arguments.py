@@ -84,6 +84,7 @@ _USED = [
     _used("num_gpu_blocks_override", values.whole),
     _used("enable_prefix_caching", values.switch),
     _used("cpu_offload_gb", values.number),
+    _used("kv_offloading_size", values.number),
     _used("tensor_parallel_size", values.whole),
     _used("pipeline_parallel_size", values.whole),
     _used("data_parallel_size", values.whole),
@@ -94,6 +95,8 @@ _USED = [
     _used("scheduling_policy", values.text),
     _used("enable_chunked_prefill", values.switch),
     _used("scheduler_reserve_full_isl", values.switch),
+    _used("disable_hybrid_kv_cache_manager", values.switch),
+    _used("prefix_cache_retention_interval", values.interval),
     _used("watermark", values.number),
     _used("async_scheduling", values.switch),
 ]
@@ -169,7 +172,7 @@ _NO_EFFECT = [
         lists="numa-bind-cpus numa-bind-nodes",
     ),
     # Of features that are refused where they are switched on.
-    *_flags(NO_EFFECT, values="kv-offloading-backend offload-num-in-group offload-prefetch-step"),
+    *_flags(NO_EFFECT, values="offload-num-in-group offload-prefetch-step"),
     # What is sampled: a trace says how long outputs are.
     *_flags(
         NO_EFFECT,
@@ -242,9 +245,9 @@ _UNSIMULATED = [
     *_unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
     *_unsimulated("encodings move between servers", values="ec-transfer-config"),
     *_unsimulated(
-        "KV blocks are offloaded to CPU memory",
-        values="kv-offloading-size",
-        off=_or(0),
+        "another program keeps the offloaded KV blocks",
+        values="kv-offloading-backend",
+        off=_or("native"),
     ),
     *_unsimulated(
         "adapters take memory and time", switches="enable-lora", lists="lora-modules", off=_empty
@@ -289,12 +292,7 @@ _UNSIMULATED = [
     ),
     *_unsimulated(
         "it changes how layers of several kinds share the pool",
-        switches="disable-hybrid-kv-cache-manager disable-sliding-window kv-sharing-fast-prefill",
-    ),
-    *_unsimulated(
-        "it keeps or forgets KV of windows by a rule of its own",
-        values="prefix-cache-retention-interval",
-        off=_or(0),
+        switches="disable-sliding-window kv-sharing-fast-prefill",
     ),
     *_unsimulated("hits end between blocks", values="prefix-match-unit"),
     *_unsimulated("layers keep KV of different types", lists="kv-cache-dtype-skip-layers"),
@@ -311,10 +309,16 @@ _UNSIMULATED = [
             use-replayssm
         """,
         values="""
-            mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds
-            mamba-ssm-cache-dtype replayssm-buffer-len
+            mamba-block-size mamba-cache-dtype mamba-cache-philox-rounds mamba-ssm-cache-dtype
+            replayssm-buffer-len
         """,
         off=_or("auto", "none", 0),
+    ),
+    # In 0.33.0, the mode follows from prefix caching; earlier versions also have `all`.
+    *_unsimulated(
+        "it changes what Mamba layers keep",
+        values="mamba-cache-mode",
+        off=_or("auto", "none", "align"),
     ),
     *_unsimulated("the model has a memory of its own", values="engram-config"),
     *_unsimulated(

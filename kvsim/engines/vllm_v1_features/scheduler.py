@@ -220,6 +220,7 @@ class VllmV1Features(VllmV1):
         while queue := batch.holding or batch.waiting:
             if budget.spent or batch.num_running >= self.max_num_seqs:
                 plan.blocked = TOKENS if budget.spent else SLOTS
+                queue[0].blocked_steps += 1
                 break
             request = queue[0]
             found = self._found(request) if self._ready(batch, request) else None

@@ -38,6 +38,7 @@ Find = Callable[[int, int], int | None]
 class GroupTables(Tables):
     """Block tables of several KV cache groups over one pool. Block 0 is never used."""
 
+    needs_keys = True
     swaps = False
     gpu: GroupPool
 
@@ -160,8 +161,6 @@ class GroupTables(Tables):
         hits, junction = self._find_common(self.keys(sequence), sequence.length - 1, self.find)
         if junction:
             self._junctions[sequence] = junction
-        self._lookups += (sequence.length - 1) // self.block_size
-        self._hits += hits.tokens // self.block_size
         return hits
 
     @property
@@ -254,14 +253,10 @@ class GroupTables(Tables):
             return False
         if sequence in self._held:
             self.empty_slots -= self._empty(sequence)
-        self._held[sequence] = tables
-        if (any(found.blocks) or external) and not any(table.known for table in tables):
-            for group, table, blocks in zip(self.groups, tables, found.blocks, strict=True):
-                group.adopt(table, blocks, start, self.gpu)
-            for group, table in zip(self.groups, tables, strict=True):
-                group.make_room(table, start, external, self.gpu)
-        for group, table in zip(self.groups, tables, strict=True):
-            group.grow(table, ask, self.gpu, layout)
+        else:
+            self._held[sequence] = tables
+            self._count(sequence, hits)
+        self._take(tables, ask, found, external)
         sequence.filled = slots
         self.empty_slots += self._empty(sequence)
         if found.tokens or external:
@@ -364,6 +359,22 @@ class GroupTables(Tables):
             group.missing(table, ask, found, self.gpu, self.layout)
             for group, table, found in zip(self.groups, tables, hits.blocks, strict=True)
         )
+
+    def _count(self, sequence: TokenSequence, hits: Hits | None) -> None:
+        """Counts the blocks of an admission that were looked up, and those that were found."""
+        if hits is not None and self.caching:
+            self._lookups += (sequence.length - 1) // self.block_size
+            self._hits += hits.tokens // self.block_size
+
+    def _take(self, tables: Sequence[GroupTable], ask: Ask, hits: Hits, external: int) -> None:
+        """Adds the blocks that were hit, those to load into, and new ones, in this order."""
+        if (any(hits.blocks) or external) and not any(table.known for table in tables):
+            for group, table, blocks in zip(self.groups, tables, hits.blocks, strict=True):
+                group.adopt(table, blocks, ask.start, self.gpu)
+            for group, table in zip(self.groups, tables, strict=True):
+                group.make_room(table, ask.start, external, self.gpu)
+        for group, table in zip(self.groups, tables, strict=True):
+            group.grow(table, ask, self.gpu, self.layout)
 
     def _find_common(self, keys: Sequence[int], longest: int, find: Find) -> tuple[Hits, int]:
         """Returns the longest hit, and its junction."""
