@@ -101,13 +101,9 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         # The length that fits may be below that of which the groups know.
         given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
         given["keyed"] = config.enable_prefix_caching or tiered
-    managers = BLOCK_MANAGERS
-    if not named and config.n == 1:
-        managers = {name: without_names(kind, config) for name, kind in managers.items()}
-    args = ready(config.block_manager_args, **given)
-    blocks = construct("block_manager", managers, manager, args, **given)
+    blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
-    further = {**pools, **caching, "future": future}
+    further: dict[str, Any] = {**pools, **caching, "future": future}
     offload = offload_of(config, model, hardware, blocks) if tiered else None
     if isinstance(blocks, GroupTables):
         further["blocks"] = blocks
@@ -190,6 +186,16 @@ def _asynchronous(config: RunConfig) -> bool:
         and config.async_scheduling is not False
         and (not config.disable_async_output_proc)
     )
+
+
+def _blocks(config: RunConfig, manager: str, given: dict[str, Any], named: bool) -> Tables:
+    """The block manager; one that only counts where names are not asked for and decide nothing."""
+    managers = BLOCK_MANAGERS
+    if not named and config.n == 1:
+        managers = {name: without_names(kind, config) for name, kind in managers.items()}
+    args = ready(config.block_manager_args, **given)
+    blocks: Tables = construct("block_manager", managers, manager, args, **given)
+    return blocks
 
 
 def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:

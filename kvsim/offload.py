@@ -99,8 +99,9 @@ def offloads(config: RunConfig, engine: Engine, groups: tuple[Group, ...]) -> bo
     return True
 
 
-def offload_of(config: RunConfig, model: Model, hardware: Hardware, blocks: GroupTables) -> Offload:
+def offload_of(config: RunConfig, model: Model, hardware: Hardware, blocks: Tables) -> Offload:
     """The tier that `kv_offloading_size` asks for. Raises `ConfigError`."""
+    assert isinstance(blocks, GroupTables)
     size = block_bytes(model, config)
     connector: Offloading = build(
         "kv_connector_extra_config",

@@ -184,11 +184,11 @@ class Loop:
                 plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
-                timed = plan.computes or plan.waits or host.takes_time(plan, len(flying))
+                timed = plan.computes or host.takes_time(plan, len(flying))
                 step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
                 ended = self._drain() if batch.ended else []
-                if timed:
+                if timed or plan.waits:
                     moved = (0, 0)
                     row = composed_row(batch, plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
