@@ -39,6 +39,7 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
+from kvsim.offload import Offload, offload_of, offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 
@@ -62,6 +63,8 @@ class Parts(NamedTuple):
     """Settings that were not given."""
     notes: tuple[str, ...]
     """What a reader of the result should know of the model, and what is not simulated."""
+    offload: Offload | None
+    """The tier in CPU memory; None without one."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -90,21 +93,21 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     check_retention(config, groups)
     room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room)
-    manager = GROUP_MANAGER if groups else _manager(config, engine)
+    tiered = offloads(config, engine, groups)
+    manager = GROUP_MANAGER if groups or tiered else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
         given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
-    managers = BLOCK_MANAGERS
-    if not named and config.n == 1:
-        managers = {name: without_names(kind, config) for name, kind in managers.items()}
-    args = ready(config.block_manager_args, **given)
-    blocks = construct("block_manager", managers, manager, args, **given)
+        given["keyed"] = config.enable_prefix_caching or tiered
+    blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
-    further = {**pools, **caching, "future": future}
+    further: dict[str, Any] = {**pools, **caching, "future": future}
+    offload = offload_of(config, model, hardware, blocks) if tiered else None
     if isinstance(blocks, GroupTables):
         further["blocks"] = blocks
+        further |= offload.parts() if offload else {}
     scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
@@ -122,7 +125,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         memory,
         future,
         assumed,
-        (*_notes_on_tables(model, config, blocks), *left_out(config)),
+        (*_notes_on_tables(model, config, blocks, offload), *left_out(config)),
+        offload,
     )
 
 
@@ -184,6 +188,16 @@ def _asynchronous(config: RunConfig) -> bool:
     )
 
 
+def _blocks(config: RunConfig, manager: str, given: dict[str, Any], named: bool) -> Tables:
+    """The block manager; one that only counts where names are not asked for and decide nothing."""
+    managers = BLOCK_MANAGERS
+    if not named and config.n == 1:
+        managers = {name: without_names(kind, config) for name, kind in managers.items()}
+    args = ready(config.block_manager_args, **given)
+    blocks: Tables = construct("block_manager", managers, manager, args, **given)
+    return blocks
+
+
 def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:
     """What the block manager of KV cache groups is given beside settings."""
     interval = config.prefix_cache_retention_interval
@@ -195,11 +209,14 @@ def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler
     }
 
 
-def _notes_on_tables(model: Model, config: RunConfig, blocks: Tables) -> tuple[str, ...]:
-    """What a reader should know of the block tables."""
-    if isinstance(blocks, GroupTables):
-        return (*model.remarks, *notes_on_groups(blocks.groups, config))
-    return model.notes
+def _notes_on_tables(
+    model: Model, config: RunConfig, blocks: Tables, offload: Offload | None
+) -> tuple[str, ...]:
+    """What a reader should know of the block tables, and of their tier in CPU memory."""
+    if not isinstance(blocks, GroupTables):
+        return model.notes
+    further = offload.notes() if offload else ()
+    return (*model.remarks, *notes_on_groups(blocks.groups, config), *further)
 
 
 def _manager(config: RunConfig, engine: Engine) -> str:

@@ -296,6 +296,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: Annotated[
         bool, _doc(_MEMORY, "Capture no CUDA graphs, so that they take no memory.")
     ] = False
+    kv_offloading_size: Annotated[
+        Annotated[float, Meta(ge=0, le=1e6)],
+        _doc(
+            _MEMORY,
+            "GiB of CPU memory that keep KV blocks, all GPUs together (vLLM V1's native backend); 0"
+            " switches it off.",
+        ),
+    ] = 0.0
     swap_space: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
@@ -322,6 +330,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_manager_args: Annotated[
         dict[str, Any], _doc(_ENGINE, "Further arguments of the block manager.")
     ] = {}
+    kv_connector_extra_config: Annotated[
+        dict[str, Any],
+        _doc(
+            _MEMORY,
+            "Arguments of the KV offload, as in vLLM's `--kv-transfer-config`: blocks_per_chunk,"
+            " eviction_policy, store_threshold...",
+        ),
+    ] = {}
     goodput: Annotated[
         dict[str, Annotated[float, Meta(gt=0)]],
         _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
@@ -339,6 +355,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+TABLES = ("cost", "scheduler_args", "block_manager_args", "kv_connector_extra_config", "goodput")
+"""Keys whose values are tables."""
 
 SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 """Keys whose numbers may have a suffix, as in vLLM (0.33.0, vllm/engine/arg_utils.py)."""
@@ -374,7 +393,7 @@ def load_config(
 def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunConfig:
     """A `RunConfig` from plain values, or a `ConfigError` that names the key."""
     check_keys(table, where)
-    for key in ("cost", "scheduler_args", "block_manager_args", "goodput"):
+    for key in TABLES:
         if key in table and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key}: expected a table of keys, got {table[key]!r}")
     table = {

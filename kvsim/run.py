@@ -99,6 +99,8 @@ def simulate(
     keep_books = run.record(outcome)
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
     meta["fast_path"] = run.shortcuts.describe(outcome.step)
+    if parts.offload is not None:
+        meta["kv_offload"] = parts.offload.describe()
     return Result(config, meta, keep_books, run.batch.token_gaps_ns, run.log)
 
 
@@ -251,7 +253,7 @@ def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
     """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
     queue = "swapped" if batch.swapped else "waiting"
-    head = (batch.swapped or batch.waiting or batch.running)[0]
+    head = (batch.swapped or batch.holding or batch.waiting or batch.running)[0]
     return Outcome(
         "deadlock",
         now_ns,

@@ -200,8 +200,7 @@ class _Clock(UnitClock):
         """Requests given up in this step, in order."""
 
     def begin_step(self) -> None:
-        """A step begins with the aborts before it is composed."""
-        self.aborted = []
+        """A step begins."""
         if self._worker is not None:
             self._worker.heard = NOTHING
 
@@ -229,5 +228,5 @@ class _Clock(UnitClock):
         if self._worker is not None:
             self._record["xdone"] = self._worker.reported()
         if self.aborted:
-            self._record["aborted"] = self.aborted
+            self._record["aborted"], self.aborted = self.aborted, []
         super().settled(batch, ended)

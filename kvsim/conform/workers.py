@@ -59,7 +59,7 @@ class StepWorker(Worker):
         self._results.append(self.done(transfers, self._step))
         self._step += 1
 
-    def collect(self) -> Done:
+    def collect(self, now_ns: int) -> Done:
         self.heard = self._results.popleft()
         return self.heard
 

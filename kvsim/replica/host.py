@@ -32,6 +32,11 @@ class SimulatedTime(Host):
         self._listens = clients.listen
         self.inbox = Inbox(env, clients)
 
+    @property
+    def next_ns(self) -> float:
+        """When the next request with a fixed send time comes."""
+        return self.inbox.next_ns
+
     def upcoming(self) -> tuple[float, float]:
         """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
         send time comes, and when the next event outside the engine is due."""

@@ -84,6 +84,7 @@ _USED = [
     _used("num_gpu_blocks_override", values.whole),
     _used("enable_prefix_caching", values.switch),
     _used("cpu_offload_gb", values.number),
+    _used("kv_offloading_size", values.number),
     _used("tensor_parallel_size", values.whole),
     _used("pipeline_parallel_size", values.whole),
     _used("data_parallel_size", values.whole),
@@ -171,7 +172,7 @@ _NO_EFFECT = [
         lists="numa-bind-cpus numa-bind-nodes",
     ),
     # Of features that are refused where they are switched on.
-    *_flags(NO_EFFECT, values="kv-offloading-backend offload-num-in-group offload-prefetch-step"),
+    *_flags(NO_EFFECT, values="offload-num-in-group offload-prefetch-step"),
     # What is sampled: a trace says how long outputs are.
     *_flags(
         NO_EFFECT,
@@ -244,9 +245,9 @@ _UNSIMULATED = [
     *_unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
     *_unsimulated("encodings move between servers", values="ec-transfer-config"),
     *_unsimulated(
-        "KV blocks are offloaded to CPU memory",
-        values="kv-offloading-size",
-        off=_or(0),
+        "another program keeps the offloaded KV blocks",
+        values="kv-offloading-backend",
+        off=_or("native"),
     ),
     *_unsimulated(
         "adapters take memory and time", switches="enable-lora", lists="lora-modules", off=_empty

@@ -122,8 +122,25 @@ class Worker:
     """Copies what a connector decided. This one has nothing to copy."""
 
     def start(self, transfers: Transfers | None) -> None:
-        """A step begins."""
+        """A step was composed."""
 
-    def collect(self) -> Done:
-        """Returns the transfers that the oldest step in flight reports. Called once per step."""
+    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float) -> int:
+        """A step begins at `start_ns`, or later, as it waits for transfers. Returns how long.
+
+        `idle`: there is nothing to compute although requests wait, so that the engine does nothing
+        before a transfer is over or, at `next_ns`, a request arrives.
+        """
+        return 0
+
+    def collect(self, now_ns: int) -> Done:
+        """Returns the transfers that the oldest step in flight reports as it ends."""
+        return NOTHING
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a transfer begins with the next step, even if that computes nothing."""
+        return False
+
+    def pause(self, now_ns: int) -> Done:
+        """Returns the transfers that were over while the engine had nothing to do."""
         return NOTHING

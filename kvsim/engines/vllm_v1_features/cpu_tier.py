@@ -247,9 +247,9 @@ class CpuTier:
     ) -> None:
         """`capacity`: number of chunks. `store_threshold`: number of offers from which on a chunk
         is stored, counted for `max_tracker_size` chunks."""
+        self.capacity = capacity
         self._policy = POLICIES[eviction_policy](capacity)
         self._counter = Counter(store_threshold, max_tracker_size) if store_threshold > 1 else None
-        self._capacity = capacity
         self._places: dict[Key, int] = {}
         self._state: dict[Key, int] = {}
         self._fresh = 0
@@ -269,7 +269,7 @@ class CpuTier:
     @property
     def free(self) -> int:
         """Number of chunks that fit without an eviction."""
-        return self._capacity - self._fresh + len(self._returned)
+        return self.capacity - self._fresh + len(self._returned)
 
     @property
     def evictable(self) -> int:
@@ -353,7 +353,7 @@ class CpuTier:
         return self._state.get(key) == READY
 
     def _take(self) -> int:
-        if self._fresh < self._capacity:
+        if self._fresh < self.capacity:
             self._fresh += 1
             return self._fresh - 1
         return self._returned.pop()

@@ -88,8 +88,10 @@ class Offloading(Connector):
         """`sync_load_budget_bytes`: bytes that a step may load before it computes; other loads
         happen while their requests wait. `bytes_per_token`: of all layers together."""
         self._blocks, self.tier = blocks, tier
-        self._size = blocks_per_chunk
-        self._prompt_only = offload_prompt_only
+        self.blocks_per_chunk = self._size = blocks_per_chunk
+        self.prompts_only = offload_prompt_only
+        self.flushed = 0
+        """Number of transfers that a step had to wait for."""
         self._sync_budget = self._sync_left = sync_load_budget_bytes
         self._bytes_per_token = bytes_per_token
         self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
@@ -199,6 +201,7 @@ class Offloading(Connector):
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
             self._over(request)
+        self.flushed += len(flush)
         self._touched.clear()
         self._sync_left = self._sync_budget
         return Transfers(loads, stores, sorted(flush), [])
@@ -238,7 +241,7 @@ class Offloading(Connector):
             return []
         ended, sequence = request.finish_ns >= 0, request.sequences[0]
         tokens = min(computed, sequence.length)
-        if self._prompt_only:
+        if self.prompts_only:
             tokens = min(tokens, request.input_length)
         pairs = [*zip(self._groups, known.groups, strict=True)]
         ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]

@@ -25,10 +25,11 @@ class Move(NamedTuple):
 class FeaturePlan(Plan):
     """A plan with the moves of the batch, and the transfers that go with it."""
 
-    __slots__ = ("finished", "moves", "transfers")
+    __slots__ = ("finished", "moves", "transfers", "waits")
 
     def __init__(self) -> None:
         super().__init__()
+        self.waits = False
         self.moves: list[Move] = []
         """The batch in order."""
         self.finished: list[Request] = []

@@ -15,7 +15,7 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import ABORTED, RUNNING, Request, Sequence
 from kvsim.engines.vllm_v1 import BLOCKS, PREEMPTED, SLOTS, TOKENS, VllmV1
-from kvsim.engines.vllm_v1_features.connector import Connector, Match, Worker
+from kvsim.engines.vllm_v1_features.connector import Connector, Done, Match, Worker
 from kvsim.engines.vllm_v1_features.live import LOADED, LOADING, UNLOADED, Budget, Live
 from kvsim.engines.vllm_v1_features.lora import LoraSlots
 from kvsim.engines.vllm_v1_features.plan import FeaturePlan, Move
@@ -119,6 +119,8 @@ class VllmV1Features(VllmV1):
         plan = FeaturePlan()
         batch.begin(now_ns, plan)
         self.blocks.begin()
+        if self._sent == self._known:
+            self._hear(self.worker.pause(now_ns))
         self._call += 1
         budget = Budget(self.max_num_batched_tokens, self.speculation.slots)
         most = self.long_prefill_token_threshold
@@ -132,12 +134,27 @@ class VllmV1Features(VllmV1):
         plan.finished, self.finished = self.finished, []
         plan.transfers = self.connector.build_connector_meta(plan)
         self.worker.start(plan.transfers)
+        plan.waits = self.connector.busy and self._steps_on(batch, plan)
         if plan.moves:
             self._sent += 1
         for move in plan.moves:
             self._take_on(batch, move)
         plan.batched_tokens = self.max_num_batched_tokens - budget.tokens
         return batch.composed()
+
+    def _steps_on(self, batch: Batch, plan: FeaturePlan) -> bool:
+        """Whether a step takes place for the sake of transfers: to begin them, or because requests
+        wait."""
+        return (
+            len(batch) > 0
+            or self.worker.unsent
+            or bool(plan.transfers.loads or plan.transfers.stores)
+        )
+
+    def waits_ns(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> int:
+        assert isinstance(plan, FeaturePlan)
+        idle = len(batch) > 0 and not plan.moves
+        return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
 
     def _continued(self, batch: Batch, budget: Budget, most: int) -> list[Move]:
         """Gives running requests slots for the tokens that they take on, at most `most` each, in
@@ -388,7 +405,7 @@ class VllmV1Features(VllmV1):
         if len(self.finished) > over:
             self._remove_ended(batch)
         self._propose(plan)
-        self._hear(plan)
+        self._hear(self.worker.collect(now_ns))
 
     def _book(self, batch: Batch, move: Move, samples: bool) -> None:
         """Books the tokens that a step yielded for a request."""
@@ -466,9 +483,8 @@ class VllmV1Features(VllmV1):
                 drafts = self.speculation.propose(move.request.sequences[0])
                 live.drafts = 0 if live.mid_prompt else drafts
 
-    def _hear(self, plan: FeaturePlan) -> None:
+    def _hear(self, done: Done) -> None:
         """The worker reports which transfers are over."""
-        done = self.worker.collect()
         if not done:
             return
         received, sent = self.connector.update_connector_output(done)
