@@ -20,7 +20,13 @@ from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engines import GROUP_MANAGER, Engine
 from kvsim.engines.sglang_server import chunked_prefill_size, mem_fraction_static
-from kvsim.engines.versions import Default, gpu_memory_utilization, server_defaults
+from kvsim.engines.versions import (
+    Default,
+    gpu_memory_utilization,
+    has_cache_groups,
+    retention_interval,
+    server_defaults,
+)
 from kvsim.engines.vllm_v1_groups.planning import saves_states
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.memory import kv_dtype, tables_of
@@ -124,10 +130,16 @@ def _engine_defaults(
 
 def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
     """Whether layers that keep less than all tokens have block tables of their own."""
+    version, rules = config.vllm_version or engine.vllm_version, _source(config, engine)
     own = config.block_manager in (None, GROUP_MANAGER) and ":" not in config.engine
-    if engine.grouped is None or not own or is_plain(cache_groups(model)):
+    if engine.grouped is None or not (own and has_cache_groups(version)):
         return {}
-    return {"disable_hybrid_kv_cache_manager": Default(False, _source(config, engine))}
+    if is_plain(cache_groups(model)):
+        return {}
+    return {
+        "disable_hybrid_kv_cache_manager": Default(False, rules),
+        "prefix_cache_retention_interval": Default(retention_interval(version), rules),
+    }
 
 
 def _whole_states(
