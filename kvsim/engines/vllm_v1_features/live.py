@@ -10,7 +10,7 @@ reported, and the request has not been looked at since."""
 class Live:
     """The state of one request."""
 
-    __slots__ = ("drafts", "drop", "fly", "load", "mid_prompt", "resumes_at", "sequence", "stale")
+    __slots__ = ("batch", "drafts", "drop", "fly", "load", "mid_prompt", "resumes_at", "stale")
 
     def __init__(self) -> None:
         self.drafts = 0
@@ -26,7 +26,7 @@ class Live:
         """Whether known tokens were left over by its last step."""
         self.resumes_at = 0
         """Number of the scheduling call that may give it a token again."""
-        self.sequence = 0
+        self.batch = 0
         """Number of the last batch that it took part in; batches without tokens do not count."""
 
 

@@ -198,7 +198,7 @@ class VllmV1Features(VllmV1):
 
     def _in_flight(self, request: Request) -> bool:
         """Whether the blocks of a request cannot be released before a batch in flight is known."""
-        return self._releases_late and self.live[request].sequence > self._known
+        return self._releases_late and self.live[request].batch > self._known
 
     def _preempt(self, batch: Batch, victim: Request) -> None:
         super()._preempt(batch, victim)
@@ -214,8 +214,6 @@ class VllmV1Features(VllmV1):
         cannot be scheduled now."""
         admitted: list[Move] = []
         aside: tuple[list[Request], list[Request]] = ([], [])
-        continued = plan.moves
-        pads = not any(self.live[move.request].mid_prompt for move in continued)
         self.loras.begin(batch.others)
         while queue := batch.holding or batch.waiting:
             if budget.spent or batch.num_running >= self.max_num_seqs:
@@ -225,7 +223,7 @@ class VllmV1Features(VllmV1):
             request = queue[0]
             found = self._found(request) if self._ready(batch, request) else None
             if found is not None:
-                move = self._chunk(request, found, budget, most, pads and bool(continued), pads)
+                move = self._chunk(request, found, budget, most, plan.moves)
                 if move is None or not self._allocated(batch, move, found):
                     plan.blocked = TOKENS if move is None else BLOCKS
                     request.blocked_steps += 1
@@ -270,30 +268,24 @@ class VllmV1Features(VllmV1):
         return None if match is None else _Found(hits, match, hits.tokens + match.tokens)
 
     def _chunk(
-        self,
-        request: Request,
-        found: _Found,
-        budget: Budget,
-        most: int,
-        beside_decodes: bool,
-        pads: bool,
+        self, request: Request, found: _Found, budget: Budget, most: int, continued: list[Move]
     ) -> Move | None:
         """Returns the tokens that a waiting request takes on, none if it is loaded first. None: it
         does not fit into the step.
 
-        A decode is padded to 1 + k tokens, so that all requests of the step have equally many
-        (`beside_decodes`: others decode; `pads`: nobody is in mid-prompt)."""
+        With k drafts, its last token is padded to 1 + k tokens where those that the step continues
+        all decode, so that all of them have equally many."""
         if found.match.asynchronous:
             return Move(request, 0, resumed=True)
         spec, left, computed = self.speculation.num_spec_tokens, budget.left, found.computed
         sequence = request.sequences[0]
         tokens, padded = sequence.length - computed, False
-        if spec and tokens == 1 and pads and (beside_decodes or computed > 0):
-            padded = computed + spec + 2 <= self.max_model_len
-            if padded:
-                tokens = 1 + spec
-                if tokens > left:
-                    return None
+        if spec and tokens == 1 and (continued or computed > 0):
+            decodes = not any(self.live[move.request].mid_prompt for move in continued)
+            padded = decodes and computed + spec + 2 <= self.max_model_len
+            if padded and 1 + spec > left:
+                return None
+            tokens += spec if padded else 0
         tokens = min(tokens, most)
         if tokens > left and not self.chunked:
             return None
@@ -380,7 +372,7 @@ class VllmV1Features(VllmV1):
             batch.run_verify(request, tokens, before)
         sequence.computed = before + tokens
         live.fly += tokens
-        live.sequence = self._sent
+        live.batch = self._sent
         live.mid_prompt = sequence.computed < known
         if not live.mid_prompt:
             self._prefills.pop(request, None)
@@ -453,7 +445,7 @@ class VllmV1Features(VllmV1):
         self._prefills.pop(request, None)
         if keeps:
             self._kept[request] = blocks.detach(sequence)
-        elif self._releases_late and live.sequence > self._known:
+        elif self._releases_late and live.batch > self._known:
             self._late.append((self._sent, blocks.detach(sequence)))
         batch.complete(request)
         self.finished.append(request)
