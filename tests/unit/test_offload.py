@@ -1,10 +1,12 @@
 """A tier in CPU memory under `kvsim run`: its size, its time, and what is refused."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from made import make_trace
+from marks import long
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
@@ -172,3 +174,45 @@ def test_tails_are_evicted_before_heads_and_offers_are_all_or_nothing() -> None:
     assert tier.offer(new, second) is None
     assert tier.offer(new[:2], second) == {(10, 0): 3, (11, 0): 2}
     assert [tier.state(key) for key in keys] == [0, 0, None]
+
+
+def random_run(seed: int) -> tuple[Trace, dict[str, Any]]:
+    """Prompts of three tokens that continue each other, small pools, slow and fast links."""
+    rng, tokens = Random(seed), list[tuple[int, ...]]()
+    for _ in range(rng.randint(1, 25)):
+        start = rng.choice(tokens)[: rng.randint(1, 100)] if tokens and rng.random() < 0.6 else ()
+        more = tuple(rng.randrange(3) for _ in range(rng.randint(1, 60)))
+        tokens.append(start + more)
+    trace = make_trace([(len(t), rng.randint(1, 16), TokenContent(t)) for t in tokens])
+    gap_ns = rng.choice([0, MS, 5 * MS, 300 * MS])
+    rows = [replace(row, arrival_ns=row.index * gap_ns) for row in trace.rows]
+    extra = {
+        "blocks_per_chunk": rng.choice([1, 1, 2]),
+        "eviction_policy": rng.choice(["lru", "arc"]),
+        "store_threshold": rng.choice([0, 2]),
+        "offload_prompt_only": rng.random() < 0.5,
+        "sync_load_budget_bytes": rng.choice([0, 0, 10**6]),
+    }
+    return replace(trace, rows=rows), {
+        "num_gpu_blocks_override": rng.choice([12, 16, 24, 50]),
+        "async_scheduling": rng.random() < 0.5,
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "max_num_seqs": rng.choice([1, 3, 16]),
+        "max_num_batched_tokens": rng.choice([32, 64, 512]),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "gib": rng.choice([0.001, 0.003, 0.02, 1.0]),
+        "block_us": rng.choice([0, 50, 1000, 100_000]),
+        "kv_connector_extra_config": extra,
+    }
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(s, marks=long) for s in range(12, 80))]
+)
+def test_random_runs_end_add_up_and_repeat(seed: int) -> None:
+    """The ledger asserts that all times and tokens add up."""
+    trace, settings = random_run(seed)
+    first, second = run(trace, **settings), run(trace, **settings)
+    assert first.meta["outcome"]["kind"] == "finished"
+    assert list(first.requests["finish_ns"]) == list(second.requests["finish_ns"])
+    assert first.meta["kv_offload"] == second.meta["kv_offload"]
