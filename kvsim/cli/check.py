@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.cli.fitting import FIRST, show_fit, with_fitted
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -50,6 +51,13 @@ Tolerance = Annotated[
 Corrections = Annotated[
     bool, typer.Option("--corrections/--no-corrections", help="Try what would explain the rest.")
 ]
+Fit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="First fit constants of the machine to the run, and write the profile there.",
+    ),
+]
 
 
 @with_run_flags
@@ -61,6 +69,10 @@ def check(
     measured: Measured = None,
     tolerance: Tolerance = None,
     corrections: Corrections = True,
+    fit: Fit = None,
+    fit_first: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests that --fit takes; the others judge.")
+    ] = FIRST,
     config: ConfigFile = None,
     trace_format: TraceFormat = None,
     columns: TraceColumns = None,
@@ -85,6 +97,10 @@ def check(
         trace = _joined(trace, measured)
     word = _with_model(server_word(startup_log, vllm, vllm_file), trace)
     loaded = load_over(word, config, settings(flags), assignments or ())
+    if fit is not None:
+        loaded, fitted = with_fitted(trace, loaded, fit_first, fit)
+        if not as_json:
+            show_fit(fitted)
     command = shlex.join(["kvsim", *sys.argv[1:]])
     with spinner("checking") as done:
         record = check_run(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.cli.fitting import FIRST, fit_profile, show_fit
 from kvsim.cli.flags import settings, with_run_flags
 from kvsim.cli.options import (
     Assignments,
@@ -18,7 +19,6 @@ from kvsim.cli.options import (
     open_noted,
 )
 from kvsim.cli.processes import run_module
-from kvsim.cli.progress import spinner
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
@@ -123,7 +123,7 @@ def fit_run(
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
     first: Annotated[
         int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
-    ] = 100,
+    ] = FIRST,
     measured: Annotated[
         str | None,
         typer.Option("--measured", metavar="FILE", help="Measured times by id, in their own file."),
@@ -135,31 +135,14 @@ def fit_run(
     **flags: Any,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.calibrate.document import to_json
     from kvsim.config import load_config
-    from kvsim.cost.profile import load_profile
-    from kvsim.fit import constants
     from kvsim.workload.measured import join_measured
-    from kvsim.writing import write_text
 
     loaded = load_config(config_path(config), settings(flags), assignments or (), {})
     trace = open_noted(run, trace_format, columns)
     if measured is not None:
         trace = join_measured(trace, measured)
-    with spinner("fitting") as done:
-        profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
-    found, console = profile.fitted, make_console()
-    table = make_table("constant", "value", "standard error", "refused", texts=1)
-    for key, value in found["constants"].items():
-        table.add_row(key, f"{value:g}", f"{found['standard_errors'][key]:g}", "")
-    for key, reason in found["refused"].items():
-        table.add_row(key, "-", "-", reason)
-    console.print(table)
-    table = make_table("error on the other requests, %", "before", "after")
-    for key, after in found["error_percent"].items():
-        table.add_row(key, f"{found['error_percent_before'][key]:+.2f}", f"{after:+.2f}")
-    console.print(table)
-    write_text(out, to_json(profile))
+    show_fit(fit_profile(name, trace, loaded, first, out))
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
 
 
