@@ -106,8 +106,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     further: dict[str, Any] = {**pools, **caching, "future": future}
     offload = offload_of(config, model, hardware, blocks) if tiered else None
     if isinstance(blocks, GroupTables):
-        further["blocks"] = blocks
-        further |= offload.parts() if offload else {}
+        further |= {"blocks": blocks, **(offload.parts() if offload else {})}
     scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):

@@ -55,6 +55,7 @@ UNITS = {
     "gpu_memory_utilization": "share of memory",
     "kv_cache_memory_bytes": "bytes",
     "cpu_offload_gb": "GiB",
+    "kv_offloading_size": "GiB",
     "swap_space": "GiB",
     "num_gpu_blocks_override": "blocks",
     "num_cpu_blocks_override": "blocks",
