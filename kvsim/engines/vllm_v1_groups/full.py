@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from kvsim.engines.vllm_v1_groups.group import Entry, Found, Group, GroupTable, Layout, Prompt
+from kvsim.engines.vllm_v1_groups.group import Entry, Found, Group, GroupTable, Known, Layout
 from kvsim.engines.vllm_v1_groups.pool import GroupPool
 
 
@@ -26,36 +24,18 @@ class Full(Group, frozen=True, kw_only=True, tag="full"):
         del entries[tokens // align * align // self.block_size :]
         return entries
 
-    def register(
-        self,
-        table: GroupTable,
-        upto: int,
-        key_of: Callable[[int], int],
-        prompt: Prompt,
-        pool: GroupPool,
-        layout: Layout,
-        drop: bool,
-    ) -> None:
-        super().register(table, upto, key_of, prompt, pool, layout, drop)
+    def register(self, table: GroupTable, known: Known, pool: GroupPool, layout: Layout) -> None:
+        super().register(table, known, pool, layout)
         if self.block_size > layout.key_tokens:
-            self._keep_tail(table, upto, key_of, prompt, pool, layout, drop)
+            self._keep_tail(table, known, pool, layout.key_tokens)
 
-    def _keep_tail(
-        self,
-        table: GroupTable,
-        upto: int,
-        key_of: Callable[[int], int],
-        prompt: Prompt,
-        pool: GroupPool,
-        layout: Layout,
-        drop: bool,
-    ) -> None:
+    def _keep_tail(self, table: GroupTable, known: Known, pool: GroupPool, key_tokens: int) -> None:
         """Names the block in which the prompt ends. No lookup finds it, because hits end at block
         ends, but a block with content is reused after those without."""
-        end = (prompt.tokens - (not drop)) // layout.key_tokens * layout.key_tokens
+        end = (known.prompt.tokens - (not known.drop)) // key_tokens * key_tokens
         place = end // self.block_size
-        if not 0 < end <= upto or end % self.block_size == 0 or place >= len(table.blocks):
+        if not 0 < end <= known.upto or end % self.block_size == 0 or place >= len(table.blocks):
             return
         block = table.blocks[place]
         if block and pool.end_of(block) < end:
-            pool.name(block, key_of(end), end)
+            pool.name(block, known.key_of(end), end)

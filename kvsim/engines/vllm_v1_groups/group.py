@@ -96,6 +96,25 @@ class Prompt(NamedTuple):
     """Tokens at which a sequence with the same prompt resumes."""
 
 
+class Known(NamedTuple):
+    """What is known of a sequence when its blocks are registered."""
+
+    prompt: Prompt
+    upto: int
+    """Number of leading tokens whose blocks others may hit."""
+    key_of: Callable[[int], int]
+    """Maps a number of tokens to the content key of the block of this group that ends there."""
+    drop: bool
+    """Whether hits of this group lose their last block."""
+
+    def marks(self, block_size: int) -> list[int]:
+        """Returns the numbers of tokens at which sequences are known to resume."""
+        marks, junction = [*self.prompt.marks], self.prompt.junction
+        if junction:
+            marks += [junction, junction - block_size] if self.drop else [junction]
+        return marks
+
+
 class Mask(NamedTuple):
     """Where later sequences can resume, and so which blocks are worth keeping."""
 
@@ -205,31 +224,18 @@ class Group(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_
         if released:
             pool.release(released)
 
-    def register(
-        self,
-        table: GroupTable,
-        upto: int,
-        key_of: Callable[[int], int],
-        prompt: Prompt,
-        pool: GroupPool,
-        layout: Layout,
-        drop: bool,
-    ) -> None:
-        """Lets others hit the full blocks of the first `upto` tokens. `key_of` maps a number of
-        tokens to the content key of the block that ends there."""
-        first, last, size = table.registered, upto // self.block_size, self.block_size
+    def register(self, table: GroupTable, known: Known, pool: GroupPool, layout: Layout) -> None:
+        """Lets others hit the full blocks of what is known."""
+        first, last, size = table.registered, known.upto // self.block_size, self.block_size
         if last <= first:
             return
-        marks = list(prompt.marks)
-        if prompt.junction:
-            marks += [prompt.junction, prompt.junction - size] if drop else [prompt.junction]
-        mask = Mask(layout.align, layout.retention_interval, drop, marks)
+        mask = Mask(layout.align, layout.retention_interval, known.drop, known.marks(size))
         kept = self.keeps(first, last, mask)
         for place in range(first, last):
             block = table.blocks[place]
             if block and (kept is None or kept[place - first]):
                 end = (place + 1) * size
-                pool.name(block, key_of(end), end)
+                pool.name(block, known.key_of(end), end)
         table.registered = last
         table.known = True
 

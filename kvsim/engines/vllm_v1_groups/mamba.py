@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import structs
 
 from kvsim.engines.vllm_v1_groups.group import (
@@ -12,6 +10,7 @@ from kvsim.engines.vllm_v1_groups.group import (
     Found,
     Group,
     GroupTable,
+    Known,
     Layout,
     Mask,
     Prompt,
@@ -150,26 +149,17 @@ class AlignedMamba(Mamba, frozen=True, kw_only=True, tag="mamba-aligned"):
             for place in range(first + 1, last + 1)
         ]
 
-    def register(
-        self,
-        table: GroupTable,
-        upto: int,
-        key_of: Callable[[int], int],
-        prompt: Prompt,
-        pool: GroupPool,
-        layout: Layout,
-        drop: bool,
-    ) -> None:
-        super().register(table, upto, key_of, prompt, pool, layout, drop)
+    def register(self, table: GroupTable, known: Known, pool: GroupPool, layout: Layout) -> None:
+        super().register(table, known, pool, layout)
         assert isinstance(table, StateTable)
         if table.export is None:
             return
         tokens, place = table.export
         block = table.blocks[place]
-        if not self._worth(tokens, prompt, layout):
+        if not self._worth(tokens, known.prompt, layout):
             pool.unname(block)
         elif pool.end_of(block) != tokens:
-            pool.name(block, key_of(tokens), tokens)
+            pool.name(block, known.key_of(tokens), tokens)
 
     def _worth(self, tokens: int, prompt: Prompt, layout: Layout) -> bool:
         """Whether a state that a chunk saved on its way is kept for others."""

@@ -19,7 +19,7 @@ from kvsim.engine.request import Sequence as TokenSequence
 from kvsim.engine.tables import Tables
 from kvsim.engines.vllm_v1_groups.chunks import Chunks
 from kvsim.engines.vllm_v1_groups.deaths import state_of_drafts
-from kvsim.engines.vllm_v1_groups.group import Ask, Found, Group, GroupTable, Layout, Prompt
+from kvsim.engines.vllm_v1_groups.group import Ask, Found, Group, GroupTable, Known, Layout, Prompt
 from kvsim.engines.vllm_v1_groups.lookup import (
     Alike,
     Hits,
@@ -276,9 +276,11 @@ class GroupTables(Tables):
         sequence.published, known = units, known // unit * unit
         tables, prompt = self._held[sequence], self.prompt(sequence)
         for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
-            most, drop = self.registered_tokens(number, upto), self._drops[number]
+            most = min(self.registered_tokens(number, upto), known)
             key_at = partial(self._key_at, sequence, number)
-            group.register(table, min(most, known), key_at, prompt, self.gpu, layout, drop)
+            group.register(
+                table, Known(prompt, most, key_at, self._drops[number]), self.gpu, self.layout
+            )
 
     def registered_tokens(self, number: int, upto: int) -> int:
         """Returns how many of the first `upto` tokens of a sequence a group lets others hit."""

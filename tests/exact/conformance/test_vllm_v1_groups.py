@@ -20,7 +20,7 @@ from exact.conformance.generate_v1_groups import make_case
 from marks import long, mostly_long
 from shared import needs_shared
 from twins.steps import generated
-from twins.vllm_v1_group_steps import step_log
+from twins.vllm_v1_features import step_log
 
 from kvsim.conform.builders import run_case
 

@@ -7,6 +7,7 @@ import pytest
 from kvsim.config import make_config
 from kvsim.models import Model, model_of
 from kvsim.models.cache_groups import block_layers, cache_groups, is_plain, state_block_size
+from kvsim.models.hugging_face import from_hugging_face
 
 
 def model(name: str) -> Model:
@@ -26,6 +27,26 @@ def test_groups_of_public_models() -> None:
     assert numbers("qwen3-next-80b-a3b") == {"linear_attention": 3, "full_attention": 1}
     assert numbers("mistral-7b-v0.1") == {"sliding_attention": 1}
     assert is_plain(cache_groups(model("llama-3-8b")))
+
+
+def test_chunks_of_llama_4() -> None:
+    """Llama 4 Scout: every fourth of 48 layers has full attention, the others chunks of 8,192."""
+    config = {
+        "model_type": "llama4_text",
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "num_local_experts": 16,
+        "attention_chunk_size": 8192,
+        "max_position_embeddings": 10485760,
+        "vocab_size": 202048,
+    }
+    scout = from_hugging_face(config, "config.json")
+    kinds = Counter(group.kind for group in cache_groups(scout))
+    assert kinds == {"chunked_attention": 3, "full_attention": 1}
+    assert scout.attention_chunk_size == 8192
 
 
 def test_every_layer_is_in_one_group_and_neighbours_are_in_different_ones() -> None:
