@@ -39,6 +39,7 @@ def test_chunks_of_llama_4() -> None:
         "num_key_value_heads": 8,
         "intermediate_size": 8192,
         "num_local_experts": 16,
+        "num_experts_per_tok": 1,
         "attention_chunk_size": 8192,
         "max_position_embeddings": 10485760,
         "vocab_size": 202048,
