@@ -62,8 +62,7 @@ class Host:
 
     @property
     def next_ns(self) -> float:
-        """When the next request arrives that will come whatever the engine does; infinite for
-        never."""
+        """When something outside the engine happens next, such as an arrival; infinite for never."""
         return float("inf")
 
     def arrived(self) -> list[Request] | None:

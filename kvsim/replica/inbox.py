@@ -31,6 +31,8 @@ class Inbox:
     def __init__(self, env: simpy.Environment, clients: Clients) -> None:
         self._env = env
         self._clients = clients
+        self.listens = clients.listen
+        """Whether anybody needs to hear of ended requests."""
         self._arrived: list[Request] = []
         self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
@@ -47,35 +49,44 @@ class Inbox:
     def _now_ns(self) -> int:
         return cast(int, self._env.now)
 
+    def upcoming(self) -> tuple[float, float]:
+        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
+        send time comes, and when the next event outside the engine is due."""
+        return self.next_ns, self._env.peek()
+
     def collect(self, now_ns: int) -> None:
         """Lets clients send all requests that are due until now, each at its time."""
         while self.next_ns <= now_ns:
             request = self._next
             assert request is not None
             if self._clients.offer(request, int(self.next_ns)):
-                self._receive(request)
+                self._arrived.append(request)
             self.next_ns, self._next = next(self._upcoming, _NOBODY)
+        if self._wake is not None:
+            self._rouse()
 
     def take(self) -> list[Request]:
         """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
         arrived, self._arrived = self._arrived, []
         if len(arrived) > 1:
-            arrived.sort(key=_arrival_order)
+            arrived.sort(key=arrival_order)
         return arrived
 
     def release(self, ended: Iterable[Request]) -> None:
         """Tells the clients of completions; they send more now or after their think time."""
+        if not self.listens:
+            return
         now_ns = self._now_ns
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
-            for other in sent:
-                self._receive(other)
+            self._arrived += sent
             for time_ns, other in later:
                 if time_ns <= now_ns:
                     self._offer(other)
                 else:
                     timer = self._env.timeout(time_ns - now_ns, other)
                     timer.callbacks.append(lambda event: self._offer(event.value))
+        self._rouse()
 
     def wait(self) -> Process:
         """Waits until a request arrives."""
@@ -89,11 +100,12 @@ class Inbox:
         """Offers a request to its client's concurrency limit, which may hold it back."""
         self.collect(self._now_ns)
         if self._clients.offer(request, self._now_ns):
-            self._receive(request)
+            self._arrived.append(request)
+            self._rouse()
 
-    def _receive(self, request: Request) -> None:
-        self._arrived.append(request)
-        if self._wake is not None:
+    def _rouse(self) -> None:
+        """Wakes the engine if it waits for a request that is here now."""
+        if self._wake is not None and self._arrived:
             self._wake.succeed()
             self._wake = None
 
@@ -109,5 +121,6 @@ class Inbox:
         self._set_alarm()
 
 
-def _arrival_order(request: Request) -> tuple[int, int]:
+def arrival_order(request: Request) -> tuple[int, int]:
+    """Sorts requests by arrival and place in the trace."""
     return request.arrival_ns, request.index
