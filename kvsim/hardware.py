@@ -159,7 +159,7 @@ def hardware_path(name_or_path: str) -> Path:
         fitting = sorted({name for other, name in known.items() if key in other})
         if len(fitting) > 1:
             raise ConfigError(
-                f"no hardware named {name_or_path!r}; it may be {', '.join(fitting)}: give one of"
+                f"no hardware named {name_or_path!r}; it could be {', '.join(fitting)}; give one of"
                 " them, or the path of a file"
             )
     return find("hardware", known.get(key, name_or_path))

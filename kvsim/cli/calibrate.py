@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli.options import ProfileOut
 from kvsim.cli.processes import run_module
 from kvsim.errors import ConfigError
 
@@ -23,7 +24,7 @@ Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
 
 
 def calibrate(
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
     model: Annotated[
         str, typer.Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
     ] = "llama-3-8b",

@@ -48,10 +48,7 @@ def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str
 def show_fit(tables: list[Table]) -> None:
     """Prints what `fit_profile` returns."""
     for head, rows in tables:
-        table = make_table(*head)
-        for row in rows:
-            table.add_row(*row)
-        make_console().print(table)
+        make_console().print(make_table(*head, rows=rows))
 
 
 def with_fitted(

@@ -196,8 +196,8 @@ class _Bench:
         ours = replayed(result)
         if len(in_both(ours, self._real)) < len(self._real.places):
             raise ConfigError(
-                f"{self._trace.path}: the replay does not complete every measured request; see"
-                " kvsim run with the same settings"
+                f"{self._trace.path}: the replay does not complete every measured request;"
+                " `kvsim run` with the same settings says why"
             )
         return ours
 

@@ -64,7 +64,10 @@ def fitted(trace: Trace, first: int = FIRST) -> Profile:
 
 @pytest.mark.parametrize(
     ("truth", "lengths"),
-    [({"prompt_step_us": 4000.0}, chats), ({"linear_factor": 1.05}, documents)],
+    [
+        ({"prompt_step_us": 4000.0}, chats),
+        pytest.param({"linear_factor": 1.05}, documents, marks=long),
+    ],
 )
 def test_a_constant_is_found_again(
     tmp_path: Path, truth: dict[str, float], lengths: Lengths
