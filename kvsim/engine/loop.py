@@ -62,7 +62,7 @@ class Host:
 
     @property
     def next_ns(self) -> float:
-        """When something outside the engine happens next, such as an arrival; infinite for never."""
+        """When something outside the engine happens next, as an arrival; infinite for never."""
         return float("inf")
 
     def arrived(self) -> list[Request] | None:
