@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 from kvsim.assumed import complete
 from kvsim.checks import (
+    Room,
     check_cache,
     check_chunks,
     check_engine,
     check_manager,
+    check_retention,
     check_sharing,
+    check_tables,
     check_vllm,
     checked_pool,
     fitting,
@@ -18,19 +21,25 @@ from kvsim.checks import (
 from kvsim.config import RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.prices import make_prices
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
 from kvsim.engines.versions import Default
+from kvsim.engines.vllm_v1_groups.full import Full
+from kvsim.engines.vllm_v1_groups.group import Group
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_groups
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
 from kvsim.hardware import Hardware
-from kvsim.library import build, construct, look_up
+from kvsim.library import construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
+from kvsim.offload import Offload, offload_of, offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 
@@ -54,6 +63,8 @@ class Parts(NamedTuple):
     """Settings that were not given."""
     notes: tuple[str, ...]
     """What a reader of the result should know of the model, and what is not simulated."""
+    offload: Offload | None
+    """The tier in CPU memory; None without one."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -69,6 +80,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     fits = config.max_model_len == "auto"
     config, model, hardware, assumed = complete(config, engine)
     check_cache(config, engine)
+    check_tables(config, engine, model)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
     prices = make_prices(config, model, hardware)
     future = Future()
@@ -77,17 +89,25 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    config = fitting(config, memory) if fits else checked_pool(config, memory, engine)
-    manager = _manager(config, engine)
+    groups = groups_of_model(model, config, hardware)
+    check_retention(config, groups)
+    room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
+    config = fitting(config, room) if fits else checked_pool(config, room, engine)
+    tiered = offloads(config, engine, groups)
+    manager = GROUP_MANAGER if groups or tiered else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
-    kind = look_up("block_manager", BLOCK_MANAGERS, manager)
-    if manager in BLOCK_MANAGERS and not named and config.n == 1:
-        kind = without_names(kind, config)
-    args = ready(config.block_manager_args, **given)
-    blocks = build(f"block_manager: {manager}", kind, args, **given)
+    if manager == GROUP_MANAGER:
+        # The length that fits may be below that of which the groups know.
+        given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
+        given["keyed"] = config.enable_prefix_caching or tiered
+    blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
-    scheduler = _scheduler(config, engine, {**pools, **caching, "future": future})
+    further: dict[str, Any] = {**pools, **caching, "future": future}
+    offload = offload_of(config, model, hardware, blocks) if tiered else None
+    if isinstance(blocks, GroupTables):
+        further |= {"blocks": blocks, **(offload.parts() if offload else {})}
+    scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
         raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
@@ -104,7 +124,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         memory,
         future,
         assumed,
-        (*model.notes, *left_out(config)),
+        (*_notes_on_tables(model, config, blocks, offload), *left_out(config)),
+        offload,
     )
 
 
@@ -135,8 +156,15 @@ def _given(config: RunConfig) -> dict[str, Any]:
 
 
 def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
-    asynchronous = engine.asynchronous if _asynchronous(config) else None
-    table = {config.engine: asynchronous or engine.scheduler} if config.engine in ENGINES else {}
+    table = {}
+    if config.engine in ENGINES:
+        grouped, ahead = "blocks" in further, _asynchronous(config)
+        kinds = (
+            (engine.grouped, engine.grouped_asynchronous)
+            if grouped
+            else (engine.scheduler, engine.asynchronous)
+        )
+        table[config.engine] = kinds[ahead] or engine.scheduler
     assert isinstance(config.max_model_len, int)
     victim = make_victim(
         config.victim,
@@ -159,11 +187,44 @@ def _asynchronous(config: RunConfig) -> bool:
     )
 
 
+def _blocks(config: RunConfig, manager: str, given: dict[str, Any], named: bool) -> Tables:
+    """The block manager; one that only counts where names are not asked for and decide nothing."""
+    kind = look_up("block_manager", BLOCK_MANAGERS, manager)
+    if manager in BLOCK_MANAGERS and not named and config.n == 1:
+        kind = without_names(kind, config)
+    args = ready(config.block_manager_args, **given)
+    blocks: Tables = build(f"block_manager: {manager}", kind, args, **given)
+    return blocks
+
+
+def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:
+    """What the block manager of KV cache groups is given beside settings."""
+    interval = config.prefix_cache_retention_interval
+    return {
+        "groups": groups or (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),),
+        "prefix_cache_retention_interval": None if interval == "none" else interval or 0,
+        "max_num_batched_tokens": draft.max_num_batched_tokens,
+        "in_flight": draft.in_flight,
+    }
+
+
+def _notes_on_tables(
+    model: Model, config: RunConfig, blocks: Tables, offload: Offload | None
+) -> tuple[str, ...]:
+    """What a reader should know of the block tables, and of their tier in CPU memory."""
+    if not isinstance(blocks, GroupTables):
+        return model.notes
+    further = offload.notes() if offload else ()
+    return (*model.remarks, *notes_on_groups(blocks.groups, config), *further)
+
+
 def _manager(config: RunConfig, engine: Engine) -> str:
     """The name of the block manager."""
     if config.block_manager is None:
         return engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
     fitting = {engine.block_manager, engine.prefix_manager, *engine.others} - {""}
+    if engine.grouped_schedulers and config.engine in ENGINES:
+        fitting.add(GROUP_MANAGER)
     if config.block_manager in BLOCK_MANAGERS and config.block_manager not in fitting:
         raise ConfigError(
             f"block_manager: {config.block_manager} does not go with {config.engine}, which takes"

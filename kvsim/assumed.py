@@ -17,10 +17,20 @@ from typing import NamedTuple
 import msgspec
 
 from kvsim.config import RunConfig
-from kvsim.engines import Engine
-from kvsim.engines.versions import Default, gpu_memory_utilization, server_defaults
+from kvsim.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.engines import GROUP_MANAGER, Engine
+from kvsim.engines.versions import (
+    Default,
+    gpu_memory_utilization,
+    has_cache_groups,
+    retention_interval,
+    server_defaults,
+)
+from kvsim.engines.vllm_v1_groups.planning import saves_states
 from kvsim.hardware import Hardware, load_hardware
-from kvsim.models import Model, model_of
+from kvsim.memory import kv_dtype, tables_of
+from kvsim.models import DTYPE_BYTES, Model, model_of
+from kvsim.models.cache_groups import cache_groups, is_plain, state_block_size
 
 SCHEDULER_SETTINGS = (
     "max_num_seqs",
@@ -61,10 +71,13 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
         "max_model_len": Default(model.max_position_embeddings, model.name),
         **_engine_defaults(config, engine, model, hardware),
     }
+    defaults |= _tables_defaults(config, engine, model)
     if config.max_model_len == "auto":
         config = msgspec.structs.replace(config, max_model_len=model.max_position_embeddings)
     defaults = {key: each for key, each in defaults.items() if getattr(config, key) is None}
     config = msgspec.structs.replace(config, **{key: d.value for key, d in defaults.items()})
+    config, raised = _whole_states(config, model, hardware)
+    defaults |= raised
     if config.dtype == "auto":
         defaults["dtype"] = Default(model.dtype("auto"), model.name)
     rules = _source(config, engine)
@@ -82,7 +95,7 @@ def _engine_defaults(
     rules = _source(config, engine)
     caching = engine.enable_prefix_caching
     if config.block_manager is not None:
-        caching = config.block_manager == engine.prefix_manager
+        caching = config.block_manager in (engine.prefix_manager, GROUP_MANAGER)
     found = {
         "gpu_memory_utilization": Default(gpu_memory_utilization(version), rules),
         "block_size": Default(engine.block_size, rules),
@@ -113,6 +126,36 @@ def _engine_defaults(
     if engine.asynchronous is None or ":" in config.engine:
         del limits["async_scheduling"]
     return limits | found
+
+
+def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
+    """Whether layers that keep less than all tokens have block tables of their own."""
+    version, rules = config.vllm_version or engine.vllm_version, _source(config, engine)
+    own = config.block_manager in (None, GROUP_MANAGER) and ":" not in config.engine
+    if not engine.grouped_schedulers or not (own and has_cache_groups(version)):
+        return {}
+    if is_plain(cache_groups(model)):
+        return {}
+    return {
+        "disable_hybrid_kv_cache_manager": Default(False, rules),
+        "prefix_cache_retention_interval": Default(retention_interval(version), rules),
+    }
+
+
+def _whole_states(
+    config: RunConfig, model: Model, hardware: Hardware
+) -> tuple[RunConfig, dict[str, Default]]:
+    """The settings with blocks that hold a state of linear attention."""
+    if not tables_of(model, config):
+        return config, {}
+    given = config.block_size or DEFAULT_BLOCK_SIZE
+    element = DTYPE_BYTES[kv_dtype(model, config)]
+    shard = model.shard(config.tensor_parallel_size)
+    size = state_block_size(shard, given, element, saves_states(config, hardware))
+    if size == given:
+        return config, {}
+    source = f"vLLM {config.vllm_version}: a block holds a state of {model.name}"
+    return msgspec.structs.replace(config, block_size=size), {"block_size": Default(size, source)}
 
 
 def _source(config: RunConfig, engine: Engine) -> str:

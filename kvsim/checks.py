@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_right
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,8 +13,13 @@ from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines.vllm_v1_groups.group import Group, Layout
+from kvsim.engines.vllm_v1_groups.mamba import Mamba
+from kvsim.engines.vllm_v1_groups.planning import peak_blocks
+from kvsim.engines.vllm_v1_groups.sliding import Sliding
 from kvsim.errors import ConfigError
 from kvsim.memory import Budget
+from kvsim.models import Model
 
 VLLM_SETTINGS = (
     "vllm_version",
@@ -60,6 +67,54 @@ def check_cache(config: RunConfig, engine: Engine) -> None:
             )
 
 
+TABLE_SETTINGS = (
+    "disable_hybrid_kv_cache_manager",
+    "prefix_cache_retention_interval",
+    "mamba_cache_mode",
+)
+"""Settings of engines in which groups of layers have block tables of their own."""
+
+
+def check_tables(config: RunConfig, engine: Engine, model: Model) -> None:
+    """Refuse settings of KV cache groups where there are none, and what vLLM would not obey."""
+    for key in TABLE_SETTINGS:
+        if getattr(config, key) is not None and not engine.grouped_schedulers:
+            owners = " and ".join(name for name, each in ENGINES.items() if each.grouped_schedulers)
+            raise ConfigError(f"{key}: a setting of {owners}; {config.engine} has it not")
+    states = "linear_attention" in model.layer_types
+    if config.disable_hybrid_kv_cache_manager and states:
+        raise ConfigError(
+            f"disable_hybrid_kv_cache_manager: {model.name} has layers with states, which need"
+            " block tables of their own; leave it out"
+        )
+    mode, caching = config.mamba_cache_mode, bool(config.enable_prefix_caching)
+    if states and mode is not None and caching != (mode == "align"):
+        raise ConfigError(
+            f"mamba_cache_mode: vLLM takes {'align' if caching else 'none'} with prefix caching"
+            f" {'on' if caching else 'off'}, whatever is set; leave it out, or use"
+            f" --{'no-' * caching}enable-prefix-caching"
+        )
+
+
+def check_retention(config: RunConfig, groups: tuple[Group, ...]) -> None:
+    """Refuse what vLLM refuses (0.33.0, v1/core/kv_cache_coordinator.py,
+    `_validate_prefix_cache_retention_interval`)."""
+    interval = config.prefix_cache_retention_interval
+    if not isinstance(interval, int) or interval == 0:
+        return
+    sparse = any(isinstance(group, Sliding | Mamba) for group in groups)
+    if not sparse:
+        raise ConfigError(
+            "prefix_cache_retention_interval: no layer of this model has a sliding window or a"
+            " state, so it has no effect; leave it out"
+        )
+    if interval % (config.block_size or 1):
+        raise ConfigError(
+            f"prefix_cache_retention_interval: {interval} is no multiple of the block size"
+            f" ({config.block_size} tokens); use one"
+        )
+
+
 def check_sharing(config: RunConfig, manager: str) -> None:
     """Refuse rules of sharing where nothing is shared."""
     if manager in BLOCK_MANAGERS and not BLOCK_MANAGERS[manager].needs_keys:
@@ -71,38 +126,56 @@ def check_sharing(config: RunConfig, manager: str) -> None:
                 )
 
 
-def checked_pool(config: RunConfig, memory: Budget, engine: Engine) -> RunConfig:
+class Room(NamedTuple):
+    """The pool, and what a long sequence takes of it."""
+
+    memory: Budget
+    groups: tuple[Group, ...]
+    """The KV cache groups of the model; none if one table serves all layers."""
+    max_in_flight_tokens: int
+    """Most tokens that are scheduled and not settled."""
+
+    def longest(self, config: RunConfig, most: int) -> int:
+        """Returns the longest sequence that fits, of at most `most` tokens."""
+        assert config.block_size is not None
+        blocks = self.memory.num_gpu_blocks
+        if not self.groups:
+            return min(most, blocks * config.block_size)
+
+        def need(tokens: int) -> int:
+            size, flying = config.block_size or 1, self.max_in_flight_tokens
+            return peak_blocks(self.groups, Layout(size, size, tokens, flying, None))
+
+        return bisect_right(range(1, most + 1), blocks, key=need)
+
+
+def checked_pool(config: RunConfig, room: Room, engine: Engine) -> RunConfig:
     """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
 
     Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
     `_check_enough_kv_cache_memory`.
     """
-    room = _room(config, memory)
     assert isinstance(config.max_model_len, int)
-    if config.max_model_len > room and not engine.caps_sequences:
+    memory, longest = room.memory, room.longest(config, config.max_model_len)
+    if config.max_model_len > longest and not engine.caps_sequences:
         raise ConfigError(
-            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
-            f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"
-            f" {room} or less (auto takes the most that fits), or raise --gpu-memory-utilization"
+            f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of"
+            f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use"
+            f" --max-model-len {longest} or less (auto takes the most that fits), or raise"
+            " --gpu-memory-utilization"
         )
     return config
 
 
-def fitting(config: RunConfig, memory: Budget) -> RunConfig:
+def fitting(config: RunConfig, room: Room) -> RunConfig:
     """The settings with the largest `max_model_len` that fits, up to the model's own limit.
 
     Source: vLLM 0.33.0, v1/core/kv_cache_planning.py, `_auto_fit_max_model_len`. Memory was
     counted with the model's limit, as there.
     """
     assert isinstance(config.max_model_len, int)
-    longest = min(config.max_model_len, _room(config, memory))
+    longest = room.longest(config, config.max_model_len)
     return msgspec.structs.replace(config, max_model_len=longest)
-
-
-def _room(config: RunConfig, memory: Budget) -> int:
-    """Tokens that the whole pool holds."""
-    assert config.block_size is not None
-    return memory.num_gpu_blocks * config.block_size
 
 
 def check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:

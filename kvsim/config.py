@@ -191,6 +191,25 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     long_prefill_token_threshold: Annotated[
         Natural | None, _doc(_ENGINE, "V1: longest chunk of one request; default: 0, no limit.")
     ] = None
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool | None,
+        _doc(
+            _ENGINE,
+            "V1: layers with windows keep all tokens, as full attention does; default: no.",
+        ),
+    ] = None
+    prefix_cache_retention_interval: Annotated[
+        Natural | Literal["none"] | None,
+        _doc(
+            _ENGINE,
+            "V1: what windows and states leave in the prefix cache: 0 only the ends of prompts, a"
+            " number also what lies before its multiples, none everything; default: 0.",
+        ),
+    ] = None
+    mamba_cache_mode: Annotated[
+        Literal["none", "align"] | None,
+        _doc(_ENGINE, "V1: align keeps states at block ends; default: with a prefix cache."),
+    ] = None
     async_scheduling: Annotated[
         bool | None,
         _doc(_ENGINE, "V1: compose a step while the one before computes; default: yes."),
@@ -277,6 +296,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: Annotated[
         bool, _doc(_MEMORY, "Capture no CUDA graphs, so that they take no memory.")
     ] = False
+    kv_offloading_size: Annotated[
+        Annotated[float, Meta(ge=0, le=1e6)],
+        _doc(
+            _MEMORY,
+            "GiB of CPU memory that keep KV blocks, all GPUs together (vLLM V1's native backend); 0"
+            " switches it off.",
+        ),
+    ] = 0.0
     swap_space: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
@@ -303,6 +330,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_manager_args: Annotated[
         dict[str, Any], _doc(_ENGINE, "Further arguments of the block manager.")
     ] = {}
+    kv_connector_extra_config: Annotated[
+        dict[str, Any],
+        _doc(
+            _MEMORY,
+            "Arguments of the KV offload, as in vLLM's `--kv-transfer-config`: blocks_per_chunk,"
+            " eviction_policy, store_threshold...",
+        ),
+    ] = {}
     goodput: Annotated[
         dict[str, Annotated[float, Meta(gt=0)]],
         _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
@@ -320,6 +355,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+TABLES = ("cost", "scheduler_args", "block_manager_args", "kv_connector_extra_config", "goodput")
+"""Keys whose values are tables."""
 
 SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")
 """Keys whose numbers may have a suffix, as in vLLM (0.33.0, vllm/engine/arg_utils.py)."""
@@ -355,7 +393,7 @@ def load_config(
 def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunConfig:
     """A `RunConfig` from plain values, or a `ConfigError` that names the key."""
     check_keys(table, where)
-    for key in ("cost", "scheduler_args", "block_manager_args", "goodput"):
+    for key in TABLES:
         if key in table and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key}: expected a table of keys, got {table[key]!r}")
     table = {

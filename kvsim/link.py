@@ -77,11 +77,18 @@ class LinkTimes:
         return {**self._described, "call_us": self._call_ns / 1e3}
 
 
-def make_link(model: Model, hardware: Hardware, config: RunConfig, block_bytes: int) -> LinkTimes:
-    """The link that the table `[cost.link]` describes; raises `ConfigError`."""
+def make_link(
+    model: Model, hardware: Hardware, config: RunConfig, block_bytes: int, whole: bool = False
+) -> LinkTimes:
+    """The link that the table `[cost.link]` describes; raises `ConfigError`.
+
+    `whole`: blocks are one piece unless the table says otherwise, as in vLLM V1's offload.
+    """
     args = config.cost.get("link", {})
     if not isinstance(args, Mapping):
         raise ConfigError(f"cost.link: expected a table of keys, got {args!r}")
+    if whole and not {"layout", "block_us"} & args.keys():
+        args = {**args, "layout": "cross"}
     times: LinkTimes = build(
         "cost.link", LinkTimes, args, model=model, hardware=hardware, block_bytes=block_bytes
     )

@@ -23,6 +23,7 @@ from kvsim.engines.versions import MASKING_BYTES, gpu_memory_utilization, startu
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
 from kvsim.models import DTYPE_BYTES, Model, Shard
+from kvsim.models.cache_groups import CacheGroup, block_layers, cache_groups, is_plain
 
 MIB = 2**20
 
@@ -64,9 +65,27 @@ def token_bytes(model: Model, config: RunConfig) -> int:
     return model.shard(config.tensor_parallel_size).token_bytes(kv_dtype(model, config))
 
 
+def tables_of(model: Model, config: RunConfig) -> tuple[CacheGroup, ...]:
+    """The groups of layers that have block tables of their own; none if one table serves all."""
+    disabled = config.disable_hybrid_kv_cache_manager
+    groups = () if disabled is None else cache_groups(model, not disabled)
+    return () if is_plain(groups) else groups
+
+
 def block_bytes(model: Model, config: RunConfig) -> int:
     """Bytes of one KV block on one GPU of the tensor-parallel group."""
-    return (config.block_size or DEFAULT_BLOCK_SIZE) * token_bytes(model, config)
+    shard = model.shard(config.tensor_parallel_size)
+    return _block_bytes(shard, config, range(model.num_hidden_layers))
+
+
+def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
+    """Bytes of one KV block in these layers."""
+    dtype, size = kv_dtype(shard.model, config), config.block_size or DEFAULT_BLOCK_SIZE
+    groups = tables_of(shard.model, config)
+    if not groups:
+        return size * shard.token_bytes(dtype, layers)
+    token = max(group.elements for group in shard.kv_groups) * DTYPE_BYTES[dtype]
+    return size * token * block_layers(groups, layers)
 
 
 class Budget(Struct, frozen=True):
@@ -219,8 +238,7 @@ def _stage_budget(
     left = int(hardware.memory_bytes * utilization - terms.used_bytes)
     given = config.kv_cache_memory_bytes
     left = left if given is None else given
-    token = shard.token_bytes(kv_dtype(shard.model, config), layers)
-    block = (config.block_size or DEFAULT_BLOCK_SIZE) * token
+    block = _block_bytes(shard, config, layers)
     fitting = max(left // block, 0)
     swap = 0 if not vllm else int(config.swap_space * GIB // block)
     gpu, cpu = config.num_gpu_blocks_override, config.num_cpu_blocks_override

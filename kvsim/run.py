@@ -85,6 +85,8 @@ def simulate(
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
     serving = run.serving
     meta["fast_path"] = serving.shortcuts.describe(outcome.step)
+    if parts.offload is not None:
+        meta["kv_offload"] = parts.offload.describe()
     return Result(config, meta, keep_books, serving.batch.token_gaps_ns, serving.log)
 
 

@@ -134,7 +134,7 @@ class Serving:
 def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
     """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
     queue = "swapped" if batch.swapped else "waiting"
-    head = (batch.swapped or batch.waiting or batch.running)[0]
+    head = (batch.swapped or batch.holding or batch.waiting or batch.running)[0]
     return Outcome(
         "deadlock",
         now_ns,

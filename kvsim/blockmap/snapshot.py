@@ -10,6 +10,7 @@ import numpy as np
 from kvsim.blockmap.blockmap import CACHED, FREE, KEPT, OWNED, SHARED, STATES, Counts, Ints
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
+from kvsim.engine.tables import Tables
 
 
 class Held(NamedTuple):
@@ -29,15 +30,19 @@ class TableReader:
     def __init__(self) -> None:
         self._known: dict[Sequence, tuple[list[int], Ints]] = {}
 
-    def held_by(self, requests: Iterable[Request]) -> Held:
-        """The entries of all tables of these requests."""
+    def held_by(self, blocks: Tables, requests: Iterable[Request]) -> Held:
+        """The blocks in all tables of these requests."""
         known, self._known = self._known, {}
         arrays: list[Ints] = [np.zeros(0, dtype=np.int64)]
         indexes = [0]
         for request in requests:
             for sequence in request.sequences:
-                if sequence.table:
-                    read = self._known[sequence] = _read(sequence.table, known.get(sequence))
+                tables = blocks.tables(sequence)
+                table = tables[0]
+                if len(tables) > 1:
+                    table = [block for table in tables for block in table if block]
+                if table:
+                    read = self._known[sequence] = _read(table, known.get(sequence))
                     arrays.append(read[1])
                     indexes.append(request.index)
         lengths = [len(array) for array in arrays]

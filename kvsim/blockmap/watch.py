@@ -110,7 +110,8 @@ class BlockMapWatcher:
 
     def _sample(self, batch: Batch, now_ns: int, idle: bool) -> Sample:
         queues = (batch.running, batch.swapped, batch.waiting, batch.aside, batch.lost)
-        held = self._tables.held_by(request for queue in queues for request in queue)
+        requests = (request for queue in queues for request in queue)
+        held = self._tables.held_by(batch.blocks, requests)
         marks = np.concatenate(
             [owners(pool, held) for pool in (batch.blocks.gpu, batch.blocks.cpu)]
         )

@@ -23,6 +23,12 @@ SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks
     "num_gpu_blocks",
     "num_cpu_blocks",
     "prices",
+    "groups",
+    "in_flight",
+    "keyed",
+    "eagle_drop",
+    "lookahead_keys",
+    "num_spec_tokens",
 }
 """Arguments that the run provides."""
 

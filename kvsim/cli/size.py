@@ -32,7 +32,7 @@ Find = Annotated[
     str,
     typer.Option(
         metavar="KNOB",
-        help="num_gpu_blocks, gpu_memory_utilization, request_rate, watermark,"
+        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size, request_rate, watermark,"
         " max_num_batched_tokens or max_num_seqs.",
     ),
 ]

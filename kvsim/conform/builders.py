@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kvsim.conform import sglang
+from kvsim.conform import sglang, vllm_v1_features
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import idled, replay, stalled
 from kvsim.engine.scheduler import Scheduler
@@ -126,12 +126,16 @@ def run_case(
     engine: str, config: Config, trace: list[dict[str, Any]], audit: bool = False
 ) -> Iterator[Record]:
     """The step log that kvsim writes for a case."""
-    if not ENGINES[engine].samples and any(row.get("n", 1) > 1 for row in trace):
+    served = engine == "vllm-v1" and vllm_v1_features.has_features(config, trace)
+    if not (served or ENGINES[engine].samples) and any(row.get("n", 1) > 1 for row in trace):
         yield {"step": 0, "time": 0.0, "error": "this engine draws one sample a request (n = 1)"}
         return
     try:
         if engine == SGLANG:
             yield from sglang.replay(config, trace, audit)
+            return
+        if served:
+            yield from vllm_v1_features.replay(config, trace, audit)
             return
         scheduler, blocks = BUILDERS[engine](config)
     except ValueError as refusal:

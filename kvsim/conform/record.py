@@ -9,6 +9,7 @@ from zlib import crc32
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import SWAP, Plan
 from kvsim.engine.request import RUNNING, Request
+from kvsim.engine.tables import Tables
 
 Record = dict[str, Any]
 
@@ -38,7 +39,7 @@ def step_record(batch: Batch, plan: Plan, step: int, time: float, added: int) ->
         "blocks_to_swap_in": len(plan.swaps_in),
         "blocks_to_swap_out": len(plan.swaps_out),
         "q": [queue_digest(q) for q in (batch.waiting, batch.running, batch.swapped)],
-        "bt": _table_digest(plan),
+        "bt": _table_digest(batch.blocks, plan),
     }
 
 
@@ -58,11 +59,12 @@ def queue_digest(queue: Iterable[Request]) -> int:
     return crc32(",".join(_ids(queue)).encode())
 
 
-def _table_digest(plan: Plan) -> int:
+def _table_digest(blocks: Tables, plan: Plan) -> int:
     digest = 0
     for request, _, _ in plan.entries:
         for sequence in request.sequences:
             if sequence.state == RUNNING:
-                text = f"{request.id}={','.join(map(str, sequence.table))};"
-                digest = crc32(text.encode(), digest)
+                for group, table in enumerate(blocks.tables(sequence)):
+                    label = f"{request.id}#{group}" if group else request.id
+                    digest = crc32(f"{label}={','.join(map(str, table))};".encode(), digest)
     return digest

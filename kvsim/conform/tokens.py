@@ -24,7 +24,9 @@ class RuleStream:
         prompt: Seq[int],
         sample: int | None = None,
         lengths: Seq[int] | None = None,
+        salt: str = "",
     ) -> None:
+        """Streams with different salts share no key."""
         self._id = label
         self._lengths = lengths
         self._end = lengths[sample or 0] - 1 if lengths else -1
@@ -34,11 +36,15 @@ class RuleStream:
         self._tokens = list(prompt)
         self._keys: dict[int, list[int]] = {}
         """Block size → keys so far."""
+        self._salt = salt.encode()
         self._digests: dict[int, bytes] = {}
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of full blocks `first .. last - 1`."""
-        keys, digest = self._keys.setdefault(block_size, []), self._digests.get(block_size, b"")
+        keys, digest = (
+            self._keys.setdefault(block_size, []),
+            self._digests.get(block_size, self._salt),
+        )
         while len(keys) < last:
             digest = xxhash.xxh128_digest(digest + self._block(len(keys), block_size))
             keys.append(int.from_bytes(digest, "little"))
@@ -60,4 +66,4 @@ class RuleStream:
 
     def sample(self, index: int) -> RuleStream:
         """The stream of the corpus's sample `index - 1`."""
-        return RuleStream(self._id, self._prompt, index - 1, self._lengths)
+        return RuleStream(self._id, self._prompt, index - 1, self._lengths, self._salt.decode())

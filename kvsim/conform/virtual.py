@@ -15,7 +15,7 @@ from kvsim.conform.tokens import RuleStream
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Host, Loop, Waiting, Watcher
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
+from kvsim.engine.request import ABORTED, Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.errors import EngineStopped
@@ -33,7 +33,8 @@ def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
         n = int(row.get("n", 1))
         lengths = row.get("output_lens")
         tokens = row["prompt_token_ids"]
-        stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths)
+        salt = "\n".join((row.get("lora", ""), row.get("cache_salt", "")))
+        stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths, salt)
         request = Request(
             index,
             row["id"],
@@ -134,8 +135,6 @@ class UnitClock(LogClock):
         self._idle_steps = 0
         self._ended = False
         self._news = False
-        """Whether requests finished that the engine's workers have not been told of: they hear of
-        it with the next composed step."""
         self._in_flight = 0
         self._record: Record = {}
         self._records: list[Record] = []
@@ -158,7 +157,7 @@ class UnitClock(LogClock):
         the next arrival."""
         self.now_ns += self._passing_ns
         self._passing_ns = 0
-        arrivals, busy = self._arrivals, len(self._batch) or self._in_flight
+        arrivals, busy = self._arrivals, self.unfinished() or self._in_flight
         if self._ended or not (arrivals or busy):
             return None
         if not busy:
@@ -184,7 +183,7 @@ class UnitClock(LogClock):
     def composes(self, batch: Batch) -> bool:
         """Whether to compose another step. If the step in flight will leave no request, it is
         drained first."""
-        if len(batch) or self._news:
+        if self.unfinished() or self.has_news:
             return True
         self._record = {
             "step": self._number,
@@ -200,7 +199,17 @@ class UnitClock(LogClock):
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
         """Whether a step takes time: also one that does nothing, as long as there are requests."""
-        return plan.computes or len(batch) > 0
+        return plan.computes or self.unfinished()
+
+    def unfinished(self) -> bool:
+        """Whether the engine has something to do."""
+        return len(self._batch) > 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether requests finished that the engine's workers have not been told of: they hear of
+        it with the next composed step."""
+        return self._news
 
     # -- a watcher -------------------------------------------------------------------------------
 
@@ -209,7 +218,7 @@ class UnitClock(LogClock):
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
-        away = [request for request in batch.ended if request.reason]
+        away = [request for request in batch.ended if request.reason not in ("", ABORTED)]
         refused = [request.id for request in away if request not in plan.ignored]
         added = arrived - len(refused)
         self._record = step_record(batch, plan, self._number, now_ns / 1e9, added)

@@ -120,6 +120,8 @@ class Batch:
         """Running requests that are handled one by one, in order. Those that `decode_together`
         serves are not among them; they come first in the running queue."""
         self.swapped: deque[Request] = deque()
+        self.holding: deque[Request] = deque()
+        """Waiting requests that own blocks already, because a connector loads into them."""
         self.ended: list[Request] = []
         """Requests that have ended since the loop last asked, in order."""
         self.aside: list[Request] = []
@@ -140,7 +142,7 @@ class Batch:
         self.now_ns = 0
 
     def __len__(self) -> int:
-        return len(self.waiting) + self.num_running + len(self.swapped)
+        return len(self.waiting) + self.num_running + len(self.swapped) + len(self.holding)
 
     # -- running requests ------------------------------------------------------------------------
 
@@ -195,6 +197,11 @@ class Batch:
         `max_tokens` and `ignore_eos`, as replayed requests do.
         """
         return self._endings.left(sequence) <= sequence.placeholders
+
+    def ending(self, sequence: Sequence) -> bool:
+        """Whether the next token of a sequence is its last one; known in advance as in
+        `stopping`."""
+        return self._endings.left(sequence) <= 1
 
     # -- requests that decode together -----------------------------------------------------------
 
@@ -258,10 +265,10 @@ class Batch:
         request.input_length = tokens
         request.sequences = [Sequence(request, stream)]
 
-    def begin(self, now_ns: int) -> Plan:
-        """Starts to compose a step."""
+    def begin(self, now_ns: int, plan: Plan | None = None) -> Plan:
+        """Starts to compose a step, in `plan` if the engine has plans of its own."""
         self.now_ns = now_ns
-        self.plan = Plan()
+        self.plan = Plan() if plan is None else plan
         return self.plan
 
     def admit(self, request: Request) -> None:
@@ -410,6 +417,16 @@ class Batch:
         plan.single_lengths.append(context_tokens)
         request.sequences[0].access_ns = self.now_ns
 
+    def run_verify(self, request: Request, tokens: int, context_tokens: int) -> None:
+        """Adds the next token of a request with one sequence and the drafts behind it, together
+        `tokens` tokens behind `context_tokens` tokens of context. The step verifies them."""
+        plan = self.plan
+        plan.singles.append((request, tokens, True))
+        plan.single_decodes.append(request)
+        plan.chunks.append((tokens, context_tokens))
+        plan.samples += tokens
+        request.sequences[0].access_ns = self.now_ns
+
     def composed(self) -> Plan:
         """Completes the step and returns its plan."""
         self.blocks.composed()
@@ -550,7 +567,7 @@ class Batch:
 
     def audit(self) -> None:
         """Asserts that queues, request states, block tables and pools agree."""
-        queues = (self.waiting, self.running, self.swapped, self.aside, self.lost)
+        queues = (self.waiting, self.holding, self.running, self.swapped, self.aside, self.lost)
         everywhere = [request for queue in queues for request in queue]
         assert len(set(everywhere)) == len(everywhere), "a request is in two queues"
         for queue, state in ((self.running, RUNNING), (self.swapped, SWAPPED)):

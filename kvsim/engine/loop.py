@@ -60,6 +60,11 @@ class Host:
     now_ns: int = 0
     """The current time. It advances only in `wait`, `copy` and `sleep`."""
 
+    @property
+    def next_ns(self) -> float:
+        """When something outside the engine happens next, as an arrival; infinite for never."""
+        return float("inf")
+
     def arrived(self) -> list[Request] | None:
         """Removes and returns the requests that have arrived, ordered by arrival time and place in
         the trace. Returns None when there is nothing left to do."""
@@ -182,11 +187,13 @@ class Loop:
                 step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
                 ended = self._drain() if batch.ended else []
-                if timed:
+                if timed or plan.waits:
                     moved = (0, 0)
                     row = composed_row(batch, plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
                         moved = yield from host.copy(plan)
+                    elif plan.waits:
+                        moved = 0, self._waits_ns(plan)
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
@@ -205,6 +212,12 @@ class Loop:
             if watcher is not None:
                 watcher.settled(batch, ended)
 
+    def _waits_ns(self, plan: Plan) -> int:
+        """Returns how long a step waits for transfers once those in flight are over."""
+        host, flying = self._host, self._flying
+        start_ns = flying[-1].end_ns if flying else host.now_ns
+        return self._scheduler.waits_ns(self._batch, plan, start_ns, host.next_ns)
+
     def _dispatch(
         self, plan: Plan, row: bytes, start_ns: int, moved: tuple[int, int], step_ns: int
     ) -> None:
@@ -213,7 +226,8 @@ class Loop:
         flying, ready_ns = self._flying, start_ns + sum(moved)
         if flying:
             assert not moved[0], "copies block a step, so none may be in flight"
-            start_ns = ready_ns = flying[-1].end_ns
+            start_ns = flying[-1].end_ns
+            ready_ns = start_ns + moved[1]
         self._batch.busy_until_ns = end_ns = ready_ns + step_ns
         flying.append(Flight(plan, start_ns, end_ns, moved, row))
 

@@ -35,6 +35,10 @@ class Plan:
     decode together are added to the sums at once, and listed only on demand.
     """
 
+    waits = False
+    """Whether transfers of KV go with the step, so that it takes place even if it computes nothing,
+    and may wait for them (`Scheduler.waits_ns`)."""
+
     __slots__ = (
         "_lengths",
         "_longest",

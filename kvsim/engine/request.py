@@ -22,6 +22,9 @@ from typing import Any, NamedTuple, Protocol
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 """States of a sequence. IGNORED means that the engine ended it before it was complete."""
 
+ABORTED = "aborted"
+"""Reason of a request that ended because its client gave it up."""
+
 
 Span = tuple[int, int, int]
 """Consecutive full blocks `first .. last - 1` of a stream. The key of block d is d * block_size +
@@ -204,6 +207,22 @@ class Sequence:
         return twin
 
 
+class Options(NamedTuple):
+    """What a client asks for beside tokens."""
+
+    lora: str = ""
+    """Name of its adapter; empty: the model itself."""
+    skip_reading_prefix_cache: bool = False
+    """Whether all of its prompt is computed, as for the log probabilities of a prompt."""
+    grammar_ready_ns: int = 0
+    """When the grammar of its output is compiled. It is not scheduled before."""
+    kv_transfer: str = ""
+    """Its part in a prefill/decode split: `prefill`, `decode` or none."""
+
+
+PLAIN = Options()
+
+
 class Request:
     """One request of the trace inside one run."""
 
@@ -223,6 +242,7 @@ class Request:
         "max_new_tokens",
         "n",
         "num_preemptions",
+        "options",
         "prefix_pos",
         "priority",
         "reason",
@@ -249,6 +269,7 @@ class Request:
         prefix_pos: int = 0,
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
+        options: Options = PLAIN,
     ) -> None:
         self.index = index
         self.id = id
@@ -262,6 +283,7 @@ class Request:
         """Most tokens that its client allows it to generate; None for as many as fit."""
         self.ignore_eos = ignore_eos
         """Whether it generates `max_new_tokens` tokens, whatever the model samples."""
+        self.options = options
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = -1
         """When the client wanted to send it. Here and in all times below, -1 means not yet."""

@@ -80,6 +80,11 @@ class Scheduler:
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""
 
+    def waits_ns(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> int:
+        """Returns how long a step that begins at `start_ns` waits for transfers before it computes.
+        The next request arrives at `next_ns`. Asked only where `Plan.waits`."""
+        return 0
+
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
         batch.now_ns = now_ns

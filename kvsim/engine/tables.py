@@ -126,10 +126,16 @@ class Tables:
         `match` returned."""
         return min(len(hits) * self.block_size, sequence.length - self.full_hit.least)
 
+    def tables(self, sequence: Sequence) -> list[list[int]]:
+        """Returns its block tables: one for each group of layers that keep the same of a sequence.
+        An entry of 0 stands for no block where there are several groups."""
+        return [sequence.table]
+
     def own_blocks(self, sequence: Sequence) -> int:
-        """Returns the number of blocks in its table that no other sequence holds."""
+        """Returns the number of blocks in its tables that no other sequence holds."""
         references = self.gpu.references
-        return sum([references.get(block) == 1 for block in sequence.table])
+        tables = self.tables(sequence)
+        return sum([references.get(block) == 1 for table in tables for block in table])
 
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         """Returns the free blocks that `hold` (without a table) or `extend` (with one) would use

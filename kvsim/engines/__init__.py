@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kvsim.engine.tables import Tables
     from kvsim.hardware import Hardware
 
+GROUP_MANAGER = "vllm-v1-groups"
+"""The block manager of models with several KV cache groups."""
+
 
 class Engine(NamedTuple):
     """An entry of the table of engines."""
@@ -33,6 +36,9 @@ class Engine(NamedTuple):
     """The block manager with `enable_prefix_caching`; empty if the engine has no prefix cache."""
     others: tuple[str, ...] = ()
     """Further block managers that work with its scheduler."""
+    grouped_schedulers: tuple[str, ...] = ()
+    """The two schedulers for models with several KV cache groups; none if the engine keeps all
+    tokens in all layers. Their block manager is `GROUP_MANAGER`."""
     switch: str = ""
     """The setting that chooses between the two schedulers."""
     samples: bool = False
@@ -60,6 +66,16 @@ class Engine(NamedTuple):
     def asynchronous(self) -> type[Scheduler] | None:
         """The asynchronous scheduler; None if the engine has none."""
         return _found(self.schedulers[1]) if len(self.schedulers) > 1 else None
+
+    @property
+    def grouped(self) -> type[Scheduler] | None:
+        """The synchronous scheduler for several KV cache groups."""
+        return _found(self.grouped_schedulers[0]) if self.grouped_schedulers else None
+
+    @property
+    def grouped_asynchronous(self) -> type[Scheduler] | None:
+        """The asynchronous scheduler for several KV cache groups."""
+        return _found(self.grouped_schedulers[1]) if self.grouped_schedulers else None
 
     @property
     def server_defaults(self) -> Callable[[RunConfig, Hardware], dict[str, Any]] | None:
@@ -92,6 +108,10 @@ ENGINES: dict[str, Engine] = {
         "vllm-v1",
         "vllm-v1-prefix-caching",
         others=("naive",),
+        grouped_schedulers=(
+            "vllm_v1_features.scheduler:VllmV1Features",
+            "vllm_v1_features.scheduler:VllmV1FeaturesAsync",
+        ),
         switch="async_scheduling",
         enable_prefix_caching=True,
         vllm_version="0.33.0",
@@ -164,6 +184,7 @@ BLOCK_MANAGERS: Mapping[str, type[Tables]] = _Classes(
         "prefix-runs": "prefix_runs:PrefixRuns",
         "vllm-0.3.3": "vllm_033_blocks:Vllm033Tables",
         "vllm-v1": "vllm_v1_blocks:VllmV1Tables",
+        GROUP_MANAGER: "vllm_v1_groups.manager:GroupTables",
         "vllm-v1-prefix-caching": "vllm_v1_blocks:VllmV1PrefixTables",
         "nano-vllm": "nano_blocks:NanoTables",
         "nano-vllm-2025-08": "nano_blocks:NanoTables2025",

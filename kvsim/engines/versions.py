@@ -87,6 +87,18 @@ def gpu_memory_utilization(version: str | None) -> float:
     return 0.92 if release(version) >= (0, 20) else 0.9
 
 
+def has_cache_groups(version: str | None) -> bool:
+    """Whether layers that keep less than all tokens have block tables of their own: from 0.9.2 on
+    (`disable_hybrid_kv_cache_manager` in vllm/config.py of 0.9.0 and 0.9.2)."""
+    return release(version) >= (0, 9, 2)
+
+
+def retention_interval(version: str | None) -> int | str:
+    """The default `prefix_cache_retention_interval`: 0 from vLLM 0.29 on (vllm/config/cache.py);
+    before, everything was kept."""
+    return 0 if release(version) >= (0, 29) else "none"
+
+
 def startup(version: str | None) -> Startup:
     """What a start of this version charges.
 

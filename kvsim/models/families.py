@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+CHUNKED = "chunked_attention"
 
 
 class Family(NamedTuple):
@@ -83,7 +84,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": _DEEPSEEK,
     "glm4_moe": Family(),
     "llama4_text": Family(
-        {"head_dim": 128, "attention_chunk_size": 8192}, windows=(*[SLIDING] * 3, FULL)
+        {"head_dim": 128, "attention_chunk_size": 8192}, windows=(*[CHUNKED] * 3, FULL)
     ),
     "granite": Family(),
     "starcoder2": Family(qkv_bias=True, gated_mlp=False, tied=True),
@@ -152,8 +153,8 @@ def _of_old_kind(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_llama_4(table: Mapping[str, Any]) -> dict[str, Any]:
     """Llama 4: experts and one shared expert of `intermediate_size`, dense layers of another one,
-    attention within chunks of tokens, which keeps no more than a window does."""
-    found: dict[str, Any] = {"sliding_window": table.get("attention_chunk_size", 8192)}
+    attention within chunks of tokens."""
+    found: dict[str, Any] = {}
     if "intermediate_size" in table:
         found["moe_intermediate_size"] = table["intermediate_size"]
         found["shared_expert_intermediate_size"] = table["intermediate_size"]

@@ -52,6 +52,8 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the MLP has gate, up and down projections; otherwise up and down."""
     sliding_window: Positive | None = None
     """Tokens that layers of `sliding_attention` keep."""
+    attention_chunk_size: Positive | None = None
+    """Tokens of a chunk of layers of `chunked_attention` (Llama 4)."""
     layer_types: tuple[LayerType, ...] = ()
     """Attention of the layers; a shorter list is repeated. Empty: full attention everywhere."""
     experts: Experts | None = None
@@ -72,6 +74,8 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         kinds = set(self.layer_types)
         if "sliding_attention" in kinds and self.sliding_window is None:
             raise ValueError("sliding_window: missing, but layer_types has sliding_attention")
+        if "chunked_attention" in kinds and self.attention_chunk_size is None:
+            raise ValueError("attention_chunk_size: missing, but layer_types has chunked_attention")
         if "linear_attention" in kinds and self.linear is None:
             raise ValueError(
                 "linear_num_value_heads: missing, but layer_types has linear_attention"
@@ -101,7 +105,8 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that a run should show: its remarks, and what the KV cache leaves out."""
+        """Sentences that a run should show where one block table serves all layers: its remarks,
+        and what the KV cache leaves out."""
         found = list(self.remarks)
         for group in self.shard(1).kv_groups:
             of = f"{group.layers} of {self.num_hidden_layers} layers"
@@ -137,6 +142,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "experts": self.experts is not None,
             "latent attention": self.latent is not None,
             "sliding windows": "sliding_attention" in kinds,
+            "chunked attention": "chunked_attention" in kinds,
             "linear attention": "linear_attention" in kinds,
             "an MLP without gate": not self.gated_mlp,
         }
@@ -457,7 +463,11 @@ class Shard(Struct, frozen=True):
             latent = model.latent
             elements = latent.kv_lora_rank + latent.qk_rope_head_dim
             return KvGroup("latent_attention", layers, elements, 1)
-        window = model.sliding_window if kind == "sliding_attention" else None
+        windows = {
+            "sliding_attention": model.sliding_window,
+            "chunked_attention": model.attention_chunk_size,
+        }
+        window = windows.get(kind)
         return KvGroup(kind, layers, 2 * self.kv_heads * model.head_dim, 2, window)
 
     def _state_bytes(self) -> int:

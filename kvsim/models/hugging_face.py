@@ -11,7 +11,16 @@ from msgspec import Meta, Struct, field
 from kvsim.errors import ConfigError
 from kvsim.library import convert, converted
 from kvsim.models.checkpoint import QuantizationConfig, stored_as
-from kvsim.models.families import FAMILIES, FULL, LINEAR, SLIDING, Family, family_of, usual_names
+from kvsim.models.families import (
+    CHUNKED,
+    FAMILIES,
+    FULL,
+    LINEAR,
+    SLIDING,
+    Family,
+    family_of,
+    usual_names,
+)
 from kvsim.models.geometry import Model
 from kvsim.models.parts import Natural, Positive
 from kvsim.models.vision import VisionConfig, vision_parameters
@@ -43,6 +52,7 @@ class _Decoder(Struct, frozen=True, kw_only=True):
     attention_bias: bool | None = None
     sliding_window: Natural | None = None
     sliding_window_pattern: Positive | None = None
+    attention_chunk_size: Positive | None = None
     use_sliding_window: bool | None = None
     max_window_layers: Natural | None = None
     layer_types: list[str] | None = None
@@ -135,11 +145,13 @@ def _sizes(decoder: _Decoder, family: Family) -> dict[str, Any]:
 
 
 def _attention(decoder: _Decoder, family: Family, where: str) -> dict[str, Any]:
-    """Windows, latent attention and linear attention."""
+    """Windows, chunks, latent attention and linear attention."""
     found: dict[str, Any] = {}
     types = _layer_types(decoder, family)
     if SLIDING in types:
         found["sliding_window"] = decoder.sliding_window
+    if CHUNKED in types:
+        found["attention_chunk_size"] = decoder.attention_chunk_size
     if LINEAR in types:
         keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         found["linear"] = _present(decoder, [f"linear_{key}" for key in keys], where)
@@ -171,10 +183,13 @@ def _layer_types(decoder: _Decoder, family: Family) -> tuple[str, ...]:
         types = (*[FULL] * full, *[SLIDING] * (layers - full))
     else:
         types = family.windows
-    slides = slides and (window or 0) < decoder.max_position_embeddings
-    kept = SLIDING if slides else FULL
-    types = tuple(kept if t in (SLIDING, "chunked_attention") else t for t in types)
-    known = tuple(each if each in (FULL, SLIDING, LINEAR) else FULL for each in types)
+    longest, chunk = decoder.max_position_embeddings, decoder.attention_chunk_size
+    kept = {LINEAR: LINEAR}
+    if slides and (window or 0) < longest:
+        kept[SLIDING] = SLIDING
+    if (chunk or longest) < longest:
+        kept[CHUNKED] = CHUNKED
+    known = tuple(kept.get(each, FULL) for each in types)
     return known[:layers] if decoder.layer_types is None else known
 
 
@@ -246,7 +261,7 @@ def _remarks(decoder: _Decoder, missing: Mapping[str, Any]) -> list[str]:
         found.append(
             f"model_type {decoder.model_type!r:.40} is not known; read as a decoder with gated MLPs"
         )
-    types = set(decoder.layer_types or ()) - {FULL, SLIDING, LINEAR, "chunked_attention"}
+    types = set(decoder.layer_types or ()) - {FULL, SLIDING, LINEAR, CHUNKED}
     if types:
         found.append(f"layer_types: {min(types)!r:.40} is not known; read as {FULL}")
     return found

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
 Natural = Annotated[int, Meta(ge=0, le=10**12)]
-LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
+LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
 
 
 class Experts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,14 +105,14 @@ class Linear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class KvGroup(NamedTuple):
     """Layers that keep the same of a sequence, on one GPU."""
 
-    kind: Literal["full_attention", "sliding_attention", "latent_attention", "linear_attention"]
+    kind: LayerType | Literal["latent_attention"]
     layers: int
     elements: int
     """Elements that one layer keeps of one token; 0 for linear attention."""
     tensors: int
     """Tensors of one layer: 2 for keys and values, 1 for a latent vector."""
     window: int | None = None
-    """Tokens that a sliding window keeps; None: all."""
+    """Tokens that a sliding window or a chunk keeps; None: all."""
     state_bytes: int = 0
     """Bytes that one layer keeps of one sequence, whatever its length."""
 

@@ -8,6 +8,7 @@ before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Protocol
 
 import simpy
@@ -56,6 +57,11 @@ class SimulatedTime(Host):
         self._full_plans = full_plans
         self._link = link
         self.inbox = inbox
+
+    @property
+    def next_ns(self) -> float:
+        """When the next event outside the engine is due, which may be a request."""
+        return min((at for at in self.inbox.upcoming() if at > self.now_ns), default=inf)
 
     def arrived(self) -> list[Request]:
         """Removes and returns the requests that have arrived until now."""

@@ -11,7 +11,9 @@ _UNUSED = {
     "vllm-v1": ("disable_async_output_proc", "preemption_mode", "swap_space"),
     "vllm-0.6.3": (
         "async_scheduling",
+        "disable_hybrid_kv_cache_manager",
         "long_prefill_token_threshold",
+        "prefix_cache_retention_interval",
         "scheduler_reserve_full_isl",
         "watermark",
     ),

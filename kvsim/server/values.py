@@ -37,6 +37,11 @@ def whole(value: Any) -> int:
         raise ValueError("a whole number, as 8192 or 8k") from None
 
 
+def interval(value: Any) -> int | str:
+    """A number of tokens, or `none`."""
+    return "none" if str(value).strip().lower() == "none" else whole(value)
+
+
 def length(value: Any) -> int | str:
     """A number of tokens, or `auto`, which vLLM also writes -1."""
     if str(value).strip().lower() in ("auto", "-1"):

@@ -86,6 +86,7 @@ _USED = [
     used("num_gpu_blocks_override", values.whole),
     used("enable_prefix_caching", values.switch),
     used("cpu_offload_gb", values.number),
+    used("kv_offloading_size", values.number),
     used("tensor_parallel_size", values.whole),
     used("pipeline_parallel_size", values.whole),
     used("data_parallel_size", values.whole),
@@ -96,6 +97,8 @@ _USED = [
     used("scheduling_policy", values.text),
     used("enable_chunked_prefill", values.switch),
     used("scheduler_reserve_full_isl", values.switch),
+    used("disable_hybrid_kv_cache_manager", values.switch),
+    used("prefix_cache_retention_interval", values.interval),
     used("watermark", values.number),
     used("async_scheduling", values.switch),
 ]
@@ -171,7 +174,7 @@ _NO_EFFECT = [
         lists="numa-bind-cpus numa-bind-nodes",
     ),
     # Of features that are refused where they are switched on.
-    *flags(NO_EFFECT, values="kv-offloading-backend offload-num-in-group offload-prefetch-step"),
+    *flags(NO_EFFECT, values="offload-num-in-group offload-prefetch-step"),
     # What is sampled: a trace says how long outputs are.
     *flags(
         NO_EFFECT,
@@ -244,9 +247,9 @@ _UNSIMULATED = [
     *unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
     *unsimulated("encodings move between servers", values="ec-transfer-config"),
     *unsimulated(
-        "KV blocks are offloaded to CPU memory",
-        values="kv-offloading-size",
-        off=or_else(0),
+        "another program keeps the offloaded KV blocks",
+        values="kv-offloading-backend",
+        off=or_else("native"),
     ),
     *unsimulated(
         "adapters take memory and time", switches="enable-lora", lists="lora-modules", off=_empty
@@ -293,12 +296,7 @@ _UNSIMULATED = [
     ),
     *unsimulated(
         "it changes how layers of several kinds share the pool",
-        switches="disable-hybrid-kv-cache-manager disable-sliding-window kv-sharing-fast-prefill",
-    ),
-    *unsimulated(
-        "it keeps or forgets KV of windows by a rule of its own",
-        values="prefix-cache-retention-interval",
-        off=or_else(0),
+        switches="disable-sliding-window kv-sharing-fast-prefill",
     ),
     *unsimulated("hits end between blocks", values="prefix-match-unit"),
     *unsimulated("layers keep KV of different types", lists="kv-cache-dtype-skip-layers"),
@@ -315,10 +313,16 @@ _UNSIMULATED = [
             use-replayssm
         """,
         values="""
-            mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds
-            mamba-ssm-cache-dtype replayssm-buffer-len
+            mamba-block-size mamba-cache-dtype mamba-cache-philox-rounds mamba-ssm-cache-dtype
+            replayssm-buffer-len
         """,
         off=or_else("auto", "none", 0),
+    ),
+    # In 0.33.0, the mode follows from prefix caching; earlier versions also have `all`.
+    *unsimulated(
+        "it changes what Mamba layers keep",
+        values="mamba-cache-mode",
+        off=or_else("auto", "none", "align"),
     ),
     *unsimulated("the model has a memory of its own", values="engram-config"),
     *unsimulated(

@@ -129,6 +129,17 @@ def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     return Knob("gpu_memory_utilization", "least", ladder, snap, "share", low, high)
 
 
+def _offload(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    """From a tier of hardly any use to one larger than a server's memory."""
+
+    def snap(value: float) -> float:
+        return float(f"{value:.3g}")
+
+    low, high = _ends(bounds, 1.0, 1024.0)
+    ladder = _geometric(low, high, snap)
+    return Knob("kv_offloading_size", "least", ladder, snap, "GiB", low, high)
+
+
 def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """Around the rate of the base or the trace, and further as needed."""
     centre = _rate_of(trace, base)
@@ -171,6 +182,7 @@ def _seqs(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
     "num_gpu_blocks": _blocks,
     "gpu_memory_utilization": _utilization,
+    "kv_offloading_size": _offload,
     "request_rate": _rate,
     "watermark": _watermark,
     "max_num_batched_tokens": _chunk,

@@ -24,7 +24,7 @@ LAYERS = [
     {"assumed", "conform", "fast", "report"},
     {"pages.figures", "pages.html"},
     {"pages.distribution", "pages.over_time"},
-    {"checks"},
+    {"checks", "offload"},
     {"assembly", "notebook"},
     {"result", "tracks"},
     {"serving"},

@@ -216,7 +216,7 @@ def test_llama_4_scout() -> None:
     assert model.parameters == pytest.approx(109e9, rel=0.01)
     assert model.active_parameters == pytest.approx(17e9, rel=0.08)
     assert {g.kind: g.layers for g in model.shard(1).kv_groups} == {
-        "sliding_attention": 36,
+        "chunked_attention": 36,
         "full_attention": 12,
     }
 

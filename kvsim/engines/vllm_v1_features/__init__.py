@@ -1,0 +1,14 @@
+"""vLLM V1 0.33.0 as people run it: each feature is a part beside one scheduler.
+
+| module | part |
+|---|---|
+| `scheduler.py` | the scheduler that asks the parts, and how many batches are in flight |
+| `connector.py` | what a KV connector is asked: `offloading.py`, `simple.py`, `nixl.py` |
+| `cpu_tier.py` | chunks in CPU memory, and which of them make room: LRU, ARC |
+| `search.py` | how much of a sequence such a tier restores |
+| `speculation.py` | who proposes draft tokens, and what that costs |
+| `lora.py` | how many adapters may run together |
+| `live.py`, `plan.py` | the state of a request, and of a step |
+
+Without any of them, `kvsim.engines.vllm_v1` makes the same decisions, faster.
+"""

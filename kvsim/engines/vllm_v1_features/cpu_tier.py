@@ -1,0 +1,359 @@
+"""Chunks of KV in CPU memory, and which of them make room for others.
+
+A chunk is a few consecutive blocks of one group. It is *pending* while it is written, then ready.
+Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policies/lru.py`,
+`policies/arc.py`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+Key = tuple[int, int]
+"""Identity of a chunk's tokens and of all before them, and the number of its group."""
+
+PENDING, READY = -1, 0
+"""State of a chunk. It is above `READY` while loads read it."""
+
+
+class Access:
+    """The chunks that one request has offered or read."""
+
+    __slots__ = ("inserted", "missed", "position", "rank", "reused", "seen")
+
+    def __init__(self) -> None:
+        self.position: dict[Key, int] = {}
+        """Chunk → tokens up to its end."""
+        self.seen: dict[Key, None] = {}
+        self.inserted: set[Key] = set()
+        self.reused: set[Key] = set()
+        """Chunks of others that were ready when the request offered or read them."""
+        self.missed: set[Key] = set()
+        """Chunks that it offered when they were absent."""
+        self.rank = 0
+        """Its place among all requests, by their first access; 0: it has none yet."""
+
+    def in_order(self) -> list[Key]:
+        """Returns the chunks from the head of the sequence to its tail; at one place, in the order
+        of the groups."""
+        return sorted(self.seen, key=lambda key: (self.position[key], key[1]))
+
+
+class Lru:
+    """Evicts the chunk that was least recently used, the tail of a sequence before its head.
+
+    Recency belongs to requests. Chunks that a request in progress uses share its rank; when it
+    ends, they become the most recent ones.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._ranks: dict[Key, tuple[int, int, int]] = {}
+        self._heap: list[tuple[tuple[int, int, int], Key]] = []
+        """Evictable chunks; entries whose rank is not the present one are void."""
+        self._last = 0
+
+    def missed(self, keys: list[Key]) -> None:
+        """A request offers these chunks for the first time, and they are absent."""
+
+    def accessed(self, keys: list[Key], access: Access, evictable: Callable[[Key], bool]) -> None:
+        """A request uses chunks for the first time. They may be absent."""
+        rank = self._rank(access)
+        for key in keys:
+            if key in self._ranks:
+                place = (rank, -access.position[key], key[1])
+                if place > self._ranks[key]:
+                    self._place(key, place, evictable)
+
+    def inserted(self, key: Key, access: Access) -> None:
+        """A chunk will be written for a request."""
+        self._ranks[key] = (self._rank(access), -access.position[key], key[1])
+
+    def idle(self, key: Key) -> None:
+        """A chunk became evictable."""
+        heappush(self._heap, (self._ranks[key], key))
+
+    def ended(self, access: Access, evictable: Callable[[Key], bool]) -> None:
+        """A request is over."""
+        for key in reversed(access.in_order()):
+            if key in self._ranks:
+                self._last += 1
+                self._place(key, (self._last, 0, 0), evictable)
+
+    def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
+        """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
+        chosen: dict[Key, None] = {}
+        kept: list[tuple[tuple[int, int, int], Key]] = []
+        while self._heap and len(chosen) < number:
+            entry = heappop(self._heap)
+            rank, key = entry
+            if self._ranks.get(key) != rank or key in chosen:
+                continue
+            kept.append(entry)
+            if evictable(key):
+                chosen[key] = None
+        short = len(chosen) < number
+        for entry in kept:
+            if short or entry[1] not in chosen:
+                heappush(self._heap, entry)
+        if short:
+            return None
+        for key in chosen:
+            del self._ranks[key]
+        return [*chosen]
+
+    def _rank(self, access: Access) -> int:
+        if not access.rank:
+            self._last += 1
+            access.rank = self._last
+        return access.rank
+
+    def _place(
+        self, key: Key, place: tuple[int, int, int], evictable: Callable[[Key], bool]
+    ) -> None:
+        self._ranks[key] = place
+        if evictable(key):
+            heappush(self._heap, (place, key))
+
+
+class Arc:
+    """Adaptive replacement: chunks used once, and chunks that another request used again.
+
+    Ghosts remember what was evicted from either list. An offer that meets a ghost shifts the
+    target size of the first list. Megiddo and Modha, FAST 2003, as in vLLM.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._once: OrderedDict[Key, None] = OrderedDict()
+        self._again: OrderedDict[Key, None] = OrderedDict()
+        self._ghosts: tuple[OrderedDict[Key, None], OrderedDict[Key, None]] = (
+            OrderedDict(),
+            OrderedDict(),
+        )
+        """Chunks evicted from `_once`, and from `_again`."""
+        self._target = 0.0
+
+    def missed(self, keys: list[Key]) -> None:
+        """A request offers these chunks for the first time, and they are absent."""
+        once, again = self._ghosts
+        for key in reversed(keys):
+            if key in once:
+                shift = max(1, len(again) / len(once))
+                self._target = min(self._target + shift, self._capacity)
+                once.move_to_end(key)
+            elif key in again:
+                shift = max(1, len(once) / len(again))
+                self._target = max(self._target - shift, 0)
+                again.move_to_end(key)
+
+    def accessed(self, keys: list[Key], access: Access, evictable: Callable[[Key], bool]) -> None:
+        """Nothing changes before the request is over."""
+
+    def inserted(self, key: Key, access: Access) -> None:
+        """A chunk will be written for a request."""
+        self._once[key] = None
+        for ghosts in self._ghosts:
+            ghosts.pop(key, None)
+
+    def idle(self, key: Key) -> None:
+        """Both lists keep their order."""
+
+    def ended(self, access: Access, evictable: Callable[[Key], bool]) -> None:
+        """A request is over."""
+        once, again = self._once, self._again
+        for key in reversed(access.in_order()):
+            if key in access.reused:
+                if once.pop(key, key) is None:
+                    again[key] = None
+                elif key in again:
+                    again.move_to_end(key)
+            elif key in access.inserted:
+                for present in (once, again):
+                    if key in present:
+                        present.move_to_end(key)
+
+    def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
+        """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
+        once, again = filter(evictable, self._once), filter(evictable, self._again)
+        size = len(self._once)
+        chosen: list[Key] = []
+        for _ in range(number):
+            key = next(once, None) if size >= int(self._target) else None
+            size -= key is not None
+            if key is None:
+                key = next(again, None)
+            if key is None:
+                key = next(once, None)
+                size -= 1
+            if key is None:
+                return None
+            chosen.append(key)
+        for key in chosen:
+            first = key in self._once
+            del (self._once if first else self._again)[key]
+            self._ghosts[not first][key] = None
+        for ghosts in self._ghosts:
+            while len(ghosts) > self._capacity:
+                ghosts.popitem(last=False)
+        return chosen
+
+
+POLICIES: dict[str, type[Lru | Arc]] = {"lru": Lru, "arc": Arc}
+"""Values of `eviction_policy`."""
+
+
+class Counter:
+    """Counts how often chunks were offered, for as many of them as it may remember."""
+
+    def __init__(self, threshold: int, size: int) -> None:
+        self._threshold, self._size = threshold, size
+        self._counts: OrderedDict[Key, int] = OrderedDict()
+
+    def offered(self, keys: list[Key]) -> None:
+        """Counts an offer. Room for its new chunks is made by those least recently offered."""
+        counts = self._counts
+        known = [key for key in keys if key in counts]
+        for key in known:
+            counts[key] += 1
+            counts.move_to_end(key)
+        others = len(counts) - len(set(known))
+        for key in keys:
+            if key in counts:
+                continue
+            if len(counts) >= self._size:
+                if not others:
+                    continue
+                counts.popitem(last=False)
+                others -= 1
+            counts[key] = 1
+
+    def enough(self, key: Key) -> bool:
+        """Whether a chunk was offered often enough to be stored."""
+        return self._counts.get(key, 0) >= self._threshold
+
+
+class CpuTier:
+    """The chunks in CPU memory."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        eviction_policy: str = "lru",
+        store_threshold: int = 0,
+        max_tracker_size: int = 64_000,
+    ) -> None:
+        """`capacity`: number of chunks. `store_threshold`: number of offers from which on a chunk
+        is stored, counted for `max_tracker_size` chunks."""
+        self.capacity = capacity
+        self._policy = POLICIES[eviction_policy](capacity)
+        self._counter = Counter(store_threshold, max_tracker_size) if store_threshold > 1 else None
+        self._places: dict[Key, int] = {}
+        self._state: dict[Key, int] = {}
+        self._fresh = 0
+        """Places that were ever used; those above are free."""
+        self._returned: list[int] = []
+        """Free places that were used before; the last one is used first."""
+        self._evictable = 0
+        self.pending = 0
+        """Number of chunks that are being written."""
+        self.refused = 0
+        """Number of offers that found no room."""
+
+    def state(self, key: Key) -> int | None:
+        """Returns the state of a chunk; None if it is absent."""
+        return self._state.get(key)
+
+    @property
+    def free(self) -> int:
+        """Number of chunks that fit without an eviction."""
+        return self.capacity - self._fresh + len(self._returned)
+
+    @property
+    def evictable(self) -> int:
+        """Number of chunks that can be evicted."""
+        return self._evictable
+
+    def offer(self, keys: list[Key], access: Access) -> dict[Key, int] | None:
+        """A request offers chunks. Returns the places to which those must be written that are
+        absent. None: there is no room for all of them, so none is stored."""
+        if self._counter is not None:
+            self._counter.offered(keys)
+        wanted = [key for key in keys if key not in self._state]
+        if self._counter is not None:
+            wanted = [key for key in wanted if self._counter.enough(key)]
+        new = [key for key in wanted if key not in access.missed]
+        if new:
+            self._policy.missed(new)
+            access.missed.update(new)
+        ready = {key for key in keys if self._state.get(key, PENDING) >= READY}
+        used = ready.union(wanted)
+        self._accessed([key for key in keys if key in used], access, ready)
+        lacking = len(wanted) - self.free
+        if lacking > 0:
+            offered = set(keys)
+            evicted = None
+            if lacking <= self._evictable:
+                evicted = self._policy.evict(
+                    lacking, lambda key: self._state[key] == READY and key not in offered
+                )
+            if evicted is None:
+                self.refused += 1
+                return None
+            self._evictable -= len(evicted)
+            for key in evicted:
+                self._returned.append(self._places.pop(key))
+                del self._state[key]
+        for key in wanted:
+            self._places[key] = self._take()
+            self._state[key] = PENDING
+            self._policy.inserted(key, access)
+        self.pending += len(wanted)
+        access.inserted.update(wanted)
+        return {key: self._places[key] for key in wanted}
+
+    def stored(self, keys: Iterable[Key]) -> None:
+        """Chunks were written."""
+        for key in keys:
+            self._state[key] = READY
+            self.pending -= 1
+            self._evictable += 1
+            self._policy.idle(key)
+
+    def load(self, keys: list[Key], access: Access) -> list[int]:
+        """A request begins to read chunks. Returns their places."""
+        for key in keys:
+            self._evictable -= self._state[key] == READY
+            self._state[key] += 1
+        self._accessed(keys, access, keys)
+        return [self._places[key] for key in keys]
+
+    def loaded(self, keys: Iterable[Key]) -> None:
+        """A request has read chunks."""
+        for key in keys:
+            self._state[key] -= 1
+            if self._state[key] == READY:
+                self._evictable += 1
+                self._policy.idle(key)
+
+    def ended(self, access: Access) -> None:
+        """A request is over."""
+        self._policy.ended(access, self._is_ready)
+
+    def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
+        new = [key for key in keys if key not in access.seen]
+        if new:
+            access.seen.update(dict.fromkeys(new))
+            self._policy.accessed(new, access, self._is_ready)
+        access.reused.update(key for key in reused if key not in access.inserted)
+
+    def _is_ready(self, key: Key) -> bool:
+        return self._state.get(key) == READY
+
+    def _take(self) -> int:
+        if self._fresh < self.capacity:
+            self._fresh += 1
+            return self._fresh - 1
+        return self._returned.pop()

@@ -1,0 +1,94 @@
+"""How layers that keep different things share the blocks of a pool, as vLLM plans it."""
+
+from collections import Counter
+
+import pytest
+
+from kvsim.config import make_config
+from kvsim.models import Model, model_of
+from kvsim.models.cache_groups import block_layers, cache_groups, is_plain, state_block_size
+from kvsim.models.hugging_face import from_hugging_face
+
+
+def model(name: str) -> Model:
+    return model_of(make_config({"model": name}))
+
+
+def numbers(name: str, hybrid: bool = True) -> dict[str, int]:
+    """Kind of layers → number of groups."""
+    return dict(Counter(group.kind for group in cache_groups(model(name), hybrid)))
+
+
+def test_groups_of_public_models() -> None:
+    """vLLM 0.33.0, `_get_kv_cache_groups_uniform_page_size`: 52 and 10 layers, 12 and 12, ..."""
+    assert numbers("gemma-3-27b") == {"sliding_attention": 6, "full_attention": 1}
+    assert numbers("gpt-oss-20b") == {"sliding_attention": 1, "full_attention": 1}
+    assert numbers("gemma-2-27b") == {"sliding_attention": 1, "full_attention": 1}
+    assert numbers("qwen3-next-80b-a3b") == {"linear_attention": 3, "full_attention": 1}
+    assert numbers("mistral-7b-v0.1") == {"sliding_attention": 1}
+    assert is_plain(cache_groups(model("llama-3-8b")))
+
+
+def test_chunks_of_llama_4() -> None:
+    """Llama 4 Scout: every fourth of 48 layers has full attention, the others chunks of 8,192."""
+    config = {
+        "model_type": "llama4_text",
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "attention_chunk_size": 8192,
+        "max_position_embeddings": 10485760,
+        "vocab_size": 202048,
+    }
+    scout = from_hugging_face(config, "config.json")
+    kinds = Counter(group.kind for group in cache_groups(scout))
+    assert kinds == {"chunked_attention": 3, "full_attention": 1}
+    assert scout.attention_chunk_size == 8192
+
+
+def test_every_layer_is_in_one_group_and_neighbours_are_in_different_ones() -> None:
+    gemma = model("gemma-3-27b")
+    groups = cache_groups(gemma)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(62))
+    assert groups[0].layers[:2] == (0, 7)  # of the sliding layers, every sixth
+    assert block_layers(groups, range(62)) == 10
+
+
+def test_each_stage_of_a_pipeline_has_layers_of_all_groups() -> None:
+    gemma = model("gemma-3-27b")
+    layers = [block_layers(cache_groups(gemma), stage) for stage in gemma.stages(2)]
+    assert layers == [5, 5]
+
+
+def test_a_few_more_layers_of_one_kind_are_padded() -> None:
+    """12 and 13 layers make two groups of 13, not three of 12 (gpt-oss with a drafter)."""
+    oss = model("gpt-oss-20b")
+    types = (*oss.layer_types * 12, "full_attention")
+    more = Model(**{**_fields(oss), "layer_types": types, "num_hidden_layers": 25})
+    assert [len(group.layers) for group in cache_groups(more)] == [12, 13]
+    assert block_layers(cache_groups(more), range(25)) == 13
+
+
+def _fields(of: Model) -> dict[str, object]:
+    return {name: getattr(of, name) for name in of.__struct_fields__}
+
+
+def test_without_groups_all_attention_layers_keep_all_tokens() -> None:
+    assert numbers("gemma-3-27b", hybrid=False) == {"full_attention": 1}
+    assert numbers("mistral-7b-v0.1", hybrid=False) == {"sliding_attention": 1}
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "exports", "tokens"),
+    [(1, False, 544), (2, False, 544), (4, False, 272), (1, True, 576)],
+)
+def test_a_block_of_attention_is_as_large_as_a_state(
+    tensor_parallel_size: int, exports: bool, tokens: int
+) -> None:
+    """Qwen3-Next on one GPU has blocks of 544 tokens: github.com/vllm-project/vllm/pull/32492."""
+    shard = model("qwen3-next-80b-a3b").shard(tensor_parallel_size)
+    assert state_block_size(shard, 16, 2, exports) == tokens

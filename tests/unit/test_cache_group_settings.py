@@ -1,0 +1,131 @@
+"""Settings of KV cache groups: defaults by release, and what is refused, in one line each."""
+
+from typing import Any
+
+import pytest
+
+from kvsim.assembly import Parts, assemble
+from kvsim.config import make_config
+from kvsim.engines.vllm_v1_groups.full import Full
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.engines.vllm_v1_groups.sliding import Sliding
+from kvsim.errors import ConfigError
+from kvsim.server import server_settings
+
+
+def parts(model: str, **keys: Any) -> Parts:
+    table = {"engine": "vllm-v1", "hardware": "h100-sxm", "max_model_len": 8192}
+    cost = {"model": "constant", "step_us": 1000}
+    return assemble(make_config({**table, "model": model, "cost": cost, **keys}))
+
+
+def groups(found: Parts) -> list[str]:
+    assert isinstance(found.blocks, GroupTables)
+    return [type(group).__name__ for group in found.blocks.groups]
+
+
+def test_the_model_decides_the_groups() -> None:
+    assert groups(parts("gpt-oss-20b")) == ["Sliding", "Full"]
+    assert groups(parts("gemma-3-27b")) == ["Sliding"] * 6 + ["Full"]
+    next_80b = parts("qwen3-next-80b-a3b", tensor_parallel_size=4)
+    assert groups(next_80b) == ["AlignedMamba"] * 3 + ["Full"]
+    assert parts("llama-3-8b").block_manager == "vllm-v1-prefix-caching"
+
+
+def test_one_group_of_windows_has_a_window_whatever_is_disabled() -> None:
+    found = parts("mistral-7b-v0.1", disable_hybrid_kv_cache_manager=True)
+    assert isinstance(found.blocks, GroupTables)
+    assert found.blocks.groups == (Sliding(block_size=16, window=4096),)
+
+
+def test_without_a_cache_states_need_one_block_each() -> None:
+    found = parts("qwen3-next-80b-a3b", tensor_parallel_size=4, enable_prefix_caching=False)
+    assert isinstance(found.blocks, GroupTables)
+    assert [group.block_size for group in found.blocks.groups] == [8192] * 3 + [272]
+    assert found.config.block_size == 272
+    assert "block_size" in found.assumed
+
+
+@pytest.mark.parametrize(
+    ("version", "manager", "interval"),
+    [
+        ("0.33.0", "vllm-v1-groups", 0),
+        ("0.29.0", "vllm-v1-groups", 0),
+        ("0.24.0", "vllm-v1-groups", "none"),
+        ("0.9.0", "vllm-v1-prefix-caching", None),
+    ],
+)
+def test_defaults_by_release(version: str, manager: str, interval: int | str | None) -> None:
+    found = parts("gpt-oss-20b", vllm_version=version)
+    assert found.block_manager == manager
+    assert found.config.prefix_cache_retention_interval == interval
+    if isinstance(found.blocks, GroupTables):
+        kept = found.blocks.layout.retention_interval
+        assert kept == (None if interval == "none" else interval)
+
+
+def test_a_scheduler_of_ones_own_keeps_one_table_and_says_so() -> None:
+    found = parts("gpt-oss-20b", engine="kvsim.engines.vllm_v1:VllmV1")
+    assert found.block_manager == "vllm-v1-prefix-caching"
+    assert any("all layers kept: an upper bound" in note for note in found.notes)
+
+
+def test_one_full_group_by_name() -> None:
+    found = parts("llama-3-8b", block_manager="vllm-v1-groups")
+    assert isinstance(found.blocks, GroupTables)
+    assert found.blocks.groups == (Full(block_size=16),)
+
+
+def test_the_longest_sequence_counts_the_blocks_of_all_groups() -> None:
+    """gpt-oss with 1,000 blocks of 16 and steps of 1,024 tokens, two in flight: a window of 128
+    takes at most ceil((127 + 2048) / 16) + 1 = 137 blocks, which leaves 863 for 13,808 tokens."""
+    keys = {
+        "num_gpu_blocks_override": 1000,
+        "max_num_batched_tokens": 1024,
+        "max_num_seqs": 64,
+    }
+    assert parts("gpt-oss-20b", **keys, max_model_len="auto").config.max_model_len == 13_808
+    with pytest.raises(ConfigError, match="use --max-model-len 13808 or less"):
+        parts("gpt-oss-20b", **keys, max_model_len=13_809)
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "says"),
+    [
+        ("llama-3-8b", {"engine": "vllm-0.6.3", "mamba_cache_mode": "align"}, "vllm-v1"),
+        ("llama-3-8b", {"prefix_cache_retention_interval": 64}, "has no effect; leave it out"),
+        ("gpt-oss-20b", {"prefix_cache_retention_interval": 40}, "40 is no multiple of the block"),
+        (
+            "qwen3-next-80b-a3b",
+            {"tensor_parallel_size": 4, "disable_hybrid_kv_cache_manager": True},
+            "need block tables of their own; leave it out",
+        ),
+        (
+            "qwen3-next-80b-a3b",
+            {"tensor_parallel_size": 4, "mamba_cache_mode": "none"},
+            "or use --no-enable-prefix-caching",
+        ),
+        (
+            "gpt-oss-20b",
+            {"block_manager_args": {"publish_at": "computed"}},
+            "takes no 'publish_at'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(model: str, keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parts(model, **keys)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_servers_command_line() -> None:
+    line = (
+        "vllm serve openai/gpt-oss-20b --prefix-cache-retention-interval 512"
+        " --mamba-cache-mode align"
+    )
+    assert server_settings(vllm=line).settings["prefix_cache_retention_interval"] == 512
+    dense = server_settings(vllm="vllm serve m --prefix-cache-retention-interval none")
+    assert dense.settings["prefix_cache_retention_interval"] == "none"
+    disabled = server_settings(vllm="vllm serve m --disable-hybrid-kv-cache-manager")
+    assert disabled.settings["disable_hybrid_kv_cache_manager"] is True
