@@ -34,7 +34,7 @@ from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_grou
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
 from kvsim.hardware import Hardware
-from kvsim.library import construct, look_up
+from kvsim.library import build, construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
