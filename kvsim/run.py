@@ -129,12 +129,18 @@ class _Run:
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size)
         lengths = array("q", [row.output_length for row in rows])
-        parts.future.fill(lengths.__getitem__, self._prompt_keys)
         endings = Endings(lengths.__getitem__, parts.scheduler.longest_sequence)
         self.batch = batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(batch, parts.scheduler, parts.cost, endings, asked)
         self._env = simpy.Environment()
         clients = Clients(self.requests, rows, release_times(rows, parts.config), parts.config)
+        parts.future.fill(
+            len(rows),
+            lengths.__getitem__,
+            self._prompt_keys,
+            self.requests.admitted,
+            clients.expected_ns,
+        )
         full_plans = not declares_sums(parts.cost)
         link = Link(self._env, parts.link)
         host = SimulatedTime(self._env, parts.cost, link, clients, full_plans)

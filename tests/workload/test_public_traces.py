@@ -11,12 +11,14 @@ from made import without_lines
 from marks import long
 from shared import SHARED, needs_shared
 
+from kvsim.cachelab.curve import lru_tokens
+from kvsim.cachelab.optimum import optimum_tokens
 from kvsim.engine.request import Stream
 from kvsim.workload import open_trace
 from kvsim.workload.export import write_mooncake
 from kvsim.workload.info import trace_info
 from kvsim.workload.keys import streams
-from kvsim.workload.reuse import ceiling_tokens, find_reuse, lru_hit_tokens, min_hit_tokens
+from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"
@@ -67,8 +69,8 @@ def test_hits_of_a_cache_without_limit(
 ) -> None:
     trace, identities = opened(relative)
     assert ceiling_tokens(trace.rows, identities, block_size) == hit_tokens
-    reuse = find_reuse(trace.rows, identities, block_size)
-    assert (sum(reuse.blocks), reuse.distinct) == (blocks, distinct)
+    reuse = find_reuse(trace.rows, identities, Counting(block_size))
+    assert (reuse.blocks, reuse.distinct) == (blocks, distinct)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,9 @@ def test_hits_of_a_cache_without_limit(
 )
 def test_hits_of_limited_caches(relative: str, lru: list[int], optimum: list[int]) -> None:
     trace, identities = opened(relative)
-    reuse = find_reuse(trace.rows, identities, 512)
-    assert lru_hit_tokens(reuse, CAPACITIES) == lru
-    assert min_hit_tokens(reuse, CAPACITIES) == optimum
+    reuse = find_reuse(trace.rows, identities, Counting(512))
+    assert lru_tokens(reuse, CAPACITIES) == lru
+    assert optimum_tokens(reuse, CAPACITIES) == optimum
 
 
 @long
@@ -102,17 +104,17 @@ def test_hits_of_limited_caches(relative: str, lru: list[int], optimum: list[int
 def test_hits_of_agent_sessions() -> None:
     trace, identities = opened(WEKA)
     assert ceiling_tokens(trace.rows, identities, 64, outputs=True) == 681_017_792
-    reuse = find_reuse(trace.rows, identities, 64)
+    reuse = find_reuse(trace.rows, identities, Counting(64))
     assert reuse.distinct == 412_535
     capacities = [2048, 8192, 32_768, 131_072, 524_288]
-    assert lru_hit_tokens(reuse, capacities) == [
+    assert lru_tokens(reuse, capacities) == [
         85_176_448,
         268_504_704,
         615_393_536,
         677_296_384,
         679_285_696,
     ]
-    assert min_hit_tokens(reuse, [8192, 32_768]) == [447_350_592, 652_314_112]
+    assert optimum_tokens(reuse, [8192, 32_768]) == [447_350_592, 652_314_112]
 
 
 @needs_shared(CONVERSATION)
