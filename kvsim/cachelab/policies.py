@@ -138,7 +138,7 @@ class _Cache:
 
 
 def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size: int) -> list[int]:
-    """The leading blocks that each prompt finds in SGLang's radix tree, which evicts whole nodes."""
+    """The leading blocks that each prompt finds in SGLang's radix tree. It evicts whole nodes."""
     tree = RadixTree(block_size, rank)
     found = []
     for keys, most, _ in asked:
