@@ -27,7 +27,8 @@ from kvsim.records import transitions as kinds
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk
 
 _ENDS = (kinds.PREEMPTED, kinds.SWAPPED_OUT)
-_BEGINS = (kinds.SWAPPED_IN, kinds.READMITTED)
+_BEGINS = (kinds.SCHEDULED, kinds.SWAPPED_IN, kinds.READMITTED)
+_NEVER_NS = 1 << 62
 
 
 class Audit(NamedTuple):
@@ -152,25 +153,24 @@ def _tokens(found: Sequence[Found], blocks: Sequence[int], size: int) -> int:
 
 
 def _visits(requests: Mapping[str, Any], transitions: Mapping[str, Any]) -> Iterator[Visit]:
-    """When each request held blocks."""
+    """When each request held blocks. All times but that of its end are starts of steps."""
     changes: dict[int, list[tuple[int, int]]] = {}
     names = ("request", "kind", "time_ns")
     for place, kind, time_ns in zip(*(transitions[name].tolist() for name in names), strict=True):
-        if kind in _ENDS + _BEGINS:
-            changes.setdefault(place, []).append((kind, time_ns))
+        changes.setdefault(place, []).append((kind, time_ns))
     columns = (np.asarray(requests[n]) for n in ("first_scheduled_ns", "arrival_ns", "finish_ns"))
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for place, (begin_ns, arrival_ns, finish_ns) in enumerate(rows):
-        if begin_ns < 0:
-            continue
-        first, last_ns = True, finish_ns if finish_ns >= 0 else 1 << 62
+        holds, first = begin_ns >= 0, True
         for kind, time_ns in changes.get(place, ()):
-            if kind in _ENDS:
+            if kind in _BEGINS:
+                holds, begin_ns = True, time_ns
+            elif kind in _ENDS:
                 yield Visit(begin_ns, arrival_ns, place, time_ns, first)
-                first = False
-            else:
-                begin_ns = time_ns
-        yield Visit(begin_ns, arrival_ns, place, last_ns, first)
+                holds = first = False
+        if holds:
+            end_ns = finish_ns if finish_ns >= 0 else _NEVER_NS
+            yield Visit(begin_ns, arrival_ns, place, end_ns, first)
 
 
 def _chains(

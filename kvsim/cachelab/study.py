@@ -15,8 +15,6 @@ from kvsim.workload.trace import Trace
 
 POINTS = 16
 """Capacities of a curve that are chosen for it, evenly over the logarithm."""
-DEFAULT_BLOCK = 16
-"""Tokens per block of a trace without hash ids: vLLM's own."""
 
 
 class Point(NamedTuple):
@@ -92,11 +90,12 @@ def study_trace(
     capacities: Sequence[int] = (),
     warm_up: int = 0,
     block_bytes: int | None = None,
+    points: int = POINTS,
 ) -> Study:
     """Study a trace at every capacity, with points at `capacities` (blocks) among others.
 
-    `warm_up`: the first requests, which fill the cache and are not measured. Raises `ConfigError`
-    where nothing is left to measure.
+    `warm_up`: the first requests, which fill the cache and are not measured. `points`: how many
+    capacities to add. Raises `ConfigError` where nothing is left to measure.
     """
     rows = trace.rows
     if warm_up >= len(rows):
@@ -104,7 +103,7 @@ def study_trace(
     reuse = find_reuse(rows, streams(trace), counting)
     measured = Reuse(counting, reuse.found[warm_up:], reuse.distinct)
     curve = make_curve(measured.found, counting.block_size)
-    sizes = _sizes(reuse, capacities)
+    sizes = _sizes(reuse, capacities, points)
     values = zip(
         sizes,
         curve.tokens(sizes),
@@ -135,8 +134,8 @@ def _reused(rows: Any, reuse: Reuse, edges: Sequence[int]) -> dict[str, list[int
     return {who: list(histogram(ramps[who], edges)) for who in WHO}
 
 
-def _sizes(reuse: Reuse, capacities: Sequence[int]) -> list[int]:
+def _sizes(reuse: Reuse, capacities: Sequence[int], points: int) -> list[int]:
     """Capacities up to one that holds everything, with those asked about and twice as many."""
     most = max(reuse.distinct, 1)
-    chosen = {round(most ** (1 - step / POINTS / 1.5)) for step in range(POINTS)}
+    chosen = {round(most ** (1 - step / points / 1.5)) for step in range(points)}
     return sorted({*chosen, *capacities, *(2 * each for each in capacities)} - {0})

@@ -63,6 +63,7 @@ def advise(
     Every change meets the same seeds. Prints three sentences, a table with intervals, and the
     command line of the server.
     """
+    from kvsim.advise.cache import cache_sentences
     from kvsim.advise.search import MOST_COMBINED
     from kvsim.advise.search import advise as search
     from kvsim.advise.trials import changes_of
@@ -83,10 +84,11 @@ def advise(
             load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
         )
     line = _line(advice, word, vllm, vllm_file)
+    cache = cache_sentences(opened, advice.best.config)
     if as_json:
-        print(json.dumps(record(advice, line), indent=1, ensure_ascii=False))
+        print(json.dumps({**record(advice, line), "cache": cache}, indent=1, ensure_ascii=False))
     else:
-        _show(advice, line)
+        _show(advice, cache, line)
 
 
 def _line(advice: Advice, word: ServerWord, vllm: str | None, vllm_file: str | None) -> str:
@@ -112,11 +114,11 @@ def _line(advice: Advice, word: ServerWord, vllm: str | None, vllm_file: str | N
     return serve_line(given, {**settings, **advice.best.settings})
 
 
-def _show(advice: Advice, line: str) -> None:
+def _show(advice: Advice, cache: list[str], line: str) -> None:
     from kvsim.advise.wording import method, not_tried, rows, sentences
 
     console = make_console()
-    for sentence in sentences(advice):
+    for sentence in (*sentences(advice), *cache):
         console.print(sentence, highlight=False)
     difference = f"{advice.decides.metric.label}: difference"
     table = make_table("setting", difference, "", texts=3, header_style="dim")
