@@ -1,11 +1,13 @@
-"""Makes `from shared import ...` work in every test module; how random tests behave."""
+"""What every test module can import; how random tests behave."""
 
 import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))
+TESTS = Path(__file__).parent
+# Helpers by their names, modules beside tests by their paths, and the measuring code.
+sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent / "kernels")]
 
 # Nothing here is timed; a random test that fails prints what repeats it.
 settings.register_profile(

@@ -58,10 +58,10 @@ def sampled_lru_tokens(
         thinned = keys[kept].tolist()
         spans = [(place, place + 1, key - place) for place, key in enumerate(thinned)]
         most = int(np.searchsorted(kept, chain.most_tokens // block_size))
-        for _, first, last, distance in walk.step(Chain(spans, len(spans), most)).runs:
+        for _, first, last, since in walk.step(Chain(spans, len(spans), most)).runs:
             count = min(last, most) - first
             if count > 0:
-                distances.append(distance + np.arange(count))
+                distances.append(since + np.arange(count))
                 weights.append(always[kept[first : first + count]].astype(np.int64))
     if not distances:
         return [0.0] * len(capacities)

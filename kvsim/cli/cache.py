@@ -36,6 +36,21 @@ BlockSize = Annotated[
     typer.Option(min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+Gib = Annotated[
+    float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Show capacities in its memory, too."),
+]
+PartialBlocks = Annotated[
+    bool,
+    typer.Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
+]
+Outputs = Annotated[bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")]
+WarmUp = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
+]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
 
 
@@ -43,25 +58,12 @@ Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a p
 def curve(
     trace: TracePath,
     capacity: Capacities = None,
-    gib: Annotated[
-        float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Show capacities in its memory, too.")
-    ] = None,
+    gib: Gib = None,
+    model: ModelName = None,
     block_size: BlockSize = None,
-    partial_blocks: Annotated[
-        bool,
-        typer.Option(
-            "--partial-blocks", help="Keep partial last blocks, too; the last token may hit."
-        ),
-    ] = False,
-    outputs: Annotated[
-        bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")
-    ] = False,
-    warm_up: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
-    ] = 0,
+    partial_blocks: PartialBlocks = False,
+    outputs: Outputs = False,
+    warm_up: WarmUp = 0,
     out: Out = None,
     as_json: AsJson = False,
     trace_format: TraceFormat = None,

@@ -21,6 +21,12 @@ def conform(
     engine: Annotated[
         str | None, typer.Option("--engine", metavar="NAME", help="The engine to run.")
     ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            "--router", metavar="NAME", help="The router to compare, instead of an engine."
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Write the step logs here.")
     ] = None,
@@ -35,6 +41,9 @@ def conform(
     if against:
         raise typer.Exit(_compare_logs(cases))
     from kvsim.config import nearest
+
+    if router is not None:
+        raise typer.Exit(_replay_router(cases, router))
     from kvsim.conform.builders import RECORDED
 
     if engine is None:
@@ -74,6 +83,30 @@ def _replay(paths: list[str], engine: str, out: str | None) -> int:
         print(f"{alone} cases have no recorded log of {engine}: not compared")
     print(f"{compared} cases, {identical} identical, {records} records")
     return 0 if identical == compared else 1
+
+
+def _replay_router(paths: list[str], router: str) -> int:
+    from kvsim.config import nearest
+    from kvsim.conform.cases import read_router_runs
+    from kvsim.conform.compare import first_divergence
+    from kvsim.conform.routers import REPLAYS, replay
+
+    if router not in REPLAYS:
+        near = nearest(router, REPLAYS)
+        raise ConfigError(f"--router: no {router!r};{near} choose from {', '.join(REPLAYS)}")
+    runs = identical = decisions = 0
+    for path in paths:
+        if not Path(path).exists():
+            raise ConfigError(f"{path}: no such file or folder")
+        for run in read_router_runs(Path(path), router):
+            divergence = first_divergence(run.records, replay(router, run))
+            runs += 1
+            identical += divergence is None
+            decisions += sum(record["op"] == "route" for record in run.records)
+            if divergence is not None:
+                print(f"{run.name}: recorded | kvsim: {divergence}")
+    print(f"{runs} runs, {identical} identical, {decisions} decisions")
+    return 0 if identical == runs else 1
 
 
 def _compare_logs(paths: list[str]) -> int:

@@ -58,6 +58,37 @@ def read_cases(path: Path, engine: str) -> Iterator[Case]:
             )
 
 
+class RouterRun(NamedTuple):
+    """What one router was shown, and what it decided."""
+
+    name: str
+    header: dict[str, Any]
+    records: list[Record]
+
+
+def read_router_runs(path: Path, router: str) -> Iterator[RouterRun]:
+    """Runs of a router, from the folder of all routers, a folder of files, or a file.
+
+    A file has one run, its header first, or a run in each line. Raises `TraceError`.
+    """
+    if not path.is_dir():
+        lines = list(_json_lines(path))
+        if lines and {"config", "workers"} <= lines[0][1].keys():
+            yield RouterRun(_stem(path), lines[0][1], [record for _, record in lines[1:]])
+            return
+        for line, run in lines:
+            if not isinstance(run, dict) or not {"header", "records"} <= run.keys():
+                raise TraceError(f"{path}:{line}: not a run; expected keys header, records")
+            yield RouterRun(run["header"].get("case", str(line)), run["header"], run["records"])
+        return
+    files = [*path.glob("*.jsonl*"), *path.glob(f"cases/{router}/*.jsonl*")]
+    files += path.glob(f"fuzz/{router}.jsonl*")
+    if not files:
+        raise TraceError(f"{path}: no *.jsonl files, and none in cases/{router} or fuzz")
+    for file in sorted(files):
+        yield from read_router_runs(file, router)
+
+
 def read_log(path: Path) -> list[Record]:
     """The records of a step log. Raises `TraceError`."""
     return [row for _, row in _json_lines(path)]

@@ -11,6 +11,17 @@ MEANINGS = {
     "step": "the steps are numbered differently",
     "time": "the steps happen at different times",
     "added": "different requests had arrived",
+    "snapshot": "other reports of the workers",
+    "inflight": "other requests in flight",
+    "load": "other requests in flight",
+    "qps": "other rates of requests",
+    "tiers": "other overlaps with the caches below the GPU's",
+    "cand": "the workers stand differently",
+    "match": "another part of the prompt is known",
+    "branch": "another rule decides",
+    "set": "the worker is drawn from others",
+    "chosen": "another worker is chosen",
+    "state": "the same decision, but other books after it",
     "rejected": "other requests were turned away",
     "mode": "another kind of step",
     "prefill": "other prompts, chunk sizes or prefix hits",
@@ -64,7 +75,8 @@ class Divergence(NamedTuple):
         meaning = MEANINGS.get(field, "the records differ")
         others = ", ".join(list(self.fields)[1:])
         also = f"; also {others}" if others else ""
-        return f"record {self.record}, step {self.step}: {meaning} ({field}: {a} | {b}{also})"
+        step = "" if self.step is None else f", step {self.step}"
+        return f"record {self.record}{step}: {meaning} ({field}: {a} | {b}{also})"
 
 
 def first_divergence(one: list[Record], other: list[Record]) -> Divergence | None:

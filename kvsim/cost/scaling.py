@@ -14,7 +14,8 @@ So efficiencies are the profile's own. A launch of fewer work items than any mea
 sequence as much shorter: kernels split long sequences over the GPU.
 
 Distance in percent, median / p95, from public H200 tables that the shipped profile of Llama-3-8B
-(32 query and 8 KV heads of 128, bf16) was not made from; `tests/cost/test_scaling.py` asserts it:
+(32 query and 8 KV heads of 128, bf16) was not made from; `tests/unit/cost/test_scaling.py` asserts
+it:
 
 | heads of one GPU | decode attention | prompt attention, no context |
 |---|---|---|

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from command import run_here
+from foreign import SAMPLES
 from fuzz.equal import LIMIT_S, assert_equal_runs, imbalance, limited
 from fuzz.spoil import NUMBERS, STRANGE, spoil
 from hostile.damage import damaged
+from places import ROOT
 from startup_logs import v0_log, v1_log
-from workload.foreign import SAMPLES
 
 from kvsim.config import SIZES, RunConfig, load_config, to_table
 from kvsim.errors import KvsimError
@@ -32,7 +33,6 @@ from kvsim.sizes import human_readable_int
 from kvsim.workload import native, open_trace
 from kvsim.workload.trace import Trace
 
-ROOT = Path(__file__).resolve().parents[2]
 REFUSED, TAKEN = "refused", "taken"
 SMALL = {"model": "tiny", "num_gpu_blocks_override": 40, "max_model_len": 256}
 _CODES = (0, 1, 2)

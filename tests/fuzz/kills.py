@@ -13,9 +13,9 @@ import time
 from functools import cache
 from pathlib import Path
 
+from places import ROOT
 from processes import alive, children, heed_signals
 
-ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 60.0
 """Wall clock, on a machine that does other things, too."""
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}

@@ -136,7 +136,7 @@ def try_one(source: Path, seed: int) -> str:
 
 if (
     __name__ == "__main__"
-):  # PYTHONPATH=tests python tests/hostile/damage.py FOLDER [COUNT] [FIRST_SEED]
+):  # PYTHONPATH=tests/support python tests/hostile/damage.py FOLDER [COUNT] [FIRST_SEED]
     source, count, first = Path(sys.argv[1]), *map(int, (*sys.argv[2:], "100", "0")[:2])
     problems = list(filter(None, (try_one(source, seed) for seed in range(first, first + count))))
     sys.stdout.write("\n".join([*problems, f"{count} folders, {len(problems)} problems", ""]))

@@ -1,5 +1,5 @@
 """Every exit code of `docs/reference/exit-codes.md`; those of signals: `test_kills.py`,
-of a tolerance: `tests/check`."""
+of a tolerance: `tests/unit/check`."""
 
 import os
 import re
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from hostile.damage import outcome
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TRACE = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts", "3"]
 
 

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from hostile.damage import outcome
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 FORMULAS = ["=cmd|'/c calc'!A1", "+1", "-1+2", "@SUM(A1)", "\t=1"]
 
 

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from hostile.damage import outcome, try_one
 from marks import mostly_long
+from places import ROOT
 
 from kvsim.errors import OutputError
 from kvsim.report.files import read_block_map, read_results, read_transitions
 from kvsim.sweep.store import Store
 from kvsim.sweep.sweep import read_plan
 
-ROOT = Path(__file__).resolve().parents[2]
 TRACE = ["--trace", str(ROOT / "traces" / "chat.jsonl"), "--num-prompts"]
 SMALL = ["--num-gpu-blocks-override", "150", "--max-model-len", "2048"]
 

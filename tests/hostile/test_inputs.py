@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from shared import SHARED
 
 from kvsim.cli import main
@@ -21,7 +22,6 @@ from kvsim.workload import open_trace
 from kvsim.workload.spec import Workload, made_from, make_trace
 from kvsim.workload.trace import Row, Trace
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 DIGITS, DEEP = "1" * 5000, "[" * 5000 + "]" * 5000
 CONSTANT = ["run", "--trace", CHAT, "--num-prompts", "5", "--cost-model", "constant"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from marks import long
+from places import ROOT
 from processes import alive, children, heed_signals
 
 from kvsim.writing import temporary_folder, write_together
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 SWEEP = ["sweep", "--trace", CHAT, "--num-prompts", "60", "--jobs", "2", "--out", "out"]
 SWEEP += ["--grid", "seed=lin(1,400,400)", "--grid", "max_num_seqs=8"]

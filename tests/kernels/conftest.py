@@ -5,8 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "kernels")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 # Triton 3.9 warns while this is unset, and warnings are errors here.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

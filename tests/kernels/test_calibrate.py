@@ -12,8 +12,7 @@ from kvsim_kernels import provenance
 from kvsim_kernels.calibrate import main
 from kvsim_kernels.rows import read_rows
 from marks import long
-
-ROOT = Path(__file__).resolve().parents[2]
+from places import ROOT
 
 BLOCKED = ("simpy", "plotly", "msgspec", "pyarrow", "rich", "typer", "pandas", "scipy", "kvsim")
 

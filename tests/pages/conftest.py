@@ -1,15 +1,10 @@
 """One browser for the tests of pages, and pages opened in it."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-# For `from small import ...`, a recording of a validation.
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "validate"), str(TESTS.parent / "kernels")]
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [

@@ -7,11 +7,11 @@ import sys
 import zlib
 from base64 import b64decode
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 from runs import result
 from worlds import MS, config, trace
 
@@ -261,7 +261,7 @@ def test_long_runs_are_thinned_out(busy: Result) -> None:
 
 PROGRAM = """
 import hashlib, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from runs import result
 from kvsim.pages.run import build_page
 run = result(30)
@@ -271,11 +271,11 @@ print(hashlib.sha256(page.encode()).hexdigest())
 
 
 def test_equal_runs_give_equal_bytes_in_any_process() -> None:
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]))
+    program = PROGRAM.format(tests=[str(ROOT / "tests" / "support"), str(ROOT / "tests")])
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],
-            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": seed},
+            env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             check=True,

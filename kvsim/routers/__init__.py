@@ -1,0 +1,48 @@
+"""Routers: which replica gets a request, decided as the real routers decide.
+
+A new router is a class in this folder and a line in `ROUTERS`; a user's own is named
+`package.module:Class`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvsim.library import construct
+from kvsim.routers import llm_d, plain, production_stack, sglang
+from kvsim.routers.dynamo import DynamoKv
+from kvsim.routers.router import Router
+from kvsim.routers.vllm_dp import DataParallel
+
+ROUTERS: Mapping[str, type[Router]] = {
+    "random": plain.Uniform,
+    "round-robin": plain.RoundRobin,
+    "least-loaded": plain.LeastLoaded,
+    "power-of-two": plain.PowerOfTwo,
+    "session-affinity": plain.SessionAffinity,
+    "bounded-hash": plain.BoundedHash,
+    "dynamo-kv": DynamoKv,
+    "sglang-cache_aware": sglang.CacheAware,
+    "sglang-round_robin": sglang.RoundRobin,
+    "sglang-random": sglang.Uniform,
+    "sglang-power_of_two": sglang.PowerOfTwo,
+    "production-stack-roundrobin": production_stack.RoundRobin,
+    "production-stack-session": production_stack.Session,
+    "production-stack-prefixaware": production_stack.PrefixAware,
+    "llm-d-default": llm_d.Default,
+    "llm-d-precise": llm_d.Precise,
+    "vllm-dp": DataParallel,
+}
+"""Name of a router → its class. Real routers have the name of the project and of their policy."""
+
+
+def make_router(
+    name: str, args: Mapping[str, Any], workers: Sequence[str], *, seed: int = 0, block_size: int
+) -> Router:
+    """Returns the router of this name, with a user's arguments. Raises `ConfigError`."""
+    router = construct(
+        "router", ROUTERS, name, args, workers=workers, seed=seed, block_size=block_size
+    )
+    assert isinstance(router, Router)
+    return router

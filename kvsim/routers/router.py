@@ -1,0 +1,136 @@
+"""What a router is: a request is shown, a worker is named, and the books follow what was sent.
+
+A router knows what a real one knows: what it sent itself, what workers report, and when. It sees
+nothing inside an engine. Workers are numbered from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from random import Random
+from typing import NamedTuple, Protocol
+
+
+class Content(Protocol):
+    """What a prompt says, as far as routers look at it."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as characters."""
+
+    def keys(self, block_size: int) -> Sequence[Hashable]:
+        """A key for each full block of so many tokens, made of it and all before it."""
+
+
+class Asked(NamedTuple):
+    """A request, as a router is shown it."""
+
+    id: str
+    input_length: int
+    """Tokens of its prompt."""
+    content: Content
+    session: str | None = None
+    rank: int | None = None
+    """The worker that the client insists on."""
+
+
+class Choice(NamedTuple):
+    """What a router decides from: the real one draws among these workers."""
+
+    workers: Sequence[int]
+    weights: Sequence[float] | None = None
+    """Their chances; None: equal ones."""
+    why: str = ""
+    """The rule that decided, in one word."""
+
+
+class Router:
+    """Names a worker for each request.
+
+    A subclass gives `choose`, and overrides those of the other methods whose news it heeds. Times
+    are in nanoseconds. A router that draws at random does so from a stream of its own.
+    """
+
+    def __init__(self, workers: Sequence[str], seed: int = 0) -> None:
+        """`workers` are their names: for a real router, the addresses."""
+        self.workers = tuple(workers)
+        self._random = Random(seed)
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        """Returns the workers among which the real router would draw; `alive` are those that can be
+        chosen, in the order in which the router was given them."""
+        raise NotImplementedError
+
+    def route(self, asked: Asked, alive: Sequence[int], now_ns: int) -> int:
+        """Chooses a worker and books the request for it."""
+        workers, weights, _ = self.choose(asked, alive, now_ns)
+        chosen = workers[0]
+        if len(workers) > 1:
+            (chosen,) = self._random.choices(workers, weights)
+        self.sent(asked, chosen, now_ns)
+        return chosen
+
+    # -- news ------------------------------------------------------------------------------------
+
+    def sent(self, asked: Asked, worker: int, now_ns: int) -> None:
+        """The request went to this worker."""
+
+    def first_token(self, id: str) -> None:
+        """The prompt of a request is computed."""
+
+    def output_block(self, id: str, decay: float | None = None) -> None:
+        """The output of a request filled another block."""
+
+    def ended(self, id: str) -> None:
+        """A request is over."""
+
+    def stored(
+        self,
+        worker: int,
+        parent: Hashable | None,
+        keys: Sequence[Hashable],
+        tier: str = "device",
+    ) -> None:
+        """A worker reports that these blocks, behind `parent`, are in its cache; None: they begin a
+        prompt. `tier` is `device`, `host` or `disk`."""
+
+    def removed(self, worker: int, keys: Sequence[Hashable], tier: str = "device") -> None:
+        """A worker reports that these blocks are gone."""
+
+    def cleared(self, worker: int) -> None:
+        """A worker reports that its caches are empty."""
+
+    def snapshot(self, loads: Sequence[tuple[int, int, float]]) -> None:
+        """What was last measured: waiting and running requests and the share of the KV cache in
+        use, for each worker."""
+
+    tick_ns: int | None = None
+    """How often the router looks after itself (`tick`); None: never."""
+
+    def tick(self) -> None:
+        """Called every `tick_ns`."""
+
+    def worker_lost(self, worker: int) -> None:
+        """A worker is gone, with all that it held."""
+
+    def worker_added(self, worker: int) -> None:
+        """A worker is there, and empty."""
+
+
+class InFlight(Router):
+    """A router that counts the requests that each worker has and has not ended."""
+
+    def __init__(self, workers: Sequence[str], seed: int = 0) -> None:
+        super().__init__(workers, seed)
+        self.load = [0] * len(self.workers)
+        """Requests in flight of each worker."""
+        self._where: dict[str, int] = {}
+
+    def sent(self, asked: Asked, worker: int, now_ns: int) -> None:
+        self.load[worker] += 1
+        self._where[asked.id] = worker
+
+    def ended(self, id: str) -> None:
+        worker = self._where.pop(id, None)
+        if worker is not None:
+            self.load[worker] -= 1

@@ -1,0 +1,94 @@
+"""vLLM 0.6.3 decides what the real engine decided, and what its rules say: every field.
+
+Recorded cases, random cases recorded elsewhere, and random cases against a dull twin.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from exact.conformance.corpus import (
+    CORPUS,
+    WHOLE,
+    assert_equal,
+    check,
+    recorded_case,
+    recorded_folders,
+    recorded_lines,
+)
+from exact.conformance.generate_vllm063 import make_case
+from marks import long, mostly_long
+from shared import needs_shared
+from twins.vllm063 import step_log
+
+from kvsim.conform.builders import run_case
+
+ENGINE = "vllm-0.6.3"
+FUZZ = pytest.mark.parametrize("name", ["v063", "v063-hard"])
+FOLDERS = pytest.mark.parametrize(
+    "folder", recorded_folders(ENGINE, CORPUS / "cases"), ids=lambda folder: folder.name
+)
+SEEDS = range(16_000 if WHOLE else 500)
+GROUPS = 5
+ONE_SAMPLE_LEFT = (1541, 6171, 10104, 11053, 11443)
+"""A request is down to one sample, not its first, which waits for blocks again."""
+
+
+@needs_shared("conformance")
+@FOLDERS
+def test_recorded_cases(folder: Path) -> None:
+    check(ENGINE, recorded_case(ENGINE, folder))
+
+
+@needs_shared("conformance")
+@FUZZ
+def test_recorded_random_cases(name: str) -> None:
+    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=5):
+        check(ENGINE, case)
+
+
+@long
+@needs_shared("conformance")
+@FOLDERS
+def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
+    case = recorded_case(ENGINE, folder)
+    assert case.recorded is not None
+    log = step_log(case.config, case.trace)
+    assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+
+
+@long
+@needs_shared("conformance")
+@FUZZ
+def test_the_twin_follows_the_recorded_random_cases(name: str) -> None:
+    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=10):
+        assert case.recorded is not None
+        log = step_log(case.config, case.trace)
+        assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+
+
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
+def test_random_cases_against_the_twin(group: int) -> None:
+    for seed in (*SEEDS, *ONE_SAMPLE_LEFT)[group::GROUPS]:
+        config, rows = make_case(seed)
+        log = list(run_case(ENGINE, config, rows, audit=True))
+        assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
+
+
+@long
+def test_random_cases_reach_the_rare_rules() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(400):
+        log = step_log(*make_case(seed))
+        seen["engine errors" if "S:" in log[-1].get("error", "") else "others"] += 1
+        for record in log:
+            seen.update(means for _, means in record.get("preempted", ()))
+            seen["swapped in"] += len(record.get("swapped_in", ()))
+            seen["copied"] += record.get("blocks_to_copy", 0)
+            seen["ignored"] += len(record.get("ignored", ()))
+            for _, _, cached, _, samples in record.get("prefill", ()):
+                seen["hits"] += cached > 0
+                seen["chunks"] += not samples
+    assert seen["engine errors"] > 20
+    assert min(seen[kind] for kind in ("recompute", "copied", "hits", "chunks")) > 100
+    assert min(seen[kind] for kind in ("swap", "swapped in", "ignored")) > 30

@@ -1,0 +1,147 @@
+"""vLLM V1 decides what the real engine decided, and what its rules say: every field.
+
+Recorded cases, random cases recorded elsewhere, and random cases against a dull twin.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exact.conformance.corpus import (
+    CORPUS,
+    WHOLE,
+    assert_equal,
+    check,
+    recorded_case,
+    recorded_folders,
+    recorded_lines,
+)
+from exact.conformance.generate_v1 import make_case
+from marks import long, mostly_long
+from shared import needs_shared
+from twins.vllm_v1 import step_log
+
+from kvsim.conform.builders import run_case
+
+ENGINE = "vllm-v1"
+FUZZ = pytest.mark.parametrize("name", ["v1", "v1-hard"])
+FOLDERS = recorded_folders(ENGINE, CORPUS / "cases")
+SEEDS = range(10_000 if WHOLE else 600)
+GROUPS = 5
+
+
+def trace(*rows: tuple[float, int, int], priorities: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    """Requests r0, r1, ... as (arrival, input length, output length), no two with equal tokens."""
+    return [
+        {
+            "id": f"r{i}",
+            "arrival": arrival,
+            "prompt_token_ids": [i] * length,
+            "output_len": output,
+            "priority": priorities[i] if priorities else 0,
+        }
+        for i, (arrival, length, output) in enumerate(rows)
+    ]
+
+
+def log_of(rows: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
+    """Under 5 usable blocks of 4 tokens, unless set otherwise."""
+    config = {
+        "block_size": 4,
+        "num_gpu_blocks": 6,
+        "max_model_len": 32,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        **settings,
+    }
+    return list(run_case(ENGINE, config, rows, audit=True))
+
+
+@needs_shared("conformance")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_recorded_cases(folder: Path) -> None:
+    check(ENGINE, recorded_case(ENGINE, folder))
+
+
+@needs_shared("conformance")
+@FUZZ
+def test_recorded_random_cases(name: str) -> None:
+    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=3):
+        check(ENGINE, case)
+
+
+@long
+@needs_shared("conformance")
+@FUZZ
+def test_the_twin_follows_the_recorded_cases(name: str) -> None:
+    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=10):
+        assert case.recorded is not None
+        log = step_log(case.config, case.trace)
+        assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+
+
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
+def test_random_cases_against_the_twin(group: int) -> None:
+    for seed in SEEDS[group::GROUPS]:
+        config, rows = make_case(seed)
+        log = list(run_case(ENGINE, config, rows, audit=True))
+        assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
+
+
+@long
+def test_random_cases_reach_the_rare_rules() -> None:
+    seen = dict.fromkeys(("hits", "chunks", "preempted", "ended in the queue", "refused"), 0)
+    for seed in range(300):
+        waiting: set[str] = set()
+        for record in step_log(*make_case(seed)):
+            seen["refused"] += len(record.get("ignored", ()))
+            seen["preempted"] += len(record.get("preempted", ()))
+            waiting |= {name for name, _ in record.get("preempted", ())}
+            for name, _, cached, _, samples in record.get("prefill", ()):
+                seen["hits"] += cached > 0
+                seen["chunks"] += not samples
+                waiting.discard(name)
+            seen["ended in the queue"] += len(waiting & set(record.get("finished", ())))
+    assert min(seen.values()) > 5, seen
+
+
+def test_the_tail_gives_way_and_nobody_is_admitted_in_that_step() -> None:
+    """r0 and r1 hold 2 of 5 blocks each; r0 takes the fifth, r1 finds none for its ninth token."""
+    log = log_of(trace((0, 8, 3), (0, 8, 3), (1, 1, 1)))
+    assert [p[0] for p in log[0]["prefill"]] == ["r0", "r1"]
+    assert log[1]["decode"] == ["r0"]
+    assert log[1]["preempted"] == [["r1", "recompute"]]
+    assert (log[1]["free_gpu_blocks"], log[1]["waiting"]) == (2, 2)
+    # r1 comes before r2 again; its 9 tokens need 3 blocks, so it waits for r0, and r2 for it.
+    assert [len(record["prefill"]) for record in log[2:4]] == [0, 2]
+
+
+def test_the_worst_priority_gives_way_even_if_it_was_scheduled_in_this_step() -> None:
+    """Both run in 5 blocks; at time 2, r0 has its token when r1 finds no block for its ninth."""
+    log = log_of(trace((0, 8, 4), (1, 8, 3), priorities=(1, 0)), policy="priority")
+    assert (log[1]["decode"], log[1]["free_gpu_blocks"]) == (["r0"], 0)
+    assert log[2]["preempted"] == [["r0", "recompute"]]
+    assert log[2]["decode"] == ["r1"]
+    assert log[2]["batched_tokens"] == 1
+
+
+def test_a_prompt_without_room_for_a_token_is_refused_at_the_door() -> None:
+    log = log_of(trace((0, 8, 1), (0, 7, 9)), max_model_len=8)
+    assert (log[0]["ignored"], log[0]["added"]) == (["r0"], 1)
+    assert log[0]["finished"] == ["r1"]  # of 9 tokens it gets one: max_model_len
+
+
+def test_two_steps_are_in_flight_and_the_last_result_is_drained() -> None:
+    log = log_of(trace((0, 4, 2)), v1_async=True)
+    assert [record["time"] for record in log] == [0.0, 0.0, 1.0, 2.0, 3.0]
+    assert [record.get("decode") for record in log] == [[], ["r0"], [], [], None]
+    assert [record["finished"] for record in log] == [[], [], ["r0"], [], []]
+    assert log[-1]["drain"]
+
+
+def test_requests_admitted_in_one_step_share_blocks_and_compute() -> None:
+    rows = trace((0, 9, 1), (0, 9, 1))
+    rows[1]["prompt_token_ids"] = rows[0]["prompt_token_ids"]
+    log = log_of(rows, enable_prefix_caching=True)
+    assert log[0]["prefill"] == [["r0", 9, 0, 0, 1], ["r1", 1, 8, 0, 1]]
+    assert log[0]["free_gpu_blocks"] == 1  # 2 shared blocks, and one each for the ninth token

@@ -1,0 +1,219 @@
+"""The code polices itself: layers, heavy imports, printing, size, the oracle boundary."""
+
+import ast
+import re
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+PACKAGE = ROOT / "kvsim"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS = [
+    {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
+    {"config", "engines.versions", "limits", "workers", "writing"},
+    {"library", "records", "server"},
+    {"engine", "hardware", "models", "routers"},
+    {"blockmap", "link", "notes", "watchers", "workload"},
+    {"memory"},
+    {"archive", "cost", "rules"},
+    {"calibrate", "engines", "ledger", "replica"},
+    {"assumed", "conform", "fast", "report"},
+    {"cachelab", "pages.figures", "pages.html"},
+    {"pages.distribution", "pages.over_time", "workload.info"},
+    {"checks"},
+    {"assembly", "notebook"},
+    {"result", "tracks"},
+    {"run"},
+    {"__init__", "check", "replicates", "sweep", "validate"},
+    {"advise", "size"},
+    {"fit"},
+    {"pages"},
+    {"bench"},
+    {"cli"},
+    {"__main__"},
+]
+"""A module imports only from its own entry and from earlier rows; the first fitting name counts."""
+
+MOST_LINES = 600
+MOST_LINES_PER_FUNCTION = 60
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file of the package, parsed."""
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def layer_of(module: str) -> tuple[int, str]:
+    while module:
+        for number, row in enumerate(LAYERS):
+            if module in row:
+                return number, module
+        module = module.rpartition(".")[0]
+    raise AssertionError("no layer")
+
+
+@cache
+def imports(tree: ast.AST, top_level: bool = False) -> list[str]:
+    """Imported module names; `top_level`: only what runs when the module is imported."""
+    found: list[str] = []
+    nodes = tree.body if top_level and isinstance(tree, ast.Module) else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def type_checking_blocks(tree: ast.Module) -> set[str]:
+    skipped: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            skipped.update(imports(node))
+    return skipped
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_modules_import_only_from_lower_layers(path: Path) -> None:
+    tree = parsed(path)
+    own, entry = layer_of(name_of(path).removesuffix(".__init__") or "__init__")
+    for name in set(imports(tree)) - type_checking_blocks(tree):
+        if not name.startswith("kvsim."):
+            continue
+        other = name.removeprefix("kvsim.")
+        try:
+            layer, other_entry = layer_of(other)
+        except AssertionError:
+            continue
+        assert other_entry == entry or layer < own, f"{name_of(path)} must not import {name}"
+
+
+def _inside(name: str) -> str:
+    return name.removeprefix("kvsim.")
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """Not even for their types."""
+    names = {name_of(path).removesuffix(".__init__"): path for path in FILES}
+    needs = {
+        name: {
+            other
+            for other in (each.removeprefix("kvsim.") for each in imports(parsed(path)))
+            if other in names and not f"{name}.".startswith(f"{other}.")
+        }
+        for name, path in names.items()
+    }
+    list(TopologicalSorter(needs).static_order())  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize(
+    ("library", "allowed"),
+    [
+        ("simpy", ("replica.", "run", "bench.")),
+        ("torch", ()),
+        ("scipy", ()),
+        ("plotly", ("notebook", "result")),
+        ("pandas", ("notebook", "result")),
+        ("rich", ("notebook", "report.", "cli.")),
+        ("typer", ("cli",)),
+    ],
+)
+def test_libraries_stay_in_their_rooms(library: str, allowed: tuple[str, ...]) -> None:
+    for path in FILES:
+        if any(name.split(".")[0] == library for name in imports(parsed(path))):
+            assert name_of(path).startswith(allowed), f"{name_of(path)} imports {library}"
+
+
+@pytest.mark.parametrize(
+    ("module", "allowed"),
+    [("fcntl", ["sweep.locks", "writing"]), ("resource", ["bench.usage"])]
+    + [(name, []) for name in ("grp", "pty", "pwd", "syslog", "termios", "tty")],
+)
+def test_modules_that_windows_lacks_are_imported_where_their_absence_is_handled(
+    module: str, allowed: list[str]
+) -> None:
+    found = [name_of(path) for path in FILES if module in imports(parsed(path))]
+    assert found == allowed
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow", "torch"])
+def test_heavy_libraries_are_imported_only_when_used(library: str) -> None:
+    for path in FILES:
+        names = imports(parsed(path), top_level=True)
+        assert all(name.split(".")[0] != library for name in names), f"{path} imports {library}"
+
+
+def test_only_the_command_line_prints_and_exits() -> None:
+    for path in FILES:
+        if name_of(path).startswith("cli"):
+            continue
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("print", "exit", "quit"), f"{path}:{node.lineno}"
+
+
+def test_policies_never_read_the_true_output_length() -> None:
+    """Only the stop test, and what is kept for oracles, may know how long an output becomes."""
+    for folder in ("engine", "engines", "fast", "rules", "cost"):
+        for path in (PACKAGE / folder).rglob("*.py"):
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, ast.ClassDef) and node.name in ("Endings", "Future"):
+                    for inner in ast.walk(node):
+                        inner.oracle = True  # type: ignore[attr-defined]
+                if isinstance(node, ast.Attribute) and not hasattr(node, "oracle"):
+                    assert "output_length" not in node.attr, f"{path}:{node.lineno}"
+
+
+def test_short_cuts_hold_a_batch_and_are_none() -> None:
+    """No class of `fast` continues one of another file, but for what it stands in for."""
+    for path in (PACKAGE / "fast").rglob("*.py"):
+        tree = parsed(path)
+        own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name != "MemberSequence":
+                bases = {ast.unparse(base) for base in node.bases} - {"NamedTuple", "Protocol"}
+                twins = path.name == "counted.py"
+                assert twins or bases <= own, f"{path}:{node.lineno} {node.name}"
+
+
+@pytest.mark.parametrize("folder", ["engine", "engines", "replica", "rules"])
+def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> None:
+    """Nobody asks an object by `getattr` whether it has something."""
+    for path in (PACKAGE / folder).rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("getattr", "hasattr"), f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_modules_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < MOST_LINES_PER_FUNCTION, node.name
+
+
+def test_public_modules_classes_and_functions_say_what_they_mean() -> None:
+    for path in FILES:
+        tree = parsed(path)
+        assert ast.get_docstring(tree), f"{path} has no docstring"
+        for node in tree.body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
+
+
+def test_the_code_speaks_of_nothing_but_itself() -> None:
+    forbidden = re.compile(r"TODO|FIXME|XXX|\bissue #?\d|\bticket\b", re.IGNORECASE)
+    for path in FILES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert not forbidden.search(line), f"{path}:{number}: {line}"

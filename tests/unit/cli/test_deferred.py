@@ -1,0 +1,130 @@
+"""Commands are listed without being imported, and are what the list says."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+from kvsim.cli import main
+from kvsim.cli.deferred import COMMANDS, load
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_what_the_list_says_of_it(name: str) -> None:
+    command = load(name)
+    assert command.name == name
+    assert " ".join((command.help or "").split("\n\n")[0].split()) == COMMANDS[name][1]
+
+
+def modules_after(*arguments: str) -> tuple[set[str], str]:
+    """What a command has imported when it is over, and its output."""
+    code = (
+        "import sys\n"
+        "from kvsim.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code\n"
+        "print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split()), done.stdout
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    loaded, out = modules_after("--help")
+    heavy = {"numpy", "simpy", "msgspec", "pyarrow", "pandas", "plotly"}
+    assert not loaded & (heavy | {"kvsim.config", "kvsim.cli.commands", "kvsim.run"})
+    for name in COMMANDS:
+        assert name in out
+
+
+def test_a_run_imports_what_it_needs() -> None:
+    """No reader of another format, no workload without one, no library that only pages need."""
+    loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "50")
+    libraries = {"pyarrow", "pandas", "plotly", "torch"}
+    assert not loaded & (libraries | {"kvsim.workload.spec", "kvsim.workload.table"})
+    rooms = ("kvsim.workload.formats.", "kvsim.conform", "kvsim.sweep", "kvsim.pages")
+    assert not [name for name in loaded if name.startswith(rooms)]
+
+
+def test_without_a_command_five_lines_greet_and_name_three_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    shown = capsys.readouterr()
+    assert (stop.value.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("  kvsim ")]
+    assert len(commands) == 3
+    assert len(lines) <= 8
+    for name, *words in commands:
+        flags = {flag for each in load(name).params for flag in each.opts}
+        assert {word for word in words if word.startswith("--")} <= flags
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_and_cuts_no_name(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main([name, "-h"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert not re.search(r"--[\w-]+-$", shown, re.MULTILINE), "a name goes on in the next line"
+    flags = {flag for each in load(name).params for flag in (*each.opts, *each.secondary_opts)}
+    assert {flag for flag in flags if flag.startswith("-")} <= set(re.split(r"[\s,]+", shown))
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("kvsim ad", ["advise"]), ("kvsim run --max-num", ["--max-num-seqs"]), ("kvsim zz", [])],
+)
+def test_the_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    code = "import sys; sys.argv = ['kvsim']; from kvsim.cli import main; main()"
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **asked, "_KVSIM_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split()[: len(completed)] == completed
+
+
+@pytest.mark.parametrize("arguments", [[], ["policies"], ["trace"], ["trace", "info"]])
+def test_h_is_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "-h"])
+    assert stop.value.code == 0
+    assert "Show this message and exit." in capsys.readouterr().out
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvsim", "benhc"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "kvsim: No such command 'benhc'. Did you mean 'bench'?\n"

@@ -1,0 +1,52 @@
+"""`kvsim why` as a user runs it."""
+
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from command import run_here
+from places import ROOT
+
+
+def kvsim(*arguments: str) -> CompletedProcess[str]:
+    return run_here(arguments, columns=150)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("why") / "run")
+    trace = str(ROOT / "traces" / "chat.jsonl")
+    short = ["--num-prompts", "120", "--num-gpu-blocks-override", "700", "--no-report"]
+    done = kvsim("run", "--trace", trace, *short, "--engine", "vllm-v1", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_story_is_told_in_words_and_written_as_a_page(run: str, tmp_path: Path) -> None:
+    page = tmp_path / "why.html"
+    told = kvsim("why", run, "--request", "57", "--html", str(page))
+    assert told.returncode == 0, told.stderr
+    for words in ("request 57: ", "arrived", "first step", "finished with", "own decode", "cold"):
+        assert words in told.stdout
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--request", "5777"], "no '5777' among 120"),
+        ([], "Missing option '--request'"),
+        (["--request", "57", "--html", "/proc/none/why.html"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(run: str, arguments: list[str], words: str) -> None:
+    told = kvsim("why", run, *arguments)
+    assert told.returncode == 2
+    assert told.stderr.count("\n") == 1
+    assert words in told.stderr.replace("\u00a0", " ")
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    told = kvsim("why", str(tmp_path), "--request", "1")
+    assert told.returncode == 2
+    assert "summary.json" in told.stderr

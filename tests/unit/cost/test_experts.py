@@ -1,0 +1,231 @@
+"""Layers with experts beside the tables: by chance, whole or shared, measured or from geometry."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from places import ROOT
+from plans import plan
+from unit.calibrate.tables import META, OPERATORS, attention_us, write_csv, write_tables
+
+from kvsim.calibrate.document import to_json
+from kvsim.calibrate.llmservingsim import import_profile
+from kvsim.config import make_config
+from kvsim.cost import RooflineCost, TableCost, make_cost
+from kvsim.cost.experts import Routing
+from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
+from kvsim.cost.profile import ExpertGrid
+from kvsim.errors import ConfigError
+from kvsim.fit.constants import with_constants
+from kvsim.hardware import load_hardware
+from kvsim.models import Experts, load_model
+
+H100 = load_hardware("h100-sxm")
+EXPERTS = Experts(num_experts=16, num_experts_per_tok=2, moe_intermediate_size=64)
+MODEL = replace(load_model("tiny"), experts=EXPERTS, torch_dtype="bfloat16")
+LAYERS = MODEL.num_hidden_layers
+LINK = H100.all_reduce
+
+
+def measured_us(tokens: float, active: float) -> float:
+    return 20 + 2 * tokens + 10 * active
+
+
+def write_experts(folder: Path) -> Path:
+    """`moe.csv` as published: powers of two, no more experts than the tokens can have."""
+    rows = [
+        (tokens, active, measured_us(tokens, active))
+        for tokens in (*range(1, 17), 32, 64)
+        for active in (2, 4, 8, 16)
+        if active <= 2 * tokens
+    ]
+    write_csv(folder / "tp1" / "moe.csv", "tokens,activated_experts,time_us", rows)
+    return folder
+
+
+@pytest.fixture
+def config_json(tmp_path: Path) -> str:
+    """The model as a file, for the importer."""
+    path = tmp_path / "sparse.toml"
+    text = (ROOT / "configs" / "models" / "tiny.toml").read_text()
+    lines = [f"{key} = {getattr(EXPERTS, key)}" for key in EXPERTS.__struct_fields__[:3]]
+    path.write_text(text + "\n[experts]\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_experts(write_tables(tmp_path / "tables", META))
+
+
+def table(folder: Path, config_json: str, hardware: Any = H100, **keys: Any) -> TableCost:
+    path = folder / "profile.json"
+    path.write_text(to_json(import_profile(folder, config_json)))
+    config = make_config({"dtype": "bfloat16", **keys})
+    return TableCost(load_model(config_json), hardware, config, str(path))
+
+
+def others_us(tokens: int) -> float:
+    """Linear layers outside the experts, as `OPERATORS` are called."""
+    mlp = ("gate_up_proj", "act_fn", "down_proj")
+    once = OPERATORS["embedding"] + OPERATORS["final_layernorm"]
+    layer = sum(us for name, us in OPERATORS.items() if name not in mlp) - once
+    return tokens * (once + LAYERS * (layer + OPERATORS["layernorm"]))
+
+
+def linear_us(cost: TableCost, tokens: int) -> float:
+    """A step of a single chunk, less its attention."""
+    step = plan(chunks=[(tokens, 0)])
+    return cost.step_ns(step) / 1000 - LAYERS * attention_us(max(tokens, 16), 0, 0, 0)
+
+
+def active(tokens: int, held: int = 16) -> float:
+    return held * (1 - (1 - 2 / 16) ** tokens)
+
+
+def test_measured_experts_are_read_at_import(folder: Path, config_json: str) -> None:
+    grid = import_profile(folder, config_json).fit.experts
+    assert isinstance(grid, ExpertGrid)
+    assert grid.ctx == [2, 4, 8, 16]
+    assert grid.us[0] == [measured_us(1, 2)] * 4  # one token has two experts
+    assert grid.us[-1] == [measured_us(64, each) for each in (2, 4, 8, 16)]
+
+
+@pytest.mark.parametrize("tokens", [4, 16, 64])
+def test_a_layer_has_as_many_active_experts_as_chance_says(
+    folder: Path, config_json: str, tokens: int
+) -> None:
+    cost = table(folder, config_json)
+    wanted = others_us(tokens) + LAYERS * measured_us(tokens, active(tokens))
+    assert linear_us(cost, tokens) == pytest.approx(wanted, rel=0.01)
+    assert cost.kind == "measured"
+    assert "experts: measured" in cost.source
+
+
+@pytest.mark.parametrize("tokens", [4, 16, 32])
+def test_replicas_share_experts_and_wait_for_each_other(
+    folder: Path, config_json: str, tokens: int
+) -> None:
+    """Each of two replicas has half of the experts, and the rows of half of all tokens."""
+    keys = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    cost = table(folder, config_json, **keys)
+    exchange = LAYERS * LINK.us(2 * tokens * MODEL.hidden_size * 2, 2)
+    wanted = others_us(tokens) + LAYERS * measured_us(tokens, active(2 * tokens, held=8))
+    assert linear_us(cost, tokens) == pytest.approx(wanted + exchange, rel=0.01)
+    assert cost.kind == "estimated"
+    assert "exchange of replicas: figures of h100-sxm" in cost.source
+    assert "as many tokens" in cost.describe()["terms"]["exchange of replicas"]
+
+
+def test_pure_decodes_pay_for_experts_as_other_steps_do(folder: Path, config_json: str) -> None:
+    cost = table(folder, config_json, data_parallel_size=2)
+    step = plan(decode_seqs=8, context_tokens=800, samples=8)
+    alone = cost.decode_ns(8, 800)
+    assert alone == cost.step_ns(step) == cost.decode_run_ns(8, 800, 1)[0]
+    assert alone == pytest.approx(cost._kernels.step_us(step) * 1000, abs=1)
+    assert alone > 1000 * LAYERS * measured_us(8, 0)
+
+
+def test_without_measured_experts_the_geometry_prices_them(folder: Path, config_json: str) -> None:
+    (folder / "tp1" / "moe.csv").unlink()
+    cost = table(folder, config_json)
+    peaks = Peaks(H100.flop_s("bfloat16"), H100.memory_bandwidth_gb_s * 1e9)
+    one = experts_us(MODEL.shard(1), 16, 16, active(16), peaks)
+    assert linear_us(cost, 16) == pytest.approx(others_us(16) + LAYERS * one, rel=1e-3)
+    assert cost.kind == "estimated"
+    assert "experts: estimated from the geometry" in cost.source
+
+
+def test_a_dense_profile_prices_a_model_with_experts_as_an_estimate() -> None:
+    """Less than a third of the time of a dense model of as many parameters, at small batches."""
+    sparse, dense = load_model("qwen3-30b-a3b"), load_model("qwen3-32b")
+    h200 = load_hardware("h200-sxm")
+    config = make_config({"cost": {"profile": "h200-sxm-llama-3-8b-public"}})
+    costs = [make_cost(config, model, h200) for model in (sparse, dense)]
+    assert [cost.kind for cost in costs] == ["estimated", "scaled"]
+    step = plan(decode_seqs=1, context_tokens=1000, samples=1)
+    assert 3 * costs[0].step_ns(step) < costs[1].step_ns(step)
+    roofline = RooflineCost(sparse, h200, config)
+    for seqs in (1, 16, 128):
+        step = plan(decode_seqs=seqs, context_tokens=1000 * seqs, samples=seqs)
+        assert 0.5 < costs[0].step_ns(step) / roofline.step_ns(step) < 2
+
+
+def test_the_linear_layers_outside_experts_are_all_but_the_mlp() -> None:
+    peaks = Peaks(1e15, 3e12)
+    dense, sparse = load_model("tiny").shard(1), MODEL.shard(1)
+    mlp = mlp_us(dense, dense.intermediate_size, 64, peaks)
+    assert layers_us(dense, 64, peaks) == LAYERS * layer_us(dense, 64, peaks)
+    assert layers_us(sparse, 64, peaks) == pytest.approx(
+        LAYERS * (layer_us(dense, 64, peaks) - mlp)
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_active_experts_are_the_mean_of_random_draws(replicas: int) -> None:
+    random, tokens, draws = Random(replicas), 5, 2000
+    seen = sum(
+        len({e for _ in range(tokens * replicas) for e in random.sample(range(16), 2)})
+        for _ in range(draws)
+    )
+    routing = Routing(MODEL, make_config({"data_parallel_size": replicas}))
+    assert 16 * routing.active(tokens) == pytest.approx(seen / draws, rel=0.02)
+
+
+def test_replicas_of_a_dense_model_share_nothing() -> None:
+    dense = load_model("llama-3-8b")
+    costs = [
+        RooflineCost(dense, H100, make_config({"data_parallel_size": replicas}))
+        for replicas in (1, 4)
+    ]
+    assert len({cost.step_ns(plan(chunks=[(512, 0)])) for cost in costs}) == 1
+
+
+def test_the_roofline_of_replicas_reads_fewer_experts_and_sends_tokens() -> None:
+    model = load_model("qwen3-30b-a3b")
+    keys = {"enable_expert_parallel": True}
+    one, four = (
+        RooflineCost(model, H100, make_config(keys | {"data_parallel_size": replicas}))
+        for replicas in (1, 4)
+    )
+    assert four._experts_read_ns == pytest.approx(one._experts_read_ns / 4)
+    assert four._experts_token_ns == pytest.approx(one._experts_token_ns)  # a quarter, of 4 x
+    sent = model.num_hidden_layers * LINK.us(4 * 100 * model.hidden_size * 2, 4)
+    assert four._exchange.us(100) == pytest.approx(sent)
+    assert one._exchange.us(100) == 0
+
+
+def test_a_faulty_table_of_experts_is_named(folder: Path, config_json: str) -> None:
+    path = folder / "tp1" / "moe.csv"
+    path.write_text("tokens,activated_experts,time_us\n1,2,3\n1,2,4\n")
+    with pytest.raises(ConfigError, match=r"moe.csv:3: the point of this line was given before"):
+        import_profile(folder, config_json)
+    path.write_text("tokens,activated_experts,time_us\n1,2,3\n1,4,4\n")
+    with pytest.raises(ConfigError, match="need at least 2 values each"):
+        import_profile(folder, config_json)
+
+
+def test_a_factor_of_the_linear_layers_holds_for_measured_experts(
+    folder: Path, config_json: str
+) -> None:
+    profile = import_profile(folder, config_json)
+    changed = with_constants(profile, {"linear_factor": 0.5}).fit.experts
+    assert isinstance(changed, ExpertGrid)
+    assert changed.us[0] == [measured_us(1, 2) / 2] * 4
+
+
+def test_whole_experts_divided_in_columns_take_less(folder: Path, config_json: str) -> None:
+    """Two GPUs without expert parallelism: every expert, half of its columns."""
+
+    def experts(**keys: Any) -> float:
+        cost = table(folder, config_json, **keys)
+        assert cost._experts is not None
+        return cost._experts.us(64)
+
+    whole, columns = experts(), experts(tensor_parallel_size=2)
+    placed = experts(tensor_parallel_size=2, enable_expert_parallel=True)
+    assert columns < whole
+    half = LAYERS * measured_us(32, active(64, held=8))
+    assert placed == pytest.approx(half, rel=0.01)

@@ -1,0 +1,103 @@
+"""Three real runs, priced by the kernel times of their GPUs: the page's figures, with bounds.
+
+Bounds of replays are what they reach, rounded up. Nothing is fitted except where a test says so.
+"""
+
+import importlib.util
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+from marks import long
+from places import ROOT
+from shared import SHARED, needs_shared
+
+from kvsim.cost.profile import Tail
+
+FOLDER = SHARED / "groundtruth"
+SCRIPT = ROOT / "docs" / "site" / "real_runs.py"
+
+pytestmark = needs_shared("groundtruth/rtxpro6000-qwen3-32b")
+
+
+@cache
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("real_runs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["real_runs"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def bench(place: int) -> Any:
+    return script().Bench(script().RUNS[place], FOLDER)
+
+
+@pytest.mark.parametrize(("place", "bound"), [(0, 1.0), (1, 9.8), (2, 1.7)])
+def test_with_nothing_fitted(place: int, bound: float) -> None:
+    """The two GPUs are connected by the link that the publisher states."""
+    run = bench(place)
+    errors = run.errors(run.profile)
+    assert len(errors) == 12
+    assert max(map(abs, errors.values())) < bound, errors
+
+
+def test_uneven_batches_are_priced_where_measured_ones_say_so() -> None:
+    tails = [bench(place).profile.fit.tail for place in range(3)]
+    assert [isinstance(tail, Tail) and tail.used for tail in tails] == [False, True, True]
+    assert bench(1).worst(script().with_tail(bench(1).profile, False)) > 15
+
+
+@pytest.mark.parametrize(
+    ("place", "alone_ns", "share_ns", "seqs"),
+    [(0, 31.3, 4.3, 26), (1, 21.8, 2.7, 38), (2, 20.1, 1.3, 76)],
+)
+def test_the_rates_are_those_of_the_gpu(
+    place: int, alone_ns: float, share_ns: float, seqs: int
+) -> None:
+    tail = bench(place).profile.fit.tail
+    assert tail.alone_ns == pytest.approx(alone_ns, abs=0.1)
+    assert tail.share_ns == pytest.approx(share_ns, abs=0.05)
+    assert tail.unsplit_seqs == seqs
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_uneven_decode_launches_that_do_not_split(place: int) -> None:
+    """Rows that no table was made from."""
+    errors = bench(place).profile.error["uneven"]
+    assert errors["decodes"]["median_percent"] < 3
+    assert errors["decodes"]["p95_percent"] < 7
+    assert errors["decodes, even"]["p95_percent"] > 15
+    assert errors["with prompts"]["median_percent"] < 3
+    assert errors["with prompts"]["p95_percent"] < 20 < errors["with prompts, even"]["p95_percent"]
+
+
+def test_two_gpus_without_all_reduces_are_far_off() -> None:
+    run = bench(2)
+    assert run.profile.source == "estimated"
+    assert run.worst(script().with_link(run.profile, None)) > 40
+    assert run.worst(run.regressed) < 0.7
+
+
+@long
+@pytest.mark.parametrize(
+    ("place", "constants", "bound"),
+    [(0, {"linear_factor"}, 1.8), (1, {"prompt_step_us"}, 2), (2, set(), 1.3)],
+)
+def test_constants_of_the_first_requests_hold_for_the_others(
+    place: int, constants: set[str], bound: float
+) -> None:
+    found = bench(place).fitted()
+    assert set(found["constants"]) == constants
+    assert (found["fitted_requests"], found["judged_requests"]) == (100, 200)
+    assert max(map(abs, found["error_percent"].values())) < bound
+
+
+@long
+def test_the_page_is_fresh() -> None:
+    assert script().written(FOLDER) in script().PAGE.read_text(encoding="utf-8")

@@ -1,0 +1,107 @@
+"""The command: the cliff of a burst, an assumed hit rate, the page, and clear refusals."""
+
+import json
+
+import pytest
+from command import run_here
+from marks import long
+from places import ROOT
+
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.native import write
+
+
+@pytest.fixture
+def kvsim(tmp_path):
+    """Run the command line in a folder with a small load."""
+    load = synthesise_lengths(Lengths(100), Lengths(60), 5, range_ratio=0.5, requests=24)
+    write(load, str(tmp_path / "load.jsonl"))
+
+    def run(*arguments, code=0):
+        result = run_here(["size", *arguments], tmp_path)
+        assert result.returncode == code, result.stderr
+        return result
+
+    return run
+
+
+LOAD = [
+    *["--trace", "load.jsonl", "--request-rate", "400", "--max-model-len", "256"],
+    *["--num-gpu-blocks-override", "240", "--seeds", "2", "--jobs", "1"],
+]
+
+
+@long
+def test_the_cliff_of_a_burst(kvsim, tmp_path):
+    """BLIS PR #298: a pool that is 4.5 % smaller gives several times the p99 TTFT."""
+    result = kvsim(
+        *["--trace", str(ROOT / "traces" / "burst.jsonl")],
+        *["--base", str(ROOT / "configs" / "runs" / "capacity-cliff.toml")],
+        *["--slo", "p99_ttft<300ms", "--find", "num_gpu_blocks", "--from", "5000"],
+        *["--seeds", "3", "--jobs", "1", "--out", "cliff"],
+    )
+    assert "Cliff:" in result.stdout
+    ttft = {}
+    for path in (tmp_path / "cliff" / "points").glob("*.json"):
+        record = json.loads(path.read_bytes())
+        blocks = record["config"]["num_gpu_blocks_override"]
+        ttft.setdefault(blocks, []).append(record["figures"]["p99_ttft_ms"])
+    assert all(len(values) == 3 for values in ttft.values())
+    least = min(blocks for blocks, values in ttft.items() if max(values) < 300)
+    assert f"{least:,} blocks" in result.stdout
+    smaller = [blocks for blocks in ttft if 0.955 * least <= blocks < least]
+    assert smaller
+    for blocks in smaller:
+        assert sum(ttft[blocks]) > 4 * sum(ttft[least])
+
+
+def test_the_same_search_again_runs_nothing_and_writes_the_same_page(kvsim, tmp_path):
+    search = [*LOAD, "--slo", "p99_ttft<150ms", "--find", "num_gpu_blocks"]
+    search += ["--from", "60", "--out", "out"]
+    first = kvsim(*search)
+    page = (tmp_path / "out" / "size.html").read_bytes()
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "points").glob("*.json")}
+    assert len(files) > 20
+    assert kvsim(*search).stdout == first.stdout
+    assert (tmp_path / "out" / "size.html").read_bytes() == page
+    assert files == {path: path.stat().st_mtime_ns for path in files}
+    for words in (b"The least num_gpu_blocks_override", b"near the answer", b"2 of 2"):
+        assert words in page
+
+
+def test_an_assumed_hit_rate(kvsim):
+    result = kvsim(
+        *LOAD,
+        *["--hit-rate", "0.4", "--prefixes", "3"],
+        *["--slo", "p99_ttft<1s,hit_rate>20%", "--find", "num_gpu_blocks"],
+    )
+    assert "note: assumed: " in result.stderr
+    assert "of 3 shared beginnings" in result.stderr
+    assert "Hit rate" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--find", "blocks"], ["--find", "'num_gpu_blocks'"]),
+        (["--find", "watermark", "--slo", "p99_ttft<2"], ["--slo", "2ms or 2s"]),
+        (["--find", "num_gpu_blocks", "--from", "9", "--to", "3"], ["nothing between"]),
+        (["--find", "gpu_memory_utilization"], ["num_gpu_blocks_override"]),
+        (["--find", "watermark", "--hit-rate", "1.5"], ["--hit-rate", "between 0 and 1"]),
+        (["--find", "watermark", "--hit-rate", "0.99"], ["at most", "--prefixes"]),
+        (
+            ["--find", "watermark", "--hit-rate", "0.5", "--no-enable-prefix-caching"],
+            ["--hit-rate", "prefix caching is off"],
+        ),
+        (["--find", "watermark", "--max-model-len", "9999"], ["max_model_len", "9999"]),
+        (["--find", "watermark", "--backend", "slurm"], ["local, ray"]),
+    ],
+    ids=lambda x: " ".join(x)[-30:],
+)
+def test_bad_input_is_one_line(kvsim, arguments, words):
+    slo = [] if "--slo" in arguments else ["--slo", "p99_ttft<1s"]
+    result = kvsim(*LOAD, *slo, *arguments, code=2)
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert result.stdout == ""

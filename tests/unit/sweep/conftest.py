@@ -1,0 +1,45 @@
+"""A small load under pressure, and the command line in its folder."""
+
+import os
+
+import pytest
+from command import run_here
+from places import ROOT
+
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+from kvsim.workload.native import write
+
+
+@pytest.fixture(scope="session")
+def load():
+    """20 requests without content; 60 blocks of 16 tokens put them under pressure."""
+    return synthesise_lengths(Lengths(60), Lengths(40), 3, range_ratio=0.4, requests=20)
+
+
+@pytest.fixture
+def folder(tmp_path, load):
+    """A working folder with `load.jsonl` and `base.toml`."""
+    write(load, str(tmp_path / "load.jsonl"))
+    (tmp_path / "base.toml").write_text(
+        "request_rate = 50.0\nmax_model_len = 256\nnum_gpu_blocks_override = 60\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def environment():
+    """Variables of a process that runs the command line."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.fixture
+def kvsim(folder):
+    """Run the command line in the folder."""
+
+    def run(*arguments, check=True):
+        result = run_here(arguments, folder)
+        if check:
+            assert result.returncode == 0, result.stderr
+        return result
+
+    return run

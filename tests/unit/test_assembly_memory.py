@@ -1,0 +1,140 @@
+"""Settings of memory, from a configuration to the objects of a run."""
+
+from typing import Any
+
+import pytest
+from places import ROOT
+
+import kvsim
+from kvsim.assembly import Parts, assemble
+from kvsim.config import make_config
+from kvsim.errors import ConfigError
+from kvsim.pages.provenance import memory_panel, provenance_panels
+
+CONSTANT = {"model": "constant", "step_us": 1000}
+
+
+def parts(**keys: Any) -> Parts:
+    return assemble(make_config({"cost": CONSTANT, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "share"),
+    [
+        ("vllm-0.3.3", "0.3.3", 0.9),
+        ("vllm-0.6.3", "0.6.3", 0.9),
+        ("vllm-v1", "0.33.0", 0.92),
+        ("nano-vllm", None, 0.9),
+    ],
+)
+def test_defaults_of_the_engine(engine: str, version: str | None, share: float) -> None:
+    formula = "nano-vllm" if engine == "nano-vllm" else "vllm"
+    found = parts(engine=engine, memory_formula=formula)
+    assert found.config.vllm_version == found.memory.vllm_version == version
+    assert found.config.gpu_memory_utilization == found.memory.gpu_memory_utilization == share
+
+
+def test_another_release_of_the_same_engine() -> None:
+    found = parts(engine="vllm-v1", vllm_version="0.19.0")
+    assert found.memory.gpu_memory_utilization == 0.9
+    assert found.memory.cudagraph_bytes == 0
+
+
+LLAMA = {"model": "llama-3.1-8b", "hardware": "l40s", "engine": "vllm-v1"}
+
+
+def test_the_longest_that_fits_is_named_and_taken() -> None:
+    keys = {**LLAMA, "num_gpu_blocks_override": 1000}
+    with pytest.raises(ConfigError) as caught:
+        parts(**keys)
+    message = str(caught.value)
+    assert message.startswith("max_model_len: 131072 tokens do not fit into the KV cache of 16000")
+    assert "use --max-model-len 16000 or less" in message
+    assert "\n" not in message
+    for text in ("auto", -1):
+        assert parts(**keys, max_model_len=text).config.max_model_len == 16_000
+    assert parts(**keys, max_model_len=16_000).config.max_model_len == 16_000
+    with pytest.raises(ConfigError, match="16001 tokens do not fit"):
+        parts(**keys, max_model_len=16_001)
+
+
+def test_the_longest_that_fits_is_at_most_the_models_own_limit() -> None:
+    found = parts(**LLAMA, num_gpu_blocks_override=100_000, max_model_len="auto")
+    assert found.config.max_model_len == 131_072
+    assert found.scheduler.longest_sequence == 131_072
+
+
+def test_the_schedulers_limit_is_the_one_that_fits() -> None:
+    found = parts(**LLAMA, num_gpu_blocks_override=1000, max_model_len="auto")
+    assert found.scheduler.longest_sequence == 16_000
+
+
+def test_kv_cache_memory_bytes_counts_the_blocks() -> None:
+    found = parts(**LLAMA, kv_cache_memory_bytes="20G", max_model_len="32K")
+    assert found.memory.num_gpu_blocks == 20 * 512
+    assert found.blocks.gpu.size == 20 * 512 - 1  # V1 keeps one block for itself
+    assert found.config.max_model_len == 32_768
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"vllm_version": "0.6.3"},
+        {"kv_cache_memory_bytes": 10**10},
+        {"cpu_offload_gb": 1},
+        {"pipeline_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"enable_expert_parallel": True},
+    ],
+)
+def test_what_is_vllms_is_refused_elsewhere(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(keys))}: a setting of vLLM; nano-vllm"):
+        parts(engine="nano-vllm", memory_formula="nano-vllm", **keys)
+
+
+def test_quantised_weights_leave_more_room() -> None:
+    whole, small = parts(), parts(quantization="fp8")
+    assert small.memory.weight_bytes < 0.57 * whole.memory.weight_bytes
+    assert small.memory.num_gpu_blocks > whole.memory.num_gpu_blocks
+    with pytest.raises(ConfigError, match=r"^quantization: .*'awk'.*awq"):
+        parts(quantization="awk")
+
+
+def test_expert_weights_are_divided_among_replicas() -> None:
+    keys = {"model": "qwen3-30b-a3b", "max_model_len": 4096}
+    alone, shared = parts(**keys), parts(**keys, data_parallel_size=2)
+    assert shared.memory.weight_bytes < 0.6 * alone.memory.weight_bytes
+    placed = parts(**keys, data_parallel_size=2, enable_expert_parallel=True)
+    assert placed.memory.weight_bytes == shared.memory.weight_bytes
+
+
+def test_a_version_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"^vllm_version: 'new' is no version"):
+        parts(vllm_version="new")
+
+
+CHAT = str(ROOT / "traces/chat.jsonl")
+
+
+def test_what_is_not_simulated_is_in_the_result_and_in_the_report() -> None:
+    keys = {"num_prompts": 3, "pipeline_parallel_size": 2, "enforce_eager": True}
+    meta = kvsim.simulate(CHAT, keys).meta
+    assert [note.split()[0] for note in meta["notes"]] == [
+        "pipeline_parallel_size",
+        "enforce_eager:",
+    ]
+    assert meta["memory"]["num_hidden_layers"] == 16
+    assert meta["memory"]["communication_bytes"] > 0
+    page = provenance_panels(meta)
+    assert "Notes" in page
+    assert "bubbles" in page
+    assert "communication, estimated" in memory_panel(meta)
+
+
+def test_nothing_is_said_where_everything_is_simulated() -> None:
+    meta = kvsim.simulate(CHAT, {"engine": "vllm-0.6.3", "num_prompts": 3}).meta
+    assert meta["notes"] == []
+    assert "Notes" not in provenance_panels(meta)
+    shown = memory_panel(meta)
+    for term in ("communication", "CUDA graphs", "sampler"):
+        assert f"{term}, estimated" not in shown

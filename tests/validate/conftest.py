@@ -1,6 +1,0 @@
-"""Makes `from small import ...` work here."""
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "kernels")]
