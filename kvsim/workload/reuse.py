@@ -105,8 +105,10 @@ def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: 
 
     Raises `ConfigError` if there are more different blocks than `kvsim.limits` has room for.
     """
-    walk = Walk(counting.block_size)
-    found = [walk.step(chain) for chain in chains(rows, streams, counting)]
+    walk, found = Walk(counting.block_size), list[Found]()
+    for chain in chains(rows, streams, counting):
+        check_size("different blocks", max(chain.blocks, walk.distinct), BLOCKS)
+        found.append(walk.step(chain))
     return Reuse(counting, found, walk.distinct)
 
 
@@ -125,7 +127,6 @@ def chains(
     for row, stream in zip(rows, streams, strict=True):
         length = row.input_length
         blocks, tail = divmod(length, size)
-        check_size("blocks of a prompt", blocks, BLOCKS)
         spans: Sequence[Span] = stream.spans(size)
         if partial_blocks and tail:
             spans = _with_tail(spans, blocks, stream.pieces(length)[-1], stream.salt, size, length)
@@ -198,7 +199,6 @@ class Walk:
         if blocks:
             mine = _Owner(self._requests, chain, recency.slot(blocks))
             owners[chain.spans[0][2]] = recency.owners[mine.slot] = mine
-            check_size("different blocks", recency.total, BLOCKS)
         self._requests += 1
         return Found(blocks, chain.most_tokens, runs)
 
