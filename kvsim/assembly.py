@@ -118,7 +118,7 @@ def _engine(name: str) -> Engine:
     kind = look_up("engine", ENGINES, name)
     if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
         raise ConfigError(
-            f"engine: {name} is no scheduler; make it a subclass of one of kvsim.engines, or of"
+            f"engine: {name} is not a scheduler; make it a subclass of one of kvsim.engines, or of"
             " kvsim.engine.scheduler.Scheduler"
         )
     for base in kind.__mro__:

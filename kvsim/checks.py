@@ -22,7 +22,7 @@ VLLM_SETTINGS = (
     "data_parallel_size",
     "enable_expert_parallel",
 )
-"""Settings that engines other than vLLM have not."""
+"""Settings that only vLLM has."""
 
 
 def check_engine(config: RunConfig, engine: Engine) -> None:
@@ -34,9 +34,9 @@ def check_engine(config: RunConfig, engine: Engine) -> None:
     for key in sorted({each.switch for each in ENGINES.values() if each.switch}):
         if getattr(config, key) is not None and (engine.switch != key or ":" in config.engine):
             owners = " and ".join(name for name, each in ENGINES.items() if each.switch == key)
-            raise ConfigError(f"{key}: a setting of {owners}; {config.engine} has it not")
+            raise ConfigError(f"{key}: only for {owners}; leave it out with {config.engine}")
     if config.n > 1 and not engine.samples:
-        raise ConfigError(f"n: {config.engine} has no parallel samples here; use --n 1")
+        raise ConfigError(f"n: {config.engine} runs with one sample per request here; use --n 1")
 
 
 def check_vllm(config: RunConfig, engine: Engine) -> None:
@@ -44,16 +44,20 @@ def check_vllm(config: RunConfig, engine: Engine) -> None:
     if engine.vllm_version is None:
         for key in VLLM_SETTINGS:
             if getattr(config, key) != getattr(RunConfig(), key):
-                raise ConfigError(f"{key}: a setting of vLLM; {config.engine} has it not")
+                raise ConfigError(f"{key}: only for vLLM; leave it out with {config.engine}")
 
 
 def check_cache(config: RunConfig, engine: Engine) -> None:
     """Refuse a prefix cache where the engine has none, and the lack of one where it must share."""
     if config.block_manager is None:
         if config.enable_prefix_caching and not engine.prefix_manager:
-            raise ConfigError(f"enable_prefix_caching: {config.engine} has no prefix cache")
+            raise ConfigError(
+                f"enable_prefix_caching: {config.engine} has no prefix cache; leave it out"
+            )
         if not config.enable_prefix_caching and not engine.block_manager:
-            raise ConfigError(f"enable_prefix_caching: {config.engine} cannot do without")
+            raise ConfigError(
+                f"enable_prefix_caching: {config.engine} always has a prefix cache; leave it out"
+            )
 
 
 def check_sharing(config: RunConfig, manager: str) -> None:
@@ -106,7 +110,7 @@ def check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
     """Refuse what a block manager cannot do."""
     if config.enable_prefix_caching and not blocks.needs_keys:
         raise ConfigError(
-            f"block_manager: {manager} shares nothing; leave out --enable-prefix-caching"
+            f"block_manager: {manager} does not share blocks; leave out --enable-prefix-caching"
         )
     may_swap = config.scheduling_policy == "priority" and config.n > 1
     if not blocks.swaps and (may_swap or config.preemption_mode in ("swap", "auto")):
@@ -127,6 +131,6 @@ def check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> Non
     whole = blocks.needs_keys and scheduler.whole_blocks
     if config.enable_chunked_prefill and whole and tokens % config.block_size:
         raise ConfigError(
-            f"max_num_batched_tokens: {tokens} is no multiple of block_size"
-            f" ({config.block_size}), as chunked prefill with prefix caching demands"
+            f"max_num_batched_tokens: {tokens} is not a multiple of block_size"
+            f" ({config.block_size}), as chunked prefill with prefix caching needs; choose one"
         )

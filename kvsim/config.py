@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsim.defaults import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 from kvsim.errors import nearest as nearest
 from kvsim.parsing import parse_toml, typed
 from kvsim.sizes import human_readable_int
@@ -376,11 +376,7 @@ def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunCo
             " per second, or inf to send all at 0"
         )
     for key in config.goodput:
-        if key not in GOODPUT_METRICS:
-            raise ConfigError(
-                f"{where}: goodput: no metric {key!r};{nearest(key, GOODPUT_METRICS)}"
-                f" it takes {', '.join(GOODPUT_METRICS)} (milliseconds)"
-            )
+        check_choice(f"{where}: goodput", key, GOODPUT_METRICS, " (milliseconds)")
     return config
 
 

@@ -52,6 +52,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" did you mean {found[0]!r}?" if found else ""
 
 
+def check_choice(where: str, word: str, known: Iterable[str], also: str = "") -> None:
+    """Raise `ConfigError` unless `word` is one of the `known` ones; `also` names other choices."""
+    known = tuple(known)
+    if word not in known:
+        raise ConfigError(
+            f"{where}: unknown {word!r};{nearest(word, known)} choose from {', '.join(known)}{also}"
+        )
+
+
 class EngineStopped(Exception):  # noqa: N818 - an outcome of a run, not an error of ours
     """The modelled engine raises an error here; `rule` names the place in its source.
 

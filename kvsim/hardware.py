@@ -50,6 +50,8 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency_us: AtLeast0
     bandwidth_gb_s: Above0
     large: LargeMessages | None = None
+    gpus: int | None = None
+    """Number of GPUs that they were measured between; None: they are taken to hold for any."""
 
     def slowed(self, factor: float) -> AllReduce:
         """Returns the figures of a link that takes `factor` times as long."""
@@ -64,6 +66,7 @@ class AllReduce(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             latency_us=self.latency_us * factor,
             bandwidth_gb_s=self.bandwidth_gb_s / factor,
             large=large,
+            gpus=self.gpus,
         )
 
     def us(self, moved_bytes: float, gpus: int) -> float:
@@ -156,7 +159,7 @@ def hardware_path(name_or_path: str) -> Path:
         fitting = sorted({name for other, name in known.items() if key in other})
         if len(fitting) > 1:
             raise ConfigError(
-                f"no hardware named {name_or_path!r}; it may be {', '.join(fitting)}: give one of"
+                f"no hardware named {name_or_path!r}; it could be {', '.join(fitting)}; give one of"
                 " them, or the path of a file"
             )
     return find("hardware", known.get(key, name_or_path))

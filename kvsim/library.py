@@ -131,8 +131,8 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise ConfigError(
-            f"{kind}: no {name!r};{nearest(name, table)}"
-            f" give one of {_listed(table)}, or package.module:name"
+            f"{kind}: unknown {name!r};{nearest(name, table)}"
+            f" choose from {_listed(table)}, or give package.module:name"
         )
     try:
         module = import_module(module_name)

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import ConfigError, check_choice
 from kvsim.pages.distribution import distribution_figures
 from kvsim.pages.figures import Figure, coloured
 from kvsim.pages.html import Html, element, join, table
@@ -114,9 +114,8 @@ def chart(
     except ImportError:
         raise ConfigError("plot: plotly is not installed; pip install 'kvsim[notebook]'") from None
     figures = {figure.id: figure for figure in _figures(summary, requests, steps)}
-    if name is not None and name not in figures:
-        near = nearest(name, figures)
-        raise ConfigError(f"plot: no chart {name!r};{near} there are {', '.join(figures)}")
+    if name is not None:
+        check_choice("plot", name, figures)
     shown = [f for f in figures.values() if f.time] if name is None else [figures[name]]
     data, layout = _stacked(shown)
     return Chart(data=coloured(data), layout=coloured(layout))

@@ -19,13 +19,13 @@ def human_readable_int(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError("is no number; write it as 32768, 32K (x 1,024) or 32k (x 1,000)")
+        raise ValueError("is not a number; write it as 32768, 32K (x 1,024) or 32k (x 1,000)")
     whole, decimals, thousands, binary = match.groups()
     if binary:
         if decimals:
             raise ValueError(f"has decimals before {binary}; use {binary.lower()}, or no decimals")
         return int(whole) << 10 * ("KMGT".index(binary) + 1)
     if decimals and not thousands:
-        raise ValueError("is no whole number")
+        raise ValueError("is not a whole number")
     power = "kmgt".index(thousands) + 1 if thousands else 0
     return int(Fraction(whole + (decimals or "")) * 1000**power)

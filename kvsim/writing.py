@@ -9,6 +9,7 @@ a temporary folder beside it  ──written in full──► moved into place
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import signal
 import sys
@@ -31,6 +32,11 @@ _SETTLED_S = 1.0
 def write_text(path: str | Path, text: str) -> Path:
     """Write one text file, whole or not at all. Raises `OutputError` naming it."""
     return write_bytes(path, encoded(text))
+
+
+def json_text(record: object) -> str:
+    """A record as the text of a JSON file, readable, ended by LF."""
+    return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def encoded(text: str) -> bytes:

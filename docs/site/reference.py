@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -23,10 +24,14 @@ from rich.table import Table  # noqa: E402
 from kvsim.cli.catalogue import catalogue  # noqa: E402
 from kvsim.cli.deferred import COMMANDS, load  # noqa: E402
 from kvsim.config import SIZES, RunConfig  # noqa: E402
+from kvsim.cost.profile import Profile  # noqa: E402
 from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
+from kvsim.hardware import Hardware  # noqa: E402
+from kvsim.models import Model  # noqa: E402
 from kvsim.server.arguments import Used  # noqa: E402
 from kvsim.server.vllm_arguments import VLLM  # noqa: E402
+from kvsim.workload.spec import Workload  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 MADE = "Written from the code by `python docs/site/reference.py`."
@@ -254,9 +259,8 @@ def options(command: Any) -> list[Any]:
 
 def option(each: Any) -> tuple[str, str, str]:
     """Spelling, default and meaning of an option."""
-    spelt = ", ".join(f"`{flag}`" for flag in (*each.opts, *each.secondary_opts))
-    if each.metavar and not each.is_flag:
-        spelt = f"`{each.opts[-1]} {each.metavar}`"
+    value = f" {each.metavar}" if each.metavar and not each.is_flag else ""
+    spelt = ", ".join(f"`{flag}{value}`" for flag in (*each.opts, *each.secondary_opts))
     default = each.default
     shown = "" if default in (None, False, (), []) or callable(default) else f"`{written(default)}`"
     if default is True:
@@ -273,6 +277,11 @@ def settings_schema() -> str:
     return json.dumps(schema, indent=1, default=str) + "\n"
 
 
+def schema_of(kind: type) -> str:
+    """The JSON schema of a file that holds one `kind`."""
+    return json.dumps(msgspec.json.schema(kind), indent=1, default=str) + "\n"
+
+
 SIZE_TYPES = ["integer", "string", "null"]
 """Numbers that may be written with a suffix, as 32K."""
 
@@ -281,6 +290,10 @@ PAGES = {
     "engines.md": engines,
     "commands.md": commands,
     "settings.schema.json": settings_schema,
+    "hardware.schema.json": partial(schema_of, Hardware),
+    "model.schema.json": partial(schema_of, Model),
+    "workload.schema.json": partial(schema_of, Workload),
+    "profile.schema.json": partial(schema_of, Profile),
 }
 """Pages of docs/reference, and what makes their text."""
 

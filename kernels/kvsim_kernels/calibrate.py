@@ -11,6 +11,7 @@ a sweep that `--limit-s` stopped; 2 bad input; 130 interrupted.
 # ruff: noqa: T201 - this module is a command
 
 import argparse
+import dataclasses
 import datetime
 import gc
 import importlib.util
@@ -66,7 +67,13 @@ def calibrate(
     from kvsim_kernels.sweep import bar, missing, sweep
     from kvsim_kernels.timing import make_clock
 
-    limits = _limits(options, geometry)
+    experts = geometry.experts
+    limits = dataclasses.replace(
+        _limits(options, geometry),
+        experts=None if experts is None else (experts.num_experts, experts.num_experts_per_tok),
+        gpus=_gpus(options),
+        token_bytes=geometry.hidden * DTYPE_BYTES[geometry.dtype],
+    )
     clock = make_clock(options.device)
     samples = plan(limits, clock.rounds)
     name = options.out.name.removesuffix(".json")
@@ -76,9 +83,12 @@ def calibrate(
     if missing(store, samples):
         bench, facts = _bench(options, geometry, limits, clock)
         report = partial(bar, started_s=time.monotonic())
-        complete = sweep(
-            bench, clock, store, samples, report=report, deadline_s=deadline_s, facts=facts
-        )
+        try:
+            complete = sweep(
+                bench, clock, store, samples, report=report, deadline_s=deadline_s, facts=facts
+            )
+        finally:
+            bench.close()
         del bench
         _free_memory(limits.cuda)
     return make_profile(store.header, store.rows) if complete else None
@@ -207,6 +217,17 @@ def _limits(options: argparse.Namespace, geometry: Geometry) -> Limits:
     )
 
 
+def _gpus(options: argparse.Namespace) -> int:
+    """Between how many GPUs all-reduces are measured: by default, all that are there."""
+    import torch
+
+    there = torch.cuda.device_count() if options.device == "cuda" else 1
+    gpus: int = options.all_reduce_gpus or there
+    if options.device == "cuda" and gpus > there:
+        raise CalibrationError(f"--all-reduce-gpus: {gpus} asked for, torch sees {there}")
+    return gpus
+
+
 def _header(options: argparse.Namespace, geometry: Geometry, limits: Limits) -> dict[str, Any]:
     """On what the rows are measured; rows of two headers are never mixed."""
     cuda = limits.cuda
@@ -229,6 +250,7 @@ def _header(options: argparse.Namespace, geometry: Geometry, limits: Limits) -> 
             "max_num_seqs": limits.max_seqs,
             "max_num_batched_tokens": limits.max_tokens,
             "max_model_len": limits.max_seq_len,
+            "all_reduce_gpus": limits.gpus,
         },
     }
 
@@ -309,6 +331,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     add("--kv-layout", choices=LAYOUTS, default="cross")
     add("--decode-kernel", choices=("v1", "v2"), default="v2", help="The one that steps use.")
+    add(
+        "--all-reduce-gpus",
+        type=_positive,
+        metavar="N",
+        help="Between how many GPUs all-reduces are measured, or processes of a CPU.",
+    )
     add("--max-num-seqs", type=_positive, metavar="N")
     add("--max-num-batched-tokens", type=_positive, metavar="N")
     add("--max-model-len", type=_positive, metavar="N")

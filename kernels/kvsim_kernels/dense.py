@@ -13,7 +13,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of one rank of a model; `ffn` is the width of the gated MLP."""
+    """Sizes of one rank of a model; `ffn` is the width of the gated MLP, 0 without one."""
 
     hidden: int
     num_heads: int
@@ -51,7 +51,7 @@ class LayerWeights:
 
         def matrix(outputs: int, inputs: int) -> torch.Tensor:
             values = torch.empty(outputs, inputs, dtype=dtype, device=generator.device)
-            return values.normal_(std=inputs**-0.5, generator=generator)
+            return values.normal_(std=max(inputs, 1) ** -0.5, generator=generator)
 
         ones = torch.ones(geometry.hidden, dtype=dtype, device=generator.device)
         return cls(

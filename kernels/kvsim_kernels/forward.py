@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from kvsim_kernels import dense, torch_impl
 from kvsim_kernels.buffers import Buffers
+from kvsim_kernels.experts import ExpertWeights, mixture
 from kvsim_kernels.geometry import Geometry
 from kvsim_kernels.pages import PARTITION_TOKENS, KVPool, Pages
 from kvsim_kernels.step import Batch, Chunk, Step
@@ -76,12 +77,17 @@ class Decoder:
         generator = torch.Generator(self.device).manual_seed(seed)
         self._sizes = dense.Geometry(
             geometry.hidden, geometry.heads, geometry.kv_heads, geometry.head_dim,
-            geometry.ffn, geometry.vocab,
+            geometry.ffn if geometry.experts is None else 0, geometry.vocab,
         )  # fmt: skip
         self._dtype = TORCH_DTYPES[geometry.dtype]
         self._weights = [
             dense.LayerWeights.random(self._sizes, generator, self._dtype)
             for _ in range(geometry.layers)
+        ]
+        self._experts = [
+            ExpertWeights.random(experts, geometry.hidden, generator, self._dtype)
+            for experts in [geometry.experts] * geometry.layers
+            if experts is not None
         ]
         self._embedding, self._head = (self._table(generator) for _ in range(2))
         self._norm = torch.ones(geometry.hidden, dtype=self._dtype, device=self.device)
@@ -174,8 +180,11 @@ class Decoder:
         return tokens
 
     @torch.inference_mode()
-    def run(self, batch: Batch, *, attention: bool = True, head: bool = True) -> torch.Tensor:
-        """`compute` without graphs of its own: it may itself be captured."""
+    def run(
+        self, batch: Batch, *, attention: bool = True, head: bool = True, experts: bool = True
+    ) -> torch.Tensor:
+        """`compute` without graphs of its own: it may itself be captured. Without `experts`, layers
+        that have some pass their MLP over."""
         given, tokens = self.buffers.device, batch.tokens
         positions, slots = given.positions[:tokens], given.slots[:tokens]
         x = functional.embedding(given.ids[:tokens], self._embedding)
@@ -190,7 +199,10 @@ class Decoder:
             x, residual = dense.rms_norm(
                 dense.project_o(attended, weights.o), weights.post_norm, residual
             )
-            x = dense.mlp(x, weights.gate_up, weights.down)
+            if not self._experts:
+                x = dense.mlp(x, weights.gate_up, weights.down)
+            elif experts:
+                x = self.experts(index, x, self.active(tokens))
         if not head or not batch.samples or residual is None:
             return self._nothing
         last = given.last[: batch.samples]
@@ -200,6 +212,16 @@ class Decoder:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Tokens of rows [rows, hidden] that have passed all layers."""
         return dense.greedy(dense.lm_head(hidden, self._head))
+
+    @torch.inference_mode()
+    def experts(self, layer: int, x: torch.Tensor, active: int) -> torch.Tensor:
+        """Router and experts of one layer, on [tokens, hidden], `active` of them in turn."""
+        return mixture(x, self._experts[layer], active)
+
+    def active(self, tokens: int) -> int:
+        """Experts that so many tokens need by chance, in the mean."""
+        experts = self.geometry.experts
+        return 0 if experts is None else round(experts.active(tokens))
 
     def attend(self, batch: Batch, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Attention of a prepared step in one layer: [tokens, heads, head_dim] in and out."""

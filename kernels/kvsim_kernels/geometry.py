@@ -11,6 +11,21 @@ LAYOUTS = ("layer", "cross")
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of every MLP; keys as in `config.json`, widths in columns."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int = 0
+
+    def active(self, tokens: float) -> float:
+        """Experts that so many tokens need in the mean, if each draws its own by chance."""
+        unused = 1 - self.num_experts_per_tok / self.num_experts
+        return self.num_experts * float(1 - unused**tokens)
+
+
+@dataclass(frozen=True)
 class Geometry:
     """One rank of a decoder and its pool of KV blocks.
 
@@ -33,6 +48,7 @@ class Geometry:
     num_blocks: int = 1024
     max_positions: int = 8192
     """Longest sequence in tokens."""
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -52,7 +68,11 @@ class Geometry:
     def layer_parameters(self) -> int:
         """Weights of the matrix products of one layer."""
         attention = (2 * self.heads + 2 * self.kv_heads) * self.head_dim * self.hidden
-        return attention + 3 * self.hidden * self.ffn
+        if (experts := self.experts) is None:
+            return attention + 3 * self.hidden * self.ffn
+        columns = experts.num_experts * experts.moe_intermediate_size
+        columns += experts.shared_expert_intermediate_size
+        return attention + (3 * columns + experts.num_experts) * self.hidden
 
     @property
     def weight_bytes(self) -> int:
@@ -69,6 +89,8 @@ class Geometry:
         table = asdict(self)
         for key in ("block_size", "layout", "num_blocks", "max_positions"):
             del table[key]
+        if self.experts is None:
+            del table["experts"]
         return table | {"tp": 1}
 
 
@@ -98,8 +120,16 @@ def read_model(path: Path, dtype: str = "auto", kv_dtype: str = "auto") -> Geome
         raise ValueError(f"{path}: {missing[0]}: missing; see configs/models for an example")
     own = table.get("torch_dtype", "bfloat16")
     chosen = ("float16" if own == "float32" else own) if dtype == "auto" else dtype
+    try:
+        experts = Experts(**table["experts"]) if "experts" in table else None
+    except TypeError:
+        raise ValueError(
+            f"{path}: experts: only the keys {', '.join(Experts.__dataclass_fields__)} can be"
+            " measured"
+        ) from None
     return Geometry(
         **{ours: table[theirs] for ours, theirs in keys.items()},
         dtype=chosen,
         kv_dtype=chosen if kv_dtype == "auto" else kv_dtype,
+        experts=experts,
     )

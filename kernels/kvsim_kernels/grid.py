@@ -38,6 +38,12 @@ class Limits:
     tile: int = 1
     capture_sizes: tuple[int, ...] = ()
     decode_kernels: tuple[str, ...] = ("v2",)
+    experts: tuple[int, int] | None = None
+    """Experts of a layer, and how many of them each token has."""
+    gpus: int = 1
+    """GPUs, or processes on a CPU, between which all-reduces are measured."""
+    token_bytes: int = 0
+    """Bytes of the hidden state of one token, which all-reduces sum."""
 
     def holds(self, lengths: Sequence[int] | np.ndarray) -> bool:
         """Whether the pool holds sequences of these lengths at once."""
@@ -102,14 +108,18 @@ def ladder(low: int, high: int, fine: bool) -> list[int]:
 
 
 def lengths(shape: Shape, longest: int) -> Ints:
-    """Lengths of the decoding sequences of a shape: all `ctx`, or scattered about it by `seed`.
+    """Lengths of the decoding sequences of a shape: all `ctx`, or scattered about it by `seed`; or
+    `longer` of them `long`, and `ctx` the others.
 
     Scattered lengths are log-normal with a standard deviation of about 0.6 of their mean, and
     their mean is `ctx` exactly.
     """
     n, ctx = shape["n"], shape["ctx"]
     if "seed" not in shape or n < 2:
-        return np.full(n, ctx, dtype=np.int64)
+        even: Ints = np.full(n, ctx, dtype=np.int64)
+        if "long" in shape:
+            even[: shape["longer"]] = shape["long"]
+        return even
     rng = np.random.default_rng([shape["seed"], n, ctx])
     draws = np.exp(rng.normal(0.0, 0.55, n))
     found: Ints = np.clip(np.rint(draws * ctx / draws.mean()), 1, longest).astype(np.int64)
@@ -127,7 +137,9 @@ def _all(limits: Limits, rng: np.random.Generator) -> Iterator[Sample]:
         yield from _decode(limits, f"decode_{version}", rng)
     yield from _prefill(limits, rng)
     yield from _dense(limits, rng)
+    yield from _experts(limits)
     yield from _moves(limits)
+    yield from _all_reduces(limits)
     yield from (Sample("ceiling", "alone", "fit", shape) for shape in _ceilings(limits))
     for index in range(80 if limits.cuda else 64):
         yield Sample("step", "whole", _half(index), _step(limits, rng, index))
@@ -160,6 +172,29 @@ def _decode(limits: Limits, kernel: str, rng: np.random.Generator) -> Iterator[S
         yield Sample(kernel, "alone", _half(index), shape | {"seed": index})
         if index % 2:
             yield Sample(kernel, "alone", "held_out", _random_decode(limits, rng))
+    yield from _uneven(limits, kernel)
+
+
+def _uneven(limits: Limits, kernel: str) -> Iterator[Sample]:
+    """Few long sequences among short ones: one in the largest batches; held out, up to four of any
+    lengths in a batch of any size."""
+    most, rng = limits.max_seq_len, np.random.default_rng(limits.max_seqs)
+    lengthy = [length for length in ladder(16, most, limits.cuda) if length >= most / 8]
+    for n in (limits.max_seqs, -(-limits.max_seqs // 2)):
+        for long in lengthy:
+            for ctx in {long // 16, long // 4}:
+                shape = {"n": n, "ctx": max(ctx, 1), "longer": 1, "long": long}
+                if n > 1 and limits.holds(lengths(shape, most)):
+                    yield Sample(kernel, "alone", "fit", shape)
+    for _ in range(30 if limits.cuda else 16):
+        long = _log_uniform(rng, 64, most)
+        n = _log_uniform(rng, 2, limits.max_seqs)
+        shape = {
+            "n": n, "ctx": _log_uniform(rng, 8, long // 2),
+            "longer": int(rng.integers(1, min(4, n - 1) + 1)), "long": long,
+        }  # fmt: skip
+        if limits.holds(lengths(shape, most)):
+            yield Sample(kernel, "alone", "held_out", shape)
 
 
 def _prefill(limits: Limits, rng: np.random.Generator) -> Iterator[Sample]:
@@ -212,6 +247,33 @@ def _dense(limits: Limits, rng: np.random.Generator) -> Iterator[Sample]:
     yield from (Sample("head", "alone", "fit", {"samples": s}) for s in rows)
     for s in sorted({_log_uniform(rng, 2, limits.max_seqs) for _ in range(6)} - set(rows)):
         yield Sample("head", "alone", "held_out", {"samples": s})
+
+
+def _experts(limits: Limits) -> Iterator[Sample]:
+    """Layers with experts, by tokens and by how many experts these go to."""
+    if limits.experts is None:
+        return
+    (number, per_token), rng = limits.experts, np.random.default_rng(limits.experts)
+    sizes = [t for t in ladder(1, limits.max_tokens, limits.cuda) if t * per_token > 1]
+    actives = ladder(1, number, limits.cuda)
+    for tokens in sizes:
+        for active in actives:
+            if active <= tokens * per_token:
+                shape = {"tokens": tokens, "active": active}
+                yield Sample("experts", "alone", "fit", shape)
+    for _ in range(20 if limits.cuda else 8):
+        tokens = _log_uniform(rng, sizes[0], limits.max_tokens)
+        active = _log_uniform(rng, 1, min(number, tokens * per_token))
+        yield Sample("experts", "alone", "held_out", {"tokens": tokens, "active": active})
+
+
+def _all_reduces(limits: Limits) -> Iterator[Sample]:
+    """Messages from one token to the largest step, those between them held out."""
+    if limits.gpus == 1:
+        return
+    for index, tokens in enumerate(ladder(1, limits.max_tokens, True)):
+        shape = {"gpus": limits.gpus, "bytes": tokens * limits.token_bytes}
+        yield Sample("all_reduce", "whole", _half(index), shape)
 
 
 def _moves(limits: Limits) -> Iterator[Sample]:

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from kvsim_kernels.prices import Prices, Table
+from kvsim_kernels.prices import Prices
 from kvsim_kernels.rows import Row, RowSet, identity
-from kvsim_kernels.tables import odd_cells
+from kvsim_kernels.tables import Table, odd_cells
+from kvsim_kernels.uneven import Law
 
 STEP_MEDIAN_PERCENT, STEP_P95_PERCENT = 5.0, 20.0
 """Bounds on held-out steps: good calibrations on a CPU had 2-3.5 and 5-14, bad ones 8 and 40."""
@@ -36,6 +37,7 @@ def error(prices: Prices, rows: RowSet) -> Figures:
         price = getattr(prices, kernel)
         held = rows.of(kernel, "held_out")
         found[kernel] = figures([(price(row["shape"][axis]), row["us"]) for row in held])
+    found |= _further(prices, rows)
     found["repeat_noise"] = _noise(rows)
     found["anchor_drift_percent"] = _drift(rows)
     axes = {"prefill": "q", "decode_v1": "n", "decode_v2": "n"}
@@ -64,6 +66,20 @@ def figures(pairs: Sequence[tuple[float, float]]) -> Figures:
     return {"points": len(pairs)} | dict(zip(names, rounded, strict=True))
 
 
+def uneven(law: Law, rows: Sequence[Row], factor: float) -> Figures:
+    """Distances of decode batches of any lengths, priced by the law; below `even`, at `factor`
+    times even ones."""
+    shapes = [(row["shape"], row["us"]) for row in rows]
+    even = figures([(factor * law.even_us(shape), us) for shape, us in shapes])
+    return figures([(law.us(shape), us) for shape, us in shapes]) | {"even": even}
+
+
+def better(found: Figures) -> bool:
+    """Whether `uneven` is better by the law, in the median and at p95."""
+    keys = ("median_percent", "p95_percent")
+    return bool(found["points"]) and all(found[key] < found["even"][key] for key in keys)
+
+
 def ceilings(rows: RowSet) -> Figures:
     """Bandwidths in GB/s and arithmetic in TFLOP/s; a copy counts what is read and written."""
     found: Figures = {}
@@ -88,6 +104,19 @@ def _steps(prices: Prices, rows: RowSet) -> Figures:
         "with chunks": figures([pair[:2] for pair in pairs if pair[2]]),
         "kernel_sum": figures([(prices.kernels(row["shape"]), row["us"]) for row in held]),
     }
+
+
+def _further(prices: Prices, rows: RowSet) -> Figures:
+    """Errors of what only some calibrations measure."""
+    found = {}
+    for kernel, price, keys in (
+        ("experts", prices.experts, ("tokens", "active")),
+        ("all_reduce", prices.all_reduce, ("bytes",)),
+    ):
+        if kernel in prices.fit:
+            held = [(row["shape"], row["us"]) for row in rows.of(kernel, "held_out")]
+            found[kernel] = figures([(price(*map(shape.get, keys)), us) for shape, us in held])
+    return found
 
 
 def _decode(prices: Prices, rows: RowSet, kernel: str) -> Figures:

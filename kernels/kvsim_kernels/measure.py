@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kvsim_kernels import ceilings, torch_impl
+from kvsim_kernels.all_reduce import Group
 from kvsim_kernels.forward import TORCH_DTYPES, Decoder
 from kvsim_kernels.geometry import LAYOUTS
 from kvsim_kernels.grid import Sample, Shape, lengths
@@ -39,8 +40,11 @@ class Bench:
         self._query = torch.empty(shape, dtype=dtype, device=decoder.device)
         self._query.normal_(generator=generator)
         self._hidden = torch.empty(
-            (decoder.max_seqs, geometry.hidden), dtype=dtype, device=decoder.device
+            (max(decoder.max_seqs, decoder.max_tokens), geometry.hidden),
+            dtype=dtype,
+            device=decoder.device,
         ).normal_(generator=generator)
+        self._group: Group | None = None
         self._swap_pools: dict[str, tuple[KVPool, KVPool]] = {}
 
     def compile(self, decode_kernels: Sequence[str]) -> None:
@@ -63,6 +67,8 @@ class Bench:
             "step": self._whole,
             "launch_floor": self._whole,
             "dense": self._dense,
+            "experts": self._experts,
+            "all_reduce": self._all_reduce,
             "head": self._head,
             "copy": self._copy,
             "swap": self._swap,
@@ -113,8 +119,24 @@ class Bench:
         chunks = [[decoder.max_seq_len, 0]] * whole + [[rest, 0]] * (rest > 0)
         batch = decoder.prepare(self.step({"chunks": chunks}))
         return self._clock.alone(
-            lambda: decoder.run(batch, attention=False, head=False), cold=False
+            lambda: decoder.run(batch, attention=False, head=False, experts=False), cold=False
         )
+
+    def _experts(self, shape: Shape) -> Timing:
+        hidden, layers = self._hidden[: shape["tokens"]], range(self._layers)
+        active, experts = shape["active"], self._decoder.experts
+        timing = self._clock.alone(lambda: [experts(i, hidden, active) for i in layers])
+        return timing.scaled(1 / len(layers))
+
+    def _all_reduce(self, shape: Shape) -> Timing:
+        if self._group is None:
+            self._group = Group(shape["gpus"], self._decoder.device.type)
+        return self._group.time(shape["bytes"])
+
+    def close(self) -> None:
+        """Ends the processes that all-reduces were measured between."""
+        if self._group is not None:
+            self._group.close()
 
     def _head(self, shape: Shape) -> Timing:
         hidden = self._hidden[: shape["samples"]]

@@ -2,17 +2,18 @@
 
 ```
 step = a0 + a1 x kernels + a2 x sequences, at least the launch floor if launched eagerly
-kernels = dense[tokens] + layers x attention + head[samples]
-attention = decode[n, mean context] + sum of prefill[q, context]
+kernels = dense[tokens] + layers x attention + layers x experts[tokens, active] + head[samples]
+attention = decode[n, mean context] + what its uneven lengths add + sum of prefill[q, context]
 ```
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim_kernels.tables import along, between
-
-Table = dict[str, Any]
+from kvsim_kernels.geometry import Experts
+from kvsim_kernels.grid import lengths
+from kvsim_kernels.tables import Table, along, between
+from kvsim_kernels.uneven import longer_us
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Setting:
     tile: int
     capture_sizes: tuple[int, ...]
     decode_kernel: str
+    longest: int
+    """Longest sequence."""
+    experts: Experts | None
 
     @classmethod
     def of(cls, header: dict[str, Any]) -> "Setting":
@@ -33,6 +37,8 @@ class Setting:
             engine["tile"],
             tuple(engine["capture_sizes"]),
             engine["decode_kernel"],
+            engine["max_model_len"],
+            Experts(**header["model"]["experts"]) if "experts" in header["model"] else None,
         )
 
 
@@ -70,6 +76,28 @@ class Prices:
         table = self.fit[kernel]
         return between(table["n"], table["ctx"], table["us"], n, ctx)
 
+    def uneven(self, shape: dict[str, Any]) -> float:
+        """What the decode batch of a shape takes longer, of one layer, than an even one."""
+        tail = self.fit.get("tail")
+        if tail is None or not tail["used"]:
+            return 0.0
+        found = lengths(shape, self.setting.longest)
+        return longer_us(found, tail["alone_ns"], tail["share_ns"])
+
+    def experts(self, tokens: float, active: float) -> float:
+        """Router and experts of one layer."""
+        table = self.fit["experts"]
+        return between(table["tokens"], table["active"], table["us"], tokens, active)
+
+    def all_reduce(self, moved_bytes: float) -> float:
+        """Sum of so many bytes over the GPUs that were measured."""
+        figures: Table = self.fit["all_reduce"]
+        gpus, large = figures["gpus"], figures.get("large")
+        if large is not None and moved_bytes >= large["from_bytes"]:
+            figures = large
+        moved_bytes *= 2 * (gpus - 1) / gpus
+        return float(figures["latency_us"] + moved_bytes / figures["bandwidth_gb_s"] / 1e3)
+
     def prefill(self, q: int, ctx: int) -> float:
         """Attention of one chunk in one layer."""
         table, tile = self.fit["prefill"], self.setting.tile
@@ -89,8 +117,12 @@ class Prices:
         attention = sum(self.prefill(q, ctx) for q, ctx in chunks)
         if n:
             attention += self.decode(self.setting.decode_kernel, n, shape["ctx"])
+            attention += self.uneven(shape)
         tokens, samples = n + sum(q for q, _ in chunks), n + len(chunks)
-        return self.dense(tokens) + self.setting.layers * attention + self.head(samples)
+        us = self.dense(tokens) + self.setting.layers * attention + self.head(samples)
+        if (experts := self.setting.experts) is not None:
+            us += self.setting.layers * self.experts(tokens, experts.active(tokens))
+        return us
 
     def step(self, shape: dict[str, Any]) -> float:
         """A whole step."""

@@ -20,8 +20,9 @@ the same call takes up to three times as long, and a whole table may be off.
 """
 
 TIMED = (
-    "buffers", "ceilings", "dense", "forward", "measure", "pages", "step", "swap", "timing",
-    "torch_impl", "triton_attend", "triton_cache", "triton_decode", "triton_prefill",
+    "all_reduce", "buffers", "ceilings", "dense", "experts", "forward", "measure", "pages", "step",
+    "swap", "timing", "torch_impl", "triton_attend", "triton_cache", "triton_decode",
+    "triton_prefill",
 )  # fmt: skip
 """Modules whose code decides what a row measures."""
 

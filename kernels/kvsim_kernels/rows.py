@@ -57,11 +57,16 @@ class RowSet:
 
     def of(self, kernel: str, split: str = "fit", method: str | None = None) -> list[Row]:
         """Rows of one kernel, without those of decode batches of unequal lengths."""
-        return [row for row in self._of(kernel, split, method) if "seed" not in row["shape"]]
+        found = self._of(kernel, split, method)
+        return [row for row in found if not {"seed", "long"} & row["shape"].keys()]
 
     def unequal(self, kernel: str, split: str) -> list[Row]:
-        """Rows of decode batches of unequal lengths."""
+        """Rows of decode batches of unequal lengths, scattered as in engines."""
         return [row for row in self._of(kernel, split, "alone") if "seed" in row["shape"]]
+
+    def uneven(self, kernel: str, split: str) -> list[Row]:
+        """Rows of decode batches of few long sequences among short ones."""
+        return [row for row in self._of(kernel, split, "alone") if "long" in row["shape"]]
 
     def steps(self, split: str) -> list[Row]:
         """Rows of whole steps."""

@@ -11,6 +11,12 @@ Figures = dict[str, Any]
 METHODS = ("alone", "warm")
 """Methods that time a kernel and nothing else."""
 
+JUDGED = (
+    "step", "decode_v1", "decode_v2", "uneven", "prefill", "dense", "head", "experts", "all_reduce",
+    "repeat_noise",
+)  # fmt: skip
+"""Errors that are printed, where they were measured."""
+
 SHOWN = 4
 """Shapes of each kernel."""
 
@@ -57,7 +63,7 @@ def lines(profile: dict[str, Any]) -> Iterator[str]:
         yield f"{name:44} {figures['us']:>10,.1f} {reached:>16} {percent:>8.1f} %"
     columns = " ".join(f"{column:>8}" for column in ("median", "p95", "max", "bias"))
     yield f"{'error on rows held out':44} {'rows':>10} {columns}"
-    for name in ("step", "decode_v1", "decode_v2", "prefill", "dense", "head", "repeat_noise"):
+    for name in JUDGED:
         found = error.get(name, {})
         if found.get("points"):
             keys = ("median_percent", "p95_percent", "max_percent", "bias_percent")
@@ -84,16 +90,22 @@ def _work(model: dict[str, Any], kernel: str, shape: dict[str, Any]) -> tuple[fl
     row_elements = model["kv_heads"] * model["head_dim"]
     if kernel.startswith("decode"):
         kv_bytes = 2 * row_elements * DTYPE_BYTES[model["kv_dtype"]]
-        return shape["n"] * shape["ctx"] * kv_bytes, 0.0
+        return shape["n"] * _mean_length(shape) * kv_bytes, 0.0
     heads = model["heads"] * model["head_dim"]
     if kernel == "prefill":
         q, ctx = shape["q"], shape["ctx"]
         return 0.0, 4 * heads * (q * ctx + q * (q + 1) / 2)
     attention = (2 * heads + 2 * row_elements) * model["hidden"]
-    weights = model["layers"] * (attention + 3 * model["hidden"] * model["ffn"])
+    mlp = 0 if "experts" in model else 3 * model["hidden"] * model["ffn"]
+    weights = model["layers"] * (attention + mlp)
     if kernel == "dense":
         return weights * DTYPE_BYTES[model["dtype"]], 2.0 * weights * shape["tokens"]
     if kernel == "head":
         table = model["vocab"] * model["hidden"]
         return table * DTYPE_BYTES[model["dtype"]], 2.0 * table * shape["samples"]
     return 0.0, 0.0
+
+
+def _mean_length(shape: dict[str, Any]) -> float:
+    longer = shape.get("longer", 0) / shape["n"]
+    return float(shape["ctx"] + longer * (shape.get("long", 0) - shape["ctx"]))

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Table = dict[str, Any]
+"""A table of a profile, in plain values."""
 
 ROBUST_SCALE = 0.05
 """Relative residual above which a point loses weight."""

@@ -11,7 +11,7 @@ import msgspec
 
 from kvsim.bench.processes import Whole, spent
 from kvsim.bench.settings import Case
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import ConfigError, check_choice
 from kvsim.workload.formats.mooncake import DEFAULT_BLOCK_SIZE
 
 PEERS = {"aisimulate": ("dynamo._core", "ai-dynamo-runtime==1.6.1")}
@@ -30,10 +30,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_peer(name: str, python: str) -> None:
     """Raise `ConfigError` unless a Python can run this peer."""
-    if name not in PEERS:
-        raise ConfigError(
-            f"--peer: no {name!r};{nearest(name, PEERS)} choose from {', '.join(PEERS)}"
-        )
+    check_choice("--peer", name, PEERS)
     module, package = PEERS[name]
     try:
         subprocess.run([python, "-c", f"import {module}"], check=True, capture_output=True)

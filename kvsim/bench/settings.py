@@ -90,8 +90,8 @@ def choose(workloads: list[str], settings: list[str], trace: str | None) -> list
     for name in settings:
         if name not in SETTINGS and not Path(name).is_file():
             raise ConfigError(
-                f"--settings: no {name!r};{nearest(name, SETTINGS)} give a TOML file, or one of"
-                f" {', '.join(SETTINGS)}"
+                f"--settings: unknown {name!r};{nearest(name, SETTINGS)} choose from"
+                f" {', '.join(SETTINGS)}, or give a TOML file"
             )
     cases = [
         Case(workload, name)

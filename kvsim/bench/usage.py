@@ -10,7 +10,7 @@ try:
     import resource
 except ImportError:  # Windows
     raise ConfigError(
-        "bench: Windows does not account for it; run it in WSL, on Linux or macOS"
+        "bench: Windows does not report the CPU time of a process this way; use WSL, Linux or macOS"
     ) from None
 
 

@@ -150,8 +150,8 @@ def named(word: str) -> list[str]:
     found = [word] if word in WORKLOADS else [n for n in WORKLOADS if n.startswith(f"{word}-")]
     if not found:
         raise ConfigError(
-            f"bench: no workload {word!r};{nearest(word, WORKLOADS)}"
-            f" there are {', '.join(WORKLOADS)}"
+            f"--workload: unknown {word!r};{nearest(word, WORKLOADS)}"
+            f" choose from {', '.join(WORKLOADS)}"
         )
     return found
 

@@ -100,7 +100,7 @@ class BlockMapWatcher:
         if isinstance(gpu, CountPool):
             raise ConfigError(
                 "--block-map: this block manager only counts its blocks and gives them no ids; use"
-                " --block-manager prefix-caching, or leave out --block-map"
+                " --block-manager naive or prefix-caching, or leave out --block-map"
             )
         groups = self._groups = make_groups(gpu.size, cpu.size, *self._rows)
         self._group_of = np.repeat(np.arange(len(groups.blocks)), groups.blocks)

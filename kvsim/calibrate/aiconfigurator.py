@@ -75,7 +75,10 @@ def import_profile(
     refuse_special(model)
     dtype = model.dtype("auto")
     if dtype != "bfloat16":
-        raise ConfigError(f"{folder}: the tables are of bfloat16; {model.name} is {dtype}")
+        raise ConfigError(
+            f"{folder}: the tables were measured in bfloat16, {model.name} is {dtype};"
+            " give another --model"
+        )
     peaks = Peaks(hardware.flop_s(dtype), hardware.memory_bandwidth_gb_s * 1e9)
     parts = Parts(folder, model.shard(tp), tp, peaks)
     decode = Attention.decode(folder / "decode.csv", parts.shard, peaks)
@@ -126,7 +129,10 @@ def _all_reduce_us(parts: Parts, tokens: Floats) -> Floats:
         if mode == "graph" and gpus == parts.tp
     )
     if len(rows) < 2:
-        raise ConfigError(f"{path}: no rows of mode graph for {parts.tp} GPUs")
+        raise ConfigError(
+            f"{path}: no rows of mode graph for {parts.tp} GPUs;"
+            " give another --tensor-parallel-size"
+        )
     sizes, times = [size for size, _ in rows], [us for _, us in rows]
     look, width = Interpolation(), 2 * parts.shard.model.hidden_size
     return np.array([2 * look.along(sizes, times, t * width) for t in tokens])

@@ -233,7 +233,7 @@ def _attention(path: Path) -> Attention:
     for line, row in numbers(path, (*AXES, "time_us")):
         *point, us = row
         if tuple(point) in table:
-            raise ConfigError(f"{path}:{line}: the point of this line was given before")
+            raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         table[tuple(point)] = us
     return table
 
@@ -324,7 +324,7 @@ def _experts(folder: Path) -> ExpertGrid | UnsetType:
     rows: dict[float, dict[float, float]] = {}
     for line, (tokens, active, us) in numbers(path, ("tokens", "activated_experts", "time_us")):
         if active in rows.setdefault(tokens, {}):
-            raise ConfigError(f"{path}:{line}: the point of this line was given before")
+            raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         rows[tokens][active] = us
     x, experts = sorted(rows), _axis(active for row in rows.values() for active in row)
     if len(x) < 2 or len(experts) < 2:
@@ -379,5 +379,7 @@ def _mapping(meta: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
 def _block_size(engine: dict[str, Any], path: Path) -> int:
     size = engine.get("block_size")
     if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"{path}: engine_effective.block_size: expected tokens, got {size!r}")
+        raise ConfigError(
+            f"{path}: engine_effective.block_size: expected a number of tokens, got {size!r}"
+        )
     return size

@@ -62,7 +62,8 @@ def beside(trace: Trace, result: Result) -> Beside:
     places = np.flatnonzero(done & known)
     if not len(places):
         raise ConfigError(
-            f"{trace.path}: the replay completed none of the measured requests; see kvsim run"
+            f"{trace.path}: the replay completed none of the measured requests; `kvsim run` with"
+            " the same settings says why"
         )
     rows = [trace.rows[i] for i in index[places]]
     predicted = {kind: ns[places] / _NS_PER_S for kind, ns in durations_ns(requests).items()}
@@ -81,7 +82,7 @@ def require_measured(trace: Trace) -> None:
     keys = _OBSERVED.values()
     if not any(key in (row.observed or {}) for row in trace.rows for key in keys):
         raise ConfigError(
-            f"{trace.path}: no measured times in it; give a result of vllm bench serve"
+            f"{trace.path}: no measured times; give a result of vllm bench serve"
             " --save-detailed, or the times with --measured FILE"
         )
 

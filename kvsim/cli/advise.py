@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    ConfigFile,
-    Jobs,
-    StartupLog,
-    TraceColumns,
-    TraceFormat,
-    VllmCommand,
-    VllmFile,
-    note_arrivals,
-    open_noted,
-)
+from kvsim.cli.options import AsJson, ConfigFile, Jobs, Objectives, TraceForm, note_arrivals
 from kvsim.cli.progress import progress_bar
-from kvsim.cli.server import load_over, server_word
+from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from kvsim.advise.search import Advice
     from kvsim.server import ServerWord
 
-Bounded = Annotated[
-    str,
-    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
-]
 Seeds = Annotated[
     int, typer.Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
 ]
 STYLES = {"better": "green", "worse": "red"}
 
 
-@with_run_flags
+@takes_bundles
 def advise(
+    *,
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
+        str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`, such as chat.")
     ],
-    slo: Bounded,
+    slo: Objectives,
     config: ConfigFile = None,
     seeds: Seeds = 8,
     jobs: Jobs = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
-    startup_log: StartupLog = None,
-    vllm: VllmCommand = None,
-    vllm_file: VllmFile = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    as_json: AsJson = False,
+    form: TraceForm,
+    server: ServerOptions,
+    settings: SettingOptions,
 ) -> None:
     """Try the settings that matter, and say which to change for these objectives.
 
@@ -70,11 +51,12 @@ def advise(
     from kvsim.advise.wording import record
     from kvsim.replicates import load_of
     from kvsim.sweep.slo import parse_slo
+    from kvsim.writing import json_text
 
     objectives = parse_slo(slo)
-    word = server_word(startup_log, vllm, vllm_file)
-    loaded = load_over(word, config, settings(flags), assignments or ())
-    opened = open_noted(trace, trace_format, columns)
+    word = server.word()
+    loaded = settings.load(config, word)
+    opened = form.open(trace)
     note_arrivals(opened, [loaded])
     load = load_of(opened, [("", loaded)])
     changes = changes_of(loaded)
@@ -83,15 +65,15 @@ def advise(
         advice = search(
             load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
         )
-    line = _line(advice, word, vllm, vllm_file)
+    line = _line(advice, word, server)
     cache = cache_sentences(opened, advice.best.config)
     if as_json:
-        print(json.dumps({**record(advice, line), "cache": cache}, indent=1, ensure_ascii=False))
+        print(json_text({**record(advice, line), "cache": cache}), end="")
     else:
         _show(advice, cache, line)
 
 
-def _line(advice: Advice, word: ServerWord, vllm: str | None, vllm_file: str | None) -> str:
+def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     """The server's command line with the advice; for other engines, that of `kvsim run`."""
     from kvsim.assembly import assemble
     from kvsim.engines import ENGINES
@@ -107,7 +89,7 @@ def _line(advice: Advice, word: ServerWord, vllm: str | None, vllm_file: str | N
     pool = "num_gpu_blocks_override"
     if word.counted_with.get(pool) == advice.base.config.num_gpu_blocks_override:
         settings.pop(pool, None)  # what the log counted, and no argument
-    given = arguments(vllm, vllm_file)
+    given = arguments(server.vllm, server.vllm_file)
     if given:
         said = word.settings
         settings = {key: value for key, value in settings.items() if said.get(key) != value}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.cli.options import AsJson
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def bench(
         int, typer.Option("--repeats", min=1, metavar="N", help="Runs of each.")
     ] = 3,
     trace: TraceFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print every measurement as JSON.")
-    ] = False,
+    as_json: AsJson = False,
     stored: Stored = None,
     peer: PeerName = None,
     peer_python: PeerPython = "python3",
@@ -130,7 +129,6 @@ def _show(bench: Bench, then: Bench | None) -> None:
     load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
     console.print(
         f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}",
-        highlight=False,
         soft_wrap=True,
     )
     tables = (_times, _beside_peer, _wholes, _decode_steps, _sizes, _short_cuts)

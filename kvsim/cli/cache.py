@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
-from kvsim.cli.options import TraceColumns, TraceFormat, open_noted
+from kvsim.cli.options import AsJson, RunDir, TraceForm
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
@@ -35,7 +35,6 @@ BlockSize = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 Gib = Annotated[
     float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
 ]
@@ -55,7 +54,9 @@ Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a p
 
 
 @app.command()
+@takes_bundles
 def curve(
+    *,
     trace: TracePath,
     capacity: Capacities = None,
     gib: Gib = None,
@@ -66,14 +67,14 @@ def curve(
     warm_up: WarmUp = 0,
     out: Out = None,
     as_json: AsJson = False,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
 ) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
     from kvsim.cachelab.study import study_trace
     from kvsim.workload.reuse import Counting
+    from kvsim.writing import json_text
 
-    opened = open_noted(trace, trace_format, columns)
+    opened = form.open(trace)
     size = _block_size(opened, block_size)
     block_bytes = None if model is None else _block_bytes(model, size)
     capacities = list(capacity or ())
@@ -89,7 +90,7 @@ def curve(
         block_bytes=block_bytes,
     )
     if as_json:
-        print(json.dumps(study.record(), indent=1))
+        print(json_text(study.record()), end="")
         return
     from kvsim.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
 
@@ -109,7 +110,9 @@ def curve(
 
 
 @app.command()
+@takes_bundles
 def sample(
+    *,
     trace: TracePath,
     capacity: Annotated[
         list[int], typer.Option("--capacity", min=1, metavar="N", help="In blocks; repeatable.")
@@ -117,15 +120,14 @@ def sample(
     rate: Annotated[float, typer.Option(metavar="X", help="Share of the blocks to keep.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Another seed keeps other blocks.")] = 0,
     block_size: BlockSize = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
     from kvsim.cachelab.sampling import sampled_lru_tokens
     from kvsim.report.numerals import count, percent
     from kvsim.workload.keys import streams
 
-    opened = open_noted(trace, trace_format, columns)
+    opened = form.open(trace)
     sizes = sorted(set(capacity))
     found = sampled_lru_tokens(
         opened.rows, streams(opened), _block_size(opened, block_size), sizes, rate, seed=seed
@@ -144,7 +146,9 @@ def sample(
 
 
 @app.command()
+@takes_bundles
 def policies(
+    *,
     trace: TracePath,
     capacity: Annotated[
         list[int], typer.Option("--capacity", min=1, metavar="N", help="In blocks; repeatable.")
@@ -155,18 +159,18 @@ def policies(
     ] = None,
     block_size: BlockSize = None,
     as_json: AsJson = False,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
     from kvsim.cachelab.ranking import POLICIES, rank_policies
     from kvsim.cachelab.wording import POLICY_HEAD, policy_rows, policy_sentences
+    from kvsim.writing import json_text
 
-    opened = open_noted(trace, trace_format, columns)
+    opened = form.open(trace)
     size = _block_size(opened, block_size)
     ranking = rank_policies(opened, policy or POLICIES, sorted(set(capacity)), size)
     if as_json:
-        print(json.dumps(ranking.record(), indent=1))
+        print(json_text(ranking.record()), end="")
         return
     note = (
         "Single blocks: any block may go. Ends only: a block stays as long as one that continues it"
@@ -176,8 +180,10 @@ def policies(
 
 
 @app.command()
+@takes_bundles
 def audit(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="What `kvsim run --out` wrote.")],
+    *,
+    directory: RunDir,
     eviction: Annotated[
         list[str] | None,
         typer.Option(
@@ -191,11 +197,12 @@ def audit(
 ) -> None:
     """Split a run's prompt tokens: hit, lost to policy, pinning, capacity or timing, cold."""
     from kvsim.cachelab.wording import audit_rows, audit_sentences
+    from kvsim.writing import json_text
 
     runs = _audited(directory, eviction or ())
     if as_json:
         record = [{"run": run.name, "oracle": run.oracle, **run.audit._asdict()} for run in runs]
-        print(json.dumps(record, indent=1))
+        print(json_text(record), end="")
         return
     note = "The parts add up. What the policy lost holds for the schedule of each run."
     head = ["prompt tokens", *(run.label for run in runs)]

@@ -10,16 +10,21 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli.options import ProfileOut
 from kvsim.cli.processes import run_module
 from kvsim.errors import ConfigError
 
 KERNELS = "kvsim_kernels.calibrate"
 
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="GPUs between which all-reduces are timed."),
+]
 Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
 
 
 def calibrate(
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
     model: Annotated[
         str, typer.Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
     ] = "llama-3-8b",
@@ -38,6 +43,7 @@ def calibrate(
     decode_kernel: Annotated[
         str, typer.Option(metavar="v1|v2", help="The kernel that whole steps use.")
     ] = "v2",
+    all_reduce_gpus: Gpus = None,
     max_num_seqs: Count = None,
     max_num_batched_tokens: Count = None,
     max_model_len: Count = None,
@@ -58,7 +64,7 @@ def calibrate(
     path = find("models", model)
     if path.suffix != ".toml":
         raise ConfigError(f"{model}: calibrate takes a TOML as in configs/models, not a JSON file")
-    refuse_special(load_model(str(path)))
+    refuse_special(load_model(str(path)), ("experts",))
     given = {
         "--model": path,
         "--device": device,
@@ -66,6 +72,7 @@ def calibrate(
         "--kv-cache-dtype": kv_cache_dtype,
         "--kv-layout": kv_layout,
         "--decode-kernel": decode_kernel,
+        "--all-reduce-gpus": all_reduce_gpus,
         "--max-num-seqs": max_num_seqs,
         "--max-num-batched-tokens": max_num_batched_tokens,
         "--max-model-len": max_model_len,

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    ConfigFile,
-    OutDir,
-    StartupLog,
-    TraceColumns,
-    TraceFormat,
-    TracePath,
-    VllmCommand,
-    VllmFile,
-    requests_of,
-)
+from kvsim.cli.bundles import takes_bundles
+from kvsim.cli.console import command_line, make_console, note, tell_written
+from kvsim.cli.options import AsJson, ConfigFile, OutDir, RunDir, TraceForm, TracePath
 from kvsim.cli.progress import progress_bar
-from kvsim.cli.server import load_over, server_word
+from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.collector import collect_after
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
@@ -37,12 +24,12 @@ if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
 
 
-@with_run_flags
+@takes_bundles
 def run(
+    *,
     trace: TracePath = None,
     config: ConfigFile = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
     out: OutDir = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write CSV tables.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
@@ -53,26 +40,20 @@ def run(
         bool,
         typer.Option("--block-map", help="Also show which request held which block; takes longer."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    startup_log: StartupLog = None,
-    vllm: VllmCommand = None,
-    vllm_file: VllmFile = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    as_json: AsJson = False,
+    server: ServerOptions,
+    settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
     watcher = _map_watcher(out) if block_map else None
-    word = server_word(startup_log, vllm, vllm_file)
-    loaded = load_over(word, config, settings(flags), assignments or ())
+    word = server.word()
+    loaded = settings.load(config, word)
     # No name for the trace here, so that its memory is free when the run is over.
-    result = simulate_shown(
-        requests_of(loaded, trace, trace_format, columns), loaded, "simulating", step_log, watcher
-    )
+    result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
     collect_after(result.meta["trace"]["requests"])
     if word.sources:
         result.meta["server"] = dict(word.sources)
-    for note in result.meta["notes"]:
-        print(f"note: {note}", file=sys.stderr)
+    note(*result.meta["notes"])
     if out is not None:
         _write(result, out, watcher, csv=csv, page=page)
     if as_json:
@@ -80,16 +61,12 @@ def run(
         return
     from kvsim.report.terminal import render
 
-    console = make_console()
-    render(result.summary, console)
+    render(result.summary, make_console())
     if out is not None:
-        written = f"{Path(out) / 'report.html'}" if page else f"{Path(out) / 'summary.json'}"
-        console.print(f"\nwritten to {out}: open {written}", highlight=False)
+        tell_written(out, "report.html" if page else "summary.json")
 
 
-def report(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="What `kvsim run --out` wrote.")],
-) -> None:
+def report(directory: RunDir) -> None:
     """Rebuild report.html from the results in a folder."""
     from kvsim.pages.run import build_page
     from kvsim.report.files import PAGE, read_block_map, read_results
@@ -114,7 +91,7 @@ def _map_watcher(out: str | None) -> BlockMapWatcher:
     from kvsim.blockmap.watch import BlockMapWatcher
 
     if out is None:
-        raise ConfigError("--block-map: give --out DIR, a folder for the map")
+        raise ConfigError("--block-map: needs --out DIR, the folder for the map")
     return BlockMapWatcher()
 
 
@@ -129,7 +106,7 @@ def simulate_shown(
     from kvsim.run import simulate
 
     total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-    command = shlex.join(["kvsim", *sys.argv[1:]])
+    command = command_line()
     with progress_bar(total, label) as progress:
         if step_log is None:
             return simulate(trace, config, progress=progress, watcher=watcher, command=command)

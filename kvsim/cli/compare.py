@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.commands import simulate_shown
-from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    Jobs,
-    OutDir,
-    StartupLog,
-    TraceColumns,
-    TraceFormat,
-    TracePath,
-    VllmCommand,
-    VllmFile,
-    note_arrivals,
-    open_noted,
-)
+from kvsim.cli.console import command_line, make_console, tell_written
+from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
 from kvsim.cli.progress import progress_bar
-from kvsim.cli.server import load_over, server_word
+from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 
@@ -41,6 +26,7 @@ if TYPE_CHECKING:
     from kvsim.report.explanation import Run
     from kvsim.result import Result
 
+PAGE = "comparison.html"
 Results = list[tuple[str, "Result"]]
 
 Seeds = Annotated[
@@ -67,14 +53,14 @@ CostUncertainty = Annotated[
 ]
 
 
-@with_run_flags
+@takes_bundles
 def compare(
+    *,
     configs: Annotated[
         list[str], typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
     ],
     trace: TracePath = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
     out: OutDir = None,
     seeds: Seeds = None,
     confidence: Confidence = 0.95,
@@ -84,11 +70,8 @@ def compare(
     as_json: Annotated[
         bool, typer.Option("--json", help="With --seeds: print figures and verdicts as JSON.")
     ] = False,
-    startup_log: StartupLog = None,
-    vllm: VllmCommand = None,
-    vllm_file: VllmFile = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    server: ServerOptions,
+    settings: SettingOptions,
 ) -> None:
     """Run each configuration on the same requests and show what differs.
 
@@ -97,12 +80,8 @@ def compare(
     """
     if len(configs) < 2:
         raise ConfigError("compare: give two configurations or more")
-    given = settings(flags)
-    word = server_word(startup_log, vllm, vllm_file)
-    loaded = [
-        (_run_name(configs, i), load_over(word, path, given, assignments or ()))
-        for i, path in enumerate(configs)
-    ]
+    word = server.word()
+    loaded = [(_run_name(configs, i), settings.load(path, word)) for i, path in enumerate(configs)]
     if seeds is None and (cost_uncertainty or as_json):
         flag = "--cost-uncertainty" if cost_uncertainty else "--json"
         raise ConfigError(f"{flag}: needs --seeds N")
@@ -112,7 +91,7 @@ def compare(
         loaded = [(name, uncertain(config)) for name, config in loaded]
     from kvsim.replicates import load_of
 
-    load = load_of(None if trace is None else open_noted(trace, trace_format, columns), loaded)
+    load = load_of(None if trace is None else form.open(trace), loaded)
     note_arrivals(load.of(loaded[0][1].seed), (config for _, config in loaded))
     if seeds is None:
         _compare_once(load, loaded, out)
@@ -131,7 +110,7 @@ def _compare_once(load: Load, configs: list[tuple[str, RunConfig]], out: str | N
     _render_why(results, "Why", console)
     if out is not None:
         _write(results, out)
-        console.print(f"\nwritten to {out}: open {Path(out) / 'comparison.html'}", highlight=False)
+        tell_written(out, PAGE)
 
 
 def _compare_seeds(
@@ -148,7 +127,7 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    command = shlex.join(["kvsim", *sys.argv[1:]])
+    command = command_line()
     total = len(configs) * (seeds if random else 1)
     with progress_bar(total, "comparing", quiet_below=2) as progress:
         if random:
@@ -181,19 +160,19 @@ def _show(
 ) -> None:
     from kvsim.report.certainty import comparison_record
     from kvsim.report.terminal import render_comparison
+    from kvsim.writing import json_text
 
-    record = json.dumps(comparison_record(comparison), indent=1, ensure_ascii=False)
+    record = json_text(comparison_record(comparison))
     if as_json:
-        print(record)
+        print(record, end="")
     else:
         summaries = [(name, result.summary) for name, result in results]
         render_comparison(summaries, make_console(), comparison)
         _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
     if out is not None:
-        _write(results, out, comparison, {"comparison.json": record + "\n"})
+        _write(results, out, comparison, {"comparison.json": record})
         if not as_json:
-            page = Path(out) / "comparison.html"
-            make_console().print(f"\nwritten to {out}: open {page}", highlight=False)
+            tell_written(out, PAGE)
 
 
 def _render_why(results: Results, title: str, console: Console) -> None:
@@ -229,7 +208,7 @@ def _write(
     for name, result in results:
         tables = result.summary, result.requests, result.steps
         write_results(Path(out) / name, *tables, transitions=result.transitions)
-    write_together(out, {**others, "comparison.html": page})
+    write_together(out, {**others, PAGE: page})
 
 
 def _whole(result: Result) -> Result:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 
 
 def conform(
@@ -40,17 +40,13 @@ def conform(
     """
     if against:
         raise typer.Exit(_compare_logs(cases))
-    from kvsim.config import nearest
-
     if router is not None:
         raise typer.Exit(_replay_router(cases, router))
     from kvsim.conform.builders import RECORDED
 
     if engine is None:
         raise ConfigError(f"conform: give --engine, one of {', '.join(RECORDED)}")
-    if engine not in RECORDED:
-        near = nearest(engine, RECORDED)
-        raise ConfigError(f"--engine: no {engine!r};{near} choose from {', '.join(RECORDED)}")
+    check_choice("--engine", engine, RECORDED)
     raise typer.Exit(_replay(cases, engine, out))
 
 
@@ -86,14 +82,11 @@ def _replay(paths: list[str], engine: str, out: str | None) -> int:
 
 
 def _replay_router(paths: list[str], router: str) -> int:
-    from kvsim.config import nearest
     from kvsim.conform.cases import read_router_runs
     from kvsim.conform.compare import first_divergence
     from kvsim.conform.routers import REPLAYS, replay
 
-    if router not in REPLAYS:
-        near = nearest(router, REPLAYS)
-        raise ConfigError(f"--router: no {router!r};{near} choose from {', '.join(REPLAYS)}")
+    check_choice("--router", router, REPLAYS)
     runs = identical = decisions = 0
     for path in paths:
         if not Path(path).exists():

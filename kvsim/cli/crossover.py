@@ -8,7 +8,7 @@ import typer
 
 from kvsim.cli.console import make_console
 from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
-from kvsim.errors import ConfigError
+from kvsim.errors import check_choice
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def crossover(
     """Compare swapping a request out and in with computing it again, by length and link."""
     from kvsim.cost.crossover import LAYOUTS
 
-    if layout is not None and layout not in LAYOUTS:
-        raise ConfigError(f"--layout: no {layout!r}; choose from {', '.join(LAYOUTS)}")
+    if layout is not None:
+        check_choice("--layout", layout, LAYOUTS)
     link = _given(bandwidth_gb_s=bandwidth_gb_s, copy_overhead_us=copy_overhead_us)
     settings = {
         "hardware": hardware,
@@ -141,7 +141,4 @@ def _print(models: list[ModelCrossings]) -> None:
 def _table(model: ModelCrossings) -> Table:
     from kvsim.pages.crossover import caption, head, rows
 
-    table = make_table(*head(model), title=caption(model), texts=0)
-    for row in rows(model):
-        table.add_row(*row)
-    return table
+    return make_table(*head(model), rows=rows(model), title=caption(model), texts=0)

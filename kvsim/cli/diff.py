@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.console import make_console
+from kvsim.cli.console import make_console, tell_written
+from kvsim.cli.options import AsJson, OutDir
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
@@ -19,32 +19,31 @@ if TYPE_CHECKING:
 
 
 def diff(
-    first: Annotated[str, typer.Argument(metavar="RUN_A", help="What `kvsim run --out` wrote.")],
+    first: Annotated[
+        str, typer.Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`.")
+    ],
     other: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Write diff.html and diff.json here.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    out: OutDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
     from kvsim.report.explanation import explain, explanation_record
+    from kvsim.writing import json_text, write_together
 
     runs = _read(first, other)
     explanation = explain(*runs)
-    record = json.dumps(explanation_record(explanation), indent=1, ensure_ascii=False)
+    record = json_text(explanation_record(explanation))
     if as_json:
-        print(record)
+        print(record, end="")
     else:
         _render(explanation, make_console())
     if out is None:
         return
     from kvsim.pages.diff import build_diff
-    from kvsim.writing import write_together
 
-    write_together(out, {"diff.json": record + "\n", "diff.html": build_diff(*runs)})
+    write_together(out, {"diff.json": record, "diff.html": build_diff(*runs)})
     if not as_json:
-        page = Path(out) / "diff.html"
-        make_console().print(f"\nwritten to {out}: open {page}", highlight=False)
+        tell_written(out, "diff.html")
 
 
 def _read(first: str, other: str) -> tuple[Run, Run]:

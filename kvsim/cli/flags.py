@@ -7,12 +7,13 @@ in a configuration file, so that both give the same messages.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
 
+from kvsim.cli.bundles import Bundle
 from kvsim.config import GOODPUT_METRICS, SIZES, RunConfig, nearest, read_size
 from kvsim.errors import ConfigError
 from kvsim.parsing import typed
@@ -21,21 +22,11 @@ TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
 """Keys that hold tables; `--cost-model`, `--goodput` and `--set` reach into them."""
 
 
-def with_run_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose last parameter is `**flags`, one option for each setting."""
-    hints = get_type_hints(command, include_extras=True)
-    signature = inspect.signature(command)
-    own = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in signature.parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    parameters = [*own, *_options()]
-    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=parameters, return_annotation=None
-    )
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
+class Flags(Bundle):
+    """The settings that were given as flags, typed; raises `ConfigError` naming the flag."""
+
+    def __init__(self, **flags: Any) -> None:
+        self.settings = settings(flags)
 
 
 def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +61,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         if choices:
             near = nearest(str(value), choices)
             raise ConfigError(
-                f"{flag}: no {value!r};{near} choose from {', '.join(choices)}"
+                f"{flag}: unknown {value!r};{near} choose from {', '.join(choices)}"
             ) from None
         text = str(error)
         raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}, got {value!r}") from None
@@ -151,3 +142,6 @@ def _plain(hint: Any) -> Any:
 def _choices(hint: Any) -> tuple[Any, ...]:
     plain = _plain(hint)
     return get_args(plain) if get_origin(plain) is Literal else ()
+
+
+Flags.__signature__ = inspect.Signature(_options())  # type: ignore[attr-defined]

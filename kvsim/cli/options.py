@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli.bundles import Bundle
+from kvsim.cli.console import note
+from kvsim.errors import ConfigError, check_choice
+
 if TYPE_CHECKING:
     from kvsim.config import RunConfig
+    from kvsim.sweep.backends import Backend
     from kvsim.workload.trace import Trace
+
+BACKENDS = ("local", "ray")
 
 TracePath = Annotated[
     str | None,
@@ -18,77 +26,103 @@ TracePath = Annotated[
         "--trace",
         metavar="FILE",
         help="Trace, benchmark result or table of any known format (.gz too), a folder of coding"
-        " sessions, or a shipped one: chat, api, agents, burst.",
+        " sessions, or a shipped trace: chat, api, agents, burst.",
     ),
-]
-TraceFormat = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Its format, if the content is ambiguous.")
-]
-TraceColumns = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        metavar="ROLE=COLUMN,...",
-        help="What the columns of a CSV or Parquet trace are, as in"
-        " arrival_ms=ts,input=prompt,output=completion.",
-    ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
-]
-OutDir = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="Write results and report.html into this folder."),
 ]
 ConfigFile = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."),
+    typer.Option(
+        "--config",
+        "--base",
+        metavar="FILE",
+        help="Settings: a TOML file or a name in configs/runs.",
+    ),
+]
+Objectives = Annotated[
+    str,
+    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, metavar="N", help="Runs at once; default: the cores.")
+    int | None,
+    typer.Option("--jobs", min=1, metavar="N", help="Runs at a time. Default: one per core."),
 ]
-StartupLog = Annotated[
+OutDir = Annotated[
+    str | None,
+    typer.Option("--out", metavar="DIR", help="Write the results and a page into this folder."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+RunDir = Annotated[str, typer.Argument(metavar="RUN", help="Folder written by `kvsim run --out`.")]
+ProfileOut = Annotated[
+    str, typer.Option("--out", metavar="FILE", help="Write the profile, JSON, to this file.")
+]
+MeasuredFile = Annotated[
     str | None,
     typer.Option(
-        "--startup-log",
+        "--measured",
         metavar="FILE",
-        help="Settings and block count from the log of a real vLLM server; .gz too.",
-    ),
-]
-VllmCommand = Annotated[
-    str | None,
-    typer.Option("--vllm", metavar="COMMAND", help="Settings from a `vllm serve ...` command."),
-]
-VllmFile = Annotated[
-    str | None,
-    typer.Option(
-        "--vllm-file",
-        metavar="FILE",
-        help="The same from a shell script, Dockerfile, Compose or pod file.",
+        help="Measured times by id: JSON Lines, CSV or Parquet with id, ttft_s, e2e_s, queue_s.",
     ),
 ]
 
 
-def open_noted(path: str, trace_format: str | None, columns: str | None) -> Trace:
-    """The trace at `path`; the notes of its reader go to standard error."""
-    from kvsim.workload import open_trace
+@dataclass(frozen=True)
+class TraceForm(Bundle):
+    """How a trace is read, where its content does not say."""
 
-    opened = open_trace(path, trace_format, columns)
-    for note in opened.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return opened
+    trace_format: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Format of the trace, if its content is ambiguous."),
+    ] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="ROLE=COLUMN,...",
+            help="Columns of a CSV or Parquet trace, as in"
+            " arrival_ms=ts,input=prompt,output=completion.",
+        ),
+    ] = None
+
+    def open(self, path: str) -> Trace:
+        """The trace at `path`; the notes of its reader go to standard error."""
+        from kvsim.workload import open_trace
+
+        opened = open_trace(path, self.trace_format, self.columns)
+        note(*opened.notes)
+        return opened
+
+    def requests(self, path: str | None, config: RunConfig) -> Trace:
+        """The trace at `path`, or what the `workload` setting makes. Raises `ConfigError`."""
+        if path is not None:
+            return self.open(path)
+        from kvsim.workload.spec import trace_of
+
+        return trace_of(config)
 
 
-def requests_of(
-    config: RunConfig, path: str | None, trace_format: str | None, columns: str | None
-) -> Trace:
-    """The trace at `path`, or what the `workload` of the settings makes. Raises `ConfigError`."""
-    if path is not None:
-        return open_noted(path, trace_format, columns)
-    from kvsim.workload.spec import trace_of
+@dataclass(frozen=True)
+class Workers(Bundle):
+    """Where the runs of a search take place."""
 
-    return trace_of(config)
+    jobs: Jobs = None
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="NAME", help="local, or ray: on a Ray cluster.")
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster to use. Default: start Ray here."),
+    ] = None
+
+    def chosen(self) -> Backend:
+        """The backend with this name. Raises `ConfigError`."""
+        from kvsim.sweep.backends import run_local, run_on_ray
+
+        check_choice("--backend", self.backend, BACKENDS)
+        if self.backend == "ray":
+            return partial(run_on_ray, self.ray_address)
+        if self.ray_address is not None:
+            raise ConfigError("--ray-address: needs --backend ray")
+        return run_local
 
 
 def note_arrivals(trace: Trace, configs: Iterable[RunConfig]) -> None:
@@ -96,15 +130,6 @@ def note_arrivals(trace: Trace, configs: Iterable[RunConfig]) -> None:
     from kvsim.workload.arrivals import missing_arrivals
 
     for config in configs:
-        for note in missing_arrivals(trace.rows, config):
-            print(f"note: {note}", file=sys.stderr)
+        if notes := missing_arrivals(trace.rows, config):
+            note(notes[0])
             return
-
-
-def config_path(config: str | None) -> str | None:
-    """The file that a name in configs/runs, or a path, stands for."""
-    if config is None:
-        return None
-    from kvsim.library import find
-
-    return str(find("runs", config))

@@ -7,18 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    ConfigFile,
-    TraceColumns,
-    TraceFormat,
-    config_path,
-    open_noted,
-)
+from kvsim.cli.fitting import FIRST, fit_profile, show_fit
+from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm
 from kvsim.cli.processes import run_module
-from kvsim.cli.progress import spinner
+from kvsim.cli.server import SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
@@ -27,6 +21,13 @@ Measured = Annotated[
     typer.Option(
         metavar="NAME",
         help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
+    ),
+]
+Surface = Annotated[
+    bool,
+    typer.Option(
+        help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
+        " AIConfigurator's tables always become surfaces."
     ),
 ]
 
@@ -49,7 +50,7 @@ def import_(
             " AIConfigurator: decode.csv, prefill.csv, gemm.csv.",
         ),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
@@ -64,13 +65,7 @@ def import_(
     note: Annotated[
         str, typer.Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
     ] = "",
-    surface: Annotated[
-        bool,
-        typer.Option(
-            help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
-            " AIConfigurator's tables always become surfaces."
-        ),
-    ] = False,
+    surface: Surface = False,
 ) -> None:
     """Turn a folder of kernel times into a profile for --cost-model table."""
     from kvsim.calibrate import aiconfigurator, llmservingsim, republish
@@ -81,13 +76,17 @@ def import_(
     path = Path(folder)
     if (path / "meta.yaml").exists():
         if created or note:
-            raise ConfigError(f"{folder}/meta.yaml says date and software; leave them out")
+            raise ConfigError(
+                f"{folder}/meta.yaml has date and software; leave out --created and --note"
+            )
         gpu = None if hardware is None else load_hardware(hardware)
         read = republish.import_surface if surface else llmservingsim.import_profile
         profile = read(path, model, tensor_parallel_size, gpu)
     elif (path / "decode.csv").exists():
         if model is None or hardware is None:
-            raise ConfigError(f"{folder}: the tables name neither: give --model and --hardware")
+            raise ConfigError(
+                f"{folder}: the tables name neither model nor GPU; give --model and --hardware"
+            )
         profile = aiconfigurator.import_profile(
             path, model, hardware, tensor_parallel_size, created, note
         )
@@ -104,7 +103,7 @@ def fit(
     rows: Annotated[
         list[str], typer.Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
 ) -> None:
     """Fit the rows of `kvsim calibrate` again; equal rows make an equal file."""
     from kvsim.cli.calibrate import KERNELS
@@ -113,53 +112,31 @@ def fit(
 
 
 @app.command("fit-run")
-@with_run_flags
+@takes_bundles
 def fit_run(
+    *,
     name: Source,
     run: Annotated[
         str,
         typer.Option("--run", metavar="RESULT", help="Of vllm bench serve --save-detailed."),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The profile, JSON.")],
+    out: ProfileOut,
     first: Annotated[
         int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
-    ] = 100,
-    measured: Annotated[
-        str | None,
-        typer.Option("--measured", metavar="FILE", help="Measured times by id, in their own file."),
-    ] = None,
+    ] = FIRST,
+    measured: MeasuredFile = None,
     config: ConfigFile = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    form: TraceForm,
+    settings: SettingOptions,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
-    from kvsim.calibrate.document import to_json
-    from kvsim.config import load_config
-    from kvsim.cost.profile import load_profile
-    from kvsim.fit import constants
     from kvsim.workload.measured import join_measured
-    from kvsim.writing import write_text
 
-    loaded = load_config(config_path(config), settings(flags), assignments or (), {})
-    trace = open_noted(run, trace_format, columns)
+    loaded = settings.load(config)
+    trace = form.open(run)
     if measured is not None:
         trace = join_measured(trace, measured)
-    with spinner("fitting") as done:
-        profile = constants.fit_run(load_profile(name), trace, loaded, first, done)
-    found, console = profile.fitted, make_console()
-    table = make_table("constant", "value", "standard error", "refused", texts=1)
-    for key, value in found["constants"].items():
-        table.add_row(key, f"{value:g}", f"{found['standard_errors'][key]:g}", "")
-    for key, reason in found["refused"].items():
-        table.add_row(key, "-", "-", reason)
-    console.print(table)
-    table = make_table("error on the other requests, %", "before", "after")
-    for key, after in found["error_percent"].items():
-        table.add_row(key, f"{found['error_percent_before'][key]:+.2f}", f"{after:+.2f}")
-    console.print(table)
-    write_text(out, to_json(profile))
+    show_fit(fit_profile(name, trace, loaded, first, out))
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
 
 
@@ -190,10 +167,7 @@ def show(
         *((f"error: {k}", _words(v)) for k, v in other_statements(profile.error).items()),
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]
-    about = make_table("", "", texts=2, box=None, show_header=False)
-    for row in facts:
-        about.add_row(*row)
-    console.print(about)
+    console.print(make_table("", "", rows=facts, texts=2, box=None, show_header=False))
     errors = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
     for label, number, values in error_rows(profile.error):
         shown = ("-" if value is None else f"{value:.1f}" for value in values)
@@ -218,9 +192,7 @@ def diff(one: Source, other: Source) -> None:
     from kvsim.cost.profile import load_profile
 
     first, second, console = load_profile(one), load_profile(other), make_console()
-    settings = make_table("key", one, other)
-    for row in settings_that_differ(first, second):
-        settings.add_row(*row)
+    settings = make_table("key", one, other, rows=settings_that_differ(first, second))
     if settings.row_count:
         console.print(settings)
     table = make_table("table", "points in both", "median", "least", "greatest")

@@ -2,35 +2,82 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from kvsim.cli.options import config_path
+import typer
+
+from kvsim.cli.bundles import Bundle
+from kvsim.cli.console import note
+from kvsim.cli.flags import Flags
 from kvsim.config import RunConfig, load_config
 
 if TYPE_CHECKING:
     from kvsim.server import ServerWord
 
 
-def server_word(startup_log: str | None, vllm: str | None, vllm_file: str | None) -> ServerWord:
-    """What the server says; where its settings come from goes to standard error."""
-    from kvsim.server import server_settings
+@dataclass(frozen=True)
+class ServerOptions(Bundle):
+    """Where a real server says its settings."""
 
-    word = server_settings(startup_log, vllm, vllm_file)
-    _tell(word.notes)
-    return word
+    startup_log: Annotated[
+        str | None,
+        typer.Option(
+            "--startup-log",
+            metavar="FILE",
+            help="Settings and block count from the log of a real vLLM server; .gz too.",
+        ),
+    ] = None
+    vllm: Annotated[
+        str | None,
+        typer.Option("--vllm", metavar="COMMAND", help="Settings from a `vllm serve ...` command."),
+    ] = None
+    vllm_file: Annotated[
+        str | None,
+        typer.Option(
+            "--vllm-file",
+            metavar="FILE",
+            help="Settings from the command in a shell script, Dockerfile, Compose or pod file.",
+        ),
+    ] = None
+
+    def word(self) -> ServerWord:
+        """What the server says; where its settings come from goes to standard error."""
+        from kvsim.server import server_settings
+
+        word = server_settings(self.startup_log, self.vllm, self.vllm_file)
+        note(*word.notes)
+        return word
 
 
-def load_over(
-    word: ServerWord, config: str | None, flags: Mapping[str, Any], assignments: Iterable[str]
-) -> RunConfig:
-    """The settings of a run; what the file or a flag says counts more than the server's word."""
-    loaded = load_config(config_path(config), flags, assignments, word.settings)
-    _tell(word.doubts(loaded))
-    return loaded
+@dataclass(frozen=True, kw_only=True)
+class SettingOptions(Bundle):
+    """Every setting of a run."""
+
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."
+        ),
+    ] = None
+    flags: Flags
+
+    def load(self, config: str | None, word: ServerWord | None = None) -> RunConfig:
+        """The settings of a run: what the file `config` or a flag says counts more than `word`.
+
+        Doubts about the server's block count go to standard error. Raises `ConfigError`.
+        """
+        path, beneath = config_path(config), {} if word is None else word.settings
+        loaded = load_config(path, self.flags.settings, self.assignments or (), beneath)
+        if word is not None:
+            note(*word.doubts(loaded))
+        return loaded
 
 
-def _tell(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(f"note: {line}", file=sys.stderr)
+def config_path(config: str | None) -> str | None:
+    """The file that a name in configs/runs, or a path, stands for."""
+    if config is None:
+        return None
+    from kvsim.library import find
+
+    return str(find("runs", config))

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    Jobs,
-    StartupLog,
-    TraceColumns,
-    TraceFormat,
-    TracePath,
-    VllmCommand,
-    VllmFile,
-    requests_of,
-)
+from kvsim.cli.bundles import takes_bundles
+from kvsim.cli.console import make_console, note, tell_written
+from kvsim.cli.options import ConfigFile, Objectives, OutDir, TraceForm, TracePath, Workers
 from kvsim.cli.progress import spinner
-from kvsim.cli.server import load_over, server_word
-from kvsim.cli.sweep import BackendName, Base, RayAddress, backend_of
+from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
@@ -41,10 +28,6 @@ SEEDS = 5
 STYLES = {"plain": "", "warning": "yellow", "bad": "red"}
 
 
-Bounded = Annotated[
-    str,
-    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
-]
 Find = Annotated[
     str,
     typer.Option(
@@ -67,65 +50,61 @@ HitRate = Annotated[
 Prefixes = Annotated[
     int, typer.Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
 ]
-Out = Annotated[
-    str | None, typer.Option("--out", metavar="DIR", help="Keep every run, and write size.html.")
-]
 
 
-@with_run_flags
+@takes_bundles
 def size(
-    slo: Bounded,
+    *,
+    slo: Objectives,
     find: Find,
     trace: TracePath = None,
-    base: Base = None,
+    config: ConfigFile = None,
     low: Low = None,
     high: High = None,
     seeds: Seeds = SEEDS,
     hit_rate: HitRate = None,
     prefixes: Prefixes = 16,
-    out: Out = None,
-    jobs: Jobs = None,
-    backend: BackendName = "local",
-    ray_address: RayAddress = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
-    startup_log: StartupLog = None,
-    vllm: VllmCommand = None,
-    vllm_file: VllmFile = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    out: OutDir = None,
+    workers: Workers,
+    form: TraceForm,
+    server: ServerOptions,
+    settings: SettingOptions,
 ) -> None:
     """Find the least memory, the highest rate or the best limit that keeps the objectives.
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
+    from kvsim.pages.size import PAGE, build_page
     from kvsim.size.answer import answer, lasting_answer
     from kvsim.size.knobs import Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
+    from kvsim.writing import write_together
 
     objectives = parse_slo(slo)
-    word = server_word(startup_log, vllm, vllm_file)
-    config = load_over(word, base, settings(flags), assignments or ())
-    runner = backend_of(backend, ray_address)
-    opened = requests_of(config, trace, trace_format, columns)
+    loaded = settings.load(config, server.word())
+    runner = workers.chosen()
+    opened = form.requests(trace, loaded)
     if hit_rate is not None:
-        opened, config = _sharing(opened, config, hit_rate, prefixes)
+        opened, loaded = _sharing(opened, loaded, hit_rate, prefixes)
     for_rate = find == "request_rate"
     if for_rate:
-        config, objectives = _open(opened, config), objectives._replace(steady=True)
-    knob = make_knob(find, opened, to_table(config), Bounds(low, high))
-    varies = what_varies(opened, config, find)
-    numbers = range(config.seed, config.seed + (seeds if varies else 1))
+        loaded, objectives = _open(opened, loaded), objectives._replace(steady=True)
+    knob = make_knob(find, opened, to_table(loaded), Bounds(low, high))
+    varies = what_varies(opened, loaded, find)
+    numbers = range(loaded.seed, loaded.seed + (seeds if varies else 1))
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
     with place as folder, spinner(f"looking for {find}") as done:
         store = Store(folder)
-        lab = Laboratory(opened, config, knob, objectives, numbers, store, runner, jobs, done)
+        lab = Laboratory(
+            opened, loaded, knob, objectives, numbers, store, runner, workers.jobs, done
+        )
         lab, found = lasting_answer(lab, varies) if for_rate else (lab, answer(lab, varies))
     _show(lab, found)
     if out is not None:
-        _write(out, lab, found)
+        write_together(out, {PAGE: build_page(lab, found)})
+        tell_written(out, PAGE)
 
 
 def _open(trace: Trace, config: RunConfig) -> RunConfig:
@@ -133,8 +112,10 @@ def _open(trace: Trace, config: RunConfig) -> RunConfig:
     from kvsim.size.knobs import open_arrivals
 
     if config.sessions == "auto" and any(row.after >= 0 for row in trace.rows):
-        text = "the turns of sessions are sent at random times like all requests; none waits"
-        print(f"note: {text} for the one before it", file=sys.stderr)
+        note(
+            "the turns of sessions are sent at random times like all requests; none waits for the"
+            " one before it"
+        )
     return open_arrivals(config)
 
 
@@ -153,8 +134,7 @@ def _sharing(
     block_size = assemble(config).config.block_size
     assert block_size is not None
     shared = assume_hit_rate(trace, hit_rate, block_size, prefixes=prefixes, seed=config.seed)
-    for note in shared.notes[len(trace.notes) :]:
-        print(f"note: {note}", file=sys.stderr)
+    note(*shared.notes[len(trace.notes) :])
     return shared, config
 
 
@@ -176,17 +156,9 @@ def _show(lab: Laboratory, found: Answer) -> None:
     console = make_console()
     console.print(_neighbours(lab, found))
     for text, tone in verdict(lab, found):
-        console.print(text, highlight=False, style=STYLES[tone])
+        console.print(text, style=STYLES[tone])
     for text, measured in sources(configuration.records for configuration in lab.tried.values()):
-        console.print(text, highlight=False, style="" if measured else "dim")
-
-
-def _write(out: str, lab: Laboratory, found: Answer) -> None:
-    from kvsim.pages.size import PAGE, build_page
-    from kvsim.writing import write_text
-
-    path = write_text(Path(out) / PAGE, build_page(lab, found))
-    make_console().print(f"written to {out}: open {path}", highlight=False)
+        console.print(text, style="" if measured else "dim")
 
 
 def _neighbours(lab: Laboratory, found: Answer) -> Table:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    Jobs,
-    StartupLog,
-    TraceColumns,
-    TraceFormat,
-    TracePath,
-    VllmCommand,
-    VllmFile,
-    note_arrivals,
-    requests_of,
-)
+from kvsim.cli.bundles import takes_bundles
+from kvsim.cli.console import make_console, note, tell_written
+from kvsim.cli.options import ConfigFile, TraceForm, TracePath, Workers, note_arrivals
 from kvsim.cli.progress import progress_bar
-from kvsim.cli.server import load_over, server_word
-from kvsim.config import nearest, to_table
+from kvsim.cli.server import ServerOptions, SettingOptions
+from kvsim.config import to_table
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
@@ -39,7 +25,6 @@ if TYPE_CHECKING:
     from kvsim.sweep.sweep import Plan
     from kvsim.workload.trace import Trace
 
-BACKENDS = ("local", "ray")
 MOST_LISTED, MOST_FIGURES = 5, 3
 """Most configurations and figures on the terminal."""
 
@@ -47,19 +32,6 @@ Slo = Annotated[
     str | None,
     typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
 ]
-BackendName = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="local, or ray: on a Ray cluster.")
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Address of the cluster; default: start Ray here."),
-]
-Base = Annotated[
-    str | None,
-    typer.Option("--base", metavar="FILE", help="Settings: a TOML, or a name in configs/runs."),
-]
-
-
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Results, table and page.")]
 Folders = Annotated[
     list[str] | None, typer.Argument(metavar="[DIR...]", help="With --merge: sweeps to join.")
@@ -87,12 +59,13 @@ Shard = Annotated[
 Merge = Annotated[bool, typer.Option("--merge", help="Join the runs of DIR...")]
 
 
-@with_run_flags
+@takes_bundles
 def sweep(
+    *,
     out: Out,
     folders: Folders = None,
     trace: TracePath = None,
-    base: Base = None,
+    config: ConfigFile = None,
     grid: Grid = None,
     rows: Rows = None,
     random: Laws = None,
@@ -100,18 +73,12 @@ def sweep(
     sample_seed: SampleSeed = 0,
     seeds: Seeds = None,
     slo: Slo = None,
-    jobs: Jobs = None,
-    backend: BackendName = "local",
-    ray_address: RayAddress = None,
+    workers: Workers,
     shard: Shard = None,
     merge: Merge = False,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
-    startup_log: StartupLog = None,
-    vllm: VllmCommand = None,
-    vllm_file: VllmFile = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    form: TraceForm,
+    server: ServerOptions,
+    settings: SettingOptions,
 ) -> None:
     """Run every combination of settings once, and show which are best.
 
@@ -132,35 +99,20 @@ def sweep(
     space = parse_space(*tried, samples=samples, sample_seed=sample_seed, seeds=seeds)
     if slo is not None:
         parse_slo(slo)
-    word = server_word(startup_log, vllm, vllm_file)
-    config = load_over(word, base, settings(flags), assignments or ())
-    table = to_table(config)
+    loaded = settings.load(config, server.word())
+    table = to_table(loaded)
     points = expand(space, table)
     mine = shard_of(len(points), shard)
-    runner = backend_of(backend, ray_address)
-    opened = requests_of(config, trace, trace_format, columns)
+    runner = workers.chosen()
+    opened = form.requests(trace, loaded)
     write_plan(out, make_plan(opened, table, points, slo), TABLE, PAGE)
     plan = read_plan(out)
     note_arrivals(opened, (points[i].config for i in mine))
-    _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, jobs)
+    _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, workers.jobs)
     if shard is None:
         _finish(out, plan)
     else:
         print(f"shard {shard}: {len(mine)} of {len(points)} points are in {out}; join with --merge")
-
-
-def backend_of(name: str, address: str | None) -> Backend:
-    """The backend with this name. Raises `ConfigError`."""
-    from kvsim.sweep.backends import run_local, run_on_ray
-
-    if name not in BACKENDS:
-        near = nearest(name, BACKENDS)
-        raise ConfigError(f"--backend: no {name!r};{near} choose from {', '.join(BACKENDS)}")
-    if name == "ray":
-        return partial(run_on_ray, address)
-    if address is not None:
-        raise ConfigError("--ray-address: needs --backend ray")
-    return run_local
 
 
 def _run(
@@ -177,7 +129,7 @@ def _run(
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
         done = progress or _nothing
         made = run_missing(Store(out), trace, configs, backend=backend, jobs=jobs, done=done)
-    print(f"note: {made} runs made, {len(configs) - made} were there", file=sys.stderr)
+    note(f"{made} runs made, {len(configs) - made} already there")
 
 
 def _merge(out: str, folders: list[str] | None, *others: object) -> None:
@@ -207,10 +159,10 @@ def _finish(out: str, plan: Plan) -> None:
     write_together(out, {MANIFEST: manifest(plan), TABLE: table, PAGE: page})
     console = make_console()
     for text, _ in chosen.verdict:
-        console.print(text, highlight=False)
+        console.print(text)
     if chosen.best:
         console.print(_best(chosen))
-    console.print(f"written to {Path(out) / TABLE}: open {Path(out) / PAGE}", highlight=False)
+    tell_written(out, PAGE)
 
 
 def _best(chosen: Chosen) -> Table:

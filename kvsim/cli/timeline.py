@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli.options import RunDir
+
 
 def timeline(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="What `kvsim run --out` wrote.")],
+    directory: RunDir,
     out: Annotated[
         str, typer.Option("--out", metavar="FILE", help="The trace: .json, or .json.gz.")
     ],

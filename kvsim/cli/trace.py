@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.options import TraceColumns, TraceFormat
+from kvsim.cli.bundles import takes_bundles
+from kvsim.cli.console import note
+from kvsim.cli.options import TraceForm
 from kvsim.errors import TraceError
 
 app = typer.Typer(
@@ -18,54 +20,56 @@ app = typer.Typer(
 
 
 @app.command()
+@takes_bundles
 def info(
+    *,
     file: Annotated[str, typer.Argument(metavar="FILE")],
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
 ) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
     from kvsim.workload import open_trace
     from kvsim.workload.info import render, trace_info
 
-    print(render(trace_info(open_trace(file, trace_format, columns))))
+    print(render(trace_info(open_trace(file, form.trace_format, form.columns))))
 
 
 @app.command()
+@takes_bundles
 def check(
+    *,
     file: Annotated[str, typer.Argument(metavar="FILE")],
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
 ) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
     from kvsim.workload.check import check_trace
 
-    trace, faults = check_trace(file, trace_format, columns)
+    trace, faults = check_trace(file, form.trace_format, form.columns)
     if trace is None:
         for fault in faults[:-1]:
             print(f"kvsim: {fault}", file=sys.stderr)
         raise TraceError(faults[-1])
-    for note in trace.notes:
-        print(f"note: {note}", file=sys.stderr)
+    note(*trace.notes)
     print(f"{file}: {trace.format}, {len(trace.rows):,} requests, no faults")
 
 
 @app.command()
+@takes_bundles
 def convert(
+    *,
     source: Annotated[str, typer.Argument(metavar="IN")],
     target: Annotated[str, typer.Argument(metavar="OUT")],
     to: Annotated[str, typer.Option(help="native or mooncake.")] = "native",
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per hash id in OUT (mooncake), if IN has none.")
     ] = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
 ) -> None:
     """Write a trace in another format; reports what the format cannot hold."""
     from kvsim.workload import open_trace
     from kvsim.workload.convert import convert as write
 
-    for note in write(open_trace(source, trace_format, columns), target, to, block_size):
-        print(f"note: {note}", file=sys.stderr)
+    opened = open_trace(source, form.trace_format, form.columns)
+    note(*write(opened, target, to, block_size))
 
 
 @app.command()

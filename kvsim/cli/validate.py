@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
-from kvsim.cli.flags import settings, with_run_flags
-from kvsim.cli.options import (
-    Assignments,
-    ConfigFile,
-    TraceColumns,
-    TraceFormat,
-    TracePath,
-    config_path,
-    open_noted,
-)
+from kvsim.cli.options import ConfigFile, TraceForm, TracePath
 from kvsim.cli.processes import run_module
+from kvsim.cli.server import SettingOptions, config_path
 from kvsim.config import RunConfig, load_config, read_toml
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
@@ -64,21 +57,20 @@ Page = Annotated[
 ]
 
 
-@with_run_flags
+@takes_bundles
 def validate(
+    *,
     trace: TracePath = None,
     profile: ProfileFile = None,
     device: Device = "cuda",
     policies: Policies = "recompute,swap,prefix-caching",
     config: ConfigFile = None,
-    trace_format: TraceFormat = None,
-    columns: TraceColumns = None,
+    form: TraceForm,
     out: Results = "runs/validate",
     prepare: Prepare = None,
     source: Source = None,
     html: Page = None,
-    assignments: Assignments = None,
-    **flags: Any,
+    settings: SettingOptions,
 ) -> None:
     """Run the scheduler on a real engine and show how far the profile is off.
 
@@ -93,15 +85,14 @@ def validate(
         return
     if trace is None:
         raise ConfigError("validate: give --trace FILE, or --from a recording or a result")
-    if device not in ("cuda", "cpu"):
-        raise ConfigError(f"--device: no {device!r}; choose cuda or cpu")
+    check_choice("--device", device, ("cuda", "cpu"))
     if profile is None and prepare is None:
         raise ConfigError(
             "validate: give --profile FILE, made with `kvsim calibrate` on this device"
         )
-    opened = open_noted(trace, trace_format, columns)
+    opened = form.open(trace)
     made = {} if profile is None else read_json(_profile_path(profile), "kvsim.profile/1")
-    loaded = _settings(opened, made, config, settings(flags), assignments or ())
+    loaded = _settings(opened, made, config, settings)
     setup = _setup(opened, loaded, policies)
     if prepare is not None:
         print(f"written to {write_json(prepare, setup)}: measure it with python -m kvsim.validate")
@@ -128,11 +119,9 @@ def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> Non
         _draw(table, html or str(out / PAGE))
 
 
-def _settings(
-    trace: Trace, made: Table, config: str | None, flags: Table, assignments: list[str] | tuple[()]
-) -> RunConfig:
+def _settings(trace: Trace, made: Table, config: str | None, settings: SettingOptions) -> RunConfig:
     """The user's settings; missing ones are taken from the profile and fitted to the trace."""
-    path = config_path(config)
+    path, flags = config_path(config), settings.flags.settings
     given = {**(read_toml(path) if path else {}), **flags}
     longest = max(row.input_length + row.output_length for row in trace.rows)
     # The policies that it compares by default are those of this engine.
@@ -148,7 +137,7 @@ def _settings(
         )
     defaults["num_cpu_blocks_override"] = given["num_gpu_blocks_override"]
     missing = {key: value for key, value in defaults.items() if key not in given}
-    return load_config(path, {**missing, **flags}, assignments)
+    return load_config(path, {**missing, **flags}, settings.assignments or ())
 
 
 def _setup(trace: Trace, config: RunConfig, policies: str) -> Table:
@@ -197,7 +186,4 @@ def _tables(result: Table) -> Iterator[RichTable]:
         ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
         ("Real / real again / simulated", count_rows(result)),
     ):
-        table = make_table(*head, title=title)
-        for row in rows:
-            table.add_row(*row)
-        yield table
+        yield make_table(*head, rows=rows, title=title)

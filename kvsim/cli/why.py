@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli.console import make_console
+from kvsim.cli.options import RunDir
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def why(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="What `kvsim run --out` wrote.")],
+    directory: RunDir,
     request: Annotated[str, typer.Option("--request", metavar="ID", help="Id of the request.")],
     html: Annotated[
         str | None, typer.Option("--html", metavar="FILE", help="Write it as a page, too.")
@@ -35,7 +36,7 @@ def why(
     if html is not None:
         from kvsim.pages.story import build_story
 
-        console.print(f"\nwritten to {write_text(html, build_story(story))}", highlight=False)
+        console.print(f"\nwritten to {write_text(html, build_story(story))}")
 
 
 def _render(story: Story, console: Console) -> None:
@@ -57,7 +58,6 @@ def _render(story: Story, console: Console) -> None:
         ("its prompt tokens", story.tokens, PROMPT_LABELS),
     ):
         if values:
-            ledger = make_table(title, "", "", pad_edge=False, header_style="dim")
-            for row in ledger_rows(values, labels):
-                ledger.add_row(*row)
+            rows = ledger_rows(values, labels)
+            ledger = make_table(title, "", "", rows=rows, pad_edge=False, header_style="dim")
             console.print(ledger)

@@ -47,8 +47,8 @@ class StepLog:
         """Take down a step that has just been composed."""
         if batch.blocks.lockstep == COUNTED:
             raise ConfigError(
-                "--step-log: this block manager only counts its blocks, they have no names; use"
-                " naive or prefix-caching"
+                "--step-log: this block manager only counts its blocks and gives them no ids; use"
+                " --block-manager naive or prefix-caching"
             )
         self._record = step_record(batch, plan, self._step, now_ns / 1e9, arrived)
 

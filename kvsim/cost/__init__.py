@@ -92,8 +92,8 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
     cost = construct("cost", COSTS, name, args, model=model, hardware=hardware, config=config)
     if not isinstance(cost, Cost):
         raise ConfigError(
-            f"cost: {name}: a cost model has step_ns(plan), describe(), kind and source;"
-            " see kvsim.cost.Cost"
+            f"cost: {name} is not a cost model; give it step_ns(plan), describe(), kind and"
+            " source, as kvsim.cost.Cost says"
         )
     return cost
 

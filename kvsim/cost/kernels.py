@@ -152,6 +152,9 @@ class Kernels:
                 return us
             line = self._decode_line(seqs)
             us = line.at(context)
+            if self._uneven is not None:
+                longest = plan.longest(self._uneven.longest)
+                us += self._uneven.decode_us(seqs, context, longest)
             if not line.first <= context <= line.last:
                 self.outside = True
         for new, context in chunks:

@@ -119,9 +119,13 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
     step = _Change(_Side.of(profile.model, hardware), _Side.of(run, hardware), hardware)
     fit = profile.fit_at(block_size) or profile.fit
     blocks = block_size / profile.engine.block_size
+    all_reduce, terms = step.all_reduce(fit.all_reduce), profile.terms
+    if all_reduce is not fit.all_reduce:
+        terms = terms | {"all-reduce": f"figures of {hardware.name}"}
     return replace(
         profile,
         source="scaled",
+        terms=terms,
         model=run,
         engine=replace(profile.engine, block_size=block_size),
         rows=[],
@@ -135,7 +139,7 @@ def scaled(profile: Profile, model: Model, config: RunConfig, hardware: Hardware
             mixed=step.mixed(fit.mixed),
             step=fit.step,
             prompt_step_us=fit.prompt_step_us,
-            all_reduce=step.all_reduce(fit.all_reduce),
+            all_reduce=all_reduce,
             tail=step.tail(fit.tail),
             experts=fit.experts if step.same_experts else UNSET,
             launch_floor_us=fit.launch_floor_us * step.layers,
@@ -218,8 +222,13 @@ class _Change:
 
     def all_reduce(self, figures: AllReduce | UnsetType) -> AllReduce | UnsetType:
         """The profile's own figures hold between as many GPUs only."""
-        same = self._old.tp == self._new.tp
-        return figures if same or figures is UNSET else self._hardware.all_reduce
+        if not isinstance(figures, AllReduce) or self.keeps(figures):
+            return figures
+        return self._hardware.all_reduce
+
+    def keeps(self, figures: AllReduce) -> bool:
+        """Whether figures of a profile hold for the new degree; on one GPU, nothing is reduced."""
+        return self._new.tp in (1, figures.gpus or self._old.tp)
 
     def tail(self, tail: Tail | UnsetType) -> Tail | UnsetType:
         if not isinstance(tail, Tail):

@@ -139,7 +139,10 @@ class TableCost:
         return "".join(f"; {name}: {text}" for name, text in used.items())
 
     def _all_terms(self) -> dict[str, str]:
-        return self._profile.terms | ({} if self._experts is None else self._experts.terms)
+        found = self._profile.terms | ({} if self._experts is None else self._experts.terms)
+        if self._profile.model.tp == 1:
+            found.pop("all-reduce", None)
+        return found
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""

@@ -66,6 +66,8 @@ class Uneven:
     ) -> float:
         """Microseconds that a launch with chunks takes longer. A chunk is (tokens, tokens before
         them)."""
+        if sequences >= self.longest and len(chunks) == 1:
+            return self._beside_one(*chunks[0], context_tokens / sequences, longest) / 1e6
         tile, most, mean = self._tile, self.longest, context_tokens / sequences
         last = longest[-1] if sequences >= most else 0
         highest = max([new + context for new, context in chunks])
@@ -82,6 +84,27 @@ class Uneven:
             even.sort(reverse=True)
             held_up -= self._held_up(even)
         return held_up / 1e6
+
+    def _beside_one(self, new: int, context: int, mean: float, longest: Sequence[int]) -> float:
+        """Picoseconds beside one chunk, for as many sequences as matter or more.
+
+        As `mixed_us` in general; but tiles fall evenly, so that those longer than the mean need no
+        list.
+        """
+        count, tile, highest = self._count, self._tile, new + context
+        lengths: Sequence[float] = longest
+        if highest > (least := longest[count]):
+            tiles = range(highest, context if context > least else least, -tile)[: count + 1]
+            lengths = sorted([*longest, *tiles], reverse=True)
+        held_up = self._held_up(lengths)
+        if highest > mean:
+            shortest = context if context > mean else int(mean)
+            above = min(-(-(highest - shortest) // tile), count + 1)
+            inside = above if above < count else count
+            even = inside * highest - tile * inside * (inside - 1) // 2 + (count - inside) * mean
+            last = mean if above <= count else highest - count * tile
+            held_up -= self._alone * highest - self._share * even - self._rest * last
+        return held_up
 
     def _held_up(self, longest: Sequence[float]) -> float:
         """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0."""

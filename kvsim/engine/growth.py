@@ -69,7 +69,7 @@ def _guarded(label: str, growth: Growth) -> Growth:
         blocks = growth(sequence, block_size, pool)
         if type(blocks) is not int or blocks < 0:
             raise ConfigError(
-                f"{label} returned {blocks!r}; return a number of blocks, an int from 0 on"
+                f"{label} returned {blocks!r}; return a whole number of blocks, 0 or more"
             )
         return blocks
 

@@ -123,7 +123,7 @@ def make_order(
     def make(first: int, size: int) -> Order:
         order: Order = build(label, maker, {}, **{**given, "first": first, "size": size})
         if not isinstance(order, Order):
-            raise ConfigError(f"{label} is no subclass of kvsim.engine.order.Order; make it one")
+            raise ConfigError(f"{label} is not a subclass of kvsim.engine.order.Order; make it one")
         return order if name in table else _Checked(label, order)
 
     return make
@@ -184,7 +184,7 @@ class _Checked(Order):
     def _given_out(self, block: int) -> None:
         if type(block) is not int or block not in self._idle:
             raise ConfigError(
-                f"{self._label} gave out {block!r}, which is no idle block; let `pop` take out one"
+                f"{self._label} gave out {block!r}, which is not idle; let `pop` take out one"
                 " that was `put` and not `hit` since"
             )
         del self._idle[block]

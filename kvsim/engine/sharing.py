@@ -109,11 +109,11 @@ def _made(kind: type[T], argument: str, table: dict[str, T], name: str | T, /, *
 
     def guard(label: str, found: Any) -> Any:
         if not isinstance(found, kind):
-            raise ConfigError(f"{label} is no {kind.__name__}; make it one of {kind.__module__}")
+            raise ConfigError(f"{label} is not a {kind.__name__} of {kind.__module__}; make it one")
         from kvsim.library import checked
 
         if any(isinstance(value, int) and value < 0 for value in found):
-            raise ConfigError(f"{label}: numbers of tokens are at least 0")
+            raise ConfigError(f"{label}: a number of tokens is below 0; use 0 or more")
         return checked(label, tuple(found), kind)
 
     made: T = find_rule(argument, table, name, guard, **given)

@@ -145,10 +145,12 @@ class QueueOrder:
         """`priorities` says whether priorities come first. Raises `ValueError` for an unknown
         policy."""
         if policy not in ORDERS:
-            raise ValueError(f"schedule_policy: no {policy!r}; choose from {', '.join(ORDERS)}")
+            raise ValueError(
+                f"schedule_policy: unknown {policy!r}; choose from {', '.join(ORDERS)}"
+            )
         if priorities and policy not in ("fcfs", "lof"):
             raise ValueError(
-                f"enable_priority_scheduling: {policy} knows no priorities; use fcfs or lof"
+                f"enable_priority_scheduling: {policy} ignores priorities; use fcfs or lof"
             )
         self.policy = policy
         self._priorities = priorities

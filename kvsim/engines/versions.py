@@ -69,13 +69,13 @@ COUNT_BYTES = 4
 def release(version: str | None) -> Release:
     """The numbers of a version, to compare: `0.6.3.post1` is (0, 6, 3); none for no version.
 
-    Raises `ConfigError` for text that is no version.
+    Raises `ConfigError` for text that is not a version.
     """
     if version is None:
         return ()
     match = re.match(r"v?(\d+(?:\.\d+)+)", version)
     if match is None:
-        raise ConfigError(f"vllm_version: {version!r} is no version; write it as 0.33.0")
+        raise ConfigError(f"vllm_version: {version!r} is not a version; write it as 0.33.0")
     return tuple(map(int, match[1].split(".")))
 
 
@@ -135,7 +135,7 @@ def server_defaults(
     number = release(version)
     if number < OLDEST_V1:
         raise ConfigError(
-            f"vllm_version: the defaults of vLLM V1 are known from 0.8.5 on, not of {version};"
+            f"vllm_version: the defaults of vLLM V1 are known from 0.8.5 on, not for {version};"
             " give a later release, or --engine vllm-0.6.3"
         )
     seqs, tokens, tier = batch_limits(number, device_name, memory_bytes)

@@ -92,7 +92,7 @@ class Vllm063(Scheduler):
         if tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({self.max_num_seqs}):"
-                " every running sequence needs one token a step"
+                " every running sequence needs one token a step; raise it, or lower --max-num-seqs"
             )
 
     # -- composing a step ------------------------------------------------------------------------

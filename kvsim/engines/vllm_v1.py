@@ -53,7 +53,8 @@ class VllmV1(Scheduler):
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs"
-                f" ({max_num_seqs}): every running sequence needs one token a step"
+                f" ({max_num_seqs}): every running sequence needs one token a step; raise it, or"
+                " lower --max-num-seqs"
             )
         self.max_model_len = self.longest_sequence = max_model_len
         self.max_num_seqs = max_num_seqs

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import check_choice
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
@@ -85,11 +85,7 @@ _METHODS = {
 
 def quantization(method: str) -> Quantization:
     """The usual form of a method; raises `ConfigError` with the nearest name for an unknown one."""
-    if method not in _METHODS:
-        raise ConfigError(
-            f"quantization: no method {method!r};{nearest(method, _METHODS)}"
-            f" give one of {', '.join(_METHODS)}"
-        )
+    check_choice("quantization", method, _METHODS)
     return _METHODS[method]
 
 

@@ -33,6 +33,7 @@ from kvsim.pages.over_time import View, look_at
 from kvsim.report import wording
 from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
 from kvsim.report.compare import (
+    INSIGNIFICANT,
     NO_DIFFERENCE,
     Row,
     cautions,
@@ -118,13 +119,26 @@ def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) 
         about=[
             run_line(name, summary, run_colour(i)) for i, (name, summary) in enumerate(summaries)
         ],
-        remarks=_remarks(summaries, seeds),
+        remarks=(*_verdicts(names, rows), *_remarks(summaries, seeds)),
     )
 
 
 def run_colour(i: int) -> str:
     """Name of the colour of run number `i`; they repeat after `COLOURS` runs."""
     return f"run-{i % COLOURS}"
+
+
+def _verdicts(names: Sequence[str], rows: Sequence[Row]) -> Iterable[tuple[str, str]]:
+    """In which main figures each run is better and worse than the first, in a sentence."""
+    main = [row for row in rows if row.metric.key in HEADLINES]
+    nothing = INSIGNIFICANT if any(row.verdicts for row in main) else NO_DIFFERENCE
+    for i, name in enumerate(names[1:]):
+        found = {
+            tone: [f"{r.metric.label} {change_words(r, i)}" for r in main if r.judge(i) == tone]
+            for tone in ("better", "worse")
+        }
+        told = "; ".join(f"{tone} in {', '.join(each)}" for tone, each in found.items() if each)
+        yield f"{name} against {names[0]}: {told or f'{nothing} in the main figures'}.", "plain"
 
 
 def _remarks(runs: Summaries, seeds: Sequence[int]) -> Iterable[tuple[str, str]]:

@@ -228,7 +228,7 @@ def _made_of(names: tuple[str, str], fall: Waterfall) -> str:
     if not any(fall.places):
         return ""
     texts = (f"in {name} {_weights(p)}" for name, p in zip(names, fall.places, strict=True))
-    return f"Interpolated from these requests: {'; '.join(texts)}."
+    return f"The percentile lies between requests: {'; '.join(texts)}."
 
 
 def _weights(places: Sequence[Place]) -> str:

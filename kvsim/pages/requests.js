@@ -52,7 +52,7 @@
     ["prompt", "Prompt", (i) => data.input_length[i], (i) => count(data.input_length[i])],
     ["output", "Output", (i) => data.output_tokens[i], (i) => count(data.output_tokens[i])],
     ["lost", "Preemptions", (i) => data.num_preemptions[i], (i) => count(data.num_preemptions[i])],
-    ["arrival", "Arrived at", (i) => data.arrival[i], (i) => time(data.arrival[i])],
+    ["arrival", "Arrived at", (i) => data.arrival[i], (i) => `${(data.arrival[i] / 1e6).toFixed(1)} s`],
   ];
 
   const strip = (i, whole) => {

@@ -146,7 +146,7 @@ def problem_of_requests(requests: Mapping[str, Any]) -> str:
     if not np.array_equal(index, np.arange(len(index))):
         return "column index: not 0, 1, 2, ..."
     if len(set(ids)) < len(ids):
-        return "column id: one is there twice"
+        return "column id: one id is given twice"
     if len(index) and int(np.min(requests["n"])) < 1:
         return "column n: a request of no sequence"
     done = np.asarray(requests["status"], dtype=np.str_) == "completed"

@@ -103,11 +103,11 @@ def concerned_words(found: Concerned | None, names: tuple[str, str]) -> list[str
     if found is None:
         return []
     instants = [
-        f"after {seconds(ns / 1e9)} in {name}"
+        f"after {ns / 1e9:,.3f} s in {name}"
         for ns, name in zip(found.instants_ns, names, strict=True)
     ]
     return [
-        f"{found.id} is the first request that was scheduled at another time: first"
+        f"Request {found.id} is the first that was scheduled at another time:"
         f" {' and '.join(instants)}."
     ]
 

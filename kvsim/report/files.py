@@ -12,7 +12,6 @@ DIR/report.html        the page, if given; requests.csv and steps.csv, if asked 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -25,7 +24,7 @@ from kvsim.parsing import parse_json
 from kvsim.report import checked, tables
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TRANSITIONS, Table
 from kvsim.version import __version__
-from kvsim.writing import encoded, move_all, temporary_folder
+from kvsim.writing import encoded, json_text, move_all, temporary_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,8 +120,7 @@ def _fill(
     csv: bool,
     page: str | None,
 ) -> None:
-    text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    (folder / SUMMARY).write_bytes(encoded(text))
+    (folder / SUMMARY).write_bytes(encoded(json_text(summary)))
     if page is not None:
         (folder / PAGE).write_bytes(encoded(page))
     _write_table(folder / REQUESTS.name, iter([tables.requests_table(requests)]), csv=csv)
@@ -177,7 +175,7 @@ def _refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
     version = meta.get("kvsim_version")
     if isinstance(version, str) and version != __version__:
         raise OutputError(
-            f"{path}: {problem}; of kvsim {version}, this is {__version__}: run it again"
+            f"{path}: {problem}; kvsim {version} wrote it, this is {__version__}: run it again"
         )
     raise OutputError(f"{path}: {problem}; run it again with this version of kvsim")
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
 
 def make_table(
-    *columns: str | Text, title: str | None = None, texts: int = 1, **look: Any
+    *columns: str | Text,
+    rows: Iterable[Iterable[RenderableType]] = (),
+    title: str | None = None,
+    texts: int = 1,
+    **look: Any,
 ) -> Table:
-    """An empty table; the first `texts` columns hold text, the others right-aligned numbers.
+    """A table of these rows; the first `texts` columns hold text, the others right-aligned numbers.
 
     `look`: more arguments of Rich's `Table`.
     """
@@ -23,4 +29,6 @@ def make_table(
     table = Table(title=title, **{**common, **look})
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table

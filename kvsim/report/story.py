@@ -100,7 +100,9 @@ def find_request(requests: Mapping[str, Any], id: str) -> int:
     ids = [str(each) for each in requests["id"]]
     if id in ids:
         return ids.index(id)
-    raise OutputError(f"request: no {id!r} among {plural(len(ids), 'request')};{nearest(id, ids)}")
+    raise OutputError(
+        f"--request: no {id!r} among {plural(len(ids), 'request')};{nearest(id, ids)}"
+    )
 
 
 def tell(

@@ -101,5 +101,5 @@ def make_means(
         return Cheapest(prices)
     if mode not in MEANS:
         known = ", ".join((*MEANS, "auto (with prices)"))
-        raise ValueError(f"preemption_mode: no {mode!r}; it is one of {known}")
+        raise ValueError(f"preemption_mode: unknown {mode!r}; choose from {known}")
     return MEANS[mode]

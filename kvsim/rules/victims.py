@@ -132,7 +132,7 @@ def _guarded(label: str, policy: Victim) -> Victim:
         victim = policy(candidates, blocks)
         if victim not in candidates:
             raise ConfigError(
-                f"{label} returned {victim!r}, which is no candidate; return an entry of its"
+                f"{label} returned {victim!r}, which is not a candidate; return an entry of its"
                 " first argument"
             )
         return victim

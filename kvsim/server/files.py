@@ -20,7 +20,7 @@ _GZIP = b"\x1f\x8b"
 def lines_with(words: Iterable[bytes], path: str) -> Iterator[tuple[int, bytes]]:
     """The lines of a log, gzipped or not, that hold one of `words`; with their numbers from 1.
 
-    Raises `ConfigError` for a file that cannot be read, holds nothing, or is no text.
+    Raises `ConfigError` for a file that cannot be read, holds nothing, or is not text.
     """
     try:
         with Path(path).open("rb") as stored:
@@ -63,7 +63,9 @@ def read_text(path: str | Path) -> str:
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     if len(raw) > MOST_COMMAND_BYTES:
-        raise ConfigError(f"{path}: larger than {MOST_COMMAND_BYTES:,} bytes; that is no command")
+        raise ConfigError(
+            f"{path}: larger than {MOST_COMMAND_BYTES:,} bytes; give a file with one command"
+        )
     if not raw.strip():
         raise ConfigError(f"{path}: the file is empty")
     if b"\0" in raw:

@@ -55,7 +55,7 @@ def server_command(text: str, where: str) -> ServerCommand:
         )
     if len(different) > 1:
         begins = "; ".join(" ".join(arguments)[:40] for arguments in different)
-        raise ConfigError(f"{where}: {len(different)} vLLM commands ({begins!r}); leave one")
+        raise ConfigError(f"{where}: {len(different)} vLLM commands ({begins!r}); keep only one")
     [found] = different.values()
     return found
 

@@ -71,7 +71,7 @@ def server_settings(
     Raises `ConfigError` for what cannot be read, is unknown, or cannot be simulated.
     """
     if vllm is not None and vllm_file is not None:
-        raise ConfigError("--vllm-file: there is --vllm too; give one of them")
+        raise ConfigError("--vllm-file: --vllm is given too; leave one out")
     log, line = Meaning(), Meaning()
     notes: list[str] = []
     if startup_log is not None:

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from kvsim.assembly import assemble
-from kvsim.config import RunConfig, make_config, nearest
-from kvsim.errors import ConfigError
+from kvsim.config import RunConfig, make_config
+from kvsim.errors import ConfigError, check_choice
 from kvsim.workload.trace import Trace
 
 Goal = Literal["least", "most", "best"]
@@ -88,10 +88,7 @@ def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) 
     Raises `ConfigError` for an unknown name, for a setting that would make the knob ineffective,
     and for bounds with no value between them.
     """
-    if name not in KNOBS:
-        raise ConfigError(
-            f"--find: no {name!r};{nearest(name, KNOBS)} choose from {', '.join(KNOBS)}"
-        )
+    check_choice("--find", name, KNOBS)
     for given in bounds:
         if given is not None and not 0 <= given < math.inf:
             raise ConfigError(f"--from and --to: {given:g} is not a number above 0")
@@ -120,8 +117,8 @@ def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     if base.get("num_gpu_blocks_override") is not None:
         raise ConfigError(
-            "--find gpu_memory_utilization: num_gpu_blocks_override is set, so that it decides"
-            " nothing; leave that out, or use --find num_gpu_blocks"
+            "--find gpu_memory_utilization: has no effect beside num_gpu_blocks_override; leave"
+            " that out, or use --find num_gpu_blocks"
         )
 
     def snap(value: float) -> float:

@@ -307,5 +307,6 @@ def _nearest_miss(configurations: Sequence[Configuration]) -> list[Remark]:
     if not finished:
         return []
     nearest = min(finished, key=lambda configuration: configuration.load)
-    over = f"{100 * (nearest.load - 1):.0f} %"
-    return [Remark(f"Nearest: {words(nearest.settings)}, {over} beyond a limit on a seed.")]
+    over = f"{100 * (nearest.load - 1):.0f} % beyond a limit"
+    seed = " on a seed" if len(nearest.records) > 1 else ""
+    return [Remark(f"Nearest: {words(nearest.settings)}, {over}{seed}.")]

@@ -88,7 +88,7 @@ def parse_space(
             raise ConfigError(f"{key}: varied twice; give all its values in one place")
         seen.add(key)
     if "workload" in seen:
-        raise ConfigError("workload: all points of a sweep share one; sweep each by itself")
+        raise ConfigError("workload: all points of a sweep share one; make a sweep for each")
     if seeds is not None and "seed" in seen:
         raise ConfigError("--seeds: the seed is varied already; leave one of the two out")
     if not seen and seeds is None:
@@ -160,7 +160,7 @@ def _rows(lists: Sequence[str]) -> tuple[Settings, ...]:
         lengths = ", ".join(f"{axis.key} {len(axis.values)}" for axis in columns)
         raise ConfigError(f"--list: values are taken row by row, but there are {lengths}")
     if len({axis.key for axis in columns}) < len(columns):
-        raise ConfigError("--list: a key is there twice; give all its values in one place")
+        raise ConfigError("--list: a key is given twice; give all its values in one place")
     values = zip(*(axis.values for axis in columns), strict=True)
     return tuple(dict(zip((a.key for a in columns), row, strict=True)) for row in values)
 
@@ -217,7 +217,7 @@ def _csv_rows(path: str, numbered: list[tuple[int, str]]) -> Iterator[tuple[int,
     table = list(csv.reader(line for _, line in numbered))
     header = [key.strip() for key in table[0]]
     if len(set(header)) < len(header):
-        raise ConfigError(f"{path}:{numbered[0][0]}: a key is there twice")
+        raise ConfigError(f"{path}:{numbered[0][0]}: a key is given twice; leave one out")
     for (number, _), cells in zip(numbered[1:], table[1:], strict=True):
         if len(cells) != len(header):
             raise ConfigError(f"{path}:{number}: {len(cells)} values for {len(header)} keys")

@@ -167,7 +167,7 @@ def _limit(where: str, metric: Metric, text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ConfigError(f"{where}: {text!r} is no limit; give a number, as in p99_ttft<2s")
+        raise ConfigError(f"{where}: {text!r} is not a limit; give a number, as in p99_ttft<2s")
     if metric.unit in ("ms", "s"):
         if unit not in _MS:
             raise ConfigError(f"{where}: a time needs a unit; write {text}ms or {text}s")

@@ -28,7 +28,7 @@ from kvsim.sweep.locks import PLACES, lock, unlock
 from kvsim.sweep.records import Record, checked_record
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
-from kvsim.writing import write_text
+from kvsim.writing import json_text, write_text
 
 _KEY_CHARACTERS = 32
 _CLASSES = ("engine", "block_manager", "victim")
@@ -78,8 +78,7 @@ class Store:
 
     def save(self, record: Record) -> None:
         """Store a result, whole or not at all. The caller must hold the claim on its key."""
-        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_text(self._path(record["key"]), text)
+        write_text(self._path(record["key"]), json_text(record))
 
     def fetch(self, key: str, run: Callable[[], Record]) -> Record:
         """The result under `key`; if it is missing, runs it or waits for a process that does."""

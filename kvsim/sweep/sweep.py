@@ -10,7 +10,6 @@ DIR/sweep.html      the page
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.store import Store, address
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
-from kvsim.writing import encoded, write_bytes
+from kvsim.writing import encoded, json_text, write_bytes
 
 MANIFEST = "sweep.json"
 _REMEDY = "give a folder that `kvsim sweep --out` wrote"
@@ -128,7 +127,7 @@ def gather(store: Store, plan: Plan, folder: str | Path) -> list[Outcome]:
 
 def manifest(plan: Plan) -> str:
     """The content of `sweep.json`."""
-    return json.dumps(plan.describe(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(plan.describe())
 
 
 def write_plan(folder: str | Path, plan: Plan, *results: str) -> None:
@@ -153,7 +152,9 @@ def read_plan(folder: str | Path) -> Plan:
         table = parse_json(path.read_bytes())
         version = msgspec.convert(table, Versioned).kvsim_version
         if version != __version__:
-            raise OutputError(f"{path}: of kvsim {version}, this is {__version__}; run it again")
+            raise OutputError(
+                f"{path}: kvsim {version} wrote it, this is {__version__}; run it again"
+            )
         checked = msgspec.convert(table, Manifest)
         if not is_flat(table) or len({tuple(point.settings) for point in checked.points}) > 1:
             raise ValueError
@@ -187,7 +188,9 @@ def merge(folders: Sequence[str], into: str | Path) -> Plan:
     plan = plans[0]
     for folder, other in zip(folders, plans, strict=True):
         if [point.key for point in other.points] != [point.key for point in plan.points]:
-            raise OutputError(f"{folder}: of another sweep than {folders[0]}; merge its own shards")
+            raise OutputError(
+                f"{folder}: part of another sweep than {folders[0]}; merge its own shards"
+            )
     stores = [Store(folder) for folder in folders]
     target = Store(into)
     target.make()

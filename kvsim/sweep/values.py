@@ -54,11 +54,13 @@ def parse_axis(option: str, text: str) -> Axis:
         values = _listed(where, written)
         for place, value in enumerate(values):
             if value in values[:place]:
-                raise ConfigError(f"{where}: {_shown(value)} is there twice; leave one out")
+                raise ConfigError(f"{where}: {_shown(value)} is given twice; leave one out")
         return Axis(key, tuple(values))
     name, arguments = call[1], _numbers(where, call[2])
     if name not in ("lin", "log"):
-        raise ConfigError(f"{where}: no range {name!r}; use lin(FIRST,LAST,N) or log(FIRST,LAST,N)")
+        raise ConfigError(
+            f"{where}: unknown range {name!r}; use lin(FIRST,LAST,N) or log(FIRST,LAST,N)"
+        )
     values = [_fitting(key, value) for value in _range(where, name, arguments)]
     return Axis(key, tuple(dict.fromkeys(values)))
 
@@ -111,7 +113,7 @@ def check_key(where: str, key: str) -> None:
         )
     if bool(dot and inner) != (name in _tables()):
         shape = f"{name}.KEY" if name in _tables() else name
-        raise ConfigError(f"{where}: {key!r} is no setting; write {shape}=VALUES")
+        raise ConfigError(f"{where}: {key!r} is not a setting; write {shape}=VALUES")
 
 
 @cache

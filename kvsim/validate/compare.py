@@ -61,7 +61,9 @@ def compare(recording: Mapping[str, Any], profile: str) -> Table:
     setup, made = recording["setup"], load_profile(profile)
     trace = open_trace(setup["trace"]["path"])
     if trace.sha256 != setup["trace"]["sha256"]:
-        raise ConfigError(f"{trace.path}: not the trace that was recorded")
+        raise ConfigError(
+            f"{trace.path}: not the trace that was recorded; restore it, or measure again"
+        )
     _refuse_other_model(recording["model"], made, profile)
     settings = {policy["name"]: settings_of(policy) for policy in setup["policies"]}
     policies = []

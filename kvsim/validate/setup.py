@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import ConfigError, nearest
+from kvsim.errors import ConfigError, check_choice
 from kvsim.version import __version__
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ def prepare(trace: Trace, config: RunConfig, policies: Sequence[str] = THREE) ->
     Raises `ConfigError` for an unknown policy, and for a plan that no executor can run.
     """
     for name in policies:
-        if name not in POLICIES:
-            near = nearest(name, POLICIES)
-            raise ConfigError(f"--policies: no {name!r};{near} it takes {', '.join(POLICIES)}")
+        check_choice("--policies", name, POLICIES)
     if config.engine not in ENGINES and ":" not in config.engine:
         raise ConfigError(
             f"engine: validate runs {', '.join(ENGINES)}, and your own; {config.engine} has steps"

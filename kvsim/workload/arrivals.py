@@ -63,7 +63,7 @@ def think_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     cap_ns = inf if config.max_think_time_s is None else config.max_think_time_s * _NS_PER_S
     longest_ns = max((row.delay_ns for row in rows), default=0)
     if isinf(scale) or min(longest_ns * scale, cap_ns) >= MAX_NS:
-        raise ConfigError(f"think_time_scale: {scale:g} makes the run last for centuries")
+        raise ConfigError(f"think_time_scale: {scale:g} makes the run last for centuries; lower it")
     return [round(min(row.delay_ns * scale, cap_ns)) for row in rows]
 
 
@@ -112,7 +112,9 @@ def _recorded_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     if config.time_scale == 1:
         return times
     if times and times[-1] * config.time_scale >= MAX_NS:
-        raise ConfigError(f"time_scale: {config.time_scale:g} makes the trace last for centuries")
+        raise ConfigError(
+            f"time_scale: {config.time_scale:g} makes the trace last for centuries; lower it"
+        )
     return [round(time * config.time_scale) for time in times]
 
 
@@ -123,7 +125,7 @@ def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
     if not count or isinf(rate):
         return [0] * count
     if count / rate * _NS_PER_S >= MAX_NS:
-        raise ConfigError(f"request_rate: {rate:g} makes the run last for centuries")
+        raise ConfigError(f"request_rate: {rate:g} makes the run last for centuries; raise it")
     if isinf(config.burstiness):
         gaps = np.full(count, 1 / rate)
     else:
@@ -131,7 +133,7 @@ def _random_times(count: int, rate: float, config: RunConfig) -> list[int]:
         gaps = random_stream(config.seed, "arrivals").gamma(shape, 1 / (rate * shape), count)
     times = np.cumsum(gaps)
     if not np.isfinite(times[-1]):
-        raise ConfigError(f"burstiness: {config.burstiness:g} is too small")
+        raise ConfigError(f"burstiness: {config.burstiness:g} is too small; raise it")
     if times[-1] > 0:
         times *= count / rate / times[-1]
     nanoseconds: list[int] = np.rint(times * _NS_PER_S).astype(np.int64).tolist()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvsim.config import nearest
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, check_choice
 from kvsim.workload import native
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.export import write_mooncake
@@ -23,9 +22,7 @@ def convert(trace: Trace, out_path: str, to: str, block_size: int | None = None)
     """
     if to == "mooncake":
         return write_mooncake(trace, out_path, block_size)
-    if to != "native":
-        known = ", ".join(FORMATS)
-        raise ConfigError(f"trace format: no {to!r};{nearest(to, FORMATS)} it takes {known}")
+    check_choice("trace format", to, FORMATS)
     if block_size is not None:
         raise ConfigError("block_size: a native file keeps the trace's own; leave it out")
     native.write(_with_notes(trace), out_path)

@@ -36,7 +36,9 @@ def write_mooncake(trace: Trace, path: str, block_size: int | None = None) -> li
     """
     size = _block_size(trace, block_size)
     if any(row.arrival_ns is None for row in trace.rows):
-        raise ConfigError(f"{path}: the trace has no arrival times, which Mooncake rows need")
+        raise ConfigError(
+            f"{path}: the trace has no arrival times, which Mooncake rows need; write native"
+        )
     if path.endswith(".gz"):
         raise ConfigError(f"{path}: Mooncake files are plain text; leave out .gz")
     identities = streams(trace)

@@ -56,7 +56,7 @@ def synthesise_lengths(
     if requests < 1:
         raise ConfigError(f"requests: {requests} is not above 0")
     if not 0 <= range_ratio < 1:
-        raise ConfigError(f"range_ratio: {range_ratio:g} is not in 0 .. 1, 1 excluded")
+        raise ConfigError(f"range_ratio: {range_ratio:g} is not from 0 to below 1")
     sides = {"input": inputs, "output": outputs}
     bounds = [_bounds(side, lengths, range_ratio) for side, lengths in sides.items()]
     random = np.random.default_rng(seed)

@@ -25,7 +25,9 @@ def join_measured(trace: Trace, path: str) -> Trace:
     with Source(path) as source:
         for name, times in _read(source):
             if name not in known:
-                what = f"{shown(name)} is no request of {trace.path}; give the times of this trace"
+                what = (
+                    f"{shown(name)} is not a request of {trace.path}; give the times of this trace"
+                )
                 raise source.error(what, "id")
             found[name] = times
     rows = [

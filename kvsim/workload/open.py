@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from kvsim.errors import ConfigError, TraceError, nearest
+from kvsim.errors import ConfigError, TraceError, check_choice, nearest
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.head import Head, look
 from kvsim.workload.source import Source, shown
@@ -54,13 +54,12 @@ def open_trace(path: str, format: str | None = None, columns: str | None = None)
 
     Raises `TraceError` for a file that cannot be read, `ConfigError` for an unknown format or role.
     """
-    if format is not None and format not in READERS:
-        known = ", ".join(READERS)
-        raise ConfigError(
-            f"trace format: no {format!r};{nearest(format, READERS)} it takes {known}"
-        )
+    if format is not None:
+        check_choice("trace format", format, READERS)
     if format not in (None, "table") and columns is not None:
-        raise ConfigError(f"--columns: is for tables, not for --trace-format {format}; drop one")
+        raise ConfigError(
+            f"--columns: only for tables, not for --trace-format {format}; leave one out"
+        )
     trace = _read(_located(path), format, columns)
     trace.notes += arrival_notes(trace.rows)
     return trace

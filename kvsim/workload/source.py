@@ -206,7 +206,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {shown(twice)} is there twice")
+        raise ValueError(f"key {shown(twice)} is given twice")
     return table
 
 

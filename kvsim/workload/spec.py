@@ -66,7 +66,9 @@ def make_trace(workload: Workload, seed: int) -> Trace:
                 raise ConfigError(f"{key}: {workload.kind} traces have lengths of their own")
         return synthesise(workload.kind, seed, requests=workload.requests, rate=workload.rate)
     if workload.rate is not None:
-        raise ConfigError("--rate: random traces have no arrivals; give --request-rate to the run")
+        raise ConfigError(
+            "--rate: random traces have no arrivals; give --request-rate to `kvsim run`"
+        )
     inputs = Lengths(workload.input_len, *parse_long("--long-inputs", workload.long_inputs))
     outputs = Lengths(workload.output_len, *parse_long("--long-outputs", workload.long_outputs))
     ratio, number = workload.range_ratio, _requests(workload)

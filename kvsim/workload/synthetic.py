@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
 
-from kvsim.config import nearest
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, nearest
 from kvsim.workload import native, published
 from kvsim.workload.published import Quantiles, draw
 from kvsim.workload.trace import Content, ParentContent, Row, SegmentContent, Trace
@@ -127,7 +126,8 @@ def kind_of(name: str) -> Kind:
     if name not in KINDS:
         near, known = nearest(name, (*KINDS, "random")), ", ".join(KINDS)
         raise ConfigError(
-            f"kind of trace: no {name!r};{near} it takes {known}; on the command line also random"
+            f"kind of trace: unknown {name!r};{near} choose from {known}; on the command line also"
+            " random"
         )
     return KINDS[name]
 

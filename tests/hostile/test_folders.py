@@ -65,7 +65,7 @@ def changed(folder: Path, into: Path, table: str, column: str, value: Any) -> Pa
     [
         ("requests", "n", None, "column n: a value is missing"),
         ("requests", "n", 0, "column n: a request of no sequence"),
-        ("requests", "id", "0", "column id: one is there twice"),
+        ("requests", "id", "0", "column id: one id is given twice"),
         ("requests", "id", None, "column id: a value is missing"),
         ("requests", "index", 7, "column index: not 0, 1, 2"),
         ("requests", "input_length", -5, "column input_length: -5 is not in 0"),
@@ -108,7 +108,11 @@ def test_a_value_that_cannot_be_is_named(
             "meta: a text is not UTF-8",
         ),
         ("meta", {"memory": json.loads("[" * 99 + "]" * 99)}, "meta: nested too deeply"),
-        ("meta", {"kvsim_version": "0.1.9", "seed": -1}, r".*; of kvsim 0\.1\.9, this is .*run it"),
+        (
+            "meta",
+            {"kvsim_version": "0.1.9", "seed": -1},
+            r".*; kvsim 0\.1\.9 wrote it, this is .*run it",
+        ),
     ],
 )
 def test_a_figure_that_is_not_that_of_the_tables_is_named(

@@ -103,6 +103,30 @@ def test_the_schema_of_settings_takes_the_shipped_configurations() -> None:
             jsonschema.validate(wrong, schema)
 
 
+@pytest.mark.parametrize(
+    ("name", "files", "wrong"),
+    [
+        ("hardware", "hardware/*.toml", {"memory_gib": 0}),
+        ("model", "models/*.toml", {"num_hidden_layers": "32"}),
+        ("workload", "workloads/*.toml", {"requests": "many"}),
+        ("profile", "hardware/*.json", {"schema": "kvsim.profile/0"}),
+    ],
+)
+def test_the_other_schemas_take_the_shipped_files(
+    name: str, files: str, wrong: dict[str, object]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((DOCS / "reference" / f"{name}.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    paths = sorted((ROOT / "configs").glob(files))
+    assert paths
+    for path in paths:
+        read = json.loads if path.suffix == ".json" else tomllib.loads
+        table = read(path.read_text())
+        validator.validate(table)
+        assert not validator.is_valid({**table, **wrong}), path
+
+
 def test_exit_codes_are_all_explained() -> None:
     codes = set()
     for path in (ROOT / "kvsim" / "cli").glob("*.py"):

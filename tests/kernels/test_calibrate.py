@@ -26,6 +26,12 @@ sys.meta_path.insert(0, Blocker())
 from kvsim_kernels.calibrate import main
 main(sys.argv[1:])
 """
+EXPERTS = """
+[experts]
+num_experts = 8
+num_experts_per_tok = 2
+moe_intermediate_size = 96
+"""
 SMALLEST = ["--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128"]
 
 
@@ -44,9 +50,13 @@ def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A calibration of the tiny model, stopped once on its way."""
-    out = tmp_path_factory.mktemp("made") / "tiny.json"
-    arguments = ["--model", "tiny", "--device", "cpu", "--out", str(out), *SMALLEST]
+    """A calibration of the tiny model as a mixture of experts, stopped once on its way; beside it,
+    all-reduces between two processes."""
+    folder = tmp_path_factory.mktemp("made")
+    model, out = folder / "mixture.toml", folder / "tiny.json"
+    model.write_text((ROOT / "configs" / "models" / "tiny.toml").read_text() + EXPERTS)
+    arguments = ["--model", str(model), "--device", "cpu", "--out", str(out), *SMALLEST]
+    arguments += ["--all-reduce-gpus", "2"]
     stopped = calibrate(*arguments, "--limit-s", "1")
     assert stopped.returncode == 1
     assert "the same command goes on from here" in stopped.stderr
@@ -68,6 +78,18 @@ def test_a_calibration_says_what_it_measured_and_how_well(made: Path) -> None:
     assert profile["error"]["trusted"] == (not profile["error"]["why"])
     assert {row["split"] for row in profile["rows"]} >= {"fit", "held_out", "start", "end"}
     assert all(us > 0 for line in profile["fit"]["decode_v2"]["us"] for us in line)
+
+
+@long
+def test_a_calibration_measures_every_term(made: Path) -> None:
+    profile = json.loads(made.read_text())
+    fit, error = profile["fit"], profile["error"]
+    assert 0 <= fit["tail"]["share_ns"] <= fit["tail"]["alone_ns"]
+    assert fit["all_reduce"]["gpus"] == 2
+    assert fit["all_reduce"]["bandwidth_gb_s"] > 0
+    assert profile["model"]["experts"]["num_experts"] == fit["experts"]["active"][-1] == 8
+    assert all(error[part]["points"] > 2 for part in ("uneven", "experts", "all_reduce"))
+    assert set(profile["terms"]) == {"uneven batches", "all-reduce"}
 
 
 @long

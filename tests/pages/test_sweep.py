@@ -1,16 +1,30 @@
-"""The page of a sweep: ranked, whole, escaped, and drawn by a real browser without a network."""
+"""The page of a sweep: whole, escaped, and drawn by a real browser without a network."""
 
 import json
-import math
 import re
+from functools import cache
 
 import pytest
 from browsers import eventually
 
+from kvsim.config import make_config, to_table
 from kvsim.pages.sweep import build_page, heat_maps
 from kvsim.report.numerals import show
-from kvsim.sweep.choose import TTFT, choose, pareto
-from kvsim.sweep.sweep import Outcome, Plan, Planned
+from kvsim.sweep.choose import choose
+from kvsim.sweep.grid import expand, parse_space
+from kvsim.sweep.points import Task, run_point
+from kvsim.sweep.sweep import Outcome, make_plan
+from kvsim.workload.lengths import Lengths, synthesise_lengths
+
+BASE = to_table(make_config({"request_rate": 50.0, "max_model_len": 256}))
+SLO = "p99_ttft<130ms,p99_tpot<30ms"
+POOLS = "num_gpu_blocks_override=40,60,200"
+SPACES = {
+    "whole": ("watermark=0,0.1,0.2", "victim=tail,head,<small>", POOLS),
+    "two": ("watermark=0,0.1", "max_num_seqs=12,32", POOLS),
+    "refused": ("victim=<small>",),
+    "seeds": (),
+}
 
 UNDER_POINTER = """() => {
   const plot = document.getElementById("parallel");
@@ -18,193 +32,67 @@ UNDER_POINTER = """() => {
   const { xaxis, yaxis } = plot._fullLayout;
   const { x, y, customdata } = plot.data[0];
   const at = (axis, value) => axis._offset + axis.l2p(value);
-  return [left + at(xaxis, x[2]), top + at(yaxis, y[2]), customdata[2]];
+  const same = (i, j) => x[i] === x[j] && Math.abs(y[i] - y[j]) < 1e-3;
+  const i = x.findIndex((_, i) => x[i] !== null && x.every((_, j) => i === j || !same(i, j)));
+  return [left + at(xaxis, x[i]), top + at(yaxis, y[i]), customdata[i]];
 }"""
-"""A figure of the first line of the parallel coordinates, and whose it is."""
+"""A point of the parallel coordinates that no other line meets, and whose it is."""
 
 
-def record(ttft, throughput, memory=100, kind="finished", reason=""):
-    figures = {
-        "completed": 9,
-        "failed": 0,
-        "p99_ttft_ms": ttft,
-        "p99_tpot_ms": 10.0 + ttft / 1000,
-        "output_throughput": throughput,
-        "request_throughput": throughput,
-        "num_preemptions": 3,
+@cache
+def swept(name, slo=None):
+    """A plan and what is chosen of its runs: 20 requests, which 60 blocks put under pressure."""
+    load = synthesise_lengths(Lengths(60), Lengths(40), 3, range_ratio=0.4, requests=20)
+    load.path = "<load>.jsonl"
+    points = expand(parse_space(SPACES[name], seeds=None if SPACES[name] else 2), BASE)
+    plan = make_plan(load, BASE, points, slo)
+    records = [run_point(Task("", point.config), load) for point in points]
+    outcomes = [
+        Outcome(p.settings, p.seed, record) for p, record in zip(plan.points, records, strict=True)
+    ]
+    return plan, choose(plan, outcomes)
+
+
+@pytest.mark.parametrize("slo", [None, SLO])
+def test_a_map_shows_the_best_of_the_other_settings(slo):
+    """Of three pools one passes: the cell is green, and no mean of percentiles."""
+    plan, chosen = swept("two", slo)
+    first = str(heat_maps(chosen, plan.axes)).partition("</figure>")[0]
+    cells = {
+        int(number): text
+        for number, text in re.findall(r'title="#(\d+): [^"]*"[^>]*>([^<]*)<', first)
     }
-    return {
-        "key": "k",
-        "kvsim_version": "0",
-        "outcome": {"kind": kind, "explanation": reason},
-        "engine": {"kv_cache_bytes": memory},
-        "time_source": {"kind": "estimated", "source": "a guess"},
-        "figures": {} if kind != "finished" else figures,
-    }
+    ttfts = [each.figures["p99_ttft_ms"] for each in chosen.configurations]
+    groups = [ttfts[i : i + 3] for i in range(0, len(ttfts), 3)]
+    assert all(max(group) > 130 > min(group) for group in groups)
+    assert sorted(cells.values()) == sorted(show(min(group), "ms") for group in groups)
+    assert all(cells[number] == show(ttfts[number - 1], "ms") for number in cells)
+    assert ("--good" in first) == (slo is not None)
+    assert "--bad" not in first
 
 
-def sweep(rows, slo=None):
-    """A plan and outcomes of (settings, seed, record)."""
-    points = [Planned(settings, seed, str(i)) for i, (settings, seed, _) in enumerate(rows)]
-    trace = {"name": "<load>.jsonl", "sha256": "0", "requests": 9}
-    base = {"engine": "e", "model": "m", "hardware": "h", "watermark": None}
-    return Plan(trace, base, points, slo), [Outcome(*row) for row in rows]
-
-
-GRID = [
-    (
-        {"watermark": w, "preemption_mode": mode},
-        0,
-        record(1000 * w + 400 * (mode == "swap"), 900 - w),
-    )
-    for w in (0.1, 1.0, 5.0, 90.0)
-    for mode in ("recompute", "swap")
-]
-BROKEN = (
-    {"watermark": 7.0, "preemption_mode": "swap"},
-    0,
-    record(1, 1, 1, "refused", "too <small>"),
-)
-
-
-def test_the_best_meet_all_on_every_seed_and_are_farthest_from_limits():
-    rows = [
-        ({"n": 1}, 0, record(500, 1)),
-        ({"n": 1}, 1, record(2500, 1)),
-        ({"n": 2}, 0, record(1000, 1)),
-        ({"n": 2}, 1, record(1500, 1)),
-        ({"n": 3}, 0, record(100, 1)),
-        ({"n": 3}, 1, record(200, 1)),
-        ({"n": 4}, 0, record(1, 1)),
-        ({"n": 4}, 1, record(1, 1, kind="deadlock", reason="stuck")),
-    ]
-    chosen = choose(*sweep(rows, "p99_ttft<2s"))
-    assert best(chosen) == [3, 2]
-    assert [c.met for c in chosen.configurations] == [1, 2, 2, 1]
-    assert chosen.configurations[1].figures["p99_ttft_ms"] == 1250
-    assert chosen.configurations[1].load == 0.75
-    assert chosen.configurations[3].outcome == "deadlock"
-    assert chosen.configurations[3].figures == {}
-    assert chosen.verdict[0].text.startswith("2 of 4")
-
-
-def best(chosen):
-    """The numbers of the ranked configurations, best first."""
-    return [place.first.number for place in chosen.best]
-
-
-def test_goodput_ranks_first_then_memory_then_distance_from_the_limits():
-    by_rate = [({"request_rate": r}, 0, record(100 * r, 10 * r)) for r in (1, 5, 30)]
-    assert best(choose(*sweep(by_rate, "p99_ttft<2s"))) == [2, 1]
-    by_pool = [({"x": b}, 0, record(4000 / b, 1, memory=b)) for b in (9, 1, 3)]
-    assert best(choose(*sweep(by_pool, "p99_ttft<2s"))) == [3, 1]
-    # 1 % less goodput counts as equal, and so does 1 % more memory; 2 % does not.
-    rows = [
-        ({"x": 1}, 0, record(500, 100.0, memory=1000)),
-        ({"x": 2}, 0, record(900, 99.5, memory=500)),
-        ({"x": 3}, 0, record(100, 98.0, memory=100)),
-        ({"x": 4}, 0, record(300, 99.2, memory=504)),
-    ]
-    assert best(choose(*sweep(rows, "p99_ttft<2s"))) == [4, 2, 1, 3]
-
-
-def test_goodput_is_that_of_the_settings_where_they_have_one():
-    rows = [({"x": x}, 0, record(100, 10.0)) for x in (1, 2)]
-    for (_, _, each), good in zip(rows, (3.0, 9.0), strict=True):
-        each["figures"]["request_goodput"] = good
-    chosen = choose(*sweep(rows, "p99_ttft<2s"))
-    assert best(chosen) == [2, 1]
-    assert "request goodput" in chosen.rule
-
-
-def test_configurations_with_equal_figures_share_a_place():
-    rows = [
-        ({"max_num_seqs": n, "victim": v}, 0, record(100 if n > 9 else 900, 5))
-        for n in (9, 64, 128)
-        for v in ("a", "b")
-    ]
-    chosen = choose(*sweep(rows, "p99_ttft<2s"))
-    assert [place.settings for place in chosen.best] == [
-        {"max_num_seqs": "64 or 128", "victim": "a or b"},
-        {"max_num_seqs": "9", "victim": "a or b"},
-    ]
-    assert chosen.verdict[0].text.startswith("6 of 6")
-    assert "max_num_seqs 64 or 128 · victim a or b" in chosen.verdict[1].text
-    chosen = choose(*sweep(rows[:-1]))  # the last combination is not there
-    assert [place.settings for place in chosen.best] == [
-        {"max_num_seqs": "64 or others", "victim": "a or others"}
-    ]
-
-
-@pytest.mark.parametrize(("slo", "expected"), [("p99_ttft<2s", 300), (None, 300)])
-def test_a_map_shows_the_best_of_the_other_settings(slo, expected):
-    """Of three pools, one passes: the cell is green, and no mean of percentiles."""
-    rows = [
-        ({"a": a, "b": b, "pool": pool}, 0, record(ttft * a * b, 5, memory=pool))
-        for a in (1, 2)
-        for b in (1, 2)
-        for pool, ttft in ((1, 90_000), (2, 40_000), (3, 300))
-    ]
-    plan, outcomes = sweep(rows, slo)
-    maps = str(heat_maps(choose(plan, outcomes), plan.axes))
-    cells = re.findall(r'title="#(\d+): [^"]*"[^>]*>([^<]*)<', maps)
-    assert ("3", show(expected, "ms")) in cells
-    assert not any("90" in text or "43.4" in text for _, text in cells[:4])
-    assert ("--good" in maps.partition("</figure>")[0]) == (slo is not None)
-    assert "--bad" not in maps.partition("</figure>")[0]
-
-
-def test_nothing_that_meets_them_names_the_nearest():
-    chosen = choose(*sweep(GRID, "p99_ttft<50ms"))
-    assert chosen.best == []
-    assert "100\u00a0%" in chosen.verdict[1].text or "100 %" in chosen.verdict[1].text
-
-
-def test_a_pareto_front_is_what_nothing_beats():
-    rows = [({"i": i}, 0, record(ttft, rate)) for i, (ttft, rate) in enumerate(POINTS)]
-    chosen = choose(*sweep(rows))
-    front = pareto(chosen.configurations, TTFT, chosen.metrics[2])
-    expected = [
-        (a, b)
-        for a, b in POINTS
-        if not any((c < a and d >= b) or (c <= a and d > b) for c, d in POINTS)
-    ]
-    found = [(c.figures["p99_ttft_ms"], c.figures["output_throughput"]) for c in front]
-    assert found == sorted(set(expected))
-    assert [place.first for place in chosen.best] == front
-
-
-POINTS = [(100 + 37 * i % 61, round(50 * math.sin(i) + 60, 3)) for i in range(40)] + [
-    (100, 80.0)
-] * 2
-
-
-@pytest.mark.parametrize("slo", [None, "p99_ttft<2s,p99_tpot<12ms"])
+@pytest.mark.parametrize("slo", [None, SLO])
 def test_a_page_has_every_section_and_escapes_what_it_shows(slo):
-    page = build_page(*_chosen([*GRID, BROKEN], slo))
+    page = build_page(*swept("whole", slo))
     for section in ("Best", "Trade-offs", "All at once", "Two settings at once", "Each setting"):
         assert f"<h2>{section}</h2>" in page
-    assert "too &lt;small&gt;" in page
-    assert "too <small>" not in page
+    assert "&lt;small&gt;" in page
+    assert "<small>" not in page
     assert "&lt;load&gt;.jsonl" in page
-    assert "1 configuration refused at start-up" in page.replace("\u00a0", " ")
-    assert page == build_page(*_chosen([*GRID, BROKEN], slo))
+    assert "9 configurations refused at start-up" in page.replace("\u00a0", " ")
+    swept.cache_clear()
+    assert page == build_page(*swept("whole", slo))
 
 
 def test_a_sweep_of_seeds_alone_and_one_in_which_nothing_ran_have_pages():
-    assert "Every configuration" in build_page(*_chosen([({}, s, record(5, 5)) for s in (0, 1)]))
-    page = build_page(*_chosen([BROKEN]))
+    assert "Every configuration" in build_page(*swept("seeds"))
+    page = build_page(*swept("refused"))
     assert "refused" in page
     assert "<h2>Trade-offs</h2>" not in page
 
 
-def _chosen(rows, slo=None):
-    plan, outcomes = sweep(rows, slo)
-    return plan, choose(plan, outcomes)
-
-
 def test_a_browser_draws_it_quietly_and_marks_what_is_under_the_pointer(opened):
-    page = opened("sweep", build_page(*_chosen([*GRID, BROKEN], "p99_ttft<2s")))
+    page = opened("sweep", build_page(*swept("whole", SLO)))
     assert page.noise == []
     figures = json.loads(page.locator("#figures").text_content())
     assert "parallel" in [figure["id"] for figure in figures]

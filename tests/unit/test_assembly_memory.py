@@ -88,7 +88,9 @@ def test_kv_cache_memory_bytes_counts_the_blocks() -> None:
     ],
 )
 def test_what_is_vllms_is_refused_elsewhere(keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"^{next(iter(keys))}: a setting of vLLM; nano-vllm"):
+    with pytest.raises(
+        ConfigError, match=f"^{next(iter(keys))}: only for vLLM; leave it out with nano-vllm"
+    ):
         parts(engine="nano-vllm", memory_formula="nano-vllm", **keys)
 
 
@@ -109,7 +111,7 @@ def test_expert_weights_are_divided_among_replicas() -> None:
 
 
 def test_a_version_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"^vllm_version: 'new' is no version"):
+    with pytest.raises(ConfigError, match=r"^vllm_version: 'new' is not a version"):
         parts(vllm_version="new")
 
 

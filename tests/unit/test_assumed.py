@@ -79,10 +79,10 @@ def test_older_engines_keep_their_own_defaults() -> None:
 
 def test_a_version_is_one_of_the_engines_own() -> None:
     with pytest.raises(
-        ConfigError, match=r"vllm_version: .* known from 0\.8\.5 on, not of 0\.6\.3"
+        ConfigError, match=r"vllm_version: .* known from 0\.8\.5 on, not for 0\.6\.3"
     ):
         parts_of(vllm_version="0.6.3")
-    with pytest.raises(ConfigError, match=r"vllm_version: a setting of vLLM"):
+    with pytest.raises(ConfigError, match=r"vllm_version: only for vLLM"):
         parts_of(engine="nano-vllm", vllm_version="0.33.0")
 
 

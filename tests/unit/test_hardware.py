@@ -169,8 +169,8 @@ def test_case_and_punctuation_do_not_count(name: str, random: object) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("h10", r"no hardware named 'h10'; it may be h100-pcie, h100-sxm: give one of them"),
-        ("RTX 6000", r"it may be rtx-a6000, rtx-pro-6000-server: give one of them"),
+        ("h10", r"no hardware named 'h10'; it could be h100-pcie, h100-sxm; give one of them"),
+        ("RTX 6000", r"it could be rtx-a6000, rtx-pro-6000-server; give one of them"),
         ("l40x", r"no hardware named 'l40x'; did you mean 'l40'\? give one of a100-sxm-40gb, "),
         ("tpu-v5e", r"no hardware named 'tpu-v5e'; give one of a100-sxm-40gb, "),
         ("nowhere/h100.toml", r"nowhere/h100\.toml: no such file"),

@@ -29,7 +29,9 @@ def test_release(version: str | None, expected: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("version", ["", "latest", "33", "x0.6.3"])
 def test_no_release(version: str) -> None:
-    with pytest.raises(ConfigError, match=r"vllm_version: .* is no version; write it as 0\.33\.0"):
+    with pytest.raises(
+        ConfigError, match=r"vllm_version: .* is not a version; write it as 0\.33\.0"
+    ):
         release(version)
 
 

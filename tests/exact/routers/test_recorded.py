@@ -75,7 +75,7 @@ def test_bad_input_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for arguments, said in [
         (("bad.jsonl", "--router", "vllm-dp"), "bad: record 0 is none of a vllm-dp router"),
-        (("bad.jsonl", "--router", "vllm"), "--router: no 'vllm'; did you mean 'vllm-dp'?"),
+        (("bad.jsonl", "--router", "vllm"), "--router: unknown 'vllm'; did you mean 'vllm-dp'?"),
         (("empty", "--router", "vllm-dp"), "no *.jsonl files"),
         (("nothing", "--router", "vllm-dp"), "nothing: no such file or folder"),
     ]:

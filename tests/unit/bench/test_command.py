@@ -76,11 +76,17 @@ def test_what_the_simulator_counts_of_its_short_cuts_is_shown(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--workload", "W22"], "bench: no workload 'W22'; did you mean 'W2'? there are "),
+        (["--workload", "W22"], "--workload: unknown 'W22'; did you mean 'W2'? choose from "),
         (["--workload", "W4"], "bench: W4 needs Mooncake's conversation_trace.jsonl; give --trace"),
-        (["--settings", "vlm-v1"], "--settings: no 'vlm-v1'; did you mean 'vllm-v1'? give a TOML"),
+        (
+            ["--settings", "vlm-v1"],
+            "--settings: unknown 'vlm-v1'; did you mean 'vllm-v1'? choose from",
+        ),
         (["--compare", "none.json"], "none.json: cannot be read: No such file"),
-        (["--peer", "ai-simulate"], "--peer: no 'ai-simulate'; did you mean 'aisimulate'? choose"),
+        (
+            ["--peer", "ai-simulate"],
+            "--peer: unknown 'ai-simulate'; did you mean 'aisimulate'? choose",
+        ),
         (
             ["--peer", "aisimulate", "--peer-python", "nowhere/python"],
             "--peer aisimulate: nowhere/python cannot import dynamo._core; give --peer",
@@ -139,5 +145,5 @@ def test_a_peer_runs_the_same_requests_in_turns(
 def test_without_unixs_accounts_bench_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.delitem(sys.modules, "kvsim.bench.usage", raising=False)
-    with pytest.raises(ConfigError, match="run it in WSL, on Linux or macOS"):
+    with pytest.raises(ConfigError, match="use WSL, Linux or macOS"):
         import_module("kvsim.bench.usage")

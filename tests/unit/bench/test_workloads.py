@@ -57,7 +57,7 @@ def test_a_word_means_a_workload_or_a_family() -> None:
     assert named("W2") == ["W2"]
     assert named("decode") == [f"decode-{n}" for n in (1, 16, 256, 1024, 4096)]
     assert named("chunked") == ["chunked-W1", "chunked-W2", "chunked-W3"]
-    with pytest.raises(ConfigError, match=r"no workload 'W22'; did you mean 'W2'\?"):
+    with pytest.raises(ConfigError, match=r"unknown 'W22'; did you mean 'W2'\?"):
         named("W22")
 
 
@@ -96,7 +96,11 @@ def test_a_file_of_settings_is_an_engine_of_its_own(tmp_path: Path) -> None:
     assert case.checks is None
 
 
-KNOWN = [Case(name, settings) for name, each in WORKLOADS.items() for settings in each.checks]
+KNOWN = [
+    pytest.param(Case(name, settings), marks=long if name == "W4-300k" else ())
+    for name, each in WORKLOADS.items()
+    for settings in each.checks
+]
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=str)

@@ -86,7 +86,7 @@ def test_an_audit_of_a_run_and_of_other_evictions(tmp_path: Path) -> None:
         (("sample", AGENTS, "--capacity", "9", "--rate", "2"), "rate: 2 is not above 0"),
         (
             ("policies", AGENTS, "--capacity", "9", "--policy", "arcc"),
-            "eviction: no 'arcc'; did you mean 'arc'",
+            "eviction: unknown 'arcc'; did you mean 'arc'",
         ),
     ],
 )

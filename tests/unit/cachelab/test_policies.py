@@ -163,7 +163,7 @@ def test_policies_that_cannot_be_replayed() -> None:
     trace = random_case(Random(0), 5, 3).trace
     with pytest.raises(ConfigError, match="belady sees the future"):
         rank_policies(trace, ["belady"], [4], BLOCK)
-    with pytest.raises(ConfigError, match="no 'lur'; did you mean 'lru'"):
+    with pytest.raises(ConfigError, match="unknown 'lur'; did you mean 'lru'"):
         rank_policies(trace, ["lur"], [4], BLOCK)
 
 

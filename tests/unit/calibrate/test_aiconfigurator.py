@@ -121,7 +121,7 @@ def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
     folder = write_tables(tmp_path / "tables")
     with pytest.raises(ConfigError, match=r"decode\.csv: 0 rows .* 16 query and 4 KV heads"):
         make(folder, tp=2)
-    with pytest.raises(ConfigError, match="the tables are of bfloat16; llama-2-7b is float16"):
+    with pytest.raises(ConfigError, match="measured in bfloat16, llama-2-7b is float16"):
         import_profile(folder, "llama-2-7b", "h200-sxm")
     (folder / "gemm.csv").write_text("m,n,k,us\n1,4096,4096,5\n")
     with pytest.raises(ConfigError, match="neither n 6144 nor k 4096 was measured"):

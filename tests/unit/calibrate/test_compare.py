@@ -96,7 +96,7 @@ def test_no_file_is_written_where_there_is_no_folder_to_read(saved: Path, tmp_pa
 def test_each_source_of_tables_asks_for_what_it_lacks(saved: Path, tmp_path: Path) -> None:
     folder = str(tmp_path / "tables")
     extra = kvsim("import", folder, "--created", "2026-01-02", "--out", str(saved))
-    assert "leave them out" in extra.stderr
+    assert "leave out --created and --note" in extra.stderr
     (tmp_path / "decode.csv").touch()
     lacking = kvsim("import", str(tmp_path), "--out", str(saved))
     assert "give --model and --hardware" in lacking.stderr

@@ -8,16 +8,32 @@ from typing import Any
 
 import pytest
 from kvsim_kernels.fit import joined, make_profile, to_json
-from kvsim_kernels.grid import Limits, Sample
+from kvsim_kernels.grid import Limits, Sample, lengths
 from kvsim_kernels.prices import Prices, Setting
 from kvsim_kernels.rows import Row, RowsError
+from places import ROOT
 from plans import plan as make_plan
-from unit.calibrate.sweeps import CPU, CUDA, INSITU, STEP, header, law, measured, padded
+from unit.calibrate.sweeps import (
+    ALONE_NS,
+    CPU,
+    CUDA,
+    EXPERTS,
+    INSITU,
+    LARGE,
+    SEVERAL,
+    SHARE_NS,
+    STEP,
+    all_reduce,
+    header,
+    law,
+    measured,
+    padded,
+)
 
 from kvsim.config import make_config
 from kvsim.cost import make_cost
 from kvsim.cost.profile import load_profile
-from kvsim.hardware import load_hardware
+from kvsim.hardware import AllReduce, load_hardware
 from kvsim.models import load_model
 
 BOTH = pytest.mark.parametrize("limits", [CPU, CUDA], ids=["cpu", "cuda"])
@@ -38,7 +54,12 @@ def test_known_laws_are_recovered(limits: Limits) -> None:
             assert us == pytest.approx(law(sample, limits), rel=1e-3)
     for kernel, line in profile["error"]["insitu"].items():
         assert line["map"] == pytest.approx(INSITU[kernel], rel=1e-3)
-        assert line["unequal_over_equal"] == 1
+    slope, tail = INSITU["decode_v2"][1], fit["tail"]
+    assert tail["used"]
+    assert tail["alone_ns"] == pytest.approx(ALONE_NS * slope, rel=1e-2)
+    assert tail["share_ns"] == pytest.approx(SHARE_NS * slope, rel=1e-2)
+    unequal = profile["error"]["insitu"]["decode_v2"]["unequal_over_equal"]
+    assert unequal == pytest.approx(1, abs=1e-3)
     assert fit["swap"]["layer"]["d2h"] == pytest.approx([8, 20], rel=1e-3)
     assert fit["copied_block_us"] == 0.5
     assert fit["launch_floor_us"] == (100 if limits.cuda else 0)
@@ -98,7 +119,64 @@ def test_the_simulator_prices_as_the_judge_does(limits: Limits, tmp_path: Path) 
     for shape in steps:
         n, chunks = shape["n"], [tuple(chunk) for chunk in shape["chunks"]]
         plan = make_plan(chunks, n, n * shape["ctx"], samples=n + len(chunks))
+        plan.single_lengths = lengths(shape, limits.max_seq_len).tolist() if n else []
         assert cost.step_ns(plan) == pytest.approx(1000 * prices.step(shape), rel=1e-9, abs=1)
+
+
+def test_uneven_batches_are_met_where_they_were_measured() -> None:
+    error = make(CPU)["error"]["uneven"]
+    assert error["points"] > 20
+    assert error["p95_percent"] < 0.5 < 5 < error["even"]["p95_percent"]
+
+
+def test_a_kernel_without_a_tail_is_not_given_one() -> None:
+    """Batches of any lengths take what even ones do."""
+
+    def even(row: Row) -> Row:
+        shape = row["shape"]
+        if not row["kernel"].startswith("decode") or not {"long", "seed"} & shape.keys():
+            return row
+        same = {"n": shape["n"], "ctx": float(lengths(shape, CPU.max_seq_len).mean())}
+        us = 4 + 0.5 * same["n"] + 0.01 * same["n"] * same["ctx"]
+        return row | {"us": us}
+
+    tail = make(CPU, [even(row) for row in measured(CPU)])["fit"]["tail"]
+    assert not tail["used"]
+    assert tail["alone_ns"] == pytest.approx(tail["share_ns"], rel=1e-3)
+
+
+def test_experts_and_all_reduces_are_measured(tmp_path: Path) -> None:
+    profile = make(SEVERAL)
+    assert profile["terms"]["all-reduce"] == "measured between 2 GPUs"
+    for part in ("experts", "all_reduce", "step"):
+        assert profile["error"][part]["points"] > 4
+        assert profile["error"][part]["median_percent"] < 1, part
+    path, model = tmp_path / "made.json", tmp_path / "mixture.toml"
+    path.write_text(to_json(profile))
+    found = load_profile(str(path)).fit.all_reduce
+    assert isinstance(found, AllReduce)
+    for moved_bytes in (2048, LARGE // 2, 2 * LARGE, 5 * LARGE):
+        assert found.us(moved_bytes, 2) == pytest.approx(all_reduce(moved_bytes), rel=0.02)
+    shipped = (ROOT / "configs" / "models" / "small.toml").read_text()
+    keys = "".join(f"{key} = {value}\n" for key, value in vars(EXPERTS).items())
+    model.write_text(f"{shipped}\n[experts]\n{keys}")
+    settings = {"dtype": "float32", "model": str(model)}
+    settings |= {"cost": {"model": "table", "profile": str(path)}}
+
+    def cost(**changes: Any) -> Any:
+        config = make_config(settings | changes)
+        return make_cost(config, load_model(str(model)), load_hardware("h200-sxm"))
+
+    assert cost().kind == "measured"
+    assert "all-reduce" not in cost().source
+    assert "all-reduce: measured between 2 GPUs" in cost(tensor_parallel_size=2).source
+    assert "all-reduce: figures of h200-sxm" in cost(tensor_parallel_size=4).source
+    prices = Prices(profile["fit"], Setting.of(header(SEVERAL)))
+    for n in (1, 5, 24):
+        step = make_plan(decode_seqs=n, context_tokens=100 * n, samples=n)
+        step.single_lengths = [100] * n
+        told = 1000 * prices.step({"n": n, "ctx": 100, "chunks": []})
+        assert cost().step_ns(step) == pytest.approx(told, rel=1e-3)
 
 
 def disturb(row: Row) -> Row:

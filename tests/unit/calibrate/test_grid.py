@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvsim_kernels.grid import MOST_CHUNKS, Limits, anchors, ladder, lengths, plan
-from kvsim_kernels.rows import identity
+from kvsim_kernels.rows import RowSet, identity
 from kvsim_kernels.tables import grid
 from unit.calibrate.sweeps import CPU, CUDA
 
@@ -57,12 +57,8 @@ def test_grids_have_no_holes_and_nothing_is_measured_twice(bounds: Limits) -> No
     samples = plan(bounds)
     assert len({identity(sample.row()) for sample in samples}) == len(samples)
     for kernel, axis in (("decode_v2", "n"), ("prefill", "q")):
-        rows = [
-            s.row() | {"us": 1.0}
-            for s in samples
-            if (s.kernel, s.method, s.split) == (kernel, "alone", "fit") and "seed" not in s.shape
-        ]
-        assert len(grid(rows, axis)["us"]) >= 2
+        rows = RowSet(s.row() | {"us": 1.0} for s in samples)
+        assert len(grid(rows.of(kernel, method="alone"), axis)["us"]) >= 2
 
 
 @pytest.mark.parametrize("bounds", [CPU, CUDA], ids=["cpu", "cuda"])
@@ -73,6 +69,21 @@ def test_rows_held_out_are_not_fitted(bounds: Limits) -> None:
     assert {kernel for kernel, _ in held} >= {"decode_v2", "prefill", "dense", "head", "step"}
     shared = {kernel for kernel, _ in fitted & held}
     assert len(fitted & held) <= 2, shared
+
+
+@pytest.mark.parametrize("bounds", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_uneven_batches_have_few_long_sequences(bounds: Limits) -> None:
+    rows = RowSet(sample.row() | {"us": 1.0} for sample in plan(bounds))
+    fitted, held = (rows.uneven("decode_v2", split) for split in ("fit", "held_out"))
+    assert len(fitted) >= 6
+    assert len(held) >= 10
+    assert all(row["shape"]["longer"] == 1 for row in fitted)
+    for row in [*fitted, *held]:
+        shape = row["shape"]
+        found = lengths(shape, bounds.max_seq_len)
+        assert len(found) == shape["n"]
+        assert sorted(set(found.tolist())) == [shape["ctx"], shape["long"]]
+        assert (found == shape["long"]).sum() == shape["longer"] < shape["n"]
 
 
 def test_every_round_measures_everything_in_another_order() -> None:

@@ -195,7 +195,12 @@ def test_all_reduces_are_priced_and_labelled(tmp_path: Path) -> None:
         ("meta.yaml", "variant: bf16", "variant: fp4", "variant: 'fp4' is not one of bf16, fp16"),
         ("meta.yaml", "gpu: Test GPU\n", "", "gpu: missing"),
         ("meta.yaml", "gpu: Test", "gpu: [", "not YAML"),
-        ("meta.yaml", "block_size: 16", "block_size: x", "block_size: expected tokens, got 'x'"),
+        (
+            "meta.yaml",
+            "block_size: 16",
+            "block_size: x",
+            "block_size: expected a number of tokens, got 'x'",
+        ),
         (
             "meta.yaml",
             "num_attention_heads: 4",
@@ -208,7 +213,7 @@ def test_all_reduces_are_priced_and_labelled(tmp_path: Path) -> None:
         ("tp1/dense.csv", "act_fn,2,34\n", "", r"no row of act_fn for 2 tokens"),
         ("tp1/dense.csv", "act_fn,2", "moe,2", r":\d+: layer: unknown operator 'moe'; known"),
         ("tp1/attention.csv", "0,0,2,64,34.0\n", "", "no row for prefill_chunk 0, kv_prefill 0"),
-        ("tp1/attention.csv", "0,0,2,64", "0,0,2,16", r":\d+: the point of this line was given"),
+        ("tp1/attention.csv", "0,0,2,64", "0,0,2,16", r":\d+: an earlier line has the same point"),
     ],
 )
 def test_unclean_tables_are_refused_with_their_place(

@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from kvsim.certainty.student import reach, two_sided
 
@@ -24,11 +23,15 @@ def test_one_and_two_degrees_have_closed_forms(t: float) -> None:
 
 @given(DISTANCES, FREEDOMS)
 def test_chances_are_those_of_scipy(t: float, freedom: int) -> None:
+    from scipy import stats
+
     assert two_sided(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-8, abs=1e-250)
 
 
 @given(LEVELS, FREEDOMS)
 def test_reaches_are_those_of_scipy(level: float, freedom: int) -> None:
+    from scipy import stats
+
     assert reach(level, freedom) == pytest.approx(stats.t.isf(level / 2, freedom), rel=1e-9)
 
 

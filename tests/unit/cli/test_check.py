@@ -70,4 +70,4 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("chat") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "no measured times in it" in captured.err
+    assert "no measured times" in captured.err

@@ -38,7 +38,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--layout", "row"], "--layout: no 'row'; choose from layer, cross"),
+        (["--layout", "row"], "--layout: unknown 'row'; choose from layer, cross"),
         (["--model", "llama"], "no model named 'llama'"),
         (["--hardware", "h300"], "no hardware named 'h300'"),
         (["--tokens", "0"], "--tokens"),

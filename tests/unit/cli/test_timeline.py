@@ -96,7 +96,7 @@ def test_a_map_changes_nothing_else(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--block-map: give --out DIR"),
+        ([], "--block-map: needs --out DIR"),
         (
             ["--out", "runs", "--engine", "vllm-0.6.3", "--block-manager", "prefix-runs"],
             "only counts",

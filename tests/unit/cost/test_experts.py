@@ -200,7 +200,7 @@ def test_the_roofline_of_replicas_reads_fewer_experts_and_sends_tokens() -> None
 def test_a_faulty_table_of_experts_is_named(folder: Path, config_json: str) -> None:
     path = folder / "tp1" / "moe.csv"
     path.write_text("tokens,activated_experts,time_us\n1,2,3\n1,2,4\n")
-    with pytest.raises(ConfigError, match=r"moe.csv:3: the point of this line was given before"):
+    with pytest.raises(ConfigError, match=r"moe.csv:3: an earlier line has the same point"):
         import_profile(folder, config_json)
     path.write_text("tokens,activated_experts,time_us\n1,2,3\n1,4,4\n")
     with pytest.raises(ConfigError, match="need at least 2 values each"):

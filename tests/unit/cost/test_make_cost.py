@@ -126,7 +126,10 @@ def test_cost_models_describe_themselves(name: str) -> None:
         ({"model": "constant", "step_us": "6"}, r"cost: constant: step_us: expected `float`"),
         ({"model": "constant", "step_us": -6}, r"cost: constant: step_us: expected a whole"),
         ({"model": "constant", "context_token_ns": 4.5}, r"context_token_ns: expected `int`"),
-        ({"model": "rofline"}, r"cost: no 'rofline'; did you mean 'roofline'\? give one of const"),
+        (
+            {"model": "rofline"},
+            r"cost: unknown 'rofline'; did you mean 'roofline'\? choose from const",
+        ),
         (
             {"model": 3},
             r"cost: model: expected a name of constant, roofline, table, uncertain, got 3",
@@ -140,7 +143,7 @@ def test_cost_models_describe_themselves(name: str) -> None:
         ({"model": "kvsim.cost:"}, r"cost: module 'kvsim.cost' has no ''"),
         (
             {"model": "kvsim.engine.plan:Plan"},
-            r"cost: kvsim.engine.plan:Plan: a cost model has step_ns",
+            r"cost: kvsim.engine.plan:Plan is not a cost model; give it step_ns",
         ),
     ],
 )

@@ -87,14 +87,18 @@ def test_two_gpus_without_all_reduces_are_far_off() -> None:
 @long
 @pytest.mark.parametrize(
     ("place", "constants", "bound"),
-    [(0, {"linear_factor"}, 1.8), (1, {"prompt_step_us"}, 2), (2, set(), 1.3)],
+    [
+        (0, {"linear_factor"}, 1.7),
+        (1, {"prompt_step_us"}, 2),
+        (2, {"linear_factor", "prompt_step_us"}, 1),
+    ],
 )
 def test_constants_of_the_first_requests_hold_for_the_others(
     place: int, constants: set[str], bound: float
 ) -> None:
     found = bench(place).fitted()
     assert set(found["constants"]) == constants
-    assert (found["fitted_requests"], found["judged_requests"]) == (100, 200)
+    assert (found["fitted_requests"], found["judged_requests"]) == (90, 200)
     assert max(map(abs, found["error_percent"].values())) < bound
 
 

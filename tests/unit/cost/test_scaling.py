@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import long
 from msgspec.structs import replace
 from plans import decode, plan
 from shared import SHARED, needs_shared
@@ -293,10 +294,10 @@ for step in STEPS:
     ("model", "tp", "median", "most"),
     [
         ("llama-3-8b", 2, 1.5, 3.4),
-        ("llama-3-8b", 4, 1.0, 12.4),
         ("llama-3-70b", 1, 4.4, 7.9),
-        ("llama-3-70b", 4, 2.7, 7.0),
-        ("qwen3-32b", 2, 1.1, 2.5),
+        pytest.param("llama-3-8b", 4, 1.0, 12.4, marks=long),
+        pytest.param("llama-3-70b", 4, 2.7, 7.0, marks=long),
+        pytest.param("qwen3-32b", 2, 1.1, 2.5, marks=long),
     ],
 )
 def test_steps_against_profiles_made_from_the_tables(

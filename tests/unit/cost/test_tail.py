@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
 from plans import plan
 
+from kvsim.calibrate.document import to_json
 from kvsim.config import make_config
 from kvsim.cost import TableCost, declares_sums
 from kvsim.cost.decodes import PricesLongest, cut
-from kvsim.cost.profile import Tail
+from kvsim.cost.profile import Tail, load_profile
 from kvsim.cost.tail import Uneven
 from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
@@ -129,7 +132,7 @@ def test_it_is_declared_labelled_and_switched_off() -> None:
 
 def test_a_class_that_knows_no_lengths_is_given_none(trace: Path) -> None:
     """What a user overrides decides: here, steps of sums alone."""
-    cost = {"model": "cost.test_tail:Sums", "profile": PUBLIC}
+    cost = {"model": f"{Sums.__module__}:Sums", "profile": PUBLIC}
     fast, twin = (
         simulate(trace, {**SETTINGS, "cost": cost, "exact_twin": exact}) for exact in (False, True)
     )
@@ -190,6 +193,32 @@ def test_short_cuts_change_nothing(trace: Path, asynchronous: bool) -> None:
         assert (fast.steps[column] == twin.steps[column]).all()
     assert (fast.requests["finish_ns"] == twin.requests["finish_ns"]).all()
     even = simulate(trace, {**settings, "cost": {"profile": PUBLIC, "uneven": False}})
+    assert even.steps["end_ns"][-1] < fast.steps["end_ns"][-1]
+
+
+def test_decodes_beside_prompts_are_priced_by_their_lengths_in_any_launch(
+    trace: Path, tmp_path: Path
+) -> None:
+    """Kernels that serve prompts and decodes one by one, as those of a calibration do."""
+    path, profile = tmp_path / "apart.json", load_profile(PUBLIC)
+    path.write_text(to_json(replace(profile, fit=replace(profile.fit, mixed=UNSET))))
+    settings = {**SETTINGS, "cost": {"profile": str(path), "uneven": True}}
+    fast, twin = (simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True))
+    even = simulate(trace, {**SETTINGS, "cost": {"profile": str(path), "uneven": False}})
+    assert fast.meta["fast_path"]["repeated_steps"] > 100
+    assert (fast.steps["end_ns"] == twin.steps["end_ns"]).all()
+    assert isinstance(profile.fit.tail, Tail)
+    uneven = Uneven(profile.fit.tail)
+    step = plan([(100, 0)], 60, 60 * 200, samples=61)
+    step.single_lengths = [6100, *[100] * 59]
+    model, gpu = load_model("llama-3.1-8b"), load_hardware("rtx pro 6000")
+    one, other = (
+        TableCost(model, gpu, make_config(SETTINGS), str(path), uneven=priced).step_ns(step)
+        for priced in (True, False)
+    )
+    longer_us = 32 * uneven.decode_us(60, 60 * 200, [6100, *[100] * 20])
+    assert longer_us > 100
+    assert one - other == pytest.approx(1000 * longer_us * profile.fit.step[1], abs=2)
     assert even.steps["end_ns"][-1] < fast.steps["end_ns"][-1]
 
 

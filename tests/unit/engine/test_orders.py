@@ -214,13 +214,13 @@ def run(engine: str = "vllm-v1", **rules: str) -> Any:
 @pytest.mark.parametrize(
     ("eviction", "words"),
     [
-        ("lur", "eviction: no 'lur'; did you mean 'lru'. give one of .*, or package.module:name"),
+        ("lur", "eviction: unknown 'lur'; did you mean 'lru'. choose from .*, or give package"),
         (
             "orders:Lier",
             "eviction: module 'orders' has no 'Lier'; did you mean 'Liar'",
         ),
-        ("orders:NoOrder", "eviction: orders:NoOrder is no subclass of"),
-        ("orders:Liar", "eviction: orders:Liar gave out -1, which is no idle block"),
+        ("orders:NoOrder", "eviction: orders:NoOrder is not a subclass of"),
+        ("orders:Liar", "eviction: orders:Liar gave out -1, which is not idle"),
         ("orders:Needy", "eviction: orders:Needy needs 'wisdom'"),
     ],
 )
@@ -259,17 +259,17 @@ def test_a_growth_from_outside_decides_what_the_same_rule_of_the_table_does() ->
 @pytest.mark.parametrize(
     ("rule", "name", "words"),
     [
-        ("growth", "owing", "growth: orders:owing returned -1; return a number of blocks"),
+        ("growth", "owing", "growth: orders:owing returned -1; return a whole number of blocks"),
         (
             "growth",
             "unasked",
             "growth: orders:unasked is not called as .sequence, block_siz",
         ),
-        ("publish_at", "cautious", "publish_at: orders:cautious is no PublishAt"),
+        ("publish_at", "cautious", "publish_at: orders:cautious is not a PublishAt"),
         (
             "full_hit",
             "NEGATIVE",
-            "full_hit: orders:NEGATIVE: numbers of tokens are at least 0",
+            "full_hit: orders:NEGATIVE: a number of tokens is below 0",
         ),
     ],
 )

@@ -302,10 +302,10 @@ def test_any_mix_of_rules_is_the_same_however_steps_are_looked_at(seed: int) -> 
     [
         (
             {"publish_at": "compute"},
-            "publish_at: no 'compute'; did you mean 'computed'. give one of",
+            "publish_at: unknown 'compute'; did you mean 'computed'. choose from",
         ),
-        ({"hits_save": "all"}, "hits_save: no 'all'; give one of"),
-        ({"full_hit": "none"}, "full_hit: no 'none'; give one of last-block"),
+        ({"hits_save": "all"}, "hits_save: unknown 'all'; choose from"),
+        ({"full_hit": "none"}, "full_hit: unknown 'none'; choose from last-block"),
     ],
 )
 def test_an_unknown_rule_is_refused_with_the_names(settings: dict[str, str], words: str) -> None:

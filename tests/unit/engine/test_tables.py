@@ -99,7 +99,9 @@ def test_the_least_recently_used_content_goes_first_and_tails_before_heads() -> 
 
 
 def test_an_unknown_rule_names_the_rules() -> None:
-    with pytest.raises(ConfigError, match="growth: no 'never'; give one of one-each, when-needed"):
+    with pytest.raises(
+        ConfigError, match="growth: unknown 'never'; choose from one-each, when-needed"
+    ):
         Naive(4, 4, 0, growth="never")
 
 

@@ -13,7 +13,7 @@ from kvsim.cli import main
 from kvsim.config import make_config
 from kvsim.cost.profile import Profile, load_profile
 from kvsim.errors import ConfigError
-from kvsim.fit.constants import FEWEST, fit_run, with_constants
+from kvsim.fit.constants import FEWEST, WARM_UP, fit_run, with_constants
 from kvsim.fit.observed import errors_percent, in_both, observed, replayed, worst
 from kvsim.run import simulate
 from kvsim.workload import open_trace
@@ -64,16 +64,20 @@ def fitted(trace: Trace, first: int = FIRST) -> Profile:
 
 @pytest.mark.parametrize(
     ("truth", "lengths"),
-    [({"prompt_step_us": 4000.0}, chats), ({"linear_factor": 1.05}, documents)],
+    [
+        ({"prompt_step_us": 4000.0}, chats),
+        pytest.param({"linear_factor": 1.05}, documents, marks=long),
+    ],
 )
 def test_a_constant_is_found_again(
     tmp_path: Path, truth: dict[str, float], lengths: Lengths
 ) -> None:
     machine = with_constants(load_profile(PUBLIC), truth)
     found = fitted(served(tmp_path, machine, lengths)).fitted
-    assert found["constants"] == pytest.approx(truth, rel=0.15)
-    assert worst(found["error_percent"]) < 3 < 5 < worst(found["error_percent_before"])
-    assert (found["fitted_requests"], found["judged_requests"]) == (FIRST, NUMBER - FIRST)
+    assert found["constants"] == pytest.approx(truth, rel=0.2)
+    assert worst(found["error_percent"]) < 4 < 5 < worst(found["error_percent_before"])
+    counts = (found["warm_up_requests"], found["fitted_requests"], found["judged_requests"])
+    assert counts == (WARM_UP, FIRST - WARM_UP, NUMBER - FIRST)
 
 
 def test_a_profile_that_meets_the_run_is_left_as_it_is(tmp_path: Path) -> None:
@@ -81,6 +85,14 @@ def test_a_profile_that_meets_the_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert profile.fitted["constants"] == {}
     assert set(profile.fitted["refused"]) == {"linear_factor", "step_us", "prompt_step_us"}
     assert profile.fit == load_profile(PUBLIC).fit
+
+
+def test_the_first_requests_of_a_cold_engine_are_not_fitted(tmp_path: Path) -> None:
+    trace = served(tmp_path, load_profile(PUBLIC))
+    for row in trace.rows[:WARM_UP]:
+        assert row.observed is not None
+        row.observed = {key: time + 5 for key, time in row.observed.items()}
+    assert fitted(trace).fitted["constants"] == {}
 
 
 @long
@@ -115,6 +127,28 @@ def test_errors_are_of_the_statistics(tmp_path: Path) -> None:
     errors = errors_percent(1.1 * real.seconds, real.seconds)
     assert len(errors) == 12
     assert list(errors.values()) == pytest.approx([10] * 12)
+
+
+def test_a_check_fits_first_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = with_constants(load_profile(PUBLIC), {"prompt_step_us": 4000.0})
+    path, out = served(tmp_path, machine).path, tmp_path / "fitted.json"
+    arguments = ["check", path, "--model", "llama-3.1-8b", "--hardware", "rtx pro 6000"]
+    arguments += ["--no-corrections", "--json"]
+
+    def worst_of(*further: str) -> float:
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, *further])
+        assert not caught.value.code
+        record: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return float(record["worst_error"])
+
+    before = worst_of()
+    assert worst_of("--fit", str(out), "--fit-first", str(FIRST)) < 0.5 * before
+    assert set(load_profile(str(out)).fitted["constants"]) == {"prompt_step_us"}
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--cost-model", "roofline", "--fit", str(out)])
+    assert caught.value.code == 2
+    assert "give one with --set cost.profile=FILE" in capsys.readouterr().err
 
 
 def test_the_command_writes_a_profile_that_says_so(

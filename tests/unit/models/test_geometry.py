@@ -289,7 +289,7 @@ def test_quantised_weights_stay_as_they_are() -> None:
 
 
 def test_unknown_methods_have_a_near_miss() -> None:
-    with pytest.raises(ConfigError, match=r"quantization: no method 'fp9'; did you mean 'fp8'\?"):
+    with pytest.raises(ConfigError, match=r"quantization: unknown 'fp9'; did you mean 'fp8'\?"):
         load_model("tiny").quantized("fp9")
 
 

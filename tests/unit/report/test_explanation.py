@@ -187,4 +187,4 @@ def test_the_block_sensitivity_of_the_measured_run_is_explained(tmp_path):
     assert explanation.divergence.columns[0] == "blocked"
     words = plain(explanation.divergence_words)
     assert "2588 refused the head of the queue (too few free blocks)" in words
-    assert "bench-41 is the first request that was scheduled at another time" in words
+    assert "Request bench-41 is the first that was scheduled at another time" in words

@@ -124,15 +124,15 @@ def test_a_file_in_the_place_of_the_folder_is_one_clear_error(tmp_path):
         ),
         (
             lambda out: pq.write_table(pa.table({"id": ["A"]}), out / "requests.parquet"),
-            r"requests\.parquet: column index is missing, expected int64; of kvsim 0.1.0, this",
+            r"requests\.parquet: column index is missing, expected int64; kvsim 0.1.0 wrote it",
         ),
         (
             lambda out: retyped(out / "steps.parquet", "waiting", pa.float64()),
-            r"steps\.parquet: column waiting is double, expected int64; of kvsim 0.1.0, this",
+            r"steps\.parquet: column waiting is double, expected int64; kvsim 0.1.0 wrote it",
         ),
         (
             lambda out: added(out / "steps.parquet", "dense_ns"),
-            r"steps\.parquet: column host_ns is missing, expected int64; of kvsim 0.1.0, this",
+            r"steps\.parquet: column host_ns is missing, expected int64; kvsim 0.1.0 wrote it",
         ),
         (
             lambda out: write_results(out / "other", *results(no_run))[0].replace(

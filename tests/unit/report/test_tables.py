@@ -72,7 +72,7 @@ def test_a_long_run_is_written_as_a_short_one_is(
     summary = summarise(steps, requests, gaps, meta)
     assert summarise(packed(steps, 4), requests, gaps, meta) == summary
     files.write_results(tmp_path / "whole", summary, requests, steps, csv=True)
-    monkeypatch.setattr(tables, "PIECE", 9)
+    monkeypatch.setattr(tables, "PIECE", 101)
     files.write_results(tmp_path / "pieces", summary, requests, packed(steps, 4), csv=True)
     for name in ("summary.json", "requests.parquet", "requests.csv", "steps.csv"):
         one, other = (tmp_path / each / name for each in ("whole", "pieces"))

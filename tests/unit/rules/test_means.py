@@ -102,7 +102,7 @@ def test_a_full_cpu_pool_leaves_recompute_if_one_sequence_runs(
 
 def test_auto_needs_prices_and_modes_are_known() -> None:
     for mode in ("auto", "swop"):
-        with pytest.raises(ValueError, match="preemption_mode: no"):
+        with pytest.raises(ValueError, match="preemption_mode: unknown"):
             make_means(mode)
 
 

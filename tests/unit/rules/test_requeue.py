@@ -162,7 +162,9 @@ def test_a_rule_can_be_set_for_a_run(engine: str) -> None:
 
 
 def test_a_rule_that_does_not_go_with_the_queue_is_refused() -> None:
-    with pytest.raises(ConfigError, match="requeue: no 'front'; give one of head, tail, arrival"):
+    with pytest.raises(
+        ConfigError, match="requeue: unknown 'front'; choose from head, tail, arrival"
+    ):
         ends("vllm-v1", "front")
     with pytest.raises(ConfigError, match="vllm-v1: requeue: priority needs"):
         ends("vllm-v1", "priority")

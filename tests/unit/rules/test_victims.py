@@ -316,12 +316,14 @@ def test_a_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     module.oldest, module.Fussy = oldest, Fussy  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mine", module)
     assert outcome(**V1, victim="mine:oldest") == outcome(**V1, victim="head")
-    with pytest.raises(ConfigError, match=r"victim: mine:Fussy returned 0, which is no candidate"):
+    with pytest.raises(
+        ConfigError, match=r"victim: mine:Fussy returned 0, which is not a candidate"
+    ):
         outcome(**V1, victim="mine:Fussy")
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="victim: no 'tale'; did you mean 'tail'"):
+    with pytest.raises(ConfigError, match="victim: unknown 'tale'; did you mean 'tail'"):
         outcome(victim="tale")
 
 

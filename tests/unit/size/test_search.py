@@ -159,9 +159,8 @@ def laboratory(folder, name, slo, base=BASE):
     return Laboratory(LOAD, base, knob, parse_slo(slo), range(2), Store(folder), jobs=1)
 
 
-@pytest.mark.parametrize(
-    "slo", [pytest.param("p99_ttft<150ms", marks=long), "p99_ttft<300ms,preemptions<1"]
-)
+@long
+@pytest.mark.parametrize("slo", ["p99_ttft<150ms", "p99_ttft<300ms,preemptions<1"])
 def test_the_least_pool_is_that_of_a_whole_grid(tmp_path, slo):
     """The reference is dull: every pool from the fewest blocks to the most, run one by one."""
     objectives = parse_slo(slo)

@@ -108,7 +108,7 @@ def test_bad_spaces_are_refused(arguments, options, word):
         ("", "no rows"),
         ("watermark\n", "no rows"),
         ("watermrk\n0\n", "rows:2: unknown key 'watermrk'; did you mean 'watermark'"),
-        ("watermark,watermark\n0,0\n", "rows:1: a key is there twice"),
+        ("watermark,watermark\n0,0\n", "rows:1: a key is given twice"),
         ("watermark,n\n0\n", "rows:2: 1 values for 2 keys"),
         ("watermark\n0\n2\n", "rows:3: watermark"),
         ('{"watermark": 0}\n{"n": 1}\n', "rows:2: keys n"),

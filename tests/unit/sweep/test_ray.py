@@ -38,7 +38,7 @@ def test_on_ray_as_in_local_processes(kvsim, folder):
     kvsim("sweep", *SPACE, "--out", "local", "--jobs", "1")
     kvsim("sweep", *SPACE, "--shard", "1/4", "--out", "ray", "--jobs", "1")
     result = kvsim("sweep", *SPACE, "--out", "ray", "--backend", "ray", "--jobs", "1")
-    assert "6 runs made, 2 were there" in result.stderr
+    assert "6 runs made, 2 already there" in result.stderr
     for name in ("sweep.json", "sweep.parquet", "sweep.html"):
         assert (folder / "ray" / name).read_bytes() == (folder / "local" / name).read_bytes()
 

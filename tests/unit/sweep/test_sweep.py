@@ -141,7 +141,7 @@ def test_equal_bytes_for_any_number_of_processes_and_any_parts(kvsim, folder):
     assert results(folder / "two") == whole
     assert results(folder / "all") == whole
     again = kvsim("sweep", *SPACE, "--out", "one")
-    assert "0 runs made, 12 were there" in again.stderr
+    assert "0 runs made, 12 already there" in again.stderr
     assert results(folder / "one") == whole
     described = json.loads(pq.read_schema(folder / "one" / "sweep.parquet").metadata[b"kvsim"])
     assert described["trace"]["name"] == "load.jsonl"

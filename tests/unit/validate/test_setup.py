@@ -77,7 +77,7 @@ def test_v1_is_run_synchronously(trace: Trace) -> None:
 @pytest.mark.parametrize(
     ("further", "policies", "words"),
     [
-        ({}, ("recompute", "swapp"), r"--policies: no 'swapp'; did you mean 'swap'\?"),
+        ({}, ("recompute", "swapp"), r"--policies: unknown 'swapp'; did you mean 'swap'\?"),
         ({"engine": "vllm-0.3.3"}, ("swap",), "engine: validate runs vllm-0.6.3, vllm-v1"),
         ({"tensor_parallel_size": 2}, ("swap",), "validate runs on one device"),
         ({"num_gpu_blocks_override": 9}, ("swap",), "do not fit into the KV cache"),

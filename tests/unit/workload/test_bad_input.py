@@ -34,8 +34,8 @@ NATIVE_ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any] | str], int, st
     "not JSON": (PLAIN, ["{"], 2, "not JSON"),
     "text after the object": (PLAIN, ["{} {}"], 2, "not JSON: Extra data"),
     "not an object": (PLAIN, ["[1]"], 2, "a JSON list, not an object"),
-    "a repeated key": (PLAIN, ['{"input_length":1,"input_length":2}'], 2, "is there twice"),
-    "a repeated key inside": (PLAIN, ['{"tags":{"a":1,"a":2}}'], 2, "is there twice"),
+    "a repeated key": (PLAIN, ['{"input_length":1,"input_length":2}'], 2, "is given twice"),
+    "a repeated key inside": (PLAIN, ['{"tags":{"a":1,"a":2}}'], 2, "is given twice"),
     "nested too deeply": (PLAIN, ['{"tags":' + "[" * 100_000], 2, "nested too deeply"),
     "NaN": (PLAIN, ['{"arrival_s":NaN}'], 2, "NaN is not a number of JSON"),
     "Infinity": (PLAIN, ['{"arrival_s":Infinity}'], 2, "Infinity is not a number of JSON"),
@@ -334,7 +334,7 @@ def test_a_format_without_a_reader_is_refused_by_name(case: str, tmp_path: Path)
 
 
 def test_an_unknown_format_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no 'mooncak'; did you mean 'mooncake'\?"):
+    with pytest.raises(ConfigError, match=r"unknown 'mooncak'; did you mean 'mooncake'\?"):
         open_trace(jsonl(tmp_path, MOON), "mooncak")
 
 

@@ -114,7 +114,7 @@ def test_content_without_a_block_size_needs_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "to", "block_size", "says"),
     [
-        ("x", "azure", None, "trace format: no 'azure'"),
+        ("x", "azure", None, "trace format: unknown 'azure'"),
         ("x", "native", 16, "block_size: a native file keeps"),
         ("x", "mooncake", 0, "block_size: 0 is not above 0"),
         ("x.gz", "mooncake", 16, "Mooncake files are plain text"),

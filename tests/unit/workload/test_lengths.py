@@ -65,7 +65,7 @@ def test_the_command_makes_the_file_again(tmp_path: Path) -> None:
     ("inputs", "more", "says"),
     [
         (Lengths(0), {}, "input_len: 0 is not a length"),
-        (Lengths(9), {"range_ratio": 1.0}, "range_ratio: 1 is not in 0 .. 1"),
+        (Lengths(9), {"range_ratio": 1.0}, "range_ratio: 1 is not from 0 to below 1"),
         (Lengths(9), {"range_ratio": float("nan")}, "range_ratio: nan"),
         (Lengths(9, 1.5, 2), {}, "long inputs: a share of 1.5"),
         (Lengths(9, 0.5, 0.5), {}, "long inputs: a factor of 0.5"),

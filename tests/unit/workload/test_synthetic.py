@@ -107,7 +107,7 @@ def test_a_rate_sets_what_begins_in_a_second() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"kind": "chats"}, "no 'chats'; did you mean 'chat'"),
+        ({"kind": "chats"}, "unknown 'chats'; did you mean 'chat'"),
         ({"kind": "chat", "requests": 0}, "requests: 0 is not above 0"),
         ({"kind": "chat", "rate": 0.0}, "rate: 0 is not in"),
         ({"kind": "chat", "rate": float("nan")}, "rate: nan is not in"),

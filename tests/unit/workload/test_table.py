@@ -149,5 +149,7 @@ def test_a_wrong_map_is_refused(columns: str, says: str) -> None:
 
 
 def test_a_map_is_for_tables(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--columns: is for tables, not for --trace-format azure"):
+    with pytest.raises(
+        ConfigError, match="--columns: only for tables, not for --trace-format azure"
+    ):
         open_trace(table(tmp_path), "azure", "input=a,output=b")
