@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import pairwise
 
 from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
@@ -28,7 +29,7 @@ def measure(path: str, block_size: int) -> dict[str, float]:
         instants.append(time.process_time())
         optimum_tokens(reuse, [max(1, reuse.distinct // 50)])
         instants.append(time.process_time())
-        times.append([later - one for one, later in zip(instants, instants[1:], strict=False)])
+        times.append([later - one for one, later in pairwise(instants)])
     found, curve, optimum = map(min, zip(*times, strict=True))
     runs = sum(len(each.runs) for each in reuse.found)
     parts = {"reading": read, "runs found": found, "curve": curve, "optimum": optimum}
@@ -37,4 +38,4 @@ def measure(path: str, block_size: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     for name, value in measure(sys.argv[1], int(sys.argv[2])).items():
-        print(f"{name:12} {value:,.3f}")
+        sys.stdout.write(f"{name:12} {value:,.3f}\n")

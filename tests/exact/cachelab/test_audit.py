@@ -54,7 +54,7 @@ def audited(trace: Trace, table: dict[str, Any]) -> tuple[Audit, tuple[int, ...]
 @pytest.mark.parametrize("engine", ENGINES)
 def test_hits_never_exceed_the_bounds_and_the_parts_add_up(engine: str) -> None:
     lost = dict.fromkeys(PARTS, 0)
-    for seed in range(25):
+    for seed in range(12):
         rng = Random(seed)
         trace = random_trace(rng)
         found, (pinned, optimum), run = audited(trace, settings(engine, rng))
@@ -72,7 +72,7 @@ def test_hits_never_exceed_the_bounds_and_the_parts_add_up(engine: str) -> None:
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_every_eviction_serves_all_requests_within_the_bounds(eviction: str) -> None:
     rules = {"block_manager_args": {"eviction": eviction}}
-    for seed in range(6):
+    for seed in range(3):
         rng = Random(seed)
         trace = random_trace(rng)
         table = settings("vllm-v1", rng, **rules)
