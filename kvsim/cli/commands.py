@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, note, tell_written
+from kvsim.cli.fleet import FleetOptions, refuse_watching
 from kvsim.cli.options import AsJson, ConfigFile, OutDir, RunDir, TraceForm, TracePath
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -41,13 +43,20 @@ def run(
         typer.Option("--block-map", help="Also show which request held which block; takes longer."),
     ] = False,
     as_json: AsJson = False,
+    fleet: FleetOptions,
     server: ServerOptions,
     settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
+    if fleet.asked:
+        refuse_watching(block_map, step_log)
     watcher = _map_watcher(out) if block_map else None
     word = server.word()
     loaded = settings.load(config, word)
+    if fleet.asked:
+        write = partial(_write, watcher=None, csv=csv, page=page)
+        fleet.run(form.requests(trace, loaded), loaded, out, write, as_json=as_json)
+        return
     # No name for the trace here, so that its memory is free when the run is over.
     result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
     collect_after(result.meta["trace"]["requests"])
@@ -55,7 +64,7 @@ def run(
         result.meta["server"] = dict(word.sources)
     note(*result.meta["notes"])
     if out is not None:
-        _write(result, out, watcher, csv=csv, page=page)
+        _write(result, out, watcher=watcher, csv=csv, page=page)
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
@@ -121,7 +130,7 @@ def simulate_shown(
 
 
 def _write(
-    result: Result, out: str, watcher: BlockMapWatcher | None, *, csv: bool, page: bool
+    result: Result, out: str, *, watcher: BlockMapWatcher | None, csv: bool, page: bool
 ) -> None:
     from kvsim.report.files import write_results
 

@@ -7,6 +7,9 @@ before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import simpy
 
 from kvsim.cost import Cost
@@ -14,39 +17,54 @@ from kvsim.engine.loop import Host
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.replica.events import Later, Link, Process
-from kvsim.replica.inbox import Inbox
-from kvsim.workload.clients import Clients
+
+
+class Receiver(Protocol):
+    """Where the requests for an engine arrive."""
+
+    next_ns: float
+    """When the next request with a fixed send time comes; infinite: never."""
+    listens: bool
+    """Whether something outside the engine depends on when a request ends."""
+
+    def upcoming(self) -> tuple[float, float]:
+        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
+        send time comes, and when the next event outside the engine is due."""
+
+    def collect(self, now_ns: int) -> None:
+        """Lets requests arrive that are due until now."""
+
+    def take(self) -> list[Request]:
+        """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
+
+    def release(self, ended: Iterable[Request]) -> None:
+        """Tells whoever listens that these requests have ended."""
+
+    def wait(self) -> Process:
+        """Waits until a request arrives."""
 
 
 class SimulatedTime(Host):
-    """Clients, a link and step times of a cost model, in one environment."""
+    """An inbox, a link and step times of a cost model, in one environment."""
 
     def __init__(
-        self, env: simpy.Environment, cost: Cost, link: Link, clients: Clients, full_plans: bool
+        self, env: simpy.Environment, cost: Cost, link: Link, inbox: Receiver, full_plans: bool
     ) -> None:
         """`full_plans` says whether plans list their decoding requests before they are priced."""
         self._env = env
         self._price = cost.step_ns
         self._full_plans = full_plans
         self._link = link
-        self._listens = clients.listen
-        self.inbox = Inbox(env, clients)
-
-    def upcoming(self) -> tuple[float, float]:
-        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
-        send time comes, and when the next event outside the engine is due."""
-        return self.inbox.next_ns, self._env.peek()
+        self.inbox = inbox
 
     def arrived(self) -> list[Request]:
         """Removes and returns the requests that have arrived until now."""
-        inbox = self.inbox
-        inbox.collect(self.now_ns)
-        return inbox.take() if inbox else []
+        self.inbox.collect(self.now_ns)
+        return self.inbox.take()
 
     def tell(self, ended: list[Request]) -> None:
         """Tells the clients of completions, so that they may send more."""
-        if self._listens:
-            self.inbox.release(ended)
+        self.inbox.release(ended)
 
     def step_ns(self, plan: Plan) -> int:
         """The price of a step."""

@@ -31,6 +31,8 @@ class Inbox:
     def __init__(self, env: simpy.Environment, clients: Clients) -> None:
         self._env = env
         self._clients = clients
+        self.listens = clients.listen
+        """Whether anybody needs to hear of ended requests."""
         self._arrived: list[Request] = []
         self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
@@ -47,6 +49,11 @@ class Inbox:
     def _now_ns(self) -> int:
         return cast(int, self._env.now)
 
+    def upcoming(self) -> tuple[float, float]:
+        """Returns two times in nanoseconds, infinite for never: when the next request with a fixed
+        send time comes, and when the next event outside the engine is due."""
+        return self.next_ns, self._env.peek()
+
     def collect(self, now_ns: int) -> None:
         """Lets clients send all requests that are due until now, each at its time."""
         while self.next_ns <= now_ns:
@@ -60,11 +67,13 @@ class Inbox:
         """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
         arrived, self._arrived = self._arrived, []
         if len(arrived) > 1:
-            arrived.sort(key=_arrival_order)
+            arrived.sort(key=arrival_order)
         return arrived
 
     def release(self, ended: Iterable[Request]) -> None:
         """Tells the clients of completions; they send more now or after their think time."""
+        if not self.listens:
+            return
         now_ns = self._now_ns
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
@@ -109,5 +118,6 @@ class Inbox:
         self._set_alarm()
 
 
-def _arrival_order(request: Request) -> tuple[int, int]:
+def arrival_order(request: Request) -> tuple[int, int]:
+    """Sorts requests by arrival and place in the trace."""
     return request.arrival_ns, request.index

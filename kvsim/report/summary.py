@@ -39,18 +39,13 @@ def summarise(
     `json.loads(json.dumps(...))`.
     """
     end_ns = timeline.run_end_ns(steps, requests)
-    durations = phases.durations_ns(requests)
     rows = timeline.States(steps, end_ns, meta)
     held_ns = timeline.durations_ns(rows, end_ns)
     summary: dict[str, Any] = plain(
         {
-            **_requests(requests),
-            **_throughput(requests, durations, end_ns, meta),
-            **load_figures(requests),
-            **_latencies(requests, durations, itl_counts),
+            **_of_requests(requests, itl_counts, end_ns, meta),
             **_preemptions(steps, requests),
             **_memory(rows, held_ns, meta),
-            **_prefix_cache(requests, meta),
             **_queues(rows, held_ns, steps),
             **_link(steps, end_ns),
             **ledger_figures(steps, requests),
@@ -59,6 +54,27 @@ def summarise(
         }
     )
     return summary
+
+
+def summarise_requests(
+    requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures of `summarise` that requests alone decide, up to `end_ns`."""
+    figures: dict[str, Any] = plain(_of_requests(requests, itl_counts, end_ns, meta))
+    return figures
+
+
+def _of_requests(
+    requests: Mapping[str, Any], itl_counts: Mapping[int, int], end_ns: int, meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    durations = phases.durations_ns(requests)
+    return {
+        **_requests(requests),
+        **_throughput(requests, durations, end_ns, meta),
+        **load_figures(requests),
+        **_latencies(requests, durations, itl_counts),
+        **_prefix_cache(requests, meta),
+    }
 
 
 def _requests(requests: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class DynamoKv(Router):
         self._scale, self._request_weight = prefill_load_scale, decode_active_request_weight
         self._temperature = temperature
         self._ttl_ns = None if use_kv_events else round(ttl_secs * 1e9)
+        self.heeds_events = use_kv_events
         self._tracks = track_prefill_tokens
         self.caches = [_tiers() for _ in self.workers]
         self.books = [Books() for _ in self.workers]

@@ -22,6 +22,8 @@ class _Scored(Router):
     """Weighs free queues, free KV cache, and known prefixes; the workers' numbers are those of the
     last scrape, which the real router makes every 50 ms."""
 
+    scrape_ns = 50_000_000
+
     def __init__(
         self,
         workers: Sequence[str],
@@ -124,6 +126,8 @@ class Default(_Scored):
 
 class Precise(_Scored):
     """The profile with an index fed by KV events: prefix 2, KV cache 1, queue 1."""
+
+    heeds_events = True
 
     def __init__(
         self,

@@ -104,6 +104,10 @@ class Router:
         """What was last measured: waiting and running requests and the share of the KV cache in
         use, for each worker."""
 
+    scrape_ns: int | None = None
+    """How often the workers are measured (`snapshot`); None: never."""
+    heeds_events: bool = False
+    """Whether the router goes by what workers report of their caches (`stored`, `removed`)."""
     tick_ns: int | None = None
     """How often the router looks after itself (`tick`); None: never."""
 

@@ -18,6 +18,8 @@ class DataParallel(InFlight):
     for each client.
     """
 
+    scrape_ns = 100_000_000
+
     def __init__(
         self, workers: Sequence[str], seed: int = 0, *, clients: int = 1, client_index: int = 0
     ) -> None:

@@ -27,8 +27,9 @@ LAYERS = [
     {"checks"},
     {"assembly", "notebook"},
     {"result", "tracks"},
+    {"serving"},
     {"run"},
-    {"__init__", "check", "replicates", "sweep", "validate"},
+    {"__init__", "check", "fleet", "replicates", "sweep", "validate"},
     {"advise", "size"},
     {"fit"},
     {"pages"},
@@ -118,7 +119,7 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("replica.", "run", "bench.")),
+        ("simpy", ("replica.", "serving", "run", "fleet.", "bench.")),
         ("torch", ()),
         ("scipy", ()),
         ("plotly", ("notebook", "result")),

@@ -55,7 +55,7 @@ def test_an_outsider_names_a_class_and_gives_it_arguments() -> None:
     assert isinstance(router, BoundedHash)
     with pytest.raises(ConfigError, match="bound is"):
         make_router("bounded-hash", {"bound": 0.5}, FOUR, block_size=16)
-    with pytest.raises(ConfigError, match="no 'least-load'; did you mean 'least-loaded'"):
+    with pytest.raises(ConfigError, match="unknown 'least-load'; did you mean 'least-loaded'"):
         make_router("least-load", {}, FOUR, block_size=16)
 
 

@@ -1,0 +1,1 @@
+"""Several replicas behind a router, in one simulation."""

@@ -1,0 +1,36 @@
+"""What a router sees of a prompt: characters and keys, made from its token stream."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from kvsim.workload.keys import SpanStream, TokenStream
+
+_FIRST, _NUMBER = 0xE0000, 0x30000
+"""Code points of the characters that stand for tokens, far from surrogates."""
+_MIXER, _BITS = np.uint64(0x9E3779B97F4A7C15), 0xFFFF_FFFF_FFFF_FFFF
+
+
+class StreamContent:
+    """Content of a request of a trace, whose tokens are known by identity only.
+
+    A token is one character of the text. Which one follows from the token and all before it, so
+    prompts that begin alike have texts that begin alike.
+    """
+
+    def __init__(self, stream: SpanStream | TokenStream, input_length: int) -> None:
+        self._stream, self._length = stream, input_length
+
+    @property
+    def text(self) -> str:
+        parts = [
+            (np.uint64(key & _BITS) + np.arange(end - first, dtype=np.uint64)) * _MIXER
+            for key, first, end in self._stream.pieces(self._length)
+        ]
+        mixed = np.concatenate(parts) >> np.uint64(40)
+        return (_FIRST + mixed % _NUMBER).astype("<u4").tobytes().decode("utf-32-le")
+
+    def keys(self, block_size: int) -> Sequence[Hashable]:
+        return self._stream.keys(0, self._length // block_size, block_size)

@@ -1,0 +1,137 @@
+"""Sends each request to the replica that the router names, and brings the router its news.
+
+```
+ clients ──their time has come──► router ──► mailbox ──► engine
+    ▲                               ▲                       │
+    └──── ended requests ───────────┴───────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from math import inf
+
+import simpy
+
+from kvsim.engine.request import Request
+from kvsim.fleet.content import StreamContent
+from kvsim.fleet.mailbox import Mailbox
+from kvsim.replica.events import Process
+from kvsim.routers.router import Asked, Router
+from kvsim.serving import Serving
+from kvsim.workload.clients import Clients
+from kvsim.workload.keys import SpanStream, TokenStream
+
+
+class Dispatch:
+    """Takes the requests of the clients to the replicas, in order of time."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        clients: Clients,
+        router: Router,
+        streams: Sequence[SpanStream | TokenStream],
+    ) -> None:
+        """`streams`: what each prompt says, by the request's index."""
+        self._env, self._clients, self._router, self._streams = env, clients, router, streams
+        replicas, requests = len(router.workers), len(streams)
+        self._alive = list(range(replicas))
+        self.mailboxes = [Mailbox(env, self._upcoming_ns, self._ended) for _ in range(replicas)]
+        self.servings: list[Serving] = []
+        """The replicas' engines, once they are made."""
+        self.chosen = array("q", [-1]) * requests
+        """The replica of each request; -1: none."""
+        self._prefilling: dict[str, Request] = {}
+        """Requests that the router believes to have no first token."""
+        self._next_arrival_ns: float = inf
+        self._next_look_ns: float = inf
+        env.process(self._send())
+        if router.scrape_ns is not None or router.tick_ns is not None:
+            env.process(self._look())
+
+    def lost(self, replica: int) -> None:
+        """A replica's engine has stopped: nobody is sent there any more."""
+        self._alive.remove(replica)
+        self._router.worker_lost(replica)
+
+    def _send(self) -> Process:
+        """Sends the requests that wait only for their time."""
+        for time_ns, request in self._clients.start():
+            self._next_arrival_ns = time_ns
+            if time_ns > self._env.now:
+                yield self._env.timeout(time_ns - self._env.now)
+            self._offer(request)
+        self._next_arrival_ns = inf
+
+    def _look(self) -> Process:
+        """Measures the workers and lets the router look after itself, each at its interval, as long
+        as anything else can happen."""
+        router, env = self._router, self._env
+        due = {
+            act: every
+            for act, every in ((self._measure, router.scrape_ns), (router.tick, router.tick_ns))
+            if every is not None
+        }
+        times = dict(due)
+        while True:
+            self._next_look_ns = min(times.values())
+            yield env.timeout(self._next_look_ns - env.now)
+            if env.peek() == inf:
+                return
+            for act, every in due.items():
+                if times[act] == env.now:
+                    times[act] += every
+                    act()
+
+    def _upcoming_ns(self) -> float:
+        # A request that ends elsewhere may let a client send another one.
+        if self._clients.listen:
+            return self._env.peek()
+        return min(self._next_arrival_ns, self._next_look_ns)
+
+    def _offer(self, request: Request) -> None:
+        """Offers a request to its client's concurrency limit, which may hold it back."""
+        if self._clients.offer(request, int(self._env.now)):
+            self._route(request)
+
+    def _route(self, request: Request) -> None:
+        if not self._alive:
+            return
+        now_ns = int(self._env.now)
+        for id, other in list(self._prefilling.items()):
+            if 0 <= other.first_token_ns < now_ns:
+                self._router.first_token(id)
+                del self._prefilling[id]
+        content = StreamContent(self._streams[request.index], request.input_length)
+        asked = Asked(request.id, request.input_length, content, request.session)
+        worker = self._router.route(asked, self._alive, now_ns)
+        self._prefilling[request.id] = request
+        self.chosen[request.index] = worker
+        self.mailboxes[worker].put(request)
+
+    def _ended(self, requests: Iterable[Request]) -> None:
+        now_ns = int(self._env.now)
+        for request in requests:
+            self._prefilling.pop(request.id, None)
+            self._router.ended(request.id)
+            sent, later = self._clients.ended(request, now_ns)
+            for other in sent:
+                self._route(other)
+            for time_ns, other in later:
+                self._env.process(self._send_later(other, time_ns - now_ns))
+
+    def _send_later(self, request: Request, delay_ns: int) -> Process:
+        if delay_ns > 0:
+            yield self._env.timeout(delay_ns)
+        self._offer(request)
+
+    def _measure(self) -> None:
+        loads = []
+        for serving, mailbox in zip(self.servings, self.mailboxes, strict=True):
+            batch, gpu = serving.batch, serving.batch.blocks.gpu
+            usage = 1 - gpu.free / gpu.size
+            loads.append((len(batch.waiting) + len(mailbox), batch.num_running, usage))
+        self._router.snapshot(loads)

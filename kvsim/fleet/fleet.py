@@ -1,0 +1,180 @@
+"""Runs a trace through several replicas behind a router."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvsim.assembly import Parts
+from kvsim.collector import collector_paused
+from kvsim.errors import ConfigError, EngineStopped
+from kvsim.fleet.dispatch import Dispatch
+from kvsim.replica.events import Process
+from kvsim.result import Outcome, Result, provenance
+from kvsim.routers import make_router
+from kvsim.routers.router import Router
+from kvsim.run import TOO_LONG, Settings, assembled, opened, read_config, show_future
+from kvsim.serving import Serving
+from kvsim.workload.arrivals import release_times
+from kvsim.workload.clients import Clients
+from kvsim.workload.keys import streams
+from kvsim.workload.requests import Requests
+from kvsim.workload.trace import Row, Trace
+
+
+@dataclass
+class FleetResult:
+    """What several replicas did with one trace."""
+
+    router: str
+    router_args: dict[str, Any]
+    replicas: list[Result]
+    """A result for each replica, with the requests that it was sent."""
+    indexes: list[np.ndarray]
+    """The requests of each replica, as places in the trace."""
+    chosen: Sequence[int]
+    """The replica of each request, in the order of the trace; -1: it was sent to none."""
+
+    @cached_property
+    def requests(self) -> dict[str, Any]:
+        """The requests of all replicas in the order of the trace, with the column `replica`."""
+        each = [result.requests for result in self.replicas]
+        indexes = np.concatenate(self.indexes)
+        order = np.argsort(indexes, kind="stable")
+        joined: dict[str, Any] = {}
+        for name in each[0]:
+            values = [columns[name] for columns in each]
+            if isinstance(values[0], np.ndarray):
+                joined[name] = np.concatenate(values)[order]
+            else:
+                flat = [value for column in values for value in column]
+                joined[name] = [flat[place] for place in order]
+        return {**joined, "index": indexes[order], "replica": np.array(self.chosen)[indexes[order]]}
+
+
+@collector_paused()
+def simulate_fleet(
+    trace: Trace | str | Path | None,
+    configs: Sequence[Settings],
+    router: str = "round-robin",
+    router_args: Mapping[str, Any] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+    command: str = "",
+) -> FleetResult:
+    """Replays a trace through replicas, each with settings of its own, behind a router.
+
+    `configs` are the settings of each replica, in any form that `simulate` takes. Those of the
+    first one say how clients send. `router` is a name of `kvsim.routers.ROUTERS` or a
+    `package.module:Class`, `router_args` are arguments of its constructor.
+
+    A replica whose engine stops with an error gets no more requests; the others go on. Raises
+    `TraceError` and `ConfigError`.
+    """
+    known = [read_config(config) for config in configs]
+    if not known:
+        raise ConfigError("replicas: give at least one")
+    trace = opened(trace, known[0])
+    rows = trace.rows[: known[0].num_prompts]
+    named = [f"replica-{number}" for number in range(len(known))]
+    config = known[0]
+    chooser = make_router(
+        router, router_args or {}, named, seed=config.seed, block_size=config.block_size or 16
+    )
+    if chooser.heeds_events:
+        raise ConfigError(
+            f"router: {router} goes by what workers report of their caches, and simulations send no"
+            " such events; dynamo-kv works without if use_kv_events is false"
+        )
+    measured = "a router measures the workers" if chooser.scrape_ns is not None else ""
+    asked = ["exact_twin" if config.exact_twin else measured for config in known]
+    parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
+    fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
+    fleet.play()
+    replicas = fleet.results(trace, command)
+    indexes = [serving.indexes for serving in fleet.dispatch.servings]
+    args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
+    return FleetResult(router, args, replicas, indexes, chosen)
+
+
+class _Fleet:
+    """The objects that change while a run of several replicas lasts."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        rows: Sequence[Row],
+        parts: Sequence[Parts],
+        asked: Sequence[str],
+        router: Router,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """`asked`: why a replica has no short cuts."""
+        config = parts[0].config
+        self._requests = requests = Requests(
+            trace,
+            rows,
+            n=config.n,
+            keyed=any(each.blocks.needs_keys for each in parts),
+            ignore_eos=config.ignore_eos,
+        )
+        lengths = array("q", [row.output_length for row in rows])
+        self._env = env = simpy.Environment()
+        clients = Clients(requests, rows, release_times(rows, config), config)
+        self.dispatch = Dispatch(env, clients, router, streams(trace)[: len(rows)])
+        self._stops: list[Outcome | None] = [None] * len(parts)
+        for number, each in enumerate(parts):
+            show_future(each.future, lengths, trace, requests, clients)
+            serving = Serving(
+                env,
+                each,
+                rows,
+                requests,
+                self.dispatch.mailboxes[number],
+                lengths.__getitem__,
+                refused={},
+                asked=asked[number],
+                progress=progress,
+            )
+            self.dispatch.servings.append(serving)
+            env.process(self._serve(number, serving))
+
+    def _serve(self, number: int, serving: Serving) -> Process:
+        """Runs a replica. If its engine stops, the others go on without it."""
+        try:
+            yield from serving.run()
+        except EngineStopped as stop:
+            self._stops[number] = serving.outcome(int(self._env.now), stop)
+            self.dispatch.lost(number)
+
+    def play(self) -> None:
+        """Runs the event loop until nothing more can happen."""
+        try:
+            self._env.run()
+        except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
+            raise ConfigError(TOO_LONG) from None
+
+    def results(self, trace: Trace, command: str) -> list[Result]:
+        """Returns what each replica did."""
+        made, now_ns = [], int(self._env.now)
+        # A request that was sent to nobody is listed with those of the first replica.
+        where = np.maximum(np.array(self.dispatch.chosen), 0)
+        for number, serving in enumerate(self.dispatch.servings):
+            own = int((where == number).sum())
+            missing = [index for index in serving.archive.missing() if where[index] == number]
+            outcome = self._stops[number] or serving.outcome(now_ns)
+            books = serving.record(outcome, missing)
+            meta = provenance(trace, own, serving.parts, outcome, [], command)
+            meta["fast_path"] = serving.shortcuts.describe(outcome.step)
+            gaps = serving.batch.token_gaps_ns
+            made.append(Result(serving.parts.config, meta, books, gaps, serving.log))
+        self._requests.let_all_go()
+        return made

@@ -1,0 +1,161 @@
+"""One engine at work in simulated time: its batch, loop, short cuts, and what it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+
+from kvsim.archive import Archive
+from kvsim.assembly import Parts
+from kvsim.cost import declares_sums
+from kvsim.engine.batch import Batch, Endings
+from kvsim.engine.loop import Loop, Watcher
+from kvsim.engine.request import Request
+from kvsim.errors import EngineStopped
+from kvsim.fast.shortcuts import Shortcuts
+from kvsim.ledger.account import account_prompts, account_times
+from kvsim.records.recorder import Recorder
+from kvsim.replica.events import Link, Process
+from kvsim.replica.host import Receiver, SimulatedTime
+from kvsim.result import Outcome
+from kvsim.workload.requests import Requests
+from kvsim.workload.trace import Row
+
+if TYPE_CHECKING:
+    from kvsim.result import Books
+
+
+class Picked(Sequence[Any]):
+    """Some entries of a sequence, by their places."""
+
+    def __init__(self, entries: Sequence[Any], places: Sequence[int]) -> None:
+        self._entries, self._places = entries, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._entries[self._places[place]]
+
+
+class Serving:
+    """The objects of one engine that change while a run lasts."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        parts: Parts,
+        rows: Sequence[Row],
+        requests: Requests,
+        inbox: Receiver,
+        output_length: Callable[[int], int],
+        *,
+        refused: Mapping[str, str],
+        asked: str = "",
+        watcher: Watcher | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """`output_length` tells how long the output of a request becomes, by its index. `refused`:
+        request id → why it is turned away; `asked`: why there are no short cuts."""
+        self.parts, self.inbox, self._requests = parts, inbox, requests
+        self.archive = Archive(rows)
+        self.recorder = Recorder(parts.blocks.block_size)
+        endings = Endings(output_length, parts.scheduler.longest_sequence)
+        self.batch = Batch(parts.blocks, endings)
+        self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked)
+        link = Link(env, parts.link)
+        full_plans = not declares_sums(parts.cost)
+        self._loop = Loop(
+            SimulatedTime(env, parts.cost, link, inbox, full_plans),
+            parts.scheduler,
+            self.batch,
+            record=self.recorder.packed,
+            refused=refused,
+            watcher=watcher,
+            progress=progress,
+            # A watcher looks at requests that are over.
+            over=self._shelve if watcher is None else None,
+            repetition=self.shortcuts.repetition(
+                self.recorder, self._arrive, inbox.upcoming, inbox.listens
+            ),
+        )
+
+    def run(self) -> Process:
+        """The engine's loop, for the event loop. Raises `EngineStopped`."""
+        return self._loop.run()
+
+    def outcome(self, now_ns: int, stop: EngineStopped | None = None) -> Outcome:
+        """Returns how the engine ended, by a stop or because nothing more can happen."""
+        batch, steps = self.batch, len(self.recorder)
+        if stop is not None:
+            batch.dissolve()
+            return Outcome(
+                *(stop.kind, now_ns, steps, stop.request_id),
+                *(stop.explanation, stop.remedy, stop.rule),
+            )
+        batch.audit()
+        return _deadlock(batch, now_ns, steps) if len(batch) else Outcome("finished", now_ns, steps)
+
+    def record(self, outcome: Outcome, indexes: Sequence[int]) -> Callable[[], Books]:
+        """Returns what works out the columns of steps and requests, and where time and tokens went.
+
+        `indexes`: the requests that are not stored yet.
+        """
+        parts, requests, archive, recorder = self.parts, self._requests, self.archive, self.recorder
+        for index in indexes:
+            request = requests[index]
+            if request.finish_ns < 0 and not request.reason:
+                # It did not end by itself.
+                request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
+            archive.add(request)
+        blocks = parts.blocks
+        columns, log = archive.columns(), self.batch.transitions.columns()
+        # The requests of a replica are numbered anew, as those of a trace of its own.
+        self.indexes = own = columns["index"]
+        columns["index"] = np.arange(len(own))
+        log["request"] = np.searchsorted(own, log["request"])
+        prompts = Picked(requests.streams, own) if len(own) < len(requests) else requests.streams
+        self.log = log
+        cost, in_flight = parts.cost, parts.scheduler.in_flight
+
+        # It refers to no part that leads to the rows of the trace.
+        def keep_books() -> Books:
+            steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
+            if not blocks.needs_keys:
+                return steps, columns | times
+            withheld, size = blocks.full_hit.withheld, blocks.block_size
+            split = account_prompts(prompts, columns, log, size, withheld)
+            return steps, columns | times | split
+
+        self.columns: Mapping[str, Any] = columns
+        return keep_books
+
+    def _arrive(self, now_ns: int) -> float:
+        """Takes in the requests sent until `now_ns`. Returns when the next one will be sent."""
+        self.inbox.collect(now_ns)
+        self._loop.take_in(self.inbox.take())
+        return self.inbox.next_ns
+
+    def _shelve(self, request: Request) -> None:
+        """Keeps the results of a request that is over instead of the request, to save memory."""
+        self.archive.add(request)
+        self._requests.let_go(request)
+
+
+def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
+    """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
+    queue = "swapped" if batch.swapped else "waiting"
+    head = (batch.swapped or batch.waiting or batch.running)[0]
+    return Outcome(
+        "deadlock",
+        now_ns,
+        step,
+        head.id,
+        f"request {head.id}, at the head of the {queue} queue, can never be scheduled, and nothing"
+        f" is running that could free blocks; {len(batch)} requests wait behind it for ever",
+        "give the engine more blocks (--num-gpu-blocks-override), a smaller --watermark, or a"
+        " larger --max-num-batched-tokens",
+    )

@@ -1,0 +1,227 @@
+"""Several replicas in one simulation: one of them is a run, and fast equals exact."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import run_here
+from marks import mostly_long
+from places import ROOT
+
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
+from kvsim.engines.vllm_v1 import VllmV1Async
+from kvsim.errors import ConfigError, EngineStopped
+from kvsim.fleet.content import StreamContent
+from kvsim.fleet.figures import summarise_fleet
+from kvsim.fleet.fleet import FleetResult, simulate_fleet
+from kvsim.ledger.parts import TIME_PARTS
+from kvsim.routers import ROUTERS
+from kvsim.routers.router import Asked, Choice, Router
+from kvsim.run import simulate
+from kvsim.workload import open_trace
+from kvsim.workload.keys import streams
+
+CHAT = str(ROOT / "traces" / "chat.jsonl")
+REQUESTS = 80
+BASE: dict[str, Any] = {
+    "model": "llama-3-8b",
+    "num_prompts": REQUESTS,
+    "max_model_len": 4096,
+    "num_gpu_blocks_override": 700,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "own times": {},
+    "closed loop": {"max_concurrency": 12},
+    "pressure": {"num_gpu_blocks_override": 260, "request_rate": 60.0},
+    "vllm-0.6.3": {"engine": "vllm-0.6.3"},
+    "nano-vllm": {"engine": "nano-vllm", "block_size": 256, "num_gpu_blocks_override": 90},
+    "sglang": {"engine": "sglang"},
+}
+ROUTED = [name for name in ROUTERS if name != "llm-d-precise"]
+
+
+def args_of(router: str) -> dict[str, Any]:
+    return {"use_kv_events": False} if router == "dynamo-kv" else {}
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """The columns in which two tables differ."""
+    assert one.keys() <= other.keys()
+    return [key for key in one if not np.array_equal(np.array(one[key]), np.array(other[key]))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_replica_is_a_run(way: str) -> None:
+    config = {**BASE, **WAYS[way]}
+    alone = simulate(CHAT, config)
+    fleet = simulate_fleet(CHAT, [config], "random")
+    (replica,) = fleet.replicas
+    assert not differences(alone.requests, replica.requests)
+    assert not differences(alone.requests, fleet.requests)
+    assert not differences(alone.steps, replica.steps)
+    assert not differences(alone.transitions, replica.transitions)
+    alone.meta["fast_path"] = replica.meta["fast_path"] = {}
+    assert alone.summary == replica.summary
+    figures = summarise_fleet(fleet)
+    for key in figures.keys() & alone.summary.keys() - {"meta"}:
+        assert figures[key] == pytest.approx(alone.summary[key]), key
+
+
+@pytest.mark.parametrize("number", mostly_long(20, quick=5))
+def test_short_cuts_change_nothing(number: int) -> None:
+    every = list(product(ROUTED, WAYS))
+    router, way = every[number * 7 % len(every)]
+    config = {**BASE, **WAYS[way], "seed": number}
+    fast, exact = (
+        simulate_fleet(CHAT, [{**config, "exact_twin": twin}] * 3, router, args_of(router))
+        for twin in (False, True)
+    )
+    for one, other in zip(fast.replicas, exact.replicas, strict=True):
+        assert not differences(one.requests, other.requests), f"{router}, {way}"
+        assert not differences(one.steps, other.steps), f"{router}, {way}"
+
+
+@pytest.mark.parametrize("router", ["least-loaded", "sglang-cache_aware"])
+def test_every_request_is_with_one_replica(router: str) -> None:
+    fleet = simulate_fleet(CHAT, [BASE, {**BASE, "num_gpu_blocks_override": 300}], router)
+    assert fleet.requests["index"].tolist() == list(range(REQUESTS))
+    assert fleet.requests["replica"].tolist() == list(fleet.chosen)
+    figures = summarise_fleet(fleet)
+    assert sum(each["num_requests"] for each in figures["replicas"]) == REQUESTS
+    rows = {row.id: row for row in open_trace(CHAT).rows}
+    for number, replica in enumerate(fleet.replicas):
+        assert replica.meta["num_gpu_blocks"] == (699, 299)[number]
+        for id, length in zip(
+            replica.requests["id"], replica.requests["input_length"], strict=True
+        ):
+            assert rows[id].input_length == length
+        spent = replica.requests["finish_ns"] - replica.requests["released_ns"]
+        assert (sum(replica.requests[name] for name in TIME_PARTS) == spent).all()
+
+
+class LastOne(Router):
+    """Sends everything to the last worker, and counts what it hears."""
+
+    heard: list[str]
+
+    def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
+        self.heard.append(f"asked {asked.id}")
+        return Choice([alive[-1]])
+
+    def first_token(self, id: str) -> None:
+        self.heard.append(f"first {id}")
+
+    def ended(self, id: str) -> None:
+        self.heard.append(f"ended {id}")
+
+
+def test_an_outsiders_router_decides_and_is_told() -> None:
+    LastOne.heard = []
+    fleet = simulate_fleet(CHAT, [BASE] * 3, f"{__name__}:LastOne")
+    assert set(fleet.chosen) == {2}
+    assert [len(each.requests["id"]) for each in fleet.replicas] == [0, 0, REQUESTS]
+    for id in fleet.requests["id"]:
+        assert LastOne.heard.count(f"asked {id}") == LastOne.heard.count(f"ended {id}") == 1
+        assert LastOne.heard.index(f"asked {id}") < LastOne.heard.index(f"ended {id}")
+    assert any(each.startswith("first") for each in LastOne.heard)
+
+
+class Dying(VllmV1Async):
+    """Dies when it composes its hundredth step."""
+
+    steps = 0
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        self.steps += 1
+        if self.steps == 100:
+            raise EngineStopped("assertion", "", "it is its hundredth step", "", "Dying")
+        return super().compose(batch, now_ns)
+
+
+def test_a_replica_whose_engine_dies_gets_no_more() -> None:
+    fleet = simulate_fleet(CHAT, [{**BASE, "engine": f"{__name__}:Dying"}, BASE])
+    kinds = [each.meta["outcome"]["kind"] for each in fleet.replicas]
+    assert kinds == ["assertion", "finished"]
+    end_ns = round(fleet.replicas[0].meta["outcome"]["time_s"] * 1e9)
+    sent_ns = fleet.requests["arrival_ns"][fleet.requests["replica"] == 0]
+    assert len(sent_ns)
+    assert (sent_ns <= end_ns).all()
+    assert "assertion" not in fleet.replicas[1].requests["reason"]
+    assert summarise_fleet(fleet)["completed"] < REQUESTS
+
+
+def test_content_has_as_much_in_common_as_prompts_have() -> None:
+    trace = open_trace(CHAT)
+    made = streams(trace)
+    rows = trace.rows[:60]
+    texts = [StreamContent(made[row.index], row.input_length).text for row in rows]
+    assert [len(text) for text in texts] == [row.input_length for row in rows]
+    shared = 0
+    for one, other in pairwise(rows):
+        length = min(one.input_length, other.input_length)
+        keys = [made[row.index].keys(0, length, 1) for row in (one, other)]
+        same = next((i for i in range(length) if keys[0][i] != keys[1][i]), length)
+        pair = texts[one.index], texts[other.index]
+        assert next((i for i in range(length) if pair[0][i] != pair[1][i]), length) == same
+        shared += same
+    assert shared
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for router, said in [
+        ("dynamo-kv", "use_kv_events is false"),
+        ("llm-d-precise", "no such events"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            simulate_fleet(CHAT, [BASE], router)
+    with pytest.raises(ConfigError, match="at least one"):
+        simulate_fleet(CHAT, [])
+
+
+def routed(tmp_path: Path, *arguments: str) -> Any:
+    base = ("run", "--trace", "chat", "--num-prompts", "60", "--replicas", "2")
+    return run_here((*base, *arguments), tmp_path)
+
+
+def test_the_command_writes_a_folder_for_each_replica(tmp_path: Path) -> None:
+    result = routed(
+        tmp_path, "--router", "sglang-cache_aware", "--router-set", "cache_threshold=0.9",
+        "--out", "out", "--no-report",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "2 replicas behind sglang-cache_aware" in result.stdout
+    figures = json.loads((tmp_path / "out" / "fleet.json").read_text())
+    routing = json.loads((tmp_path / "out" / "routing.json").read_text())
+    assert figures["meta"]["router"]["args"] == {"cache_threshold": 0.9}
+    assert len(routing) == 60
+    for number, each in enumerate(figures["replicas"]):
+        summary = json.loads((tmp_path / "out" / f"replica-{number}" / "summary.json").read_text())
+        sent = sum(replica == number for replica in routing.values())
+        assert summary["num_requests"] == each["num_requests"] == sent
+    again = run_here(("report", "out/replica-1"), tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_bad_arguments_are_one_line(tmp_path: Path) -> None:
+    for arguments, said in [
+        (("--router", "nobody"), "unknown 'nobody'"),
+        (("--router-set", "x"), "'x' is no KEY=VALUE"),
+        (("--router", "bounded-hash", "--router-set", "bound=0"), "bound is 0"),
+        (("--step-log", "log"), "show one engine"),
+    ]:
+        result = routed(tmp_path, *arguments)
+        assert result.returncode == 2, result.stdout
+        assert said in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_equal_inputs_give_equal_figures() -> None:
+    def run() -> FleetResult:
+        return simulate_fleet(CHAT, [BASE] * 3, "power-of-two")
+
+    assert summarise_fleet(run()) == summarise_fleet(run())
