@@ -2,8 +2,8 @@
 
 Two readings. *Single blocks*: any block may go, as in a cache that knows nothing of prefixes; a
 block whose beginning is gone takes room and cannot hit. *Closed*: a block stays as long as one that
-continues it does, so only ends of prompts go. Orders that always evict ends by themselves give the
-same in both (`lru` and `vllm-0.6.3` do).
+continues it does, so only ends of prompts go. `lru` and `vllm-0.6.3` evict ends by themselves, so
+both readings are one. An order that is no `Replacement` is replayed as single blocks in both.
 """
 
 from __future__ import annotations
@@ -95,16 +95,13 @@ class _Cache:
     def _take_closed(self, keys: Sequence[int], held: list[int], now_ns: int) -> None:
         """Uses or stores all blocks; the ends among them can be evicted afterwards."""
         self._order.hit_table(held)
-        here = len(held)
-        # Room is made before anything is stored, and never within the prompt itself.
-        stored = []
-        for depth in range(here, len(keys)):
-            stored.append((keys[depth], depth))
+        missing = range(len(held), len(keys))
+        for depth in missing:
             if depth:
                 self._parents[keys[depth]] = keys[depth - 1]
                 self._children[keys[depth - 1]] = self._children.get(keys[depth - 1], 0) + 1
-        for key, depth in reversed(stored):
-            self._stored(key, depth, now_ns)
+        for depth in reversed(missing):
+            self._stored(keys[depth], depth, now_ns)
         if keys and keys[-1] not in self._children:
             self._order.put(self._blocks[keys[-1]], keys[-1], len(keys) * self._size, now_ns)
 

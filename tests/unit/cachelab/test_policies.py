@@ -132,7 +132,7 @@ def test_the_same_accesses_hit_as_in_libcachesim(
 ) -> None:
     """Every access where `points` is 0. The others leave some freedom: in S3-FIFO what enters
     before the cache is first full, in LIRS the size of its memory, in W-TinyLFU a sketch."""
-    lib = pytest.importorskip("libcachesim", reason="libcachesim is not installed (pip)")
+    lib = pytest.importorskip("libcachesim", reason="pip install 'kvsim[twins]'")
     keys = accesses(capacity, number)
     cache, expected = getattr(lib, theirs)(capacity), []
     for key in keys:
