@@ -122,7 +122,7 @@ def pure_decode(running: int, tokens: int) -> tuple[Trace, dict[str, Any]]:
     Returned with what they need beyond the settings of `decode-N`.
     """
     trace = _trace([0] * running, [100] * running, [tokens] * running)
-    return trace, {"num_gpu_blocks_override": 10_000_000, "max_model_len": 1 << 17}
+    return trace, {"num_gpu_blocks_override": 30_000_000, "max_model_len": 1 << 17}
 
 
 def conversation(path: str | None = None) -> Trace:

@@ -436,21 +436,19 @@ class Batch:
         if sequence.computed == sequence.length:
             sequence.prompt_stage = False
 
-    def token(self, sequence: Sequence) -> bool:
-        """Books one more token of a sequence and returns whether it is the last one."""
+    def token(self, sequence: Sequence, placeholders: int = 0) -> bool:
+        """Books one more token of a sequence and returns whether it is the last one.
+
+        `placeholders` is 1 if the token was counted as one in flight.
+        """
         # Of one that decodes together with others by now, the token is of a step before it joined:
         # what was true then changes, and that is what the slots of its sequence hold.
         kind, sequence.__class__ = sequence.__class__, Sequence
+        sequence.placeholders -= placeholders
         self.add_token(sequence)
         sequence.__class__ = kind
         # Who decodes together with others has more to come.
         return kind is Sequence and self._endings.left(sequence) <= 0
-
-    def landed(self, sequence: Sequence) -> None:
-        """Books that one token of a sequence is no longer in flight."""
-        kind, sequence.__class__ = sequence.__class__, Sequence
-        sequence.placeholders -= 1
-        sequence.__class__ = kind
 
     def add_token(self, sequence: Sequence) -> None:
         """Appends one token to a sequence, without the stop test."""

@@ -17,7 +17,7 @@ policies see requests and must not see the future (`kvsim.engine.batch.Endings` 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 """States of a sequence. IGNORED means that the engine ended it before it was complete."""
@@ -124,7 +124,7 @@ class Sequence:
         self.request = request
         self.sample = sample
         """Number of the sample within its request. The first sequence is the last sample."""
-        self._stream = stream
+        self._stream: Any = stream
         """Private: it knows tokens that do not exist yet, so policies must not read it."""
         self.state = WAITING
         self.length = request.input_length
@@ -176,19 +176,21 @@ class Sequence:
         Every call must use the same block size.
         """
         if not self.spans:
-            self.spans = cast(SpannedStream, self._stream).spans(block_size)
+            self.spans = self._stream.spans(block_size)
         return self.spans
 
     @property
     def shared_tokens(self) -> int:
         """Returns a token count beyond which no block of this sequence occurs in another stream."""
-        return cast(SpannedStream, self._stream).shared_tokens
+        shared: int = self._stream.shared_tokens
+        return shared
 
     def identities(self, tokens: int) -> Stream | None:
         """Returns the stream that identifies its first `tokens` tokens, all of which must be known;
         None if there is none."""
         assert tokens <= self.length, "a token that does not exist yet has no identity"
-        return self._stream
+        stream: Stream | None = self._stream
+        return stream
 
     def child(self, sample: int) -> Sequence:
         """Returns a further sample (`n > 1`) with the same tokens so far and no blocks."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from kvsim.engine.counted import Counted
-from kvsim.engine.request import Request, Sequence
+from kvsim.engine.request import FINISHED, Request, Sequence
 from kvsim.engine.runs import Hits, Run, RunPool, parts
 from kvsim.engine.tables import COUNTED, Pairs
 
@@ -45,7 +45,7 @@ class RunTables(Counted):
             self._runs[sequence] = self.gpu.hold(cast(Hits, hits))
         elif self.is_looked_for(sequence):
             self._runs[sequence] = []
-        super().hold(sequence, upto, hits)
+        Counted.hold(self, sequence, upto, hits)
         sequence.published = len(hits)
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
@@ -70,6 +70,8 @@ class RunTables(Counted):
         runs = self._runs.pop(sequence, None)
         if runs is not None:
             self.gpu.release(runs, full)
+        elif full and sequence.state == FINISHED:
+            self.gpu.retire(full)
         elif full:
             self.gpu.keep(sequence.block_spans(self.block_size), full)
 

@@ -54,7 +54,7 @@ class Run:
         """Number of tables that hold it."""
         self.copies: list[Run] | None = None
         """All runs with this content, the one labelled first in front. None if it is the only one;
-        empty if it cannot be hit any more."""
+        empty if it cannot be hit any more, so that it is in no books but the queue."""
         self.successor: Run | None = None
         """The run that was cut off behind it. Valid as long as a table holds both."""
         self.prev = self
@@ -208,6 +208,19 @@ class RunPool(CachePool):
         self.free += end
         self._cached += end
 
+    def retire(self, blocks: int) -> None:
+        """Releases a table of full blocks that was never labelled and whose content nobody will
+        look up again. It still waits to be evicted, together with such content before it."""
+        last = self._queue.prev
+        if last.copies == []:
+            last.end += blocks
+        else:
+            run = Run(0, blocks, 0, 0)
+            run.copies = []
+            self._enter(run, self._queue)
+        self.free += blocks
+        self._cached += blocks
+
     # -- parts of moves --------------------------------------------------------------------------
 
     def _append(self, runs: list[Run], start: int, end: int, offset: int) -> Run:
@@ -254,14 +267,15 @@ class RunPool(CachePool):
             run = self._queue.next
             here = run.end - run.start
             if here > number:
-                if run.copies is None:
+                if not run.copies:
                     run.end, run.successor = run.end - number, None
                     return
                 self._cut(run, run.end - number)
                 continue
             number -= here
             self._leave(run)
-            self._forget(run)
+            if run.copies != []:
+                self._forget(run)
 
     def _forget(self, run: Run) -> None:
         """Removes a run from all books."""

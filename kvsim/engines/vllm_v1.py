@@ -190,12 +190,13 @@ class VllmV1(Scheduler):
         where tokens or slots are used up."""
         if not left or running >= self.max_num_seqs:
             return _NOTHING
-        hits, length, saves = blocks.match(sequence), sequence.length, blocks.hits_save
-        saved = blocks.hit_tokens(sequence, hits) if hits and saves.charged else 0
+        hits, length = blocks.match(sequence), sequence.length
+        _, _, tested, charged = blocks.hits_save
+        saved = blocks.hit_tokens(sequence, hits) if hits and charged else 0
         tokens = length - saved
         if tokens > most:
             tokens = most
-        asked = tokens if saves.tested else saved + tokens
+        asked = tokens if tested else saved + tokens
         if tokens > left:
             tokens = left
         upto = length if self.reserve_full_isl else saved + tokens
@@ -305,12 +306,11 @@ class VllmV1Async(VllmV1):
             if not samples:
                 continue
             sequence = request.sequences[0]
-            batch.landed(sequence)
             preempted = sequence.state == WAITING
             if not (preempted or batch.blocks.publish_at.computed):
                 # What the step has computed is all that was known before its token.
                 batch.blocks.publish(sequence, sequence.length)
-            if batch.token(sequence):
+            if batch.token(sequence, placeholders=1):
                 batch.complete(request)
                 ended = True
                 if preempted:

@@ -28,6 +28,11 @@ class VllmV1Runs(RunTables, VllmV1PrefixTables):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return RunPool(size, first + 1, self.block_size)
 
+    def match(self, sequence: Sequence) -> list[int]:
+        if sequence.shared_tokens < self.block_size and not sequence.spans:
+            return []  # Nobody else has its tokens, and no content of its own was ever kept.
+        return super().match(sequence)
+
     def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
         blocks, found = -(-upto // self.block_size), len(hits)
         if not (found or sequence.table):

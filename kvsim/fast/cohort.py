@@ -189,7 +189,7 @@ class Cohort:
 
         `given` is the number of blocks that `make_room` already took for them.
         """
-        if self.awaited or self.blocks.lockstep == NAMED:
+        if self.awaited:
             self.given = given
             self.grow(number)
         else:
@@ -226,9 +226,12 @@ class Cohort:
 
     def due(self, step: int) -> list[Request]:
         """Returns the members whose last token is that of `step`."""
-        members = self.requests
-        due = self.ends.pop(step, ())
-        return [request for request in due if request in members and members[request].last == step]
+        ended, members = [], self.requests
+        for request in self.ends.pop(step, ()):
+            member = members.get(request)
+            if member is not None and member.last == step:
+                ended.append(request)
+        return ended
 
     def part(self, ended: list[Request]) -> None:
         """Removes members that have their last token, or marks them as lingering."""

@@ -49,6 +49,7 @@ class Course:
         """Requests that ended during the last series of steps, in order."""
         self.plan = Plan()
         """The step being computed: its sums and its victims."""
+        self.plan.know_longest([])
         self.ignored = 0
         """Number of waiting requests that the engine gave up in that step."""
         self.untold: list[Request] = []
@@ -88,7 +89,8 @@ class Course:
         plan.chunks, plan.preempted, plan.ignored = [], [], []
         plan.blocked = plan.samples = plan.together = plan.batched_tokens = 0
         plan.decode_seqs = plan.context_tokens = 0
-        plan.know_longest([])
+        if self._longest is not None:
+            plan.know_longest([])
         return plan
 
     def end(self, requests: list[Request]) -> None:

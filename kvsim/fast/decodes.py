@@ -21,7 +21,7 @@ from operator import sub
 from kvsim.engine.request import Request
 from kvsim.fast.course import Course
 from kvsim.fast.known import Terms
-from kvsim.schema import step_row
+from kvsim.schema import decode_row
 
 LONG_STEPS = 8
 """Number of steps from which pricing all of them at once is faster than one by one."""
@@ -48,23 +48,17 @@ class Decodes:
         batch, cohort, course = self._batch, self._cohort, self._course
         start_ns, first, number = batch.now_ns, cohort.composed, len(cohort.requests)
         due = self.steps_to_end(blocked)
-        census = batch.blocks.census()
+        used, cached, blank, cpu, empty, stranded = batch.blocks.census()
         ends_ns, opened = self.times(start_ns, floor_blocks, cut_ns, due)
         steps = len(ends_ns)
         if not steps:
             return 0
         ended = cohort.due(first + steps) if steps == due else []
-        row = step_row(
-            start_ns=start_ns,
-            decode_seqs=number,
-            context_tokens=cohort.context_tokens,
-            batched_tokens=number,
-            waiting=len(batch.waiting),
-            running=number,
-            census=census,
-            blocked=blocked,
-            finished=0 if cohort.lingers else len(ended),
-        )
+        finished = 0 if cohort.lingers else len(ended)
+        row = decode_row(
+            start_ns, 0, number, cohort.context_tokens, number, 0, 0, len(batch.waiting), number,
+            used, cached, blank, cpu, empty, stranded, blocked, finished,
+        )  # fmt: skip
         course.recorder.decodes(row, ends_ns, opened, batch.blocks.evictions(opened))
         self._taken(ends_ns, opened)
         if blocked:
@@ -130,8 +124,8 @@ class Decodes:
     def _long(
         self, start_ns: int, floor_blocks: int, cut_ns: float, steps: int
     ) -> tuple[list[int], list[int]]:
-        """Computes `times` for all steps at once. Returns nothing if there are few steps or blocks
-        may run short."""
+        """Computes `times` for all steps at once that surely find blocks. Returns nothing if there
+        are few."""
         cohort, course = self._cohort, self._course
         number, size = len(cohort.requests), cohort.size
         last_ns, within = cohort.token_ns - cohort.composed_ns, None
@@ -140,8 +134,10 @@ class Decodes:
             if last_ns:
                 # About as many as there is time for.
                 steps = min(steps, within // last_ns + 2)
-        most = number + number * steps // size
-        if steps < LONG_STEPS or most + floor_blocks >= self._batch.blocks.gpu.free:
+        # They open at most `number * steps / size + number` blocks.
+        spare = self._batch.blocks.gpu.free - floor_blocks - number
+        steps = min(steps, (spare * size - 1) // number)
+        if steps < LONG_STEPS:
             return [], []
         times = course.decode_run_ns(steps, within)
         place = cohort.composed % size
@@ -194,25 +190,15 @@ class Decodes:
         cohort.take_part(number, cohort.given if short else 0)
         running = number - course.farewell() if cohort.lingering else number
         waiting = len(batch.waiting)
-        census = batch.blocks.census()
+        used, cached, blank, cpu, empty, stranded = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + step_ns
         ended = cohort.book(running)
         if ended:
             course.end(ended)
-        row = step_row(
-            start_ns=start_ns,
-            end_ns=end_ns,
-            decode_seqs=number,
-            context_tokens=context,
-            batched_tokens=number,
-            preempted_recompute=len(plan.preempted),
-            ignored=course.take_ignored(),
-            waiting=waiting,
-            running=running,
-            census=census,
-            blocked=blocked,
-            finished=len(batch.ended),
-        )
+        row = decode_row(
+            start_ns, end_ns, number, context, number, len(plan.preempted), course.take_ignored(),
+            waiting, running, used, cached, blank, cpu, empty, stranded, blocked, len(batch.ended),
+        )  # fmt: skip
         course.recorder.packed(row)
         return 1
 

@@ -23,6 +23,8 @@ class Intake:
     def __init__(self, course: Course) -> None:
         self._course = course
         self._batch = course.batch
+        self._shares = course.terms.by_chunk and course.batch.blocks.needs_keys
+        """Whether admitted requests share their blocks at once."""
         self.cached_tokens = 0
         """Number of tokens in the chunks run last that prefix hits saved from computation."""
 
@@ -64,7 +66,7 @@ class Intake:
             return []
         if terms.by_chunk:
             blocks.extend(sequence, computed + tokens)
-            if blocks.needs_keys:
+            if self._shares:
                 blocks.publish(sequence, computed + tokens)
         plan.batched_tokens += tokens
         return [(request, tokens, tokens)]
@@ -79,8 +81,8 @@ class Intake:
         terms, plan = course.terms, course.plan
         blocks, waiting = batch.blocks, batch.waiting
         ask, refusal, longest = terms.ask, terms.refusal, terms.longest
-        gives_up, by_chunk = not terms.chunked, terms.by_chunk
-        shares, late = by_chunk and blocks.needs_keys, batch.busy_until_ns > batch.now_ns
+        gives_up, by_chunk, shares = not terms.chunked, terms.by_chunk, self._shares
+        late = batch.busy_until_ns > batch.now_ns
         charged, admitted = plan.batched_tokens, list[Chunk]()
         while waiting:
             request = waiting[0]

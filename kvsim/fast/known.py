@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from sys import maxsize
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request, Sequence
@@ -59,7 +60,8 @@ Ask = Callable[[Tables, Sequence, int, int], Asked]
 running requests."""
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
     """The rules of a scheduler's ordinary steps, in which requests of one sequence are admitted in
     order, decode together, and are preempted from the tail."""
 
@@ -124,7 +126,7 @@ def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
     make = TERMS.get(type(scheduler))
     if make is None or _overridden(scheduler, type(scheduler)):
         return "the scheduler is not listed as one whose steps can be repeated"
-    if blocks.lockstep != COUNTED and not (blocks.lockstep == NAMED and scheduler.in_flight == 2):
+    if blocks.lockstep != COUNTED:
         return "the block manager names its blocks"
     return make(scheduler, blocks)
 

@@ -9,7 +9,7 @@ from kvsim.engine.batch import Endings
 from kvsim.engine.request import Request
 from kvsim.fast.course import Course
 from kvsim.fast.intake import Chunk, Intake
-from kvsim.schema import step_row
+from kvsim.schema import prompt_row, step_row
 
 
 class Prompts:
@@ -44,7 +44,7 @@ class Prompts:
         if cohort.lingering:
             running -= course.farewell()
         waiting, batched = len(batch.waiting), plan.batched_tokens
-        census = blocks.census()
+        used, cached, blank, cpu, empty, stranded = blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
         ended = cohort.book(len(cohort.requests)) if number else []
         through = self._sampled(running_order)
@@ -53,22 +53,11 @@ class Prompts:
             through.sort(key=lambda request: request is continued[0][0])
         if through or ended:
             course.end(through + ended if terms.prompts_first else ended + through)
-        row = step_row(
-            start_ns=start_ns,
-            end_ns=end_ns,
-            prefill_seqs=len(plan.chunks),
-            prefill_tokens=prefill_tokens,
-            cached_tokens=intake.cached_tokens,
-            decode_seqs=number,
-            context_tokens=plan.context_tokens,
-            batched_tokens=batched,
-            ignored=course.take_ignored(),
-            waiting=waiting,
-            running=running + len(admitted),
-            census=census,
-            blocked=plan.blocked,
-            finished=len(batch.ended),
-        )
+        row = prompt_row(
+            start_ns, end_ns, len(plan.chunks), prefill_tokens, intake.cached_tokens, number,
+            plan.context_tokens, batched, course.take_ignored(), waiting, running + len(admitted),
+            used, cached, blank, cpu, empty, stranded, plan.blocked, len(batch.ended),
+        )  # fmt: skip
         course.recorder.packed(row)
         return 1
 

@@ -60,8 +60,10 @@ class Inbox:
             request = self._next
             assert request is not None
             if self._clients.offer(request, int(self.next_ns)):
-                self._receive(request)
+                self._arrived.append(request)
             self.next_ns, self._next = next(self._upcoming, _NOBODY)
+        if self._wake is not None:
+            self._rouse()
 
     def take(self) -> list[Request]:
         """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
@@ -77,14 +79,14 @@ class Inbox:
         now_ns = self._now_ns
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
-            for other in sent:
-                self._receive(other)
+            self._arrived += sent
             for time_ns, other in later:
                 if time_ns <= now_ns:
                     self._offer(other)
                 else:
                     timer = self._env.timeout(time_ns - now_ns, other)
                     timer.callbacks.append(lambda event: self._offer(event.value))
+        self._rouse()
 
     def wait(self) -> Process:
         """Waits until a request arrives."""
@@ -98,11 +100,12 @@ class Inbox:
         """Offers a request to its client's concurrency limit, which may hold it back."""
         self.collect(self._now_ns)
         if self._clients.offer(request, self._now_ns):
-            self._receive(request)
+            self._arrived.append(request)
+            self._rouse()
 
-    def _receive(self, request: Request) -> None:
-        self._arrived.append(request)
-        if self._wake is not None:
+    def _rouse(self) -> None:
+        """Wakes the engine if it waits for a request that is here now."""
+        if self._wake is not None and self._arrived:
             self._wake.succeed()
             self._wake = None
 

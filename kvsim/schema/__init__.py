@@ -17,8 +17,10 @@ from kvsim.schema.steps import (
     STEPS,
     Census,
     completed_row,
+    decode_row,
     finished_row,
     pack,
+    prompt_row,
     step_row,
 )
 
@@ -41,7 +43,9 @@ __all__ = [
     "Source",
     "Table",
     "completed_row",
+    "decode_row",
     "finished_row",
     "pack",
+    "prompt_row",
     "step_row",
 ]

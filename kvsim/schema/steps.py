@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from struct import Struct
 
@@ -80,8 +81,32 @@ Census = tuple[int, int, int, int, int, int]
 """How many blocks are in which state: GPU blocks used, idle with content, and blank; CPU blocks
 used; empty token slots in used GPU blocks; free GPU blocks that no admission can use."""
 
-pack = Struct(f"{len(STEP_COLUMNS)}q").pack
+CENSUS = STEP_COLUMNS[STEP_COLUMNS.index("used_blocks") : STEP_COLUMNS.index("blocked")]
+"""The columns of a `Census`."""
+
+
+def packer(*columns: str) -> Callable[..., bytes]:
+    """Returns a function that makes a row as bytes from the values of these columns, in the order
+    of `STEP_COLUMNS`. All others are 0."""
+    return Struct("".join("q" if name in columns else "8x" for name in STEP_COLUMNS)).pack
+
+
+pack = packer(*STEP_COLUMNS)
 """A row as bytes, from the values of `STEP_COLUMNS`."""
+
+_STATE = "waiting", "running", *CENSUS, "blocked", "finished"
+
+decode_row = packer(
+    *("start_ns", "end_ns", "decode_seqs", "context_tokens", "batched_tokens"),
+    *("preempted_recompute", "ignored", *_STATE),
+)
+"""The row of a step of decodes alone, from these values in order."""
+
+prompt_row = packer(
+    *("start_ns", "end_ns", "prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs"),
+    *("context_tokens", "batched_tokens", "ignored", *_STATE),
+)
+"""The row of a step with prompts, without preemptions, from these values in order."""
 
 
 def step_row(

@@ -60,7 +60,8 @@ def streams(trace: Trace) -> Streams:
     """The stream of every row, in order; keys are comparable within this sequence."""
     builder = _Builder(trace)
     for row in trace.rows:
-        builder.add(row)
+        if row.content is not None or row.salt is not None:
+            builder.add(row)
     return builder.streams
 
 
@@ -68,17 +69,14 @@ class Streams(Sequence["SpanStream | TokenStream"]):
     """Streams in the order of their rows. One that is its row's alone is made at each access,
     because those of a long trace would fill the memory."""
 
-    def __init__(self, rows: int) -> None:
-        """`rows`: how many there will be."""
-        self._rows = rows
-        self._lengths = array("q")
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._lengths = array("q", [row.input_length for row in rows])
+        self._rows = len(rows)
         self._shared: dict[int, SpanStream | TokenStream] = {}
 
-    def append(self, input_length: int, stream: SpanStream | TokenStream | None) -> None:
-        """Add the stream of the next row; None for one that is its row's alone."""
-        if stream is not None:
-            self._shared[len(self._lengths)] = stream
-        self._lengths.append(input_length)
+    def put(self, index: int, stream: SpanStream | TokenStream) -> None:
+        """Set the stream of a row, which is its row's alone otherwise."""
+        self._shared[index] = stream
 
     def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
         """A stream, to begin another one with so many of its tokens."""
@@ -99,7 +97,7 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         length = self._lengths[index]
-        index %= len(self._lengths)
+        index %= self._rows
         return self._shared.get(index) or SpanStream(index, self._rows, length)
 
 
@@ -385,7 +383,7 @@ class _Builder:
 
     def __init__(self, trace: Trace) -> None:
         self._rows = len(trace.rows)
-        self.streams = Streams(self._rows)
+        self.streams = Streams(trace.rows)
         self._block_size = trace.block_size or 1
         self.salts: dict[str | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
@@ -400,16 +398,14 @@ class _Builder:
         """Digest of a block → its number."""
 
     def add(self, row: Row) -> None:
-        """Append the stream of the next row."""
+        """Set the stream of the next row."""
         salt = -_SALT * self.salts.setdefault(row.salt, len(self.salts))
         index, rows, length = row.index, self._rows, row.input_length
         content, unit = row.content, self._block_size
         stream: SpanStream | TokenStream
-        if content is None:
-            alone = None if not salt else SpanStream(index, rows, length, salt=salt)
-            self.streams.append(length, alone)
-            return
         match content:
+            case None:
+                stream = SpanStream(index, rows, length, salt=salt)
             case TokenContent(prompt, output):
                 stream = TokenStream(
                     prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
@@ -423,7 +419,7 @@ class _Builder:
             case SegmentContent(segments):
                 spans = list(self._segment_spans(row.scope, segments))
                 stream = SpanStream(index, rows, length, spans, salt=salt)
-        self.streams.append(length, stream)
+        self.streams.put(index, stream)
 
     def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
         size, position = self._block_size, 0

@@ -27,6 +27,7 @@ class Requests(Sequence[Request]):
         self._ignore_eos = ignore_eos
         self._rows = rows
         self._samples = n
+        self._keyed = keyed
         self.streams: Sequence[SpanStream | TokenStream] = streams(trace) if keyed else ()
         """Block identities of each row of the trace, if there are any."""
         self._held: list[Request | None] = [None] * len(rows)
@@ -47,7 +48,7 @@ class Requests(Sequence[Request]):
         if held is not None:
             return held
         row = self._rows[index]
-        stream = self.streams[row.index] if self.streams else None
+        stream = self.streams[row.index] if self._keyed else None
         request = self._held[index] = Request(
             row.index,
             row.id,

@@ -14,9 +14,13 @@ from kvsim.assembly import Parts, assemble
 from kvsim.bench.workloads import Lengths, poisson
 from kvsim.config import RunConfig
 from kvsim.engine.tables import Tables
+from kvsim.workload.trace import SegmentContent
 
 REQUESTS = 60
 TRACE = poisson(REQUESTS, 20, Lengths(100, 0.5, 400), Lengths(60, 0.5, 200))
+for row in TRACE.rows[::2]:
+    # What nobody can look up is in few books.
+    row.content = SegmentContent((("shared", row.input_length // 2),))
 SETTINGS = {
     "block_size": 16,
     "num_gpu_blocks_override": 2000,

@@ -161,6 +161,20 @@ def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
     assert list(fast.requests["finish_ns"]) == list(dull.requests["finish_ns"])
 
 
+def test_a_requeue_rule_by_its_place_is_obeyed() -> None:
+    """A rule that is not called by a name of its table sees blocks with ids."""
+    rows = [Row(i, f"r{i}", i + 2, 0, 24 + i, 90) for i in range(12)]
+    trace = Trace("made", "native", "", rows)
+    settings = {"engine": "vllm-v1", "model": "tiny", "num_gpu_blocks_override": 40}
+    settings |= {"max_model_len": 256, "cost": {"model": "constant"}}
+    settings |= {"scheduler_args": {"requeue": "kvsim.rules.requeue:tail"}}
+    fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
+    assert fast.meta["fast_path"]["together_steps"] > 0
+    assert sum(dull.requests["num_preemptions"]) > 0
+    for name, column in dull.requests.items():
+        assert list(column) == list(fast.requests[name]), name
+
+
 def settings_in_stretches() -> list[Any]:
     """Settings in which nearly every step is ordinary, with what makes it hard."""
     base = {"model": "tiny", "max_model_len": 512, "enable_prefix_caching": False}
