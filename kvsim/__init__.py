@@ -8,15 +8,16 @@ result.summary["p99_ttft_ms"], result.requests_frame(), result.plot()
 ```
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from kvsim.version import __version__
-
+TYPE_CHECKING = False
+"""As in `typing`. This module imports nothing: an interrupt before the command line heeds it would
+show a traceback."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from kvsim.config import RunConfig
     from kvsim.result import Result
     from kvsim.run import simulate
+    from kvsim.version import __version__
     from kvsim.workload import open_trace
 
 __all__ = ["Result", "RunConfig", "__version__", "open_trace", "simulate"]
@@ -24,15 +25,21 @@ __all__ = ["Result", "RunConfig", "__version__", "open_trace", "simulate"]
 _PLACES = {
     "Result": "kvsim.result",
     "RunConfig": "kvsim.config",
+    "__version__": "kvsim.version",
     "open_trace": "kvsim.workload",
     "simulate": "kvsim.run",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import what is asked for only then, so that `kvsim --help` stays quick."""
     if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+        from importlib import import_module
+
+        from kvsim.collector import collector_paused
+
+        with collector_paused():
+            return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
 
 

@@ -6,6 +6,9 @@ import sys
 def run() -> None:
     """Run the command line; Ctrl-C ends it in one line, also while it is being imported."""
     try:
+        from kvsim.collector import collect_seldom
+
+        collect_seldom()
         from kvsim.cli import main
         from kvsim.cli.stopping import all_is_done
 

@@ -33,6 +33,8 @@ class Archive:
         """Results that are not packed yet, as consecutive 64-bit integers."""
         self._reasons: dict[int, str] = {}
         """Index of a rejected request → the reason."""
+        self._said: dict[str, Any] = {}
+        """Columns that come from the trace."""
 
     def add(self, request: Request) -> None:
         """Stores the results of a request, which must not change any more."""
@@ -49,25 +51,38 @@ class Archive:
         absent[self._columns["index"]] = False
         return list(map(int, np.flatnonzero(absent)))
 
-    def columns(self) -> dict[str, Any]:
-        """Returns the columns of `REQUESTS` that neither files nor the ledger add, in trace order;
-        -1 means null."""
+    def let_rows_go(self) -> None:
+        """Takes over what the rows say of the requests stored, so that their memory may be freed.
+
+        No more requests can be stored.
+        """
         self._seal()
-        order = np.argsort(self._columns["index"])
-        columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}
-        indices = columns["index"].tolist()
-        rows = [self._rows[index] for index in indices]
+        rows = [self._rows[index] for index in np.sort(self._columns["index"]).tolist()]
         for column in _TRACE:
             values = map(attrgetter(column.name), rows)
             if column.type == TEXT:
-                columns[column.name] = [value or "" for value in values]
+                self._said[column.name] = [value or "" for value in values]
             else:
-                columns[column.name] = np.fromiter(values, np.int64, len(rows))
+                self._said[column.name] = np.fromiter(values, np.int64, len(rows))
         # Copies, so that the memory of the rows is free once nothing else needs them.
-        columns["id"] = [f"{each} "[:-1] for each in columns["id"]]
-        reasons = [self._reasons.get(index, "") for index in indices]
+        self._said["id"] = [f"{each} "[:-1] for each in self._said["id"]]
+        self._rows = ()
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns one of the columns of numbers that requests have, in trace order."""
+        self._seal()
+        return self._columns[name][np.argsort(self._columns["index"])]
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the columns of `REQUESTS` that neither files nor the ledger add, in trace order;
+        -1 means null."""
+        if not self._said:
+            self.let_rows_go()
+        order = np.argsort(self._columns["index"])
+        columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}
+        reasons = [self._reasons.get(index, "") for index in columns["index"].tolist()]
         status = ["rejected" if reason else "completed" for reason in reasons]
-        return columns | {"status": status, "reason": reasons}
+        return columns | self._said | {"status": status, "reason": reasons}
 
     def _seal(self) -> None:
         if self._fresh:

@@ -26,7 +26,7 @@ from kvsim.engines.versions import Default
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
 from kvsim.hardware import Hardware
-from kvsim.library import construct, look_up
+from kvsim.library import build, construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
@@ -81,11 +81,11 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     manager = _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
-    managers = BLOCK_MANAGERS
-    if not named and config.n == 1:
-        managers = {name: without_names(kind, config) for name, kind in managers.items()}
+    kind = look_up("block_manager", BLOCK_MANAGERS, manager)
+    if manager in BLOCK_MANAGERS and not named and config.n == 1:
+        kind = without_names(kind, config)
     args = ready(config.block_manager_args, **given)
-    blocks = construct("block_manager", managers, manager, args, **given)
+    blocks = build(f"block_manager: {manager}", kind, args, **given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     scheduler = _scheduler(config, engine, {**pools, **caching, "future": future})
     check_manager(config, blocks, manager)
@@ -135,9 +135,8 @@ def _given(config: RunConfig) -> dict[str, Any]:
 
 
 def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
-    table = {name: entry.scheduler for name, entry in ENGINES.items()}
-    if config.engine in table and engine.asynchronous is not None and _asynchronous(config):
-        table[config.engine] = engine.asynchronous
+    asynchronous = engine.asynchronous if _asynchronous(config) else None
+    table = {config.engine: asynchronous or engine.scheduler} if config.engine in ENGINES else {}
     assert isinstance(config.max_model_len, int)
     victim = make_victim(
         config.victim,

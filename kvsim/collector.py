@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LARGE = 100_000
-"""Requests of a run that leaves enough to be worth a pass."""
+"""New objects, or requests of a run, that are worth a pass."""
 
 
 @contextmanager
@@ -24,6 +24,11 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def collect_seldom() -> None:
+    """From now on, the collector passes only after very many new objects."""
+    gc.set_threshold(_LARGE)
 
 
 def collect_after(requests: int) -> None:

@@ -152,8 +152,8 @@ def hardware_path(name_or_path: str) -> Path:
     Raises `ConfigError` with the nearest names for an unknown name, and with all that fit for an
     ambiguous one.
     """
-    if Path(name_or_path).is_file():
-        return Path(name_or_path)
+    if Path(name_or_path).is_file() or name_or_path in names("hardware"):
+        return find("hardware", name_or_path)
     known, key = _names_by_key(), _key(name_or_path)
     if key not in known and name_or_path not in known.values():
         fitting = sorted({name for other, name in known.items() if key in other})

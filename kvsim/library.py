@@ -190,13 +190,18 @@ def _parameters(
     label: str, constructor: Callable[..., Any]
 ) -> tuple[dict[str, Any], set[str], bool]:
     """What can be passed by keyword, with its type; what must be; and whether anything can."""
+    try:
+        return _declared(constructor)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{label} does not say what arguments it takes") from None
+
+
+@cache
+def _declared(constructor: Callable[..., Any]) -> tuple[dict[str, Any], set[str], bool]:
     hints: dict[str, Any] = {}
     required: set[str] = set()
     for each in _constructors(constructor):
-        try:
-            signature = inspect.signature(each)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{label} does not say what arguments it takes") from None
+        signature = inspect.signature(each)
         forwards = False
         for key, parameter in signature.parameters.items():
             forwards |= parameter.kind is parameter.VAR_KEYWORD

@@ -71,5 +71,5 @@ def check_run(requests: int, steps: int) -> None:
         )
 
 
-_START_BYTES, _REQUEST_BYTES, _STEP_BYTES = 10**8, 1_600, 135
+_START_BYTES, _REQUEST_BYTES, _STEP_BYTES = 10**8, 1_000, 65
 REMEDY = "give less, or kvsim --limits 10 ... for ten times as much of everything"

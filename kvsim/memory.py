@@ -12,8 +12,10 @@ takes, often 0.5 to 2 GiB (github.com/vllm-project/vllm/issues/54122 and 54383).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
@@ -67,8 +69,7 @@ def block_bytes(model: Model, config: RunConfig) -> int:
     return (config.block_size or DEFAULT_BLOCK_SIZE) * token_bytes(model, config)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """Memory of one GPU, term by term.
 
     All GPUs of a tensor-parallel group are alike. Of pipeline stages, it is the one with room for

@@ -29,6 +29,8 @@ from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kvsim.result import Books
 
 Progress = Callable[[int], None]
@@ -176,7 +178,9 @@ class _Run:
         serving = self.serving
         keep_books = serving.record(outcome, serving.archive.missing())
         self._requests.let_all_go()
-        _check_sum(serving.columns, outcome.time_ns)
+        archive = serving.archive
+        archive.let_rows_go()
+        _check_sum(archive.column("released_ns"), archive.column("finish_ns"), outcome.time_ns)
         return keep_books
 
 
@@ -210,9 +214,8 @@ def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
     return max([full, *outputs])
 
 
-def _check_sum(requests: Mapping[str, Any], now_ns: int) -> None:
+def _check_sum(released_ns: np.ndarray, finish_ns: np.ndarray, now_ns: int) -> None:
     """Refuse a result whose sums over requests would not fit into 64 bits."""
-    released_ns, finish_ns = requests["released_ns"], requests["finish_ns"]
     ended = finish_ns >= 0
     spent_ns = (finish_ns - released_ns)[ended].sum(dtype=float)
     spent_ns += (float(now_ns) - released_ns[~ended]).sum(dtype=float)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -26,19 +26,6 @@ from kvsim.workload.trace import Row
 
 if TYPE_CHECKING:
     from kvsim.result import Books
-
-
-class Picked(Sequence[Any]):
-    """Some entries of a sequence, by their places."""
-
-    def __init__(self, entries: Sequence[Any], places: Sequence[int]) -> None:
-        self._entries, self._places = entries, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._entries[self._places[place]]
 
 
 class Serving:
@@ -111,26 +98,25 @@ class Serving:
                 # It did not end by itself.
                 request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
             archive.add(request)
-        blocks = parts.blocks
-        columns, log = archive.columns(), self.batch.transitions.columns()
         # The requests of a replica are numbered anew, as those of a trace of its own.
-        self.indexes = own = columns["index"]
-        columns["index"] = np.arange(len(own))
-        log["request"] = np.searchsorted(own, log["request"])
-        prompts = Picked(requests.streams, own) if len(own) < len(requests) else requests.streams
-        self.log = log
-        cost, in_flight = parts.cost, parts.scheduler.in_flight
+        self.indexes = own = archive.column("index")
+        self.log = log = self.batch.transitions.columns()
+        blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
+        prompts = requests.streams if blocks.needs_keys else None
+        if len(own) < len(requests):
+            log["request"] = np.searchsorted(own, log["request"])
+            prompts = prompts and prompts.picked(own.tolist())
 
         # It refers to no part that leads to the rows of the trace.
         def keep_books() -> Books:
+            columns = archive.columns() | {"index": np.arange(len(own))}
             steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
-            if not blocks.needs_keys:
+            if prompts is None:
                 return steps, columns | times
             withheld, size = blocks.full_hit.withheld, blocks.block_size
             split = account_prompts(prompts, columns, log, size, withheld)
             return steps, columns | times | split
 
-        self.columns: Mapping[str, Any] = columns
         return keep_books
 
     def _arrive(self, now_ns: int) -> float:

@@ -39,6 +39,10 @@ class ByTokens(Protocol):
         ...
 
 
+Row = tuple[list[float], list[float], tuple[float, float]]
+"""A grid at one count: contexts, times there, and the contexts that were measured."""
+
+
 class Kernels:
     """The tables of `fit` with one of its decode kernels, for a model of `layers` layers.
 
@@ -62,6 +66,7 @@ class Kernels:
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
         self._prefills: dict[int, Line] = {}
         """By tokens of a chunk: attention of one layer, over its context."""
+        self._decode_rows: dict[int, Row] = {}
         self._decodes: dict[int, Line] = {}
         """By number of sequences: attention of one layer, over the summed context; `_decode_steps`
         are whole steps."""
@@ -108,9 +113,12 @@ class Kernels:
 
         tokens, samples, scale = work.tokens, work.samples, self._a1 * 1000
         attention = np.zeros(len(tokens))
-        for seqs in np.unique(work.decode_seqs[work.decode_seqs > 0]).tolist():
-            here = work.decode_seqs == seqs
-            attention[here] = self._decode_line(seqs).many(work.context_tokens[here])
+        order = np.argsort(work.decode_seqs, kind="stable")
+        seqs = work.decode_seqs[order]
+        for alike in np.split(order, np.flatnonzero(np.diff(seqs)) + 1):
+            if len(alike) and (number := int(work.decode_seqs[alike[0]])):
+                line = self._decode_line(number)
+                attention[alike] = line.many(work.context_tokens[alike])
         entries = work.prefill_seqs + work.decode_seqs
         prompts_us = np.where(work.prefill_seqs > 0, self._prompt_step_us, 0.0)
         return {
@@ -130,7 +138,7 @@ class Kernels:
         return line
 
     def _whole_step(self, seqs: int) -> Line:
-        contexts, attention_us, measured = _row(self._decode, seqs, seqs)
+        contexts, attention_us, measured = self._decode_row(seqs)
         others_us = self._dense.at(seqs) + self._head.at(seqs)
         fixed_us = self._a0 + self._a1 * others_us + self._a2 * seqs
         ns = [(fixed_us + self._a1 * self._layers * us) * 1000 for us in attention_us]
@@ -167,8 +175,14 @@ class Kernels:
     def _decode_line(self, seqs: int) -> Line:
         line = self._decodes.get(seqs)
         if line is None:
-            line = self._decodes[seqs] = Line(*_row(self._decode, seqs, seqs))
+            line = self._decodes[seqs] = Line(*self._decode_row(seqs))
         return line
+
+    def _decode_row(self, seqs: int) -> Row:
+        row = self._decode_rows.get(seqs)
+        if row is None:
+            row = self._decode_rows[seqs] = _row(self._decode, seqs, seqs)
+        return row
 
     def _prefill(self, new: int) -> Line:
         if len(self._prefills) >= MOST_KEPT:
@@ -197,9 +211,7 @@ class Kernels:
         return Line(grid.ctx, us, NEVER)
 
 
-def _row(
-    grid: Grid, x: float, scale: float = 1
-) -> tuple[list[float], list[float], tuple[float, float]]:
+def _row(grid: Grid, x: float, scale: float = 1) -> Row:
     """A grid at `x`: contexts times `scale`, times there, the scaled contexts measured."""
     look = Interpolation()
     us = [look.between(grid.x, grid.ctx, grid.us, x, context) for context in grid.ctx]

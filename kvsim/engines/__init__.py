@@ -1,44 +1,36 @@
 """The engines by name: each has a scheduler, its block managers, and its own defaults.
 
-A new engine is one class and one entry. Your own is `package.module:Class` on the command line: a
+A new engine is one class and one entry. Classes are named as `module:Class` of this package, and
+imported when they are asked for. Your own is `package.module:Class` on the command line: a
 subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Tables` for
 `--block-manager`. Its constructor names the settings that it wants to receive.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
-from kvsim.engines.contiguous import Contiguous
-from kvsim.engines.nano import Nano, Nano2025
-from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
-from kvsim.engines.prefix_runs import PrefixRuns
-from kvsim.engines.sglang import Sglang, SglangOverlap
-from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
-from kvsim.engines.vllm_033 import Vllm033
-from kvsim.engines.vllm_033_blocks import Vllm033Tables
-from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
-from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
-from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
+
+if TYPE_CHECKING:
+    from kvsim.engine.scheduler import Scheduler
+    from kvsim.engine.tables import Tables
 
 
 class Engine(NamedTuple):
     """An entry of the table of engines."""
 
     about: str
-    scheduler: type[Scheduler]
+    schedulers: tuple[str, ...]
+    """The scheduler, and the asynchronous one, which is the default, if the engine has one."""
     block_manager: str
     """The block manager without `enable_prefix_caching`; empty if the engine always shares."""
     prefix_manager: str
     """The block manager with `enable_prefix_caching`; empty if the engine has no prefix cache."""
     others: tuple[str, ...] = ()
     """Further block managers that work with its scheduler."""
-    asynchronous: type[Scheduler] | None = None
-    """The asynchronous scheduler, which is the default; None if the engine has none."""
     switch: str = ""
     """The setting that chooses between the two schedulers."""
     samples: bool = False
@@ -51,11 +43,22 @@ class Engine(NamedTuple):
     serves: bool = False
     """Whether the defaults of `vllm serve` are known for other releases, too, by GPU."""
 
+    @property
+    def scheduler(self) -> type[Scheduler]:
+        """The synchronous scheduler."""
+        kind: type[Scheduler] = _class(self.schedulers[0])
+        return kind
+
+    @property
+    def asynchronous(self) -> type[Scheduler] | None:
+        """The asynchronous scheduler; None if the engine has none."""
+        return _class(self.schedulers[1]) if len(self.schedulers) > 1 else None
+
 
 ENGINES: dict[str, Engine] = {
     "vllm-0.3.3": Engine(
         "vLLM 0.3.3: the early block manager, prompts padded to a rectangle",
-        Vllm033,
+        ("vllm_033:Vllm033",),
         "vllm-0.3.3",
         "",
         samples=True,
@@ -63,22 +66,20 @@ ENGINES: dict[str, Engine] = {
     ),
     "vllm-0.6.3": Engine(
         "vLLM 0.6.3.post1, block manager v1",
-        Vllm063,
+        ("vllm_063:Vllm063", "vllm_063:Vllm063Async"),
         "naive",
         "prefix-caching",
         others=("contiguous", "prefix-runs"),
-        asynchronous=Vllm063Async,
         switch="disable_async_output_proc",
         samples=True,
         vllm_version="0.6.3",
     ),
     "vllm-v1": Engine(
         "vLLM V1 0.33.0",
-        VllmV1,
+        ("vllm_v1:VllmV1", "vllm_v1:VllmV1Async"),
         "vllm-v1",
         "vllm-v1-prefix-caching",
         others=("naive",),
-        asynchronous=VllmV1Async,
         switch="async_scheduling",
         enable_prefix_caching=True,
         vllm_version="0.33.0",
@@ -86,7 +87,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm": Engine(
         "nano-vllm of April 2026 (bb823b3)",
-        Nano,
+        ("nano:Nano",),
         "",
         "nano-vllm",
         block_size=256,
@@ -95,7 +96,7 @@ ENGINES: dict[str, Engine] = {
     ),
     "nano-vllm-2025-08": Engine(
         "nano-vllm of August 2025 (6ef2a4f)",
-        Nano2025,
+        ("nano:Nano2025",),
         "",
         "nano-vllm-2025-08",
         block_size=256,
@@ -104,10 +105,9 @@ ENGINES: dict[str, Engine] = {
     ),
     "sglang": Engine(
         "SGLang 0.5.23",
-        Sglang,
+        ("sglang:Sglang", "sglang:SglangOverlap"),
         "sglang",
         "sglang-radix",
-        asynchronous=SglangOverlap,
         switch="async_scheduling",
         block_size=1,
         enable_prefix_caching=True,
@@ -116,17 +116,45 @@ ENGINES: dict[str, Engine] = {
 }
 """Values of `--engine`."""
 
-BLOCK_MANAGERS: dict[str, type[Tables]] = {
-    "naive": Naive,
-    "prefix-caching": PrefixCaching,
-    "contiguous": Contiguous,
-    "prefix-runs": PrefixRuns,
-    "vllm-0.3.3": Vllm033Tables,
-    "vllm-v1": VllmV1Tables,
-    "vllm-v1-prefix-caching": VllmV1PrefixTables,
-    "nano-vllm": NanoTables,
-    "nano-vllm-2025-08": NanoTables2025,
-    "sglang": SglangTables,
-    "sglang-radix": SglangRadixTables,
-}
+
+class _Classes(Mapping[str, "type[Tables]"]):
+    """Name → class, from name → `module:Class`."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> type[Tables]:
+        kind: type[Tables] = _class(self._places[name])
+        return kind
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # without importing it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _class(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return vars(import_module(f"{__name__}.{module}"))[name]
+
+
+BLOCK_MANAGERS: Mapping[str, type[Tables]] = _Classes(
+    {
+        "naive": "vllm_063_blocks:Naive",
+        "prefix-caching": "vllm_063_blocks:PrefixCaching",
+        "contiguous": "contiguous:Contiguous",
+        "prefix-runs": "prefix_runs:PrefixRuns",
+        "vllm-0.3.3": "vllm_033_blocks:Vllm033Tables",
+        "vllm-v1": "vllm_v1_blocks:VllmV1Tables",
+        "vllm-v1-prefix-caching": "vllm_v1_blocks:VllmV1PrefixTables",
+        "nano-vllm": "nano_blocks:NanoTables",
+        "nano-vllm-2025-08": "nano_blocks:NanoTables2025",
+        "sglang": "sglang_blocks:SglangTables",
+        "sglang-radix": "sglang_blocks:SglangRadixTables",
+    }
+)
 """Values of `--block-manager`: who holds which KV block, and what can still be hit."""

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.request import SpannedStream
 from kvsim.ledger import kernels, standings, time
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
 from kvsim.records.packed import PackedColumns
+from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]
 
@@ -62,7 +62,7 @@ def account_times(
 
 
 def account_prompts(
-    streams: Sequence[SpannedStream],
+    streams: Streams,
     requests: Mapping[str, Any],
     transitions: Mapping[str, Ints],
     block_size: int,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvsim.cost.explain import Explains, Work
 from kvsim.ledger.parts import KERNELS
-from kvsim.records.packed import PackedColumns
+from kvsim.records.packed import part_of, rows_in
 from kvsim.records.recorder import PIECE_STEPS
 from kvsim.records.transitions import RESUMED
 
@@ -33,7 +33,7 @@ class Rows:
 
     def __init__(self, steps: Mapping[str, Any]) -> None:
         self._steps = steps
-        self.number = steps.rows if isinstance(steps, PackedColumns) else len(steps["start_ns"])
+        self.number = rows_in(steps)
 
     def pieces(self) -> list[tuple[int, int]]:
         """(first, last + 1) of each piece."""
@@ -44,10 +44,7 @@ class Rows:
 
     def part(self, name: str, first: int, last: int) -> Ints:
         """Rows `first .. last - 1` of a column."""
-        if isinstance(self._steps, PackedColumns):
-            return self._steps.part(name, first, last)
-        column: Ints = self._steps[name][first:last]
-        return column
+        return part_of(self._steps, name, first, last)
 
 
 def samples_of(

@@ -8,9 +8,7 @@ ends within a block is seen. The meaning of the parts: `kvsim.ledger.parts`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from kvsim.engine.request import Piece, SpannedStream
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.records import transitions as kinds
+from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -61,7 +60,7 @@ class Known:
 
 
 def split_prompts(
-    streams: Sequence[SpannedStream],
+    streams: Streams,
     requests: Mapping[str, Ints],
     transitions: Mapping[str, Ints],
     rules: Rules,
@@ -73,26 +72,22 @@ def split_prompts(
     """
     lengths, reached = requests["input_length"], _reached(requests, transitions)
     parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")
-    shared, salted = list[int](), False
-    for stream in islice(streams, len(lengths)):
-        shared.append(stream.shared_tokens)
-        salted = salted or stream.salt != 0
-    alone = _alone(streams, shared)
+    alone, salted = np.array(streams.alone(len(lengths)), dtype=bool), streams.salted
     cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
     parts[cold, _COLD] = np.minimum(lengths, reached)[cold]
     parts[cold, -1] = (lengths - parts[:, _COLD])[cold]
     past, coming, anywhere = Known(), Known(), Known()
     events = _events(requests, transitions, rules.block_size, ~cold)
     hits = requests["num_cached_tokens"]
+    made: dict[int, SpannedStream] = {}
     for _, kind, place, tokens in sorted(events):
-        stream = streams[place]
+        stream = made.get(place) or made.setdefault(place, streams[place])
+        pieces = stream.pieces(min(tokens, stream.shared_tokens))
         if kind == _RELEASE:
-            pieces = stream.pieces(min(tokens, shared[place]))
             past.add(stream.salt, pieces)
             if salted:
                 anywhere.add(0, pieces)
             continue
-        pieces = stream.pieces(min(tokens, shared[place]))
         known = past.prefix(stream.salt, pieces)
         held = coming.prefix(stream.salt, pieces)
         elsewhere = anywhere.prefix(0, pieces) if salted else 0
@@ -100,15 +95,6 @@ def split_prompts(
         whole = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
         parts[place] = cut_off(whole, int(reached[place]))
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
-
-
-def _alone(streams: Sequence[SpannedStream], shared: Sequence[int]) -> Bools:
-    """Which streams share nothing with another one, as their first token is theirs alone."""
-    keys = [
-        streams[place].pieces(1)[0].key if tokens else None for place, tokens in enumerate(shared)
-    ]
-    users = Counter(keys)
-    return np.array([key is None or users[key] == 1 for key in keys], dtype=bool)
 
 
 def classify(

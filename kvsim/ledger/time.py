@@ -220,4 +220,5 @@ def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:
 
 
 def _add(parts: Ints, request: Ints, name: str, ns: Ints) -> None:
-    np.add.at(parts[_PLACES[name]], request, ns)
+    if ns.any():  # A part that nobody has takes no memory.
+        np.add.at(parts[_PLACES[name]], request, ns)

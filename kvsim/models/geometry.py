@@ -6,7 +6,6 @@ A layer has attention and an MLP. Attention keeps keys and values of all tokens,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Literal
 
@@ -257,8 +256,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """What one GPU holds of a model under tensor parallelism; the whole model for one GPU."""
 
     model: Model

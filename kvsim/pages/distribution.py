@@ -21,6 +21,7 @@ from kvsim.pages.figures import (
 from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import SPACE, seconds
 from kvsim.report.phases import Floats, defined
+from kvsim.report.statistics import percentiles
 
 POINTS = 400
 MARKED = (50, 90, 99)
@@ -62,15 +63,15 @@ def _figure(
     if not samples:
         return None
     everything = np.concatenate([values for *_, values in samples])
-    unit, per_s = ("ms", 1e3) if np.percentile(everything, 99) < 1 else ("s", 1.0)
+    unit, per_s = ("ms", 1e3) if percentiles(everything, (99,))[0] < 1 else ("s", 1.0)
     data = [curve(values * per_s, colour, name) for name, colour, values in samples]
     note = KINDS[kind]
     if len(runs) == 1:
-        cuts = np.percentile(everything, MARKED)
+        cuts = np.array(percentiles(everything, MARKED))
         named = (f"p{p}{SPACE}{seconds(cut)}" for p, cut in zip(MARKED, cuts, strict=True))
         note = f"{note} {', '.join(named)}."
         data.append(_marks(cuts * per_s, samples[0][1]))
-    low, high = np.percentile(everything, (10, 90))
+    low, high = percentiles(everything, (10, 90))
     wide = low > 0 and high / low > 15
     x = titled(
         f"{LATENCIES[kind]} ({unit})",

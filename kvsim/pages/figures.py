@@ -76,12 +76,14 @@ def time_axis(end_ns: int) -> TimeAxis:
 
 def time_unit(values_ns: Iterable[float]) -> tuple[str, float]:
     """`s` or `ms`, whichever writes the largest of these durations short; and its nanoseconds."""
-    return ("s", 1e9) if max(values_ns, default=0.0) >= 1e9 else ("ms", 1e6)
+    return ("s", 1e9) if _ends(values_ns)[1] >= 1e9 else ("ms", 1e6)
 
 
 def compact(values: Iterable[float], digits: int = 5) -> Points:
     """Numbers with few digits for a short file; NaN becomes None, a gap in the line."""
-    return [None if v != v else float(f"{v:.{digits}g}") for v in map(float, values)]
+    written = f"%.{digits}g"
+    listed = values.tolist() if isinstance(values, np.ndarray) else map(float, values)
+    return [None if v != v else float(written % v) for v in listed]
 
 
 def held(values: Iterable[float]) -> Points:
@@ -93,7 +95,7 @@ def held(values: Iterable[float]) -> Points:
 def thinned(number: int, most: int) -> NDArray[np.intp]:
     """At most `most` places of `number`, evenly, the first and the last among them."""
     picked = np.linspace(0, number - 1, min(most, number)).round().astype(np.intp)
-    return np.unique(picked)
+    return picked[np.diff(picked, prepend=-1) > 0]
 
 
 def line(
@@ -296,5 +298,5 @@ def percentages(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    listed = list(values)
-    return min(listed, default=0.0), max(listed, default=0.0)
+    array = values if isinstance(values, np.ndarray) else np.array(list(values), float)
+    return (float(array.min()), float(array.max())) if len(array) else (0.0, 0.0)

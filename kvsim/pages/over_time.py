@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from kvsim.report import binning, phases, timeline
 from kvsim.report.binning import Bins, Floats, Ints
 from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import count, milliseconds, percent, seconds
+from kvsim.report.statistics import percentiles
 from kvsim.report.summary import good_requests
 from kvsim.schema import BLOCKED
 
@@ -89,16 +89,19 @@ def look_at(
     end_ns = timeline.run_end_ns(steps, requests)
     axis = time_axis(end_ns)
     rows = timeline.States(steps, end_ns, summary["meta"])
-    blocked = rows["blocked"]
-    levels = ((name, rows[name]) for name in LEVELS)
-    averages = ((name, rows[name]) for name in AVERAGES)
-    causes = ((f"blocked_{name}", (blocked == i) * 1) for i, name in enumerate(BLOCKED) if i)
+    causes = {f"blocked_{name}": i for i, name in enumerate(BLOCKED) if i}
 
-    def cut(columns: Iterable[tuple[str, Ints]], limit: int) -> Cut:
-        bins = binning.bin_states(rows["start_ns"], end_ns, columns, limit)
+    def part(name: str, first: int, last: int) -> Ints:
+        if name not in causes:
+            return rows.part(name, first, last)
+        blocked = rows.part("blocked", first, last)
+        return np.where(blocked == causes[name], 1, 0)
+
+    def cut(names: Sequence[str], limit: int) -> Cut:
+        bins = binning.bin_states(rows["start_ns"], end_ns, names, part, limit)
         return Cut(axis.of(bins.edges_ns), bins)
 
-    fine, coarse = cut(levels, FINE), cut(chain(averages, causes), COARSE)
+    fine, coarse = cut(LEVELS, FINE), cut((*AVERAGES, *causes), COARSE)
     durations = phases.durations_ns(requests)
     return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
 
@@ -216,8 +219,11 @@ def _ttft(run: View) -> Iterator[Figure]:
     edges = binning.even_edges(run.end_ns, RATES)
     place = np.clip(np.searchsorted(edges, arrival[known], side="right") - 1, 0, len(edges) - 2)
     cuts = np.full((2, len(edges) - 1), np.nan)
-    for i in np.unique(place):
-        cuts[:, i] = np.percentile(ttft[known][place == i], (50, 99)) / ns
+    together = ttft[known][np.argsort(place, kind="stable")]
+    ends = np.cumsum(np.bincount(place, minlength=len(edges) - 1))
+    for i, some in enumerate(np.split(together, ends[:-1])):
+        if len(some):
+            cuts[:, i] = np.array(percentiles(some, (50, 99))) / ns
     shown = known[thinned(len(known), DOTS)]
     dots = points(run.axis.of(arrival[shown]), compact(ttft[shown] / ns), "running", size=4)
     dots |= {"name": "Request", "opacity": 0.5, "customdata": shown.tolist()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +24,9 @@ from kvsim.report.summary import good_requests
 MOST_BYTES = 400_000
 """Most bytes of packed requests; of a longer run, the page holds the slowest."""
 
+_MOST = 25_000
+"""More requests than `MOST_BYTES` can hold."""
+
 _INSTANTS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
 _COUNTS = ("input_length", "output_tokens", "num_cached_tokens", "num_preemptions")
 _FILTERS = {
@@ -38,7 +41,7 @@ _FILTERS = {
 def explorer(run: View) -> Html:
     """A table of requests, the slowest first, and what its script needs to fill it."""
     e2el = run.durations["e2el"]
-    order = np.argsort(-np.nan_to_num(e2el, nan=np.inf), kind="stable")
+    order = np.argsort(-np.nan_to_num(e2el, nan=np.inf), kind="stable")[:_MOST]
     packed = _packed(run, order)
     while len(packed) > MOST_BYTES:
         order = order[: int(0.95 * len(order) * MOST_BYTES / len(packed))]
@@ -151,8 +154,7 @@ def _span(edges: NDArray[np.float64], i: int) -> str:
 
 def _packed(run: View, order: NDArray[np.intp]) -> bytes:
     """The requests in this order as compressed JSON: a list for each column."""
-    text = json.dumps(dict(_columns(run, order)), separators=(",", ":"), ensure_ascii=False)
-    return zlib.compress(text.encode("utf-8", "replace"))
+    return zlib.compress(msgspec.json.encode(dict(_columns(run, order))))
 
 
 def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:

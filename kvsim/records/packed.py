@@ -122,6 +122,19 @@ class PackedColumns(Mapping[str, Ints]):
         return place
 
 
+def rows_in(columns: Mapping[str, Any]) -> int:
+    """Rows of the columns of a run's steps, packed or not."""
+    return columns.rows if isinstance(columns, PackedColumns) else len(columns["start_ns"])
+
+
+def part_of(columns: Mapping[str, Any], name: str, first: int, last: int) -> Ints:
+    """Rows `first .. last - 1` of a column, of which no more is unpacked."""
+    if isinstance(columns, PackedColumns):
+        return columns.part(name, first, last)
+    column: Ints = columns[name][first:last]
+    return column
+
+
 class _Piece(NamedTuple):
     """Consecutive rows of one column."""
 

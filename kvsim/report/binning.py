@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,48 +25,68 @@ class Bins(NamedTuple):
 
 
 def bin_states(
-    start_ns: Ints, end_ns: int, columns: Iterable[tuple[str, Ints]], limit: int
+    start_ns: Ints,
+    end_ns: int,
+    names: Sequence[str],
+    part: Callable[[str, int, int], Ints],
+    limit: int,
 ) -> Bins:
     """Cut states that hold from `start_ns[i]` to `start_ns[i + 1]`, the last to `end_ns`.
 
-    `columns`: names and values; an iterator may make each column when it is needed. `start_ns` is
-    sorted and begins at 0; states without duration do not count. There are at most `limit` bins:
-    one per state if that suffices, else bins of equal width (but for the last).
+    `part` returns the values `first .. last - 1` of a column of `names`. `start_ns` is sorted and
+    begins at 0; states without duration do not count. There are at most `limit` bins: one per state
+    if that suffices, else bins of equal width (but for the last).
     """
-    instants = _distinct(np.append(start_ns, end_ns))
-    exact = len(instants) - 1 <= limit
-    edges = instants if exact else even_edges(end_ns, limit)
-    if len(edges) < 2:
-        names = [name for name, _ in columns]
-        empty: dict[str, Floats] = {name: np.zeros(0) for name in names}
-        nothing = {name: np.zeros(0, dtype=np.int64) for name in names}
-        return Bins(edges, exact, empty, nothing, nothing)
+    lasting = int(np.count_nonzero(start_ns[1:] != start_ns[:-1])) + 1
+    lasting -= int(start_ns[-1]) == end_ns
+    exact = lasting <= limit
+    edges = _distinct(np.append(start_ns, end_ns)) if exact else even_edges(end_ns, limit)
+    pieces = [
+        _cut(start_ns, edges[first : first + _AT_ONCE + 1], names, part)
+        for first in range(0, len(edges) - 1, _AT_ONCE)
+    ] or [{name: (np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)) for name in names}]
+    mean, low, high = (
+        {name: np.concatenate([piece[name][each] for piece in pieces]) for name in names}
+        for each in range(3)
+    )
+    return Bins(edges, exact, mean, low, high)
 
+
+_AT_ONCE = 64
+"""Bins that are filled at once, to bound the memory."""
+
+
+def _cut(
+    start_ns: Ints, edges: Ints, names: Sequence[str], part: Callable[[str, int, int], Ints]
+) -> dict[str, tuple[Floats, Ints, Ints]]:
+    """Mean, low and high of each column in the bins between `edges`."""
+    begin = int(np.searchsorted(start_ns, edges[0], side="right")) - 1
+    end = int(np.searchsorted(start_ns, edges[-1], side="left"))
+    instants = np.maximum(start_ns[begin:end], edges[0])
     # Two sorted sequences, which a stable sort merges.
     cuts = _distinct(np.sort(np.concatenate((instants, edges)), kind="stable"))
-    del instants  # Of a long run these fill the memory.
-    state = np.searchsorted(start_ns, cuts[:-1], side="right") - 1
+    state = np.searchsorted(instants, cuts[:-1], side="right") - 1
     weight = np.diff(cuts).astype(float)
     first = np.searchsorted(cuts, edges[:-1])
-    del cuts
-    widths = np.diff(edges)
-    mean, low, high = {}, {}, {}
-    for name, column in columns:
-        values = column[state]
-        mean[name] = np.add.reduceat(values * weight, first) / widths
-        low[name] = np.minimum.reduceat(values, first)
-        high[name] = np.maximum.reduceat(values, first)
-    return Bins(edges, exact, mean, low, high)
+    found = {}
+    for name in names:
+        values = part(name, begin, end)[state]
+        found[name] = (
+            np.add.reduceat(values * weight, first) / np.diff(edges),
+            np.minimum.reduceat(values, first),
+            np.maximum.reduceat(values, first),
+        )
+    return found
 
 
 def even_edges(end_ns: int, limit: int) -> Ints:
     """Edges of at most `limit` bins of equal whole width that cover `0 .. end_ns`."""
     width = max(1, -(-end_ns // limit))
-    return np.unique(np.append(np.arange(0, end_ns, width), end_ns))
+    return _distinct(np.append(np.arange(0, end_ns, width), end_ns))
 
 
 def _distinct(ordered: Ints) -> Ints:
-    """The distinct values of a sorted array; faster than `np.unique`, which sorts again."""
+    """The distinct values of a sorted array; `np.unique` sorts again, and imports `numpy.ma`."""
     distinct: Ints = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return distinct
 

@@ -123,7 +123,7 @@ def _fill(
     (folder / SUMMARY).write_bytes(encoded(json_text(summary)))
     if page is not None:
         (folder / PAGE).write_bytes(encoded(page))
-    _write_table(folder / REQUESTS.name, iter([tables.requests_table(requests)]), csv=csv)
+    _write_table(folder / REQUESTS.name, tables.requests_tables(requests), csv=csv)
     _write_table(folder / STEPS.name, tables.steps_tables(steps), csv=csv)
 
 

@@ -50,7 +50,7 @@ def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
         return None if rate is None else rate * float(tokens[came].mean())
 
     outputs = _ints(requests["output_length"]) * _ints(requests["n"])
-    served = came & (np.asarray(requests["status"], dtype=np.str_) != "rejected")
+    served = came & np.array([status != "rejected" for status in requests["status"]], dtype=bool)
     return {
         "request_rate": rate,
         "output_token_rate": tokens_per_second(outputs),

@@ -49,8 +49,7 @@ def durations_ns(requests: Mapping[str, Any]) -> dict[str, Floats]:
 
 def completed(requests: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Which requests ran to their last token."""
-    done: NDArray[np.bool_] = np.asarray(requests["status"], dtype=np.str_) == "completed"
-    return done
+    return np.array([status == "completed" for status in requests["status"]], dtype=bool)
 
 
 def defined(values: Floats) -> Floats:

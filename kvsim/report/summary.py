@@ -78,7 +78,7 @@ def _of_requests(
 
 
 def _requests(requests: Mapping[str, Any]) -> dict[str, Any]:
-    statuses = Counter(str(status) for status in requests["status"])
+    statuses = Counter(requests["status"])
     reasons = Counter(
         str(reason) or "unknown"
         for status, reason in zip(requests["status"], requests["reason"], strict=True)

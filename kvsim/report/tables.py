@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
-from kvsim.records.packed import Ints, PackedColumns
+from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
+from kvsim.report.arrow import numbers, texts
 from kvsim.report.phases import Floats
 from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TEXT, TRANSITIONS, Column, Table
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 PIECE = 1 << 17
-"""Steps that are written at once: a row group of Parquet."""
+"""Rows that are written at once: a row group of Parquet."""
 
 
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
@@ -32,20 +32,26 @@ def requests_table(requests: Mapping[str, Any]) -> pa.Table:
     return _table(REQUESTS, durations | dict(requests))
 
 
+def requests_tables(requests: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """Tables of at most `PIECE` requests each; a run without requests gives one empty table."""
+    for first in range(0, max(len(requests["id"]), 1), PIECE):
+        yield requests_table(
+            {name: column[first : first + PIECE] for name, column in requests.items()}
+        )
+
+
 def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = None) -> pa.Table:
     """One row per step, for the steps `first .. last - 1`; None: to the end."""
 
     def column(name: str) -> Ints:
-        if isinstance(steps, PackedColumns):
-            return steps.part(name, first, steps.rows if last is None else last)
-        return _ints(steps[name][first:last])
+        return _ints(part_of(steps, name, first, rows_in(steps) if last is None else last))
 
     return _table(STEPS, steps, column)
 
 
 def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
     """Tables of at most `PIECE` steps each; a run without steps gives one empty table."""
-    number = steps.rows if isinstance(steps, PackedColumns) else len(steps["start_ns"])
+    number = rows_in(steps)
     for first in range(0, max(number, 1), PIECE):
         yield steps_table(steps, first, min(first + PIECE, number))
 
@@ -138,11 +144,11 @@ def _table(
 
 def _array(column: Column, column_of: Callable[[str], Any]) -> pa.Array:
     if column.type == TEXT:
-        return _texts(column_of(column.name))
+        return texts(column_of(column.name))
     if column.derived:
         return _seconds(np.asarray(column_of(f"{column.name.removesuffix('_s')}_ns")))
     values = _ints(column_of(column.name))
-    return _numbers(values, values < 0 if column.null else None)
+    return numbers(values, values < 0 if column.null else None)
 
 
 def _arrow_type(column: Column) -> pa.DataType:
@@ -151,33 +157,8 @@ def _arrow_type(column: Column) -> pa.DataType:
     return getattr(pa, column.type)()
 
 
-# The arrays are made from buffers, because `pyarrow.array` imports pandas.
-
-
-def _texts(column: Any) -> pa.Array:
-    import pyarrow as pa
-
-    encoded = [str(text).encode() for text in column]
-    ends = np.cumsum([0, *map(len, encoded)])
-    assert ends[-1] < 1 << 31, "a column of texts holds at most 2 GiB"
-    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
-
-
-def _numbers(values: Ints | Floats, missing: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Integers or floats; null where `missing`."""
-    import pyarrow as pa
-
-    kind = pa.int64() if values.dtype == np.int64 else pa.float64()
-    known = None
-    if missing is not None and missing.any():
-        known = pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    buffers = [known, pa.py_buffer(np.ascontiguousarray(values))]
-    return pa.Array.from_buffers(kind, len(values), buffers)
-
-
 def _seconds(values_ns: Ints | Floats) -> pa.Array:
-    return _numbers(values_ns / NS_PER_S, ~(values_ns >= 0))
+    return numbers(values_ns / NS_PER_S, ~(values_ns >= 0))
 
 
 def _ints(column: Any) -> Ints:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.records.packed import part_of, rows_in
 from kvsim.schema import STEPS, Source
 
 Columns = Mapping[str, NDArray[Any]]
@@ -62,15 +63,23 @@ class States(Mapping[str, Ints]):
         self._empty = self._idle & over[self._row]
 
     def __getitem__(self, name: str) -> Ints:
+        return self.part(name, 0, len(self._row))
+
+    def part(self, name: str, first: int, last: int) -> Ints:
+        """Rows `first .. last - 1` of a column, of which no more is made."""
         if name == "start_ns":
-            return self._start_ns
+            return self._start_ns[first:last]
+        row = self._row[first:last]
+        low, high = (int(row[0]), int(row[-1]) + 1) if len(row) else (0, 0)
+        column = self._from_zero(name, low, high)[row - low]
         if name in UNDER_WAY:
-            return np.where(self._idle, 0, self._from_zero(name)[self._row])
-        column = self._from_zero(name)[self._row]
+            column[self._idle[first:last]] = 0
+            return column
+        empty = self._empty[first:last]
         if name in ("used_blocks", "empty_slots", "running"):
-            column[self._empty] = 0
+            column[empty] = 0
         elif name == self._freed:
-            column[self._empty] += self._from_zero("used_blocks")[self._row[self._empty]]
+            column[empty] += self._from_zero("used_blocks", low, high)[row[empty] - low]
         return column
 
     def __iter__(self) -> Iterator[str]:
@@ -79,10 +88,13 @@ class States(Mapping[str, Ints]):
     def __len__(self) -> int:
         return 1 + len(HELD) + len(UNDER_WAY)
 
-    def _from_zero(self, name: str) -> Ints:
-        """A column of the steps, preceded by the state before the first one."""
-        first = self._pool if name == "free_blocks" else 0
-        return np.concatenate(([first], self._steps[name]))
+    def _from_zero(self, name: str, low: int = 0, high: int | None = None) -> Ints:
+        """Entries of a column of the steps, preceded by the state before the first one."""
+        last = rows_in(self._steps) if high is None else high - 1
+        column = part_of(self._steps, name, max(low - 1, 0), max(last, 0))
+        if low:
+            return column
+        return np.concatenate(([self._pool if name == "free_blocks" else 0], column))
 
 
 def durations_ns(rows: Mapping[str, Ints], end_ns: int) -> Ints:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
 
 from kvsim.errors import ConfigError, nearest
 
 
-@dataclass(frozen=True)
-class Used:
+class Used(Struct, frozen=True):
     """The argument is the setting `key`."""
 
     key: str
@@ -29,16 +29,14 @@ class Used:
     None: the argument says nothing."""
 
 
-@dataclass(frozen=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """The argument changes nothing in a simulation."""
 
     why: str
     """Head of the note that lists arguments like it."""
 
 
-@dataclass(frozen=True)
-class Unsimulated:
+class Unsimulated(Struct, frozen=True):
     """The argument changes what the server does in a way that is not simulated."""
 
     reason: str
@@ -91,16 +89,15 @@ class Argument(NamedTuple):
     """For messages: `serve.sh: --tensor-parallel-size` or `vllm.log:42`."""
 
 
-@dataclass
-class Meaning:
+class Meaning(Struct):
     """What arguments say to a simulation."""
 
-    settings: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     """Setting → `Argument.where`."""
-    ignored: dict[str, list[str]] = field(default_factory=dict)
+    ignored: dict[str, list[str]] = {}
     """`Ignored.why` → arguments as on a command line."""
-    unknown: list[str] = field(default_factory=list)
+    unknown: list[str] = []
 
     def set(self, key: str, value: Any, where: str) -> None:
         """Take a setting over, in place of what earlier arguments said."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from kvsim.config import RunConfig, make_config, to_table
 from kvsim.errors import ConfigError
@@ -26,17 +27,16 @@ _POOL_DEPENDS_ON = (
 )
 
 
-@dataclass(frozen=True)
-class ServerWord:
+class ServerWord(Struct, frozen=True):
     """What a server says about itself."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = {}
     """Keys and values of `RunConfig`."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     """One line each, for people: where settings come from, and what is left out."""
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = {}
     """Setting → where it comes from, as `vllm.log:42`."""
-    counted_with: Mapping[str, Any] = field(default_factory=dict)
+    counted_with: Mapping[str, Any] = {}
     """What the log says, with the `num_gpu_blocks_override` that was counted under these settings;
     empty without a log."""
 

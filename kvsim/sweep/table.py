@@ -16,10 +16,11 @@ The file's metadata hold `sweep.json` without its points, under `kvsim`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from kvsim.report.arrow import optional, texts, truths
 from kvsim.run import simulate
 from kvsim.sweep.points import ENGINE_FACTS, figures_of
 from kvsim.sweep.records import Record
@@ -53,22 +54,22 @@ def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
     columns: dict[str, pa.Array] = {
         key: _settings_column([outcome.settings[key] for outcome in outcomes]) for key in plan.axes
     }
-    columns["seed"] = pa.array([outcome.seed for outcome in outcomes], pa.int64())
-    columns["key"] = pa.array([record["key"] for record in records], pa.string())
+    columns["seed"] = optional([outcome.seed for outcome in outcomes], whole=True)
+    columns["key"] = texts(record["key"] for record in records)
     columns["outcome"] = _text_column([record["outcome"]["kind"] for record in records])
     columns["reason"] = _text_column([reason(record) for record in records])
     if plan.slo is not None:
         objectives = parse_slo(plan.slo)
-        columns["meets_slo"] = pa.array([objectives.met(record) for record in records], pa.bool_())
+        columns["meets_slo"] = truths([objectives.met(record) for record in records])
     for key in ENGINE_FACTS:
         values = [record.get("engine", {}).get(key) for record in records]
-        columns[f"engine.{key}"] = pa.array(values, pa.int64())
+        columns[f"engine.{key}"] = optional(values, whole=True)
     for key, is_whole in _all_kinds(records).items():
         values = [record["figures"].get(key) for record in records]
-        columns[key] = pa.array(values, pa.int64() if is_whole else pa.float64())
+        columns[key] = optional(values, whole=is_whole)
     described = {key: value for key, value in plan.describe().items() if key != "points"}
     about = {"kvsim": encoded(json.dumps(described, ensure_ascii=False))}
-    return pa.table(columns).replace_schema_metadata(about)
+    return pa.Table.from_arrays(list(columns.values()), list(columns), metadata=about)
 
 
 def reason(record: Record) -> str:
@@ -101,24 +102,20 @@ def _all_kinds(records: Sequence[Record]) -> dict[str, bool]:
 
 def _settings_column(values: Sequence[Any]) -> pa.Array:
     """Values as a column of integers, floats or booleans, else of text."""
-    import pyarrow as pa
-
     if all(isinstance(value, bool) for value in values):
-        return pa.array(values, pa.bool_())
+        return truths(values)
     if all(type(value) is int and abs(value) < 1 << 63 for value in values):
-        return pa.array(values, pa.int64())
+        return optional(values, whole=True)
     try:
         if any(isinstance(value, bool) for value in values):
             raise TypeError
-        return pa.array([float(value) for value in values], pa.float64())
+        return optional([float(value) for value in values], whole=False)
     except (TypeError, ValueError):
         return _text_column([_text(value) for value in values])
 
 
-def _text_column(texts: Sequence[str]) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array([encoded(text).decode() for text in texts], pa.string())
+def _text_column(written: Iterable[str]) -> pa.Array:
+    return texts(encoded(text).decode() for text in written)
 
 
 def _text(value: Any) -> str:

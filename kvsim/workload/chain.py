@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvsim.workload.runs import merge
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload.trace import HashContent, Row, Runs, Trace
 
 _ROOT = -1
 """Predecessor of a prompt's first id. It is 0 - 1, so a first id 0 counts as inside a run."""
@@ -17,11 +18,11 @@ _Spans = list[tuple[int, int, Row]]
 
 @dataclass(slots=True)
 class _Scope:
-    heads: dict[int, tuple[int, Row]] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
     """Ids whose predecessor is not the number before them → that predecessor."""
     inside: _Spans = field(default_factory=list)
     """Ids whose predecessor is the number before them."""
-    partial: dict[int, tuple[int, Row]] = field(default_factory=dict)
+    partial: dict[int, int] = field(default_factory=dict)
     """Ids of partial last blocks → the tokens in them."""
     full: _Spans = field(default_factory=list)
     """Ids of full blocks."""
@@ -40,16 +41,18 @@ def first_conflict(trace: Trace) -> tuple[Row, str] | None:
             conflict = _add(scopes[row.scope], row, row.content, trace)
             if conflict is not None:
                 return row, conflict
-    for scope in scopes.values():
+    for name, scope in scopes.items():
+        rows = (row for row in trace.rows if row.scope == name)
         found = _covered(scope.heads, scope.inside)
         if found is not None:
-            one, row, other = found
-            follows = scope.heads[one][0]
-            return _later(row, other), _two_predecessors(one, follows, one - 1)
+            one, other = found
+            row = next(row for row in rows if _begins_run(row, one))
+            return _later(row, other), _two_predecessors(one, scope.heads[one], one - 1)
         found = _covered(scope.partial, scope.full)
         if found is not None:
-            one, row, other = found
-            tokens = scope.partial[one][0]
+            one, other = found
+            row = next(row for row in rows if _ends_partial(row, one, trace))
+            tokens = scope.partial[one]
             what = f"id {one} is a partial block of {tokens} tokens and elsewhere a full one"
             return _later(row, other), what
     return None
@@ -62,7 +65,7 @@ def _add(scope: _Scope, row: Row, content: HashContent, trace: Trace) -> str | N
         if start == before + 1:
             scope.inside.append((start, last, row))
         else:
-            known, _ = scope.heads.setdefault(start, (before, row))
+            known = scope.heads.setdefault(start, before)
             if known != before:
                 return _two_predecessors(start, before, known)
             if count > 1:
@@ -75,14 +78,33 @@ def _add(scope: _Scope, row: Row, content: HashContent, trace: Trace) -> str | N
     start, last, _ = scope.full.pop()
     if start < last:
         scope.full.append((start, last - 1, row))
-    known, _ = scope.partial.setdefault(last, (tokens, row))
+    known = scope.partial.setdefault(last, tokens)
     return (
         None if known == tokens else f"id {last} is a partial block of {tokens} and {known} tokens"
     )
 
 
-def _covered(points: dict[int, tuple[int, Row]], spans: _Spans) -> tuple[int, Row, Row] | None:
-    """The smallest of `points` inside one of `spans`, with the rows of both."""
+def _runs(row: Row) -> Runs:
+    content = row.content
+    return merge(content.prompt + content.output) if isinstance(content, HashContent) else ()
+
+
+def _begins_run(row: Row, one: int) -> bool:
+    """Whether a run of the row's ids begins with `one`, after another number than that before."""
+    befores = (_ROOT, *(start + count - 1 for start, count in _runs(row)))
+    return any(
+        start == one != before + 1 for before, (start, _) in zip(befores, _runs(row), strict=False)
+    )
+
+
+def _ends_partial(row: Row, one: int, trace: Trace) -> bool:
+    """Whether `one` is the id of the row's partial last block."""
+    runs = _runs(row)
+    return bool(runs and row.input_length % (trace.block_size or 1) and sum(runs[-1]) - 1 == one)
+
+
+def _covered(points: Iterable[int], spans: _Spans) -> tuple[int, Row] | None:
+    """The smallest of `points` inside one of `spans`, and the row of that."""
     spans.sort(key=lambda span: span[:2])
     reach, owner, i = -1, None, 0
     for point in sorted(points):
@@ -91,7 +113,7 @@ def _covered(points: dict[int, tuple[int, Row]], spans: _Spans) -> tuple[int, Ro
                 _, reach, owner = spans[i]
             i += 1
         if owner is not None and point <= reach:
-            return point, points[point][1], owner
+            return point, owner
     return None
 
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from math import inf
 from sys import maxsize
 from typing import overload
@@ -60,29 +61,65 @@ def streams(trace: Trace) -> Streams:
     """The stream of every row, in order; keys are comparable within this sequence."""
     builder = _Builder(trace)
     for row in trace.rows:
-        if row.content is not None or row.salt is not None:
-            builder.add(row)
+        builder.add(row)
     return builder.streams
 
 
 class Streams(Sequence["SpanStream | TokenStream"]):
-    """Streams in the order of their rows. One that is its row's alone is made at each access,
-    because those of a long trace would fill the memory."""
+    """Streams in the order of their rows. One that plain hash ids or nothing identifies is kept as
+    numbers and made at each access, because those of a long trace would fill the memory."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._lengths = array("q", [row.input_length for row in rows])
-        self._rows = len(rows)
-        self._shared: dict[int, SpanStream | TokenStream] = {}
+    def __init__(self, rows: int, unit: int) -> None:
+        """`rows`: how many there will be. `unit`: tokens per hash id."""
+        self._rows, self._unit = rows, unit
+        self._lengths = array("q")
+        self._spans = array("q")
+        """Stop and offset of each span of hash ids, row after row."""
+        self._ends = array("q", [0])
+        """Where in `_spans` the next row begins, after those of each row."""
+        self._made: dict[int, SpanStream | TokenStream] = {}
 
-    def put(self, index: int, stream: SpanStream | TokenStream) -> None:
-        """Set the stream of a row, which is its row's alone otherwise."""
-        self._shared[index] = stream
+    def append(self, input_length: int, spans: Iterable[tuple[int, int]] = ()) -> None:
+        """Add the stream of the next row, as spans of its hash ids."""
+        self._spans.extend(chain.from_iterable(spans))
+        self._ends.append(len(self._spans))
+        self._lengths.append(input_length)
+
+    def append_made(self, input_length: int, stream: SpanStream | TokenStream) -> None:
+        """Add the stream of the next row."""
+        self._made[len(self._lengths)] = stream
+        self.append(input_length)
+
+    def picked(self, indexes: Iterable[int]) -> Streams:
+        """The streams of some rows, numbered anew."""
+        some = Streams(self._rows, self._unit)
+        for index in indexes:
+            some.append_made(self._lengths[index], self[index])
+        return some
 
     def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
         """A stream, to begin another one with so many of its tokens."""
-        stream = self._shared.setdefault(index, self[index])
+        stream = self._made.setdefault(index, self[index])
         stream.inherit(tokens)
         return stream
+
+    @property
+    def salted(self) -> bool:
+        """Whether any stream has a salt."""
+        return any(stream.salt for stream in self._made.values())
+
+    def alone(self, number: int) -> list[bool]:
+        """Which of the first `number` streams share nothing with another one of them, as their
+        first token is theirs alone."""
+        keys: list[int | None] = [
+            self._spans[first + 1] if first < last else None
+            for first, last in pairwise(self._ends[: number + 1])
+        ]
+        for index, stream in self._made.items():
+            if index < number and stream.shared_tokens:
+                keys[index] = stream.pieces(1)[0].key
+        users = Counter(keys)
+        return [key is None or users[key] == 1 for key in keys]
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -97,8 +134,15 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         length = self._lengths[index]
-        index %= self._rows
-        return self._shared.get(index) or SpanStream(index, self._rows, length)
+        index %= len(self._lengths)
+        made = self._made.get(index)
+        if made is not None:
+            return made
+        spans = self._spans[self._ends[index] : self._ends[index + 1]]
+        if not spans:
+            return SpanStream(index, self._rows, length)
+        pairs = list(zip(spans[::2], spans[1::2], strict=True))
+        return SpanStream(index, self._rows, length, pairs, unit=self._unit)
 
 
 class SpanStream:
@@ -383,8 +427,8 @@ class _Builder:
 
     def __init__(self, trace: Trace) -> None:
         self._rows = len(trace.rows)
-        self.streams = Streams(trace.rows)
         self._block_size = trace.block_size or 1
+        self.streams = Streams(self._rows, self._block_size)
         self.salts: dict[str | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
         """Scope → the node before its first ids, a negative number."""
@@ -404,6 +448,9 @@ class _Builder:
         content, unit = row.content, self._block_size
         stream: SpanStream | TokenStream
         match content:
+            case None if not salt:
+                self.streams.append(length)
+                return
             case None:
                 stream = SpanStream(index, rows, length, salt=salt)
             case TokenContent(prompt, output):
@@ -413,13 +460,16 @@ class _Builder:
             case ParentContent(parent, keep):
                 base = self.streams.inherited(parent, keep)
                 stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
-            case HashContent() as content:
+            case HashContent():
                 spans = list(self._hash_spans(row, content))
+                if spans and not salt:
+                    self.streams.append(length, spans)
+                    return
                 stream = SpanStream(index, rows, length, spans, salt=salt, unit=unit)
             case SegmentContent(segments):
                 spans = list(self._segment_spans(row.scope, segments))
                 stream = SpanStream(index, rows, length, spans, salt=salt)
-        self.streams.put(index, stream)
+        self.streams.append_made(length, stream)
 
     def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
         size, position = self._block_size, 0

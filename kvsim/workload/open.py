@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from kvsim.collector import collector_paused
 from kvsim.errors import ConfigError, TraceError, check_choice, nearest
 from kvsim.workload.arrivals import arrival_notes
 from kvsim.workload.head import Head, look
@@ -46,6 +47,7 @@ _REFUSED: tuple[tuple[str, Set[str], str], ...] = (
 """Known formats without a reader: name, keys that identify them, remedy."""
 
 
+@collector_paused()
 def open_trace(path: str, format: str | None = None, columns: str | None = None) -> Trace:
     """Read the trace at `path`, or the shipped one of that name.
 

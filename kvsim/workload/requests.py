@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from kvsim.engine.request import Request
-from kvsim.workload.keys import SpanStream, TokenStream, streams
+from kvsim.workload.keys import streams
 from kvsim.workload.trace import Row, Trace
 
 
@@ -27,8 +27,7 @@ class Requests(Sequence[Request]):
         self._ignore_eos = ignore_eos
         self._rows = rows
         self._samples = n
-        self._keyed = keyed
-        self.streams: Sequence[SpanStream | TokenStream] = streams(trace) if keyed else ()
+        self.streams = streams(trace) if keyed else None
         """Block identities of each row of the trace, if there are any."""
         self._held: list[Request | None] = [None] * len(rows)
         self._over = bytearray(len(rows))
@@ -48,7 +47,7 @@ class Requests(Sequence[Request]):
         if held is not None:
             return held
         row = self._rows[index]
-        stream = self.streams[row.index] if self._keyed else None
+        stream = None if self.streams is None else self.streams[row.index]
         request = self._held[index] = Request(
             row.index,
             row.id,

@@ -172,6 +172,9 @@ def _unreadable(error: Exception) -> str:
 
 def parse(source: Source, text: str) -> dict[str, Any]:
     """The JSON object of a line; no NaN, no infinity, no repeated key."""
+    plain = _plain(text)
+    if plain is not None:
+        return plain
     try:
         value, _ = decode(source, text, whole=True)
     except json.JSONDecodeError as error:
@@ -180,6 +183,19 @@ def parse(source: Source, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise source.error(f"a JSON {_kind(value)}, not an object; write one object a line")
     return value
+
+
+def _plain(text: str) -> dict[str, Any] | None:
+    """The object, if its quotation marks are those of its keys and texts: then no key is there
+    twice, at any depth. None where a closer look is needed."""
+    try:
+        value, end = _SCAN(text)
+    except (ValueError, RecursionError):
+        return None
+    if type(value) is not dict or end != len(text):
+        return None
+    texts = sum(type(each) is str for each in value.values())
+    return value if text.count('"') == 2 * (len(value) + texts) else None
 
 
 def decode(source: Source, text: str, start: int = 0, *, whole: bool = False) -> tuple[Any, int]:
@@ -224,6 +240,7 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_without_repeats, parse_constant=_refuse_constant, parse_float=_finite
 )
+_SCAN = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode
 
 
 def shown(value: object) -> str:

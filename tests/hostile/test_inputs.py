@@ -239,10 +239,10 @@ def test_far_too_many_rows_are_refused_by_the_size_of_the_file(
 def test_the_memory_of_a_run_is_foreseen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"10,000,000 requests .* about 16\.1 GB of memory"):
+    with pytest.raises(ConfigError, match=r"10,000,000 requests .* about 10\.1 GB of memory"):
         check_run(10_000_000, 1)
-    with pytest.raises(ConfigError, match=r"about 6\.9 GB of memory, above the limit of 6\.0 GB"):
-        check_run(1_000, 50_000_000)
+    with pytest.raises(ConfigError, match=r"about 6\.2 GB of memory, above the limit of 6\.0 GB"):
+        check_run(4_000_000, 33_000_000)
     check_run(3_000_000, 1_000_000)
     monkeypatch.setattr("kvsim.limits.MEMORY_BYTES", 10**8 + 10**6)
     line = refused(["run", "--trace", CHAT, "--cost-model", "constant"], capsys)

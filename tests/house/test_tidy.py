@@ -153,6 +153,11 @@ def test_heavy_libraries_are_imported_only_when_used(library: str) -> None:
         assert all(name.split(".")[0] != library for name in names), f"{path} imports {library}"
 
 
+def test_the_package_itself_imports_nothing() -> None:
+    """Before the command line heeds them, interrupts show a traceback: as little as can be runs."""
+    assert not imports(parsed(PACKAGE / "__init__.py"), top_level=True)
+
+
 def test_only_the_command_line_prints_and_exits() -> None:
     for path in FILES:
         if name_of(path).startswith("cli"):

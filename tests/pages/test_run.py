@@ -208,6 +208,8 @@ def test_of_too_many_requests_the_slowest_stay(
     kept = rows_in(page)["index"]
     assert 0 < len(kept) < len(whole) and kept == whole[: len(kept)]
     assert f"The {len(kept)} slowest requests of {len(whole)}." in text_of(page)
+    monkeypatch.setattr(request_table, "_MOST", 3)
+    assert rows_in(page_of(busy))["index"] == whole[:3]
 
 
 def test_hostile_names_stay_text(small: Result) -> None:

@@ -53,9 +53,10 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
 def test_a_run_imports_what_it_needs() -> None:
     """No reader of another format, no workload without one, no library that only pages need."""
     loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "50")
-    libraries = {"pyarrow", "pandas", "plotly", "torch"}
+    libraries = {"pyarrow", "pandas", "plotly", "torch", "numpy.ma"}
     assert not loaded & (libraries | {"kvsim.workload.spec", "kvsim.workload.table"})
     rooms = ("kvsim.workload.formats.", "kvsim.conform", "kvsim.sweep", "kvsim.pages")
+    rooms += ("kvsim.engines.sglang_blocks", "kvsim.engines.sglang_queue", "kvsim.engines.vllm_033")
     assert not [name for name in loaded if name.startswith(rooms)]
 
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.report import binning
 from kvsim.report.binning import bin_events, bin_states, even_edges
 
 
@@ -15,6 +16,10 @@ def states(draw):
     return start, int(sum(lengths)), np.array(values, dtype=np.int64)
 
 
+def binned(start, end, values, limit):
+    return bin_states(start, end, ["x"], lambda _, first, last: values[first:last], limit)
+
+
 def value_at(start, values, instant):
     """The state that holds from `instant` on: the last one that has started."""
     return next(v for s, v in zip(start[::-1], values[::-1], strict=True) if s <= instant)
@@ -23,7 +28,7 @@ def value_at(start, values, instant):
 @given(states(), st.integers(1, 12))
 def test_bins_are_what_a_loop_over_every_nanosecond_gives(run, limit):
     start, end, values = run
-    bins = bin_states(start, end, [("x", values)], limit)
+    bins = binned(start, end, values, limit)
     assert len(bins.edges_ns) - 1 <= limit
     for i, (a, b) in enumerate(zip(bins.edges_ns[:-1], bins.edges_ns[1:], strict=True)):
         inside = [value_at(start, values, instant) for instant in range(a, b)]
@@ -34,13 +39,23 @@ def test_bins_are_what_a_loop_over_every_nanosecond_gives(run, limit):
 @given(states(), st.integers(1, 12))
 def test_the_mean_over_all_bins_is_the_mean_of_the_run(run, limit):
     start, end, values = run
-    bins = bin_states(start, end, [("x", values)], limit)
+    bins = binned(start, end, values, limit)
     whole = float(np.sum(bins.mean["x"] * np.diff(bins.edges_ns)))
     assert whole == pytest.approx(sum(value_at(start, values, i) for i in range(end)))
 
 
+@given(states(), st.integers(1, 12), st.integers(1, 4))
+def test_bins_do_not_depend_on_how_many_are_filled_at_once(run, limit, at_once):
+    whole = binned(*run, limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(binning, "_AT_ONCE", at_once)
+        pieces = binned(*run, limit)
+    for one, other in zip(whole[2:], pieces[2:], strict=True):
+        assert one["x"].tolist() == other["x"].tolist()
+
+
 def test_few_states_are_kept_as_they_are():
-    bins = bin_states(np.array([0, 10, 10, 30]), 40, [("x", np.array([1, 2, 3, 4]))], 5)
+    bins = binned(np.array([0, 10, 10, 30]), 40, np.array([1, 2, 3, 4]), 5)
     assert bins.exact
     assert list(bins.edges_ns) == [0, 10, 30, 40]
     assert list(bins.mean["x"]) == [1, 3, 4]
@@ -66,6 +81,6 @@ def test_events_are_neither_lost_nor_counted_twice(end, limit, events):
 
 
 def test_no_time_has_no_bins():
-    bins = bin_states(np.array([0, 0]), 0, [("x", np.array([1, 2]))], 5)
+    bins = binned(np.array([0, 0]), 0, np.array([1, 2]), 5)
     assert len(bins.mean["x"]) == len(bins.low["x"]) == 0
     assert len(bin_events(np.array([0]), np.array([3]), even_edges(0, 5))) == 0

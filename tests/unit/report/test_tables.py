@@ -16,7 +16,7 @@ from runs import real_run, without_ledger
 from tiny import tiny_run
 
 from kvsim.records.packed import PackedColumns
-from kvsim.report import files, tables
+from kvsim.report import arrow, files, tables
 from kvsim.report.summary import summarise
 from kvsim.schema import STEP_COLUMNS
 
@@ -33,18 +33,41 @@ def packed(steps: dict[str, np.ndarray], piece: int) -> PackedColumns:
 
 @given(INTS)
 def test_numbers_are_what_arrow_makes_of_them(values: np.ndarray) -> None:
-    assert tables._numbers(values).equals(pa.array(values))
-    assert tables._numbers(values, values < 0).equals(pa.array(values, mask=values < 0))
+    assert arrow.numbers(values).equals(pa.array(values))
+    assert arrow.numbers(values, values < 0).equals(pa.array(values, mask=values < 0))
     seconds = tables._seconds(values)
     assert seconds.equals(pa.array(values / 1e9, mask=values < 0))
     assert seconds.null_count == int((values < 0).sum())
 
 
+@given(st.lists(st.none() | st.integers(-(2**53), 2**53)), st.booleans())
+def test_optional_numbers_and_truths_are_what_arrow_makes_of_them(
+    values: list[int | None], whole: bool
+) -> None:
+    kind = pa.int64() if whole else pa.float64()
+    assert arrow.optional(values, whole=whole).equals(pa.array(values, kind))
+    known = [value is None for value in values]
+    assert arrow.truths(known).equals(pa.array(known, pa.bool_()))
+
+
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_texts_are_what_arrow_makes_of_them(texts: list[str]) -> None:
-    made = tables._texts(texts)
+    made = arrow.texts(texts)
     made.validate(full=True)
     assert made.equals(pa.array(texts, pa.string()))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_requests_come_in_pieces_that_make_up_the_whole(
+    monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(tables, "PIECE", piece)
+    requests = {name: column[:20] for name, column in real_run()[1].items()}
+    pieces = list(tables.requests_tables(requests))
+    assert all(0 < len(each) <= piece for each in pieces)
+    assert pa.concat_tables(pieces).combine_chunks().equals(tables.requests_table(requests))
+    (empty,) = tables.requests_tables({name: column[:0] for name, column in requests.items()})
+    assert len(empty) == 0 and empty.schema == pieces[0].schema
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
@@ -74,11 +97,12 @@ def test_a_long_run_is_written_as_a_short_one_is(
     files.write_results(tmp_path / "whole", summary, requests, steps, csv=True)
     monkeypatch.setattr(tables, "PIECE", 101)
     files.write_results(tmp_path / "pieces", summary, requests, packed(steps, 4), csv=True)
-    for name in ("summary.json", "requests.parquet", "requests.csv", "steps.csv"):
+    for name in ("summary.json", "requests.csv", "steps.csv"):
         one, other = (tmp_path / each / name for each in ("whole", "pieces"))
         assert one.read_bytes() == other.read_bytes(), name
-    one, other = (pq.read_table(tmp_path / each / "steps.parquet") for each in ("whole", "pieces"))
-    assert one.equals(other)
+    for name in ("requests.parquet", "steps.parquet"):  # in other row groups
+        one, other = (pq.read_table(tmp_path / each / name) for each in ("whole", "pieces"))
+        assert one.equals(other), name
 
 
 def test_writing_results_does_not_import_pandas(tmp_path: Path) -> None:

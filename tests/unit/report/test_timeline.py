@@ -2,7 +2,9 @@ import numpy as np
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
+from kvsim.records.packed import PackedColumns
 from kvsim.report import timeline
+from kvsim.schema import STEP_COLUMNS
 
 
 def rows_of(run):
@@ -72,3 +74,19 @@ def test_a_run_without_steps_is_one_empty_state():
     assert end_ns == 250 * MS
     assert list(held) == [0, end_ns]
     assert list(rows["free_blocks"]) == [10, 10]
+
+
+def test_a_part_of_a_column_is_a_slice_of_the_whole():
+    steps, requests, _, meta = tiny_run()
+    packed = PackedColumns(STEP_COLUMNS)
+    packed.add(np.stack([steps[name] for name in STEP_COLUMNS], axis=1))
+    end_ns = timeline.run_end_ns(steps, requests)
+    whole = timeline.States(steps, end_ns, meta | {"prefix_caching": True})
+    pieces = timeline.States(packed, end_ns, meta | {"prefix_caching": True})
+    number = len(whole["start_ns"])
+    for name in whole:
+        for first in range(number):
+            for last in range(first, number + 1):
+                found = pieces.part(name, first, last)
+                assert found.tolist() == whole[name][first:last].tolist(), (name, first, last)
+                assert found.dtype == np.int64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -193,4 +194,19 @@ def test_a_stream_of_ones_own_is_the_same_at_each_access() -> None:
     assert [stream.shared_tokens for stream in found] == [20, 16, 16, 0]
     assert found[-1].keys(0, 2, 16) == found[3].keys(0, 2, 16) != found[1].keys(0, 2, 16)
     assert found[2].keys(0, 1, 16) == found[1].keys(0, 1, 16)
-    assert len(found._shared) == 3, "a stream that nobody shares is kept in memory"
+    assert len(found._made) == 3, "a stream that nobody shares is kept in memory"
+
+
+def test_streams_of_hash_ids_are_kept_as_numbers() -> None:
+    contents = [HashContent(((0, 2),)), HashContent(((0, 1), (7, 1))), ParentContent(1, 8), None]
+    rows = [Row(i, str(i), i, 0, 40, 5, content) for i, content in enumerate(contents)]
+    found = streams(Trace("x", "native", "", rows, block_size=16, hash_kind="prefix"))
+    assert sorted(found._made) == [1, 2], "more than an inherited stream and its heir is kept"
+    for stream, again in zip(found, found, strict=True):
+        assert stream.units(2, 8) == again.units(2, 8)
+    assert found[0].keys(0, 1, 16) == found[1].keys(0, 1, 16)
+    assert found.alone(4) == [False, False, False, True]
+    assert found.alone(1) == [True]
+    assert not found.salted
+    rows.append(replace(rows[0], index=4, id="4", salt="pepper"))
+    assert streams(Trace("x", "native", "", rows, block_size=16, hash_kind="prefix")).salted
