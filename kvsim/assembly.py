@@ -77,7 +77,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
-    config = fitting(config, memory) if fits else checked_pool(config, memory)
+    config = fitting(config, memory) if fits else checked_pool(config, memory, engine)
     manager = _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}

@@ -18,7 +18,6 @@ import msgspec
 
 from kvsim.config import RunConfig
 from kvsim.engines import Engine
-from kvsim.engines.sglang_server import chunked_prefill_size, mem_fraction_static
 from kvsim.engines.versions import Default, gpu_memory_utilization, server_defaults
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.models import Model, model_of
@@ -90,8 +89,9 @@ def _engine_defaults(
         "enable_prefix_caching": Default(caching, rules),
         "memory_formula": Default(engine.memory_formula, rules),
     }
-    if engine.memory_formula == "sglang":
-        found |= _sglang_defaults(config, hardware, rules)
+    if engine.server_defaults is not None:
+        chosen = engine.server_defaults(config, hardware)
+        found |= {key: Default(value, rules) for key, value in chosen.items()}
     if version is not None:
         found["vllm_version"] = Default(version, rules)
     if not engine.serves:
@@ -113,21 +113,6 @@ def _engine_defaults(
     if engine.asynchronous is None or ":" in config.engine:
         del limits["async_scheduling"]
     return limits | found
-
-
-def _sglang_defaults(config: RunConfig, hardware: Hardware, rules: str) -> dict[str, Default]:
-    """What SGLang chooses by the GPU."""
-    chunk = config.max_num_batched_tokens or chunked_prefill_size(hardware.memory_bytes)
-    fraction = mem_fraction_static(
-        hardware.memory_bytes,
-        None if config.enable_chunked_prefill is False else chunk,
-        config.tensor_parallel_size,
-        config.pipeline_parallel_size,
-    )
-    return {
-        "max_num_batched_tokens": Default(chunk, rules),
-        "gpu_memory_utilization": Default(fraction, rules),
-    }
 
 
 def _source(config: RunConfig, engine: Engine) -> str:

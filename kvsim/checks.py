@@ -71,7 +71,7 @@ def check_sharing(config: RunConfig, manager: str) -> None:
                 )
 
 
-def checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
+def checked_pool(config: RunConfig, memory: Budget, engine: Engine) -> RunConfig:
     """The settings, unless the pool cannot hold `max_model_len` tokens, which is refused.
 
     Source: vLLM 0.6.3, worker/worker.py:491; 0.33.0, v1/core/kv_cache_planning.py,
@@ -79,8 +79,7 @@ def checked_pool(config: RunConfig, memory: Budget) -> RunConfig:
     """
     room = _room(config, memory)
     assert isinstance(config.max_model_len, int)
-    # SGLang starts all the same, and caps what a request may hold (`Sglang.arrive`).
-    if config.max_model_len > room and memory.formula != "sglang":
+    if config.max_model_len > room and not engine.caps_sequences:
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of {room}"
             f" tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use --max-model-len"

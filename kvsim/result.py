@@ -166,7 +166,11 @@ def provenance(
         "num_cpu_blocks": parts.blocks.cpu.size,
         "steps_in_flight": parts.scheduler.in_flight,
         "watermark_blocks": parts.scheduler.watermark_blocks,
-        "notes": [*parts.notes, *missing_arrivals(trace.rows, config)],
+        "notes": [
+            *parts.notes,
+            *missing_arrivals(trace.rows, config),
+            *parts.scheduler.remarks(),
+        ],
         "memory": parts.memory.describe(),
         "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},
         "link": parts.link.describe(),

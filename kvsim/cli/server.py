@@ -30,7 +30,11 @@ class ServerOptions(Bundle):
     ] = None
     vllm: Annotated[
         str | None,
-        typer.Option("--vllm", metavar="COMMAND", help="Settings from a `vllm serve ...` command."),
+        typer.Option(
+            "--vllm",
+            metavar="COMMAND",
+            help="Settings from `vllm serve ...` or `python -m sglang.launch_server ...`.",
+        ),
     ] = None
     vllm_file: Annotated[
         str | None,

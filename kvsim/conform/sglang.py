@@ -89,8 +89,8 @@ class _Noting(Sglang):
             self.notes.aborted.append(request.id)
         super()._abort(batch, request, reason)
 
-    def _complete(self, batch: Batch, request: Request) -> None:
-        super()._complete(batch, request)
+    def complete(self, batch: Batch, request: Request) -> None:
+        super().complete(batch, request)
         self.notes.finished.append(request.id)
         if request.reason:
             self.notes.aborted.append(request.id)
@@ -270,7 +270,7 @@ class _Clock(LogClock):
             "retracted": notes.retracted,
             "preempted": notes.preempted,
             "waiting": len(batch.waiting),
-            "running": len(scheduler.running_batch),
+            "running": len(scheduler.running.requests),
             "chunked": unfinished.id if unfinished else None,
             "full": int(scheduler.full),
             "free": blocks.unused_tokens,
@@ -278,7 +278,7 @@ class _Clock(LogClock):
             "protected": blocks.protected_tokens,
             "rows": scheduler.free_slots(batch),
             "ratio": scheduler.ratio,
-            "q": [queue_digest(queue) for queue in (batch.waiting, scheduler.running_batch)],
+            "q": [queue_digest(queue) for queue in (batch.waiting, scheduler.running.requests)],
             "kv": _slots_digest(plan, blocks.block_size),
         }
 

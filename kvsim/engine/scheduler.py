@@ -73,6 +73,10 @@ class Scheduler:
         """Composes the next step through the moves of `batch`, and returns its plan."""
         raise NotImplementedError
 
+    def remarks(self) -> list[str]:
+        """Returns what a reader of the result should know about this run, one line each."""
+        return []
+
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""
 

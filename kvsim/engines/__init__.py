@@ -8,15 +8,17 @@ subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Table
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from kvsim.config import RunConfig
     from kvsim.engine.scheduler import Scheduler
     from kvsim.engine.tables import Tables
+    from kvsim.hardware import Hardware
 
 
 class Engine(NamedTuple):
@@ -42,17 +44,27 @@ class Engine(NamedTuple):
     """The release of vLLM that it follows; empty if it is not vLLM."""
     serves: bool = False
     """Whether the defaults of `vllm serve` are known for other releases, too, by GPU."""
+    chooses: str = ""
+    """The function behind `server_defaults`."""
+    caps_sequences: bool = False
+    """Whether it starts with a pool smaller than `max_model_len`, and caps what a request may
+    hold."""
 
     @property
     def scheduler(self) -> type[Scheduler]:
         """The synchronous scheduler."""
-        kind: type[Scheduler] = _class(self.schedulers[0])
+        kind: type[Scheduler] = _found(self.schedulers[0])
         return kind
 
     @property
     def asynchronous(self) -> type[Scheduler] | None:
         """The asynchronous scheduler; None if the engine has none."""
-        return _class(self.schedulers[1]) if len(self.schedulers) > 1 else None
+        return _found(self.schedulers[1]) if len(self.schedulers) > 1 else None
+
+    @property
+    def server_defaults(self) -> Callable[[RunConfig, Hardware], dict[str, Any]] | None:
+        """Returns the settings that its server chooses by the GPU; None if it chooses none."""
+        return _found(self.chooses) if self.chooses else None
 
 
 ENGINES: dict[str, Engine] = {
@@ -112,6 +124,8 @@ ENGINES: dict[str, Engine] = {
         block_size=1,
         enable_prefix_caching=True,
         memory_formula="sglang",
+        chooses="sglang_server:server_defaults",
+        caps_sequences=True,
     ),
 }
 """Values of `--engine`."""
@@ -124,7 +138,7 @@ class _Classes(Mapping[str, "type[Tables]"]):
         self._places = places
 
     def __getitem__(self, name: str) -> type[Tables]:
-        kind: type[Tables] = _class(self._places[name])
+        kind: type[Tables] = _found(self._places[name])
         return kind
 
     def __contains__(self, name: object) -> bool:
@@ -137,7 +151,7 @@ class _Classes(Mapping[str, "type[Tables]"]):
         return len(self._places)
 
 
-def _class(place: str) -> Any:
+def _found(place: str) -> Any:
     module, _, name = place.partition(":")
     return vars(import_module(f"{__name__}.{module}"))[name]
 

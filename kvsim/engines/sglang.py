@@ -14,18 +14,20 @@ memory runs out, requests are *retracted*: they lose their pages and go to the e
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
+from sys import maxsize
 from types import MappingProxyType
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Stream
+from kvsim.engine.request import Request, Span, Stream
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
 from kvsim.engines.sglang_prefill import (
+    SLOTS,
     Group,
     Prefill,
     Rules,
@@ -34,15 +36,15 @@ from kvsim.engines.sglang_prefill import (
     tables_of,
 )
 from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
+from kvsim.engines.sglang_remarks import remarks
 from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.errors import EngineStopped
 
+_ZEROS = -(1 << 72)
+"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
+
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
-
-
-def _everybody(request: Request) -> bool:
-    return True
 
 
 class Sglang(Scheduler):
@@ -119,32 +121,33 @@ class Sglang(Scheduler):
         """Sets the state of the engine before its first step."""
         self._idle = False
         """Whether the event loop found nothing to do and no result to wait for."""
-        self._standings: dict[Request, Standing] = {}
+        self.standings: dict[Request, Standing] = {}
         self._entries = count()
-        self._running = Group()
-        self._last: Group | None = None
+        self.running = Group()
+        """The requests that decode together. Other requests hold pages as well: those whose prompts
+        were computed last, and one with an unfinished prompt."""
+        self.last: Group | None = None
+        """The step composed last, if it ran."""
         self.unfinished: Request | None = None
         """The request whose prompt is computed in chunks and is not complete."""
         self.full = False
         """Whether the running batch was found to be full. If so, no admission is tried."""
+        self._refusal = 0
+        """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+        self._happened: Counter[str] = Counter()
+        """What a user may not expect → how often it happened."""
         self._armed = 0
         """Number of decode steps left before the next prefill."""
         self._computed_tokens = 0
-        self._pending: deque[set[Request]] = deque()
+        self.pending: deque[list[Request]] = deque()
         """Requests of the steps in flight."""
-        self._turned_away: list[Request] = []
+        self.turned_away: list[Request] = []
         """Requests that lost their place in the queue to a newcomer."""
 
     @property
     def ratio(self) -> float:
         """The expected share of the announced output tokens."""
         return self._ratio.now
-
-    @property
-    def running_batch(self) -> list[Request]:
-        """Returns the requests that decode together, in order. Other requests hold pages as well:
-        those whose prompts were computed last, and one with an unfinished prompt."""
-        return self._running.requests
 
     def free_slots(self, batch: Batch) -> int:
         """Returns how many more requests could hold pages."""
@@ -165,14 +168,17 @@ class Sglang(Scheduler):
         limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
         served = prompt < longest - STOP_TOKENS
         rank = self._sign * request.priority
-        self._standings[request] = Standing(limit, rank, request.ignore_eos, served)
+        self._happened["arrived"] += 1
+        self._happened["ignore_eos"] += request.ignore_eos
+        self._happened["stuck"] += served and prompt + size >= self._pool_tokens
+        self.standings[request] = Standing(limit, rank, request.ignore_eos, served)
         if not served:
             batch.replace_prompt(request, self.stand_in(request), 1)
         loser = self._enqueue(batch, request)
         if loser is request:
             batch.refuse(request, "queue-full")
         elif loser is not None:
-            self._turned_away.append(loser)
+            self.turned_away.append(loser)
 
     def stand_in(self, request: Request) -> Stream:
         """Returns the prompt that replaces a too long one: token 0, and a continuation that no
@@ -181,7 +187,7 @@ class Sglang(Scheduler):
 
     def _enqueue(self, batch: Batch, request: Request) -> Request | None:
         """Adds a request to the queue. Returns the request that lost its place in it, if any."""
-        waiting, standings, most = batch.waiting, self._standings, self.max_queued_requests
+        waiting, standings, most = batch.waiting, self.standings, self.max_queued_requests
         loser = None
         if most is not None and len(waiting) >= most:
             loser = request
@@ -201,44 +207,61 @@ class Sglang(Scheduler):
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
         """Composes the next step."""
-        plan = batch.begin(now_ns)
+        batch.begin(now_ns)
         if self._idle:
             self._ratio.reset()
-        for request in self._turned_away:
+        for request in self.turned_away:
             self._abort(batch, request, "queue-full")
-        self._turned_away.clear()
+        self.turned_away.clear()
         group = self._schedule(batch)
         while group is None and self._spins(batch):
             group = self._schedule(batch)
-        self._idle = group is None and not (batch or self._pending)
+        return self.composed(batch, group)
+
+    def composed(self, batch: Batch, group: Group | None) -> Plan:
+        """Completes a step of these requests and returns its plan."""
+        self._idle = group is None and not (batch or self.pending)
         if group is not None:
             self._computed_tokens += group.computed_tokens
-            self._pending.append(set(group.requests))
-        self._last = group
+            self.pending.append(group.requests)
+        self.last = group
+        plan = batch.plan
+        plan.blocked = self.blocked(batch)
         plan.batched_tokens = sum(each.charged for each in plan.prefills) + plan.decode_seqs
         return batch.composed()
+
+    def blocked(self, batch: Batch) -> int:
+        """Returns why the head of the queue waits, as an index into `kvsim.schema.BLOCKED`. If
+        memory is the reason, part of it may be free, but reserved for running requests."""
+        return self._refusal if batch.waiting else 0
 
     def _spins(self, batch: Batch) -> bool:
         """Whether the event loop goes round again at once, because prompts wait for decode steps
         and there is nothing to decode."""
-        return bool(self._armed) and not self._pending and len(batch) > 0
+        return bool(self._armed) and not self.pending and len(batch) > 0
 
     def _schedule(self, batch: Batch) -> Group | None:
         """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
-        unfinished, last, running = self.unfinished, self._last, self._running
+        group = self.next_prefill(batch)
+        if group is None and self.running.requests and not self.running.silent:
+            group = self.decode(batch)
+        return group
+
+    def next_prefill(self, batch: Batch) -> Group | None:
+        """Returns a step that computes prompts, which goes before decodes, or None."""
+        unfinished, last, running = self.unfinished, self.last, self.running
         if unfinished is not None:
             self._checkpoint(batch, unfinished)
         if last is not None and last.extends:
-            leave = (unfinished, last.chunked)
-            if last.keep(lambda each: each not in leave):
+            if last.let_go((unfinished, last.chunked)):
                 self.full = False
             if last.requests and running.requests:
-                running.requests += last.requests
+                running.requests = running.requests + last.requests
                 running.silent = running.silent and last.silent
             elif last.requests:
-                self._running = running = last
+                self.running = running = last
                 self.full = False
-        if running.keep(_everybody):
+        if running.let_go():
             self.full = False
         group = None
         if self._armed > 0 and len(running.requests) >= self.interval_min_seqs:
@@ -246,17 +269,15 @@ class Sglang(Scheduler):
         else:
             self._armed = 0
             group = self._prefill(batch)
-        if group is not None:
-            self._armed = self.interval
-        elif running.requests and not running.silent:
-            group = self._decode(batch)
+            if group is not None:
+                self._armed = self.interval
         return group
 
     # -- prefill ---------------------------------------------------------------------------------
 
     def _prefill(self, batch: Batch) -> Group | None:
         """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
-        running, unfinished = self._running.requests, self.unfinished
+        running, unfinished = self.running.requests, self.unfinished
         if self.preempts or not running:
             self.full = False
         if (self.full or not batch.waiting) and unfinished is None:
@@ -264,30 +285,34 @@ class Sglang(Scheduler):
         slots = min(self._slots - len(running), self.free_slots(batch))
         if unfinished is None:
             if 1 < self._delay > slots and running:
+                self._refusal = SLOTS
                 return None
             if slots <= 0 and not self.preempts:
-                self.full = True
+                self.full, self._refusal = True, SLOTS
                 return None
         blocks = tables_of(batch)
-        engine = Engine(blocks, running, self._computed_tokens, self._standings)
+        engine = Engine(blocks, running, self._computed_tokens, self.standings)
         batch.waiting = self.order.sort(batch.waiting, engine)
         riders = len(running) if self.mixes else 0
-        expected = 0.0
+        expected, ratio, clip = 0.0, self.ratio, self._rules.clip_tokens
         for request in running:
-            standing = self._standings[request]
-            expected += expected_tokens(request, standing, self.ratio, self._rules.clip_tokens)
+            expected += expected_tokens(request, self.standings[request], ratio, clip)
         chunk = self.max_num_batched_tokens if self.chunked else None
         prefill = Prefill(
             self._rules,
             batch,
             Budget(blocks, riders, expected, self.max_prefill_tokens, chunk),
-            self._running,
-            self._standings,
+            self.running,
+            self.standings,
             self.ratio,
             partial(self._give_up, batch),
         )
         prefill.choose(unfinished, self.full, self.order.looks)
         self.unfinished, self.full = prefill.unfinished, prefill.full
+        if prefill.refusal or not self.full:
+            self._refusal = prefill.refusal
+        self._happened["forgotten"] += prefill.forgotten
+        self._happened["reserved"] += prefill.reserved
         for request in prefill.preempted:
             self._queue_again(batch, request, retracted=False)
         chosen = prefill.chosen
@@ -296,12 +321,12 @@ class Sglang(Scheduler):
         if self.unfinished is not None:
             # Of two that were cut, the engine knows the later one alone: the other decodes next,
             # without the rest of its prompt.
-            self._standings[self.unfinished].middle_chunks += 1
+            self.standings[self.unfinished].middle_chunks += 1
         return self._extend(batch, chosen)
 
     def _extend(self, batch: Batch, chosen: list[Request]) -> Group:
         """Gives the chosen requests pages for their chunks and adds them to the plan."""
-        blocks, standings, size = tables_of(batch), self._standings, self._size
+        blocks, standings, size = tables_of(batch), self.standings, self._size
         group = Group(chosen)
         group.extends = True
         group.chunked = self.unfinished
@@ -318,33 +343,33 @@ class Sglang(Scheduler):
             before = sequence.computed
             batch.run_prefill(request, end - before, charged=end - prefix)
             sequence.computed = end
-        if self.mixes and self._running.requests:
+        if self.mixes and self.running.requests:
             self._mix(batch, group)
         return group
 
     def _mix(self, batch: Batch, group: Group) -> None:
         """Adds the running requests' decodes to the step, if memory suffices for all of them."""
-        running = self._running
-        self._drop_finishing()
+        running = self.running
+        self.drop_finishing()
         if not running.requests or not self._fits(batch, running.requests):
             return
         self._one_more(batch, running.requests)
         for request in running.requests:
             # The result of its prefill may be pending; it is cached as far as it is known now.
             sequence = request.sequences[0]
-            self._standings[request].end = min(sequence.filled, sequence.length)
+            self.standings[request].end = min(sequence.filled, sequence.length)
         group.requests += running.requests
         group.computed_tokens += len(running.requests)
         group.silent = group.silent and running.silent
-        self._running = Group()
+        self.running = Group()
 
     # -- decode ----------------------------------------------------------------------------------
 
-    def _decode(self, batch: Batch) -> Group | None:
+    def decode(self, batch: Batch) -> Group | None:
         """Returns a step of the running batch (`update_running_batch`), or None."""
-        running = self._running
+        running = self.running
         before = len(running.requests)
-        finishing = self._drop_finishing()
+        finishing = self.drop_finishing()
         if not running.requests:
             self.full = False
             return None
@@ -363,18 +388,26 @@ class Sglang(Scheduler):
         running.extends = False
         return running
 
-    def _drop_finishing(self) -> bool:
+    def decoded(self, steps: int) -> None:
+        """Counts decode steps of the running batch that had memory for all of it."""
+        self._ratio.decay(steps)
+        self._computed_tokens += steps * self.running.computed_tokens
+        self.running.extends = False
+        self.last = self.running
+
+    def drop_finishing(self) -> bool:
         """Removes requests from the running batch whose last token is in flight. Returns whether
         there are any."""
-        if not self._pending:
+        if not self.pending:
             return False
-        inside, standings = self._pending[-1], self._standings
-
-        def goes_on(request: Request) -> bool:
-            last = generated_tokens(request) + 1 >= standings[request].limit_tokens
-            return not (last and request in inside)
-
-        dropped = self._running.keep(goes_on)
+        inside, standings = self.pending[-1], self.standings
+        finishing = [
+            request
+            for request in self.running.requests
+            if generated_tokens(request) + 1 >= standings[request].limit_tokens
+            and request in inside
+        ]
+        dropped = self.running.let_go(finishing)
         if dropped:
             self.full = False
         return dropped
@@ -401,13 +434,13 @@ class Sglang(Scheduler):
     def _retract(self, batch: Batch) -> None:
         """Takes the pages of running requests until the others fit (`retract_decode`). Those that
         have generated least go first. The remaining ones stay in that order."""
-        standings = self._standings
+        standings = self.standings
 
         def worth(request: Request) -> tuple[int, ...]:
             key = (generated_tokens(request), -request.input_length)
             return (-standings[request].rank, *key) if self.retracts_by_priority else key
 
-        kept = sorted(self._running.requests, key=worth, reverse=True)
+        kept = sorted(self.running.requests, key=worth, reverse=True)
         retracted: list[Request] = []
         while not retracted or not self._fits(batch, kept):
             if len(kept) == 1:
@@ -421,7 +454,7 @@ class Sglang(Scheduler):
                 batch.blocks.free(request.sequences[0])
                 self._abort(batch, request, "out-of-memory")
             kept = []
-        self._running.requests = kept
+        self.running.requests = kept
         generated = sum(map(generated_tokens, kept)) + self.retract_decode_steps * len(kept)
         self._ratio.estimate(generated, [standings[each].limit_tokens for each in kept])
         for request in retracted:
@@ -435,7 +468,7 @@ class Sglang(Scheduler):
         batch.others.remove(request)
         batch.preempt(request)
         tables_of(batch).make_room(left * self.retract_decode_steps)
-        standing = self._standings[request]
+        standing = self.standings[request]
         standing.prefix = standing.end = standing.middle_chunks = 0
         standing.retracted = True
 
@@ -443,28 +476,36 @@ class Sglang(Scheduler):
         """Puts a request that lost its pages at the end of the queue, if there is a place. It was
         retracted, or had to yield to one with better priority."""
         loser = self._enqueue(batch, request)
+        if retracted:
+            self._happened["retracted"] += 1
         if loser is not None:
+            self._happened["aborted"] += loser is request
             self._abort(batch, loser, "queue-full")
 
     def _abort(self, batch: Batch, request: Request, reason: str) -> None:
         """Ends a request that is in no queue and holds no pages."""
-        del self._standings[request]
+        del self.standings[request]
         batch.ignore(request, reason)
+
+    def remarks(self) -> list[str]:
+        """Returns which of SGLang's surprises this run met."""
+        return remarks(self._happened, self._ratio)
 
     # -- after the step --------------------------------------------------------------------------
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed (`batch_result_processor.py`)."""
         batch.now_ns = now_ns
-        if not plan.singles:
+        if not plan.computes:
             return  # Requests were given up, and nothing ran.
         blocks = tables_of(batch)
-        self._pending.popleft()
+        self.pending.popleft()
         blocks.gpu.collect()
-        for place, (request, _, _) in enumerate(plan.singles):
+        before = len(batch.ended)
+        for place, (request, _, _) in enumerate(plan.entries):
             if request.finish_ns >= 0:
                 continue
-            standing = self._standings[request]
+            standing = self.standings[request]
             if standing.retracted:
                 continue
             if place < len(plan.prefills) and standing.middle_chunks:
@@ -472,17 +513,18 @@ class Sglang(Scheduler):
                 continue
             last = batch.token(request.sequences[0])
             if last or not standing.served or generated_tokens(request) >= standing.limit_tokens:
-                self._complete(batch, request)
+                self.complete(batch, request)
             elif place < len(plan.prefills):
                 self._checkpoint(batch, request)
         blocks.gpu.apply()
-        batch.remove_ended()
+        if len(batch.ended) > before:
+            batch.remove_ended()
 
-    def _complete(self, batch: Batch, request: Request) -> None:
+    def complete(self, batch: Batch, request: Request) -> None:
         """Ends a request that has its last token, and caches what it computed."""
         sequence = request.sequences[0]
         upto = sequence.filled
-        if self._standings.pop(request).served:
+        if self.standings.pop(request).served:
             upto = min(upto, sequence.length)
         else:
             request.reason = "too-long"
@@ -491,7 +533,7 @@ class Sglang(Scheduler):
 
     def _checkpoint(self, batch: Batch, request: Request) -> None:
         """Caches, once, what a request has computed of its prompt."""
-        standing = self._standings[request]
+        standing = self.standings[request]
         if standing.end > standing.prefix:
             tables_of(batch).checkpoint(request.sequences[0], standing.end, request.priority)
             standing.prefix = standing.end
@@ -511,17 +553,22 @@ class _Zero(Stream):
         self._index = index
 
     def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        shared = -1 if block_size == 1 else self._own(0)
-        return [self._own(place) if place else shared for place in range(first, last)]
+        return [
+            offset + place * block_size
+            for start, end, offset in self.spans(block_size)
+            for place in range(max(first, start), min(last, end))
+        ]
+
+    def spans(self, block_size: int) -> list[Span]:
+        """Returns its pages by the arithmetic of their keys."""
+        own = _ZEROS - (self._index + 1 << 30)
+        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
 
     def contents(self, first: int, last: int, block_size: int) -> list[int]:
         return self.keys(first, last, block_size)
 
     def sample(self, index: int) -> Stream:
         return self
-
-    def _own(self, place: int) -> int:
-        return -2 - (self._index << 20 | place)
 
 
 def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:

@@ -25,7 +25,7 @@ from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engine.tables import Tables
-from kvsim.engines.sglang_radix import Node, RadixTree, Rank, lru, make_rank
+from kvsim.engines.sglang_radix import Keys, Node, Pages, RadixTree, Rank, lru, make_rank
 
 
 class FreeList(Order):
@@ -41,7 +41,7 @@ class FreeList(Order):
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self.give_back([block])
 
-    def give_back(self, pages: list[int]) -> None:
+    def give_back(self, pages: Pages) -> None:
         """Puts pages back on the list."""
         if self._at_tail:
             self._pages.extend(pages)
@@ -101,7 +101,7 @@ class PagePool(BlockPool):
             else:
                 references[page] -= 1
 
-    def give_back(self, pages: list[int]) -> None:
+    def give_back(self, pages: Pages) -> None:
         """Returns private pages to the free list."""
         for page in pages:
             del self.references[page]
@@ -124,7 +124,7 @@ class PagePool(BlockPool):
         pages, self._later = self._later or [], None
         self._blank.give_back(pages)
 
-    def _return(self, pages: list[int]) -> None:
+    def _return(self, pages: Pages) -> None:
         if self._later is None:
             self._blank.give_back(pages)
         else:
@@ -209,13 +209,21 @@ class SglangRadixTables(SglangTables):
     ) -> None:
         super().__init__(block_size, num_gpu_blocks)
         rank = make_rank(radix_eviction_policy, radix_eviction_policy_config or {})
-        self.gpu.tree = RadixTree(block_size, rank)
+        self.gpu.tree = self.make_tree(rank)
         self.refreshes = rank is lru
         self._ends: dict[Sequence, Node] = {}
         """Sequence → the node where its pages in the tree end."""
         self._counted: dict[Sequence, int] = {}
         """Sequence → number of its pages for which the nodes have already counted it as a user."""
         self._lookups = self._hits = 0
+
+    def make_tree(self, rank: Rank) -> RadixTree:
+        """Returns an empty tree."""
+        return RadixTree(self.block_size, rank)
+
+    def keys(self, sequence: Sequence, pages: int) -> Keys:
+        """Returns the keys of the first `pages` pages of a sequence."""
+        return sequence.block_keys(pages, self.block_size)
 
     @property
     def lookups(self) -> tuple[int, int]:
@@ -232,14 +240,13 @@ class SglangRadixTables(SglangTables):
 
     def _match(self, sequence: Sequence, tokens: int) -> tuple[int, Node]:
         size = self.block_size
-        pages, node = self.gpu.tree.match(sequence.block_keys(tokens // size, size))
+        pages, node = self.gpu.tree.match(self.keys(sequence, tokens // size))
         return pages * size, node
 
     def admit(self, sequence: Sequence, node: Node) -> None:
         assert not sequence.table
         self.gpu.tree.lock(node)
-        pages = self.gpu.tree.path(node)
-        self.gpu.hold(pages)
+        pages = self.taken(node)
         self._ends[sequence] = node
         self._counted[sequence] = 0
         self._lookups += sequence.length // self.block_size
@@ -247,6 +254,22 @@ class SglangRadixTables(SglangTables):
         sequence.table = pages
         sequence.published = len(pages)
         sequence.filled = len(pages) * self.block_size
+
+    def taken(self, node: Node) -> list[int]:
+        """Adds a table that holds the pages up to the end of a node. Returns these pages."""
+        pages = self.gpu.tree.path(node)
+        self.gpu.hold(pages)
+        return pages
+
+    def exchange(self, sequence: Sequence, node: Node, number: int) -> None:
+        """Puts the pages up to the end of a node into a table, in place of its first `number`
+        pages."""
+        own, table = sequence.published, sequence.table
+        new = self.gpu.tree.path(node)[own:]
+        self.gpu.hold(
+            page for page, before in zip(new, table[own:number], strict=True) if page != before
+        )
+        table[own:number] = new
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
         sequence.access_ns = now_ns
@@ -257,23 +280,18 @@ class SglangRadixTables(SglangTables):
         if upto <= 0:
             return
         number, own = upto // size, sequence.published
-        keys, table = sequence.block_keys(number, size), sequence.table
-        counted = self._counted[sequence]
-        twice, node = tree.insert(keys, table[:number], own, counted, priority)
+        keys, table = self.keys(sequence, number), sequence.table
+        counted, end = self._counted[sequence], self._ends[sequence]
+        twice, node = tree.insert(keys, table[:number], own, counted, priority, end)
         self._counted[sequence] = max(counted, number)
         prompt = sequence.request.input_length // size
         if 0 < prompt < number:
             # The leaf is cut between prompt and output, so that the output can be evicted alone.
-            tree.insert(keys[:prompt], table[:prompt], prompt, prompt, priority + 1)
+            tree.insert(keys[:prompt], table[:prompt], prompt, prompt, priority + 1, node)
         for pages in twice:
             pool.give_back(pages)
-        new = tree.path(node)[own:]
-        pool.hold(
-            page for page, before in zip(new, table[own:number], strict=True) if page != before
-        )
-        table[own:number] = new
-        tree.unlock(self._ends[sequence])
-        tree.lock(node)
+        self.exchange(sequence, node, number)
+        tree.move_lock(end, node)
         self._ends[sequence] = node
         sequence.published = number
 

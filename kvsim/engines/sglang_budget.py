@@ -54,12 +54,16 @@ class NewTokenRatio:
         self._first = first = min(environment.init_new_token_ratio * conservativeness, 1)
         self._least = min(first * environment.min_new_token_ratio_factor, 1)
         self._decay = (first - self._least) / environment.new_token_ratio_decay_steps
-        self.now = first
-        """The share in this step."""
+        self.now = self.lowest = self.highest = first
+        """The share in this step, and its bounds so far."""
 
-    def decay(self) -> None:
-        """Lowers the share after a decode step that had memory for all requests."""
-        self.now = max(self.now - self._decay, self._least)
+    def decay(self, steps: int = 1) -> None:
+        """Lowers the share after decode steps that had memory for all requests."""
+        for _ in range(steps):
+            if self.now == self._least:
+                break
+            self.now = max(self.now - self._decay, self._least)
+        self.lowest = min(self.lowest, self.now)
 
     def estimate(self, generated_tokens: int, limits_tokens: list[int]) -> None:
         """Sets the share after a retraction, from what the remaining requests have generated."""
@@ -67,6 +71,7 @@ class NewTokenRatio:
             self.now = min(1, generated_tokens / (sum(limits_tokens) + 1))
         else:
             self.now = 0.0
+        self.lowest, self.highest = min(self.lowest, self.now), max(self.highest, self.now)
 
     def reset(self) -> None:
         """Resets the share after the engine was idle."""

@@ -6,7 +6,7 @@ first one refused blocks all behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, cast
 
 from kvsim.engine.batch import Batch
@@ -15,6 +15,9 @@ from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.engines.sglang_budget import Budget, Lives, State, life
 from kvsim.engines.sglang_queue import Look, Standing
 from kvsim.engines.sglang_radix import Node
+from kvsim.schema import BLOCKED
+
+SLOTS, TOKENS, BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
 
 
 class Rules(NamedTuple):
@@ -48,11 +51,13 @@ class Group:
         self.computed_tokens = 0
         """Number of tokens that it computed when it was made; later steps count them again."""
 
-    def keep(self, stays: Callable[[Request], bool]) -> bool:
-        """Removes ended requests and those that `stays` rejects; returns whether there were any."""
-        before = len(self.requests)
-        self.requests = [each for each in self.requests if each.finish_ns < 0 and stays(each)]
-        return len(self.requests) < before
+    def let_go(self, leaving: Collection[Request | None] = ()) -> bool:
+        """Removes ended requests, and those in `leaving`. Returns whether there were any."""
+        stay = [each for each in self.requests if each.finish_ns < 0 and each not in leaving]
+        if len(stay) == len(self.requests):
+            return False
+        self.requests = stay
+        return True
 
 
 class Prefill:
@@ -84,6 +89,12 @@ class Prefill:
         """The request whose prompt remains unfinished after this step."""
         self.full = False
         """Whether the running batch is full."""
+        self.refusal = 0
+        """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+        self.reserved = False
+        """Whether memory was free for its prompt, but kept for what is still to be generated."""
+        self.forgotten = 0
+        """Number of unfinished prompts that the engine loses sight of, because it cuts another."""
 
     def choose(self, unfinished: Request | None, full: bool, looks: Mapping[Request, Look]) -> None:
         """Goes through the queue. `looks` holds what its order has already looked up."""
@@ -96,14 +107,26 @@ class Prefill:
             new = len(self.chosen) - self._held
             slots = rules.slots - (batch.num_running - new) + self._held
             if len(self.chosen) >= min(rules.slots - len(running.requests), slots):
-                self.full = True
+                self.full, self.refusal = True, SLOTS
             if self.full and not (rules.preempts and self._make_way(request)):
                 break
             state = self._add(request)
             if state is not State.CONTINUE:
+                self.refusal = TOKENS
                 if state is State.NO_TOKEN:
+                    self.refusal = BLOCKS
+                    self.reserved = self._is_free(request)
                     self.full = bool(self.chosen or running.requests)
                 break
+        else:
+            self.refusal = TOKENS
+        if batch.waiting and self.refusal:
+            batch.waiting[0].blocked_steps += 1
+
+    def _is_free(self, request: Request) -> bool:
+        """Whether memory that is not in use would hold the rest of a prompt."""
+        rest = request.sequences[0].length - self._standings[request].prefix
+        return self._budget.paged(rest) + self._blocks.block_size <= self._budget.now
 
     def _go_on(self, request: Request, looks: Mapping[Request, Look]) -> None:
         """Continues an unfinished prompt. SGLang does not test whether memory suffices for it."""
@@ -209,6 +232,7 @@ class Prefill:
         expected = 0 if cut else min(standing.limit_tokens, self._rules.clip_tokens)
         self._take(request, tokens, expected)
         if cut:
+            self.forgotten += self.unfinished is not None
             self.unfinished = request
 
     def _take(self, request: Request, tokens: int, expected: int) -> None:
@@ -244,7 +268,7 @@ class Prefill:
             budget.give_back(self._expected(each))
             left -= 1
             self._give_up(each, left)
-        running.keep(lambda each: each not in victims)
+        running.let_go(victims)
         self.preempted += victims
         return True
 
@@ -259,8 +283,10 @@ class Prefill:
 
 def expected_tokens(request: Request, standing: Standing, ratio: float, clip_tokens: int) -> float:
     """Returns the tokens that a running request is still expected to generate."""
-    rest = min(standing.limit_tokens - generated_tokens(request), clip_tokens)
-    return rest * (1.0 if standing.ignore_eos else ratio)
+    rest = standing.limit_tokens - request.sequences[0].length + request.input_length
+    if rest > clip_tokens:
+        rest = clip_tokens
+    return rest if standing.ignore_eos else rest * ratio
 
 
 def generated_tokens(request: Request) -> int:

@@ -8,20 +8,25 @@
 
 A node is locked by the requests that hold it; a leaf without locks can be evicted.
 
-A page is known by a key that stands for its tokens and all before them, so a node is a list of keys
-and of the pages that hold them. `mem_cache/unified_cache/unified_tree_core.py`.
+A page is known by a key that stands for its tokens and all before them, so a node is a sequence of
+keys and of the pages that hold them. `mem_cache/unified_cache/unified_tree_core.py`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from kvsim.engine.named import callable_with, find_rule
 from kvsim.errors import ConfigError
 
+Pages = Sequence[int]
+Keys = Sequence[int]
+Agreement = Callable[[Any, Any, int], int]
+"""Returns how many leading keys of the first argument equal those of the second one from a place
+on."""
 Time = tuple[int, int]
 """A tick, and the number of nodes below that were touched at the same tick, so that a parent is
 older than its child."""
@@ -45,7 +50,7 @@ class Node:
     )
 
     def __init__(
-        self, parent: Node | None, keys: list[int], pages: list[int], page_size: int, priority: int
+        self, parent: Node | None, keys: Keys, pages: Pages, page_size: int, priority: int
     ) -> None:
         self.parent = parent
         self.keys = keys
@@ -137,13 +142,23 @@ def make_rank(name: str | Rank, config: Mapping[str, Any]) -> Rank:
 class RadixTree:
     """The cached pages. The tree does not know which pages are free."""
 
-    def __init__(self, page_size: int, rank: Rank) -> None:
+    def __init__(self, page_size: int, rank: Rank, agreement: Agreement | None = None) -> None:
+        """`agreement` compares keys; None for lists."""
         self._size = page_size
         self._rank = rank
-        self.root = Node(None, [], [], page_size, 0)
+        self._agreement = agreement or _listed_agreement
+        self.root = Node(None, (), (), page_size, 0)
         self._ticks = count(1)
         self._leaves: dict[Node, None] = {}
         """Leaves without locks."""
+        self._rises = rank in RADIX_EVICTION.values() or type(rank) in RADIX_EVICTION.values()
+        """Whether ranks only rise while a node stays as it is, so that an old rank is not too
+        high."""
+        self._heap: list[tuple[Any, int, Node]] = []
+        """If so: (rank at some time, number, node) of all leaves without locks, and of others."""
+        self._listed: set[Node] = set()
+        """The nodes in the heap."""
+        self._numbers = count()
         self.pages = 0
         """Number of pages in the tree."""
         self.locked_pages = 0
@@ -151,18 +166,18 @@ class RadixTree:
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def match(self, keys: list[int]) -> tuple[int, Node]:
+    def match(self, keys: Keys) -> tuple[int, Node]:
         """Returns the number of leading pages that are cached, and the node where they end. A node
         that matches only in part is split. The node and all above it count as used now."""
-        if not keys:
+        node, found, number = self.root, 0, len(keys)
+        if not number:
             return 0, self.root
-        node, found = self.root, 0
-        while found < len(keys):
+        while found < number:
             child = node.children.get(keys[found])
             if child is None:
                 break
-            same = _agreement(child.keys, keys, found)
-            node = child if same == len(child.keys) else self._split(child, same)
+            same = self._agreement(child.keys, keys, found)
+            node = child if same == len(child.pages) else self._split(child, same)
             found += same
             if node is not child:
                 break
@@ -175,12 +190,17 @@ class RadixTree:
 
     def path(self, node: Node) -> list[int]:
         """Returns the pages from the root to the end of a node."""
-        parts = []
+        return [page for each in self._down_to(node) for page in each.pages]
+
+    def _down_to(self, node: Node) -> list[Node]:
+        """Returns the nodes from the root to a node."""
+        found = []
         each: Node | None = node
         while each is not None:
-            parts.append(each.pages)
+            found.append(each)
             each = each.parent
-        return [page for part in reversed(parts) for page in part]
+        found.reverse()
+        return found
 
     def cached_pages(self) -> Iterator[int]:
         """Iterates over the pages that no request holds."""
@@ -194,25 +214,34 @@ class RadixTree:
     # -- changes ---------------------------------------------------------------------------------
 
     def insert(
-        self, keys: list[int], pages: list[int], own: int, counted: int, priority: int
-    ) -> tuple[list[list[int]], Node]:
+        self, keys: Keys, pages: Pages, own: int, counted: int, priority: int, known: Node
+    ) -> tuple[list[Pages], Node]:
         """Puts pages of a request into the tree. The first `own` of them are already in it.
 
-        A node that ends behind page `counted` was used once more. Returns the pages whose content
-        was there before, node by node, and the node where the keys end.
+        The keys agree with those up to the end of node `known`, as far as both go. A node that ends
+        behind page `counted` was used once more. Returns the pages whose content was there before,
+        node by node, and the node where the keys end.
         """
-        node, at = self.root, 0
-        twice: list[list[int]] = []
-        node.time, node.priority = (next(self._ticks), 0), max(node.priority, priority)
-        while at < len(keys):
+        node, at, number = self.root, 0, len(keys)
+        twice: list[Pages] = []
+        for each in self._down_to(known):
+            end = each.depth_tokens // self._size
+            if end > number:
+                break
+            each.time = (next(self._ticks), 0)
+            if priority > each.priority:
+                each.priority = priority
+            each.hits += end > counted
+            node, at = each, end
+        while at < number:
             child = node.children.get(keys[at])
             if child is None:
                 node = self._add_leaf(node, keys[at:], pages[at:], priority)
-                node.hits = int(len(keys) > counted)
+                node.hits = int(number > counted)
                 break
             child.time = (next(self._ticks), 0)
-            same = _agreement(child.keys, keys, at)
-            if same < len(child.keys):
+            same = self._agreement(child.keys, keys, at)
+            if same < len(child.pages):
                 child = self._split(child, same)
             child.priority = max(child.priority, priority)
             end = at + same
@@ -232,6 +261,18 @@ class RadixTree:
             each.locks += 1
             each = each.parent
 
+    def move_lock(self, node: Node, end: Node) -> None:
+        """Lets a request that held a node hold the nodes up to `end`, which is the same or below
+        it."""
+        each: Node | None = end
+        while each is not node:
+            assert each is not None, "a request lost pages of the tree"
+            if not each.locks:
+                self.locked_pages += len(each.pages)
+                self._leaves.pop(each, None)
+            each.locks += 1
+            each = each.parent
+
     def unlock(self, node: Node) -> None:
         """Removes a request that held a node and all nodes above it."""
         each: Node | None = node
@@ -240,35 +281,52 @@ class RadixTree:
             if not each.locks:
                 self.locked_pages -= len(each.pages)
                 if not each.children:
-                    self._leaves[each] = None
+                    self._let_go(each)
             each = each.parent
 
-    def evict(self) -> Iterator[list[int]]:
+    def evict(self) -> Iterator[Pages]:
         """Evicts leaves that no request holds, the smallest rank first, and yields the pages of
         each. A parent becomes a candidate when its last child is gone."""
-        heap = [(self._rank(node), number, node) for number, node in enumerate(self._leaves)]
-        heapq.heapify(heap)
-        number = len(heap)
+        if not self._rises:
+            self._heap, self._listed = [], set()
+            for leaf in self._leaves:
+                self._list(leaf)
+        heap = self._heap
         while heap:
-            leaf = heapq.heappop(heap)[2]
+            rank, _, leaf = heapq.heappop(heap)
+            self._listed.discard(leaf)
+            if leaf not in self._leaves:
+                continue
+            if self._rises and self._rank(leaf) != rank:
+                self._list(leaf)
+                continue
             parent = leaf.parent
             assert parent is not None
             del parent.children[leaf.keys[0]], self._leaves[leaf]
             self.pages -= len(leaf.pages)
             if parent is not self.root and not parent.children and not parent.locks:
                 self._leaves[parent] = None
-                heapq.heappush(heap, (self._rank(parent), number, parent))
-                number += 1
+                self._list(parent)
             yield leaf.pages
 
-    def _add_leaf(self, parent: Node, keys: list[int], pages: list[int], priority: int) -> Node:
+    def _let_go(self, leaf: Node) -> None:
+        """Adds a node to the leaves that can be evicted."""
+        self._leaves[leaf] = None
+        if self._rises and leaf not in self._listed:
+            self._list(leaf)
+
+    def _list(self, node: Node) -> None:
+        heapq.heappush(self._heap, (self._rank(node), next(self._numbers), node))
+        self._listed.add(node)
+
+    def _add_leaf(self, parent: Node, keys: Keys, pages: Pages, priority: int) -> Node:
         leaf = Node(parent, keys, pages, self._size, priority)
         leaf.time = (next(self._ticks), 0)
         self._leaves.pop(parent, None)
-        self._leaves[leaf] = None
         self.pages += len(pages)
         parent.children[keys[0]] = leaf
         leaf.depth_tokens = leaf.history_tokens = parent.depth_tokens + leaf.tokens
+        self._let_go(leaf)
         each: Node | None = parent
         while each is not None and each.history_tokens < leaf.depth_tokens:
             each.history_tokens = leaf.depth_tokens
@@ -289,6 +347,8 @@ class RadixTree:
         child.tokens = len(child.pages) * size
         child.time = (next(self._ticks), 0)
         upper.children[child.keys[0]] = child
+        if self._rises and child in self._leaves:
+            self._list(child)  # The rank of a shorter node may be lower.
         return upper
 
     def audit(self) -> None:
@@ -307,8 +367,7 @@ class RadixTree:
         assert leaves == self._leaves.keys(), "a leaf is missing, or is none"
 
 
-def _agreement(one: list[int], other: list[int], start: int) -> int:
-    """Returns how many leading keys of `one` equal those of `other` from `start` on."""
+def _listed_agreement(one: Keys, other: Keys, start: int) -> int:
     most = min(len(one), len(other) - start)
     if one[:most] == other[start : start + most]:
         return most

@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from kvsim.config import RunConfig
+from kvsim.hardware import Hardware
+
 MIB = 2**20
 
 _BY_MEMORY = (
@@ -63,3 +68,17 @@ def max_running_requests(pool_tokens: int, context_tokens: int) -> int:
     """Returns the most running requests (`model_executor/model_runner.py`)."""
     most = min(max(int(pool_tokens / context_tokens * 512), 2048), 4096)
     return max(1, min(most, pool_tokens // 2))
+
+
+def server_defaults(config: RunConfig, hardware: Hardware) -> dict[str, Any]:
+    """Returns what the server chooses by the GPU: the tokens of a chunk, and the share of memory
+    for weights and KV."""
+    memory_bytes = hardware.memory_bytes
+    chunk = config.max_num_batched_tokens or chunked_prefill_size(memory_bytes)
+    fraction = mem_fraction_static(
+        memory_bytes,
+        None if config.enable_chunked_prefill is False else chunk,
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+    )
+    return {"max_num_batched_tokens": chunk, "gpu_memory_utilization": fraction}

@@ -2,9 +2,10 @@
 
 ```
  known ──► shortcuts ─┬─► cohort ◄── batch          those that decode together are one thing
- (which)              └─► repeat ─┬─► decodes       steps that nobody need be asked about
-                                  ├─► prompts
-                                  └─► ahead
+ (which)              ├─► repeat ─┬─► decodes       steps that nobody need be asked about
+                      │           ├─► prompts
+                      │           └─► ahead
+                      └─► sglang                    the same for SGLang
 ```
 
 A batch without short cuts is their exact twin (`exact_twin`). Short cuts hold a batch; no class

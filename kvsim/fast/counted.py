@@ -8,6 +8,8 @@ from kvsim.engine.pool import BlockPool
 from kvsim.engine.tables import Tables
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.nano_runs import NanoRuns, NanoRuns2025
+from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
+from kvsim.engines.sglang_runs import SglangCounts, SglangRuns
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_063_runs import Vllm063Runs
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
@@ -34,6 +36,8 @@ COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     NanoTables: NanoRuns,
     NanoTables2025: NanoRuns2025,
     PrefixCaching: Vllm063Runs,
+    SglangTables: SglangCounts,
+    SglangRadixTables: SglangRuns,
     VllmV1Tables: CountedVllmV1,
     VllmV1PrefixTables: VllmV1Runs,
 }
@@ -56,7 +60,7 @@ def without_names(kind: type[Tables], config: RunConfig) -> type[Tables]:
         return twin
     args, own = config.block_manager_args, OWN_EVICTION.get(kind)
     rules = [config.victim, config.scheduler_args.get("requeue")]
-    rules += [args.get("growth"), args.get("idle_order")]
+    rules += [args.get(key) for key in ("growth", "idle_order", "radix_eviction_policy")]
     shown = _names_blocks(config.engine) or any(map(_outside, rules))
     orders = args.get("eviction", own) != own
     swaps = twin.swaps < kind.swaps and config.preemption_mode not in (None, "recompute")

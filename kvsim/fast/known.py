@@ -109,7 +109,7 @@ def fits_cohort(scheduler: Scheduler, blocks: Tables) -> str:
     free = FREE[known] | ANYWHERE
     if isinstance(scheduler, Vllm063) and scheduler.chunked:
         free = ANYWHERE  # Prompts come in while the running requests are off their queue.
-    if _overridden(scheduler, known) - free:
+    if overridden(scheduler, known) - free:
         return "the scheduler has rules of its own for running requests"
     if blocks.lockstep == COUNTED and type(blocks) in COUNTED_CLASSES:
         return ""
@@ -124,7 +124,7 @@ def terms_of(scheduler: Scheduler, blocks: Tables) -> Terms | str:
     """Returns the terms of a scheduler over a block manager, or the reason why the scheduler must
     compose every step."""
     make = TERMS.get(type(scheduler))
-    if make is None or _overridden(scheduler, type(scheduler)):
+    if make is None or overridden(scheduler, type(scheduler)):
         return "the scheduler is not listed as one whose steps can be repeated"
     if blocks.lockstep != COUNTED:
         return "the block manager names its blocks"
@@ -260,7 +260,7 @@ COUNTED_CLASSES = frozenset({*COUNTED_TWINS.values(), PrefixRuns})
 """Block managers, by exact type, that count their blocks."""
 
 
-def _overridden(built: object, known: type) -> set[str]:
+def overridden(built: object, known: type) -> set[str]:
     """Returns the names of the attributes that an object overrides, compared with `known`, a class
     of which it is an instance."""
     above = known.__mro__

@@ -8,10 +8,12 @@ from typing import Any
 from kvsim.cost import Cost, PricesDecodes, declares_sums
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.scheduler import Scheduler
+from kvsim.engines.sglang import Sglang
 from kvsim.fast.cohort import Cohort
 from kvsim.fast.course import Course
-from kvsim.fast.known import fits_cohort, terms_of
+from kvsim.fast.known import Terms, fits_cohort, terms_of
 from kvsim.fast.repeat import Repeat
+from kvsim.fast.sglang import SglangSteps, why_not_sglang
 from kvsim.records.recorder import Recorder
 
 
@@ -26,10 +28,11 @@ class Shortcuts:
         self._batch, self._scheduler, self._cost = batch, scheduler, cost
         self._endings = endings
         self._cohort: Cohort | None = None
-        self._repeat: Repeat | None = None
-        self._why_not = asked or fits_cohort(scheduler, batch.blocks)
+        self._repeat: Repeat | SglangSteps | None = None
+        why_not = why_not_sglang if isinstance(scheduler, Sglang) else fits_cohort
+        self._why_not = asked or why_not(scheduler, batch.blocks)
         """Why no step is repeated."""
-        if not self._why_not:
+        if not (self._why_not or isinstance(scheduler, Sglang)):
             self._cohort = Cohort(batch, scheduler, endings)
             batch.look_together(self._cohort)
 
@@ -39,32 +42,38 @@ class Shortcuts:
         arrivals: Callable[[int], float],
         upcoming: Callable[[], tuple[float, float]],
         listens: bool,
-    ) -> Repeat | None:
+    ) -> Repeat | SglangSteps | None:
         """Returns the repetition of a run, or None if no step can be repeated. See `Course` and
         `Repeat` for the arguments."""
-        if self._cohort is None:
-            return None
-        scheduler, cost = self._scheduler, self._cost
-        terms = terms_of(scheduler, self._batch.blocks)
+        scheduler, cost, batch = self._scheduler, self._cost, self._batch
+        terms = None if self._cohort is None else terms_of(scheduler, batch.blocks)
         if isinstance(terms, str):
             self._why_not = terms
+        if self._why_not:
             return None
         if not (declares_sums(cost) and isinstance(cost, PricesDecodes)):
             self._why_not = "the cost model declares no sums"
             return None
-        course = Course(
-            self._batch, self._cohort, scheduler, terms, cost, recorder, arrivals, listens
-        )
-        self._repeat = Repeat(course, self._endings, upcoming)
+        if isinstance(scheduler, Sglang):
+            self._repeat = SglangSteps(
+                batch, scheduler, self._endings, cost, recorder, arrivals, upcoming, listens
+            )
+        else:
+            assert self._cohort is not None and isinstance(terms, Terms)
+            course = Course(
+                batch, self._cohort, scheduler, terms, cost, recorder, arrivals, listens
+            )
+            self._repeat = Repeat(course, self._endings, upcoming)
         return self._repeat
 
     def describe(self, steps: int) -> dict[str, Any]:
         """Returns how many steps of a run were repeated, and why the others were not."""
         cohort, repeat = self._cohort, self._repeat
+        together = repeat if isinstance(repeat, SglangSteps) else cohort
         table: dict[str, Any] = {
             "repeated_steps": 0,
             "stretches": 0,
-            "together_steps": 0 if cohort is None else cohort.together_steps,
+            "together_steps": 0 if together is None else together.together_steps,
             "dissolutions": 0 if cohort is None else cohort.dissolutions,
         }
         if repeat is None:

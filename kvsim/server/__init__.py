@@ -6,8 +6,8 @@
 --startup-log ─ log ─ reprs ──┬────────────────────────────────────────────────────┴─ word
                               └─ pool: how many blocks
 ```
-Nothing is simulated here: `server_settings` returns settings, and where each comes from. Another
-engine is another table beside `vllm_arguments`.
+Nothing is simulated here: `server_settings` returns settings, and where each comes from. Each
+engine has a table of its own: `vllm_arguments`, `sglang_arguments`.
 """
 
 from kvsim.server.word import ServerWord as ServerWord

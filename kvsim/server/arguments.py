@@ -21,7 +21,7 @@ from kvsim.errors import ConfigError, nearest
 
 
 class Used(Struct, frozen=True):
-    """The argument is the setting `key`."""
+    """The argument is the setting `key`, or `table.key` of a setting that is a table."""
 
     key: str
     read: Callable[[Any], Any]
@@ -100,7 +100,13 @@ class Meaning(Struct):
     unknown: list[str] = []
 
     def set(self, key: str, value: Any, where: str) -> None:
-        """Take a setting over, in place of what earlier arguments said."""
+        """Take a setting over, in place of what earlier arguments said.
+
+        `key`: a setting, or `table.key` for a key of a setting that is a table.
+        """
+        key, _, inner = key.partition(".")
+        if inner:
+            value = {**self.settings.get(key, {}), inner: value}
         self.settings[key], self.sources[key] = value, where
 
 

@@ -12,12 +12,21 @@ from kvsim.server.files import read_text
 from kvsim.server.generations import ENGINES, generation, leave_unused
 from kvsim.server.notes import notes
 from kvsim.server.script import ServerCommand, server_command
+from kvsim.server.sglang_arguments import SGLANG, complete
 from kvsim.server.shell import commands
 from kvsim.server.vllm_arguments import VLLM
+
+_NAMED = (
+    r"(?:^|[\s/])vllm\s|vllm\.entrypoints|vllm-openai|api_server\.py"
+    r"|sglang\.launch_server|(?:^|[\s/])sglang\s+serve"
+)
+"""What a text has that names its server."""
 
 
 def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
     """What a command line says, and notes for people; `vllm serve` may be left out.
+
+    One of `sglang.launch_server` is SGLang's.
 
     Raises `ConfigError` for an unknown flag, and for one that cannot be simulated.
     """
@@ -44,7 +53,7 @@ def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
 
 def _command(text: str) -> ServerCommand:
     where = "--vllm"
-    if re.search(r"(?:^|[\s/])vllm\s|vllm\.entrypoints|vllm-openai|api_server\.py", text):
+    if re.search(_NAMED, text):
         return server_command(text, where)
     found = list(commands(text, where))
     if len(found) != 1:
@@ -55,11 +64,20 @@ def _command(text: str) -> ServerCommand:
 
 
 def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[Meaning, list[str]]:
+    if command.server == "sglang":
+        meaning = interpret(parse(command.arguments, SGLANG, where, folder), SGLANG)
+        complete(meaning, command.variables, where)
+        meaning.set("engine", "sglang", where)
+        return meaning, _remarks(meaning, where)
     meaning = interpret(parse(command.arguments, VLLM, where, folder), VLLM)
     number = generation(command.version, command.variables.get("VLLM_USE_V1"))
     meaning.set("engine", ENGINES[number], where)
     if command.version:
         meaning.set("vllm_version", command.version, f"{where}: the image")
     leave_unused(meaning)
+    return meaning, _remarks(meaning, where)
+
+
+def _remarks(meaning: Meaning, where: str) -> list[str]:
     remarks = [] if "model" in meaning.settings else [f"{where}: names no model; give --model"]
-    return meaning, [*notes(meaning, where), *remarks]
+    return [*notes(meaning, where), *remarks]

@@ -5,6 +5,7 @@
 | `vllm serve MODEL ...` | the words after `serve` |
 | `python -m vllm.entrypoints.openai.api_server ...` | the words after the module |
 | `docker run ... vllm/vllm-openai:v0.19.0 ...` | the words after the image |
+| `python -m sglang.launch_server ...`, `sglang serve ...` | the words after it, for SGLang |
 | `bash -c "vllm serve ..."` | that of the text in quotes |
 """
 
@@ -21,6 +22,7 @@ from kvsim.server.files import read_yaml
 from kvsim.server.shell import commands
 
 _IMAGE = re.compile(r"(?:\S*/)?vllm-openai[\w-]*(?::(?:v?(\d{1,4}\.\d{1,4}\.\d{1,4}))?\S*|@\S*)?")
+_SERVERS = re.compile("vllm|sglang")
 _MODULE = re.compile(r"vllm\.entrypoints\.(?:openai\.)?api_server")
 _INSTRUCTION = re.compile(r"(FROM|CMD|ENTRYPOINT|ENV|ARG)\s+(.*)", re.IGNORECASE)
 _MOST_NESTED = 5
@@ -35,10 +37,12 @@ class ServerCommand(NamedTuple):
     """The version of the image, such as `0.19.0`."""
     variables: Mapping[str, str]
     """Assigned in the text."""
+    server: str = "vllm"
+    """Whose command it is: `vllm` or `sglang`."""
 
 
 def server_command(text: str, where: str) -> ServerCommand:
-    """The one vLLM command of a text; raises `ConfigError` if there is none, or more than one.
+    """The one server command of a text; raises `ConfigError` if there is none, or more than one.
 
     `where`: the path of the text, or what stands for it in messages; YAML ends in `.yaml` or
     `.yml`.
@@ -51,7 +55,8 @@ def server_command(text: str, where: str) -> ServerCommand:
     if not different:
         raise ConfigError(
             f"{where}: no vLLM command; it takes `vllm serve MODEL ...`, `python -m"
-            " vllm.entrypoints.openai.api_server ...` or a container of vllm/vllm-openai"
+            " vllm.entrypoints.openai.api_server ...`, a container of vllm/vllm-openai, or `python"
+            " -m sglang.launch_server ...`"
         )
     if len(different) > 1:
         begins = "; ".join(" ".join(arguments)[:40] for arguments in different)
@@ -63,16 +68,19 @@ def server_command(text: str, where: str) -> ServerCommand:
 def _found(text: str, where: str, nested: int = 0) -> Iterator[ServerCommand]:
     for words, variables in commands(text, where):
         begin, version = _begin(words)
+        server = "vllm"
+        if begin is None:
+            begin, server = _begin_sglang(words), "sglang"
         quoted = []
         if "-c" in words and nested < _MOST_NESTED:
-            script = (word for word in words[words.index("-c") + 1 :] if "vllm" in word)
+            script = (word for word in words[words.index("-c") + 1 :] if _SERVERS.search(word))
             quoted = [
                 found for word in script if " " in word for found in _found(word, where, nested + 1)
             ]
         if quoted:
             yield from (found._replace(version=found.version or version) for found in quoted)
         elif begin is not None:
-            yield ServerCommand(words[begin:], version, variables)
+            yield ServerCommand(words[begin:], version, variables, server)
 
 
 def _begin(words: list[str]) -> tuple[int | None, str | None]:
@@ -90,6 +98,16 @@ def _begin(words: list[str]) -> tuple[int | None, str | None]:
         elif _MODULE.fullmatch(word) or word.endswith("openai/api_server.py"):
             return place + 1, version
     return begin, version
+
+
+def _begin_sglang(words: list[str]) -> int | None:
+    """The place of the first argument of an SGLang server among the words."""
+    for place, word in enumerate(words):
+        if word == "sglang.launch_server":
+            return place + 1
+        if word.rpartition("/")[2] == "sglang" and words[place + 1 : place + 2] == ["serve"]:
+            return place + 2
+    return None
 
 
 def _of_dockerfile(text: str) -> str:
@@ -138,7 +156,7 @@ def _containers(tree: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(tree, Mapping):
         parts = [_words(tree.get(key)) for key in ("image", "entrypoint", "command", "args")]
         words = [word for part in parts for word in part]
-        if any(parts[1:]) and any("vllm" in word for word in words):
+        if any(parts[1:]) and any(map(_SERVERS.search, words)):
             yield " ".join(words)
     for child in tree.values() if isinstance(tree, Mapping) else tree:
         yield from _containers(child, seen)

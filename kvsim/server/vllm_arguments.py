@@ -22,7 +22,7 @@ def _empty(value: Any) -> bool:
     return value in (None, False, "", [], {}) or value == ()
 
 
-def _or(*also: Any) -> Callable[[Any], bool]:
+def or_else(*also: Any) -> Callable[[Any], bool]:
     """Whether a value is empty or one of these."""
     return lambda value: _empty(value) or value in also
 
@@ -41,7 +41,7 @@ def _only_rope(value: Any) -> bool:
     )
 
 
-def _flags(
+def flags(
     effect: Effect, *, switches: str = "", values: str = "", lists: str = "", maybe: str = ""
 ) -> Iterator[Flag]:
     """Flags of one effect, by how many words follow them."""
@@ -56,13 +56,15 @@ def _flags(
             yield Flag(name.replace("-", "_"), takes, effect)
 
 
-def _unsimulated(
+def unsimulated(
     reason: str, switches: str = "", values: str = "", lists: str = "", off: Any = _empty
 ) -> Iterator[Flag]:
-    return _flags(Unsimulated(reason, off), switches=switches, values=values, lists=lists)
+    """Flags of one feature that is not simulated."""
+    return flags(Unsimulated(reason, off), switches=switches, values=values, lists=lists)
 
 
-def _used(name: str, read: Callable[[Any], Any], key: str = "") -> Flag:
+def used(name: str, read: Callable[[Any], Any], key: str = "") -> Flag:
+    """A flag that is the setting `key`; empty: the one of its name."""
     takes: Literal["nothing", "value"] = "value"
     if read is values.switch:
         takes = "nothing"
@@ -70,37 +72,37 @@ def _used(name: str, read: Callable[[Any], Any], key: str = "") -> Flag:
 
 
 _USED = [
-    _used("model", values.model),
-    _used("model_tag", values.model, "model"),
-    _used("dtype", values.dtype),
-    _used("quantization", values.quantization),
-    _used("max_model_len", values.length),
-    _used("enforce_eager", values.switch),
-    _used("block_size", values.whole),
-    _used("gpu_memory_utilization", values.number),
-    _used("device_memory_utilization", values.number, "gpu_memory_utilization"),
-    _used("kv_cache_memory_bytes", values.whole),
-    _used("kv_cache_dtype", values.cache_dtype),
-    _used("num_gpu_blocks_override", values.whole),
-    _used("enable_prefix_caching", values.switch),
-    _used("cpu_offload_gb", values.number),
-    _used("tensor_parallel_size", values.whole),
-    _used("pipeline_parallel_size", values.whole),
-    _used("data_parallel_size", values.whole),
-    _used("enable_expert_parallel", values.switch),
-    _used("max_num_batched_tokens", values.whole),
-    _used("max_num_seqs", values.whole),
-    _used("long_prefill_token_threshold", values.whole),
-    _used("scheduling_policy", values.text),
-    _used("enable_chunked_prefill", values.switch),
-    _used("scheduler_reserve_full_isl", values.switch),
-    _used("watermark", values.number),
-    _used("async_scheduling", values.switch),
+    used("model", values.model),
+    used("model_tag", values.model, "model"),
+    used("dtype", values.dtype),
+    used("quantization", values.quantization),
+    used("max_model_len", values.length),
+    used("enforce_eager", values.switch),
+    used("block_size", values.whole),
+    used("gpu_memory_utilization", values.number),
+    used("device_memory_utilization", values.number, "gpu_memory_utilization"),
+    used("kv_cache_memory_bytes", values.whole),
+    used("kv_cache_dtype", values.cache_dtype),
+    used("num_gpu_blocks_override", values.whole),
+    used("enable_prefix_caching", values.switch),
+    used("cpu_offload_gb", values.number),
+    used("tensor_parallel_size", values.whole),
+    used("pipeline_parallel_size", values.whole),
+    used("data_parallel_size", values.whole),
+    used("enable_expert_parallel", values.switch),
+    used("max_num_batched_tokens", values.whole),
+    used("max_num_seqs", values.whole),
+    used("long_prefill_token_threshold", values.whole),
+    used("scheduling_policy", values.text),
+    used("enable_chunked_prefill", values.switch),
+    used("scheduler_reserve_full_isl", values.switch),
+    used("watermark", values.number),
+    used("async_scheduling", values.switch),
 ]
 
 _NO_EFFECT = [
     # The server's front: addresses, names, logs, parsers of text.
-    *_flags(
+    *flags(
         NO_EFFECT,
         switches="""
             aggregate-engine-logging allow-credentials cohere-is-reasoning-model
@@ -132,7 +134,7 @@ _NO_EFFECT = [
         lists="api-key collect-detailed-traces",
     ),
     # Where the model and its tokenizer come from, and how they are loaded.
-    *_flags(
+    *flags(
         NO_EFFECT,
         switches="""
             allow-deprecated-quantization enable-cumem-allocator enable-ep-weight-filter
@@ -153,7 +155,7 @@ _NO_EFFECT = [
         maybe="hf-token",
     ),
     # Where processes run, and how they find each other.
-    *_flags(
+    *flags(
         NO_EFFECT,
         switches="""
             data-parallel-external-lb data-parallel-hybrid-lb data-parallel-multi-port-external-lb
@@ -169,9 +171,9 @@ _NO_EFFECT = [
         lists="numa-bind-cpus numa-bind-nodes",
     ),
     # Of features that are refused where they are switched on.
-    *_flags(NO_EFFECT, values="kv-offloading-backend offload-num-in-group offload-prefetch-step"),
+    *flags(NO_EFFECT, values="kv-offloading-backend offload-num-in-group offload-prefetch-step"),
     # What is sampled: a trace says how long outputs are.
-    *_flags(
+    *flags(
         NO_EFFECT,
         values="""
             logprobs-mode prefix-caching-hash-algo reasoning-config reasoning-parser
@@ -179,7 +181,7 @@ _NO_EFFECT = [
         """,
     ),
     # Adapters, without `--enable-lora`.
-    *_flags(
+    *flags(
         NO_EFFECT,
         switches="""
             enable-mixed-moe-lora-format enable-moe-shared-loras enable-tower-connector-lora
@@ -193,7 +195,7 @@ _NO_EFFECT = [
 
 _SLIGHT = [
     # Which kernels run, and which graphs are captured.
-    *_flags(
+    *flags(
         SLIGHT,
         switches="""
             dcp-q-replicate disable-cascade-attn disable-custom-all-reduce
@@ -213,7 +215,7 @@ _SLIGHT = [
         lists="cudagraph-capture-sizes",
     ),
     # What is done beside the steps: logits, images.
-    *_flags(
+    *flags(
         SLIGHT,
         switches="""
             disable-chunked-mm-input enable-mm-embeds enable-prompt-embeds
@@ -234,77 +236,79 @@ _SLIGHT = [
 ]
 
 _UNSIMULATED = [
-    *_unsimulated(
+    *unsimulated(
         "speculative decoding makes several tokens in a step",
         values="speculative-config spec-method spec-model spec-tokens",
     ),
-    *_unsimulated("text is made by diffusion, not token by token", values="diffusion-config"),
-    *_unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
-    *_unsimulated("encodings move between servers", values="ec-transfer-config"),
-    *_unsimulated(
+    *unsimulated("text is made by diffusion, not token by token", values="diffusion-config"),
+    *unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
+    *unsimulated("encodings move between servers", values="ec-transfer-config"),
+    *unsimulated(
         "KV blocks are offloaded to CPU memory",
         values="kv-offloading-size",
-        off=_or(0),
+        off=or_else(0),
     ),
-    *_unsimulated(
+    *unsimulated(
         "adapters take memory and time", switches="enable-lora", lists="lora-modules", off=_empty
     ),
-    *_unsimulated(
+    *unsimulated(
         "the tokens of a request are spread over GPUs (context parallelism)",
         values="decode-context-parallel-size prefill-context-parallel-size",
-        off=_or(1),
+        off=or_else(1),
     ),
-    *_unsimulated(
+    *unsimulated(
         "two half batches overlap",
         switches="enable-dbo",
         values="ubatch-size",
-        off=_or(0),
+        off=or_else(0),
     ),
-    *_unsimulated(
+    *unsimulated(
         "the number of replicas changes as it runs",
         switches="enable-elastic-ep",
         values="elastic-ep-max-dp-size",
-        off=_or(-1),
+        off=or_else(-1),
     ),
-    *_unsimulated(
+    *unsimulated(
         "it limits a step apart from max_num_batched_tokens and max_num_seqs",
         values="max-num-scheduled-tokens max-num-active-seqs",
     ),
-    *_unsimulated(
+    *unsimulated(
         "requests are turned away when the queue is long",
         values="max-num-queued-reqs max-num-queued-tokens",
     ),
-    *_unsimulated("chunks change with the load", switches="long-prefill-token-threshold-adaptive"),
-    *_unsimulated(
-        "prompts are admitted only in some steps", values="prefill-schedule-interval", off=_or(1)
+    *unsimulated("chunks change with the load", switches="long-prefill-token-threshold-adaptive"),
+    *unsimulated(
+        "prompts are admitted only in some steps",
+        values="prefill-schedule-interval",
+        off=or_else(1),
     ),
-    *_unsimulated(
+    *unsimulated(
         "another scheduler decides",
         values="scheduler-cls",
-        off=_or(
+        off=or_else(
             "vllm.v1.core.sched.scheduler.Scheduler",
             "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
             "vllm.core.scheduler.Scheduler",
         ),
     ),
-    *_unsimulated(
+    *unsimulated(
         "it changes how layers of several kinds share the pool",
         switches="disable-hybrid-kv-cache-manager disable-sliding-window kv-sharing-fast-prefill",
     ),
-    *_unsimulated(
+    *unsimulated(
         "it keeps or forgets KV of windows by a rule of its own",
         values="prefix-cache-retention-interval",
-        off=_or(0),
+        off=or_else(0),
     ),
-    *_unsimulated("hits end between blocks", values="prefix-match-unit"),
-    *_unsimulated("layers keep KV of different types", lists="kv-cache-dtype-skip-layers"),
-    *_unsimulated(
+    *unsimulated("hits end between blocks", values="prefix-match-unit"),
+    *unsimulated("layers keep KV of different types", lists="kv-cache-dtype-skip-layers"),
+    *unsimulated(
         "weights are fetched from CPU memory as they are needed",
         values="offload-backend offload-group-size",
         lists="cpu-offload-params offload-params",
-        off=_or("auto", "uva", 0),
+        off=or_else("auto", "uva", 0),
     ),
-    *_unsimulated(
+    *unsimulated(
         "it changes what Mamba layers keep",
         switches="""
             enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint
@@ -314,26 +318,26 @@ _UNSIMULATED = [
             mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds
             mamba-ssm-cache-dtype replayssm-buffer-len
         """,
-        off=_or("auto", "none", 0),
+        off=or_else("auto", "none", 0),
     ),
-    *_unsimulated("the model has a memory of its own", values="engram-config"),
-    *_unsimulated(
+    *unsimulated("the model has a memory of its own", values="engram-config"),
+    *unsimulated(
         "the model generates nothing",
         values="runner",
-        off=_or("auto", "generate"),
+        off=or_else("auto", "generate"),
     ),
-    *_unsimulated("the model generates nothing", values="convert", off=_or("auto")),
-    *_unsimulated("the model generates nothing", values="pooler-config"),
-    *_unsimulated(
+    *unsimulated("the model generates nothing", values="convert", off=or_else("auto")),
+    *unsimulated("the model generates nothing", values="pooler-config"),
+    *unsimulated(
         "it doubles the default max_num_seqs and max_num_batched_tokens",
         values="performance-mode",
-        off=_or("balanced", "interactivity"),
+        off=or_else("balanced", "interactivity"),
     ),
-    *_unsimulated(
+    *unsimulated(
         "it makes the model another one than its name says",
         values="hf-config-path model-class-overrides",
     ),
-    *_unsimulated(
+    *unsimulated(
         "it makes the model another one than its name says",
         values="hf-overrides",
         off=_only_rope,
@@ -341,10 +345,10 @@ _UNSIMULATED = [
 ]
 
 _EARLIER = [
-    _used("swap_space", values.number),
-    _used("preemption_mode", values.text),
-    _used("disable_async_output_proc", values.switch),
-    *_flags(
+    used("swap_space", values.number),
+    used("preemption_mode", values.text),
+    used("disable_async_output_proc", values.switch),
+    *flags(
         NO_EFFECT,
         switches="""
             disable-frontend-multiprocessing disable-log-requests disable-mm-preprocessor-cache
@@ -359,7 +363,7 @@ _EARLIER = [
             tokenizer-pool-type
         """,
     ),
-    *_flags(
+    *flags(
         SLIGHT,
         switches="""
             calculate-kv-scales enable-bf16x3-router-gemm enable-multimodal-encoder-data-parallel
@@ -372,12 +376,12 @@ _EARLIER = [
         """,
         lists="cuda-graph-sizes",
     ),
-    *_unsimulated(
+    *unsimulated(
         "speculative decoding makes several tokens in a step",
         values="num-lookahead-slots num-speculative-tokens speculative-model",
-        off=_or(0),
+        off=or_else(0),
     ),
-    *_flags(
+    *flags(
         NO_EFFECT,
         switches="disable-logprobs-during-spec-decoding speculative-disable-mqa-scorer",
         values="""
@@ -388,20 +392,20 @@ _EARLIER = [
             typical-acceptance-sampler-posterior-threshold
         """,
     ),
-    *_unsimulated(
-        "several steps run without the scheduler", values="num-scheduler-steps", off=_or(1)
+    *unsimulated(
+        "several steps run without the scheduler", values="num-scheduler-steps", off=or_else(1)
     ),
-    *_unsimulated("admission waits on purpose", values="scheduler-delay-factor", off=_or(0)),
-    *_unsimulated(
+    *unsimulated("admission waits on purpose", values="scheduler-delay-factor", off=or_else(0)),
+    *unsimulated(
         "several prompts share a step by a rule of its own",
         values="max-num-partial-prefills max-long-partial-prefills",
-        off=_or(1),
+        off=or_else(1),
     ),
-    *_unsimulated("adapters take memory and time", switches="enable-prompt-adapter"),
-    *_unsimulated("adapters take memory and time", values="qlora-adapter-name-or-path"),
-    *_unsimulated("the model generates nothing", values="task", off=_or("auto", "generate")),
-    *_unsimulated("the model generates nothing", values="override-pooler-config"),
-    *_unsimulated(
+    *unsimulated("adapters take memory and time", switches="enable-prompt-adapter"),
+    *unsimulated("adapters take memory and time", values="qlora-adapter-name-or-path"),
+    *unsimulated("the model generates nothing", values="task", off=or_else("auto", "generate")),
+    *unsimulated("the model generates nothing", values="override-pooler-config"),
+    *unsimulated(
         "it changes what Mamba layers keep", switches="enable-mamba-fine-grained-prefix-cache"
     ),
 ]

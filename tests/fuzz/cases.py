@@ -31,6 +31,24 @@ def check_configuration(seed: int, limit_s: float = LIMIT_S) -> str:
     return assert_equal_runs(trace, settings, f"configuration {seed}", limit_s=limit_s).kind
 
 
+def check_sglang(seed: int, limit_s: float = LIMIT_S) -> str:
+    """SGLang, with clients that announce what they may generate; returns how both runs end."""
+    rng = random.Random(f"sglang {seed}")
+    trace = draw_trace(rng) if rng.random() < 0.8 else draw_heirs(rng)
+    announced = rng.choice((0.0, 0.5, 1.0))
+    for row in trace.rows:
+        if rng.random() < announced:
+            row.ignore_eos = rng.random() < 0.3
+            more = 0 if row.ignore_eos else rng.choice((0, 0, 1, rng.randrange(30)))
+            row.max_new_tokens = row.output_length + more
+    settings = draw_settings(rng, "sglang")
+    args = settings["scheduler_args"]
+    if rng.random() < 0.7:  # The others are composed step by step.
+        for key in ("enable_mixed_chunk", "prefill_decode_interval", "enable_priority_scheduling"):
+            args.pop(key, None)
+    return assert_equal_runs(trace, settings, f"sglang {seed}", limit_s=limit_s).kind
+
+
 def check_policy(seed: int, limit_s: float = LIMIT_S) -> str:
     """One random policy in a random configuration; returns how both its runs end."""
     rng = random.Random(f"policy {seed}")
@@ -104,6 +122,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "policies": check_policy,
     "runs": check_runs,
     "scratch": check_scratch,
+    "sglang": check_sglang,
 }
 """Kind of cases -> what checks the case of a seed."""
 

@@ -1,0 +1,197 @@
+"""The arguments of `sglang.launch_server`, and what they mean for a simulation.
+
+Source: SGLang 0.5.23 `srt/server_args.py`. The table has the arguments that decide what is
+simulated, those of what is not, and common ones without effect; any other has to be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvsim.errors import ConfigError
+from kvsim.parsing import parse_json
+from kvsim.server import values
+from kvsim.server.arguments import Flag, Meaning, Table, Used
+from kvsim.server.vllm_arguments import NO_EFFECT, SLIGHT, flags, or_else, unsimulated, used
+
+_SCHEDULER: dict[str, Callable[[Any], Any]] = {
+    "disable_priority_preemption": values.switch,
+    "enable_mixed_chunk": values.switch,
+    "enable_priority_scheduling": values.switch,
+    "max_prefill_tokens": values.whole,
+    "max_queued_requests": values.whole,
+    "min_free_slots_delay": values.whole,
+    "prefill_decode_interval": values.whole,
+    "prefill_decode_interval_min_bs": values.whole,
+    "prefill_max_requests": values.whole,
+    "priority_scheduling_preemption_threshold": values.whole,
+    "retraction_policy": values.text,
+    "schedule_conservativeness": values.number,
+    "schedule_low_priority_values_first": values.switch,
+    "schedule_policy": values.text,
+}
+"""Arguments of `kvsim.engines.sglang.Sglang` under their own names."""
+
+
+def _off(value: Any) -> bool:
+    return not values.switch(value)
+
+
+def _table(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value
+    try:
+        found = parse_json(str(value))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("a JSON object")
+    return found
+
+
+_USED = [
+    used("model_path", values.model, "model"),
+    used("model", values.model),
+    used("dtype", values.dtype),
+    used("quantization", values.quantization),
+    used("kv_cache_dtype", values.cache_dtype),
+    used("context_length", values.length, "max_model_len"),
+    used("mem_fraction_static", values.number, "gpu_memory_utilization"),
+    used("max_total_tokens", values.whole, "num_gpu_blocks_override"),
+    used("page_size", values.whole, "block_size"),
+    used("max_running_requests", values.whole, "max_num_seqs"),
+    used("chunked_prefill_size", values.whole, "max_num_batched_tokens"),
+    used("tp_size", values.whole, "tensor_parallel_size"),
+    used("tensor_parallel_size", values.whole),
+    Flag("disable_radix_cache", "nothing", Used("enable_prefix_caching", _off)),
+    Flag("disable_overlap_schedule", "nothing", Used("async_scheduling", _off)),
+    used("radix_eviction_policy", values.text, "block_manager_args.radix_eviction_policy"),
+    used("radix_eviction_policy_config", _table, "block_manager_args.radix_eviction_policy_config"),
+    *(used(name, read, f"scheduler_args.{name}") for name, read in _SCHEDULER.items()),
+]
+
+_IGNORED = [
+    *flags(
+        NO_EFFECT,
+        switches="""
+            allow-auto-truncate enable-cache-report enable-metrics enable-request-time-stats-logging
+            log-requests show-time-cost skip-server-warmup skip-tokenizer-init sleep-on-idle
+            trust-remote-code
+        """,
+        values="""
+            admin-api-key api-key base-gpu-id chat-template completion-template decode-log-interval
+            device dist-init-addr dist-timeout download-dir file-storage-path gpu-id-step
+            grammar-backend host load-format log-level log-level-http log-requests-level
+            model-loader-extra-config nnodes node-rank port random-seed reasoning-parser revision
+            sampling-defaults served-model-name stream-interval tokenizer-mode tokenizer-path
+            tokenizer-worker-num tool-call-parser watchdog-timeout weight-version
+        """,
+        lists="bucket-time-to-first-token bucket-inter-token-latency crash-dump-folder",
+    ),
+    *flags(
+        SLIGHT,
+        switches="""
+            disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce
+            disable-outlines-disk-cache enable-deterministic-inference
+            enable-flashinfer-allreduce-fusion enable-mscclpp enable-multimodal
+            enable-nccl-nvls enable-p2p-check enable-piecewise-cuda-graph enable-symm-mem
+            enable-tokenizer-batch-encode enable-torch-compile
+        """,
+        values="""
+            attention-backend cuda-graph-max-bs decode-attention-backend fp8-gemm-backend
+            max-micro-batch-size mm-attention-backend moe-a2a-backend moe-runner-backend
+            prefill-attention-backend sampling-backend torch-compile-max-bs
+        """,
+        lists="cuda-graph-bs",
+    ),
+]
+
+_UNSIMULATED = [
+    *unsimulated(
+        "speculative decoding makes several tokens in a step",
+        values="""
+            speculative-algorithm speculative-draft-model-path speculative-eagle-topk
+            speculative-num-draft-tokens speculative-num-steps
+        """,
+    ),
+    *unsimulated(
+        "KV is kept in CPU memory or storage, too",
+        switches="enable-hierarchical-cache enable-lmcache",
+        values="hicache-ratio hicache-size hicache-storage-backend hicache-write-policy",
+    ),
+    *unsimulated(
+        "KV moves between servers", values="disaggregation-mode", off=or_else("null", "none")
+    ),
+    *unsimulated(
+        "adapters take memory and time",
+        switches="enable-lora",
+        values="max-loras-per-batch max-lora-rank",
+        lists="lora-paths",
+    ),
+    *unsimulated(
+        "several replicas run",
+        switches="enable-dp-attention",
+        values="dp-size data-parallel-size",
+        off=or_else(1),
+    ),
+    *unsimulated(
+        "layers or experts are spread over GPUs",
+        values="pp-size pipeline-parallel-size ep-size expert-parallel-size",
+        off=or_else(1),
+    ),
+    *unsimulated(
+        "weights are fetched from CPU memory as they are needed",
+        values="cpu-offload-gb",
+        off=or_else(0),
+    ),
+    *unsimulated(
+        "two half batches overlap",
+        switches="enable-two-batch-overlap enable-single-batch-overlap enable-pdmux",
+    ),
+    *unsimulated("chunks change with the load", switches="enable-dynamic-chunking"),
+    *unsimulated("the model generates nothing", switches="is-embedding"),
+]
+
+SGLANG: Table = Table(
+    program="python -m sglang.launch_server",
+    positional="model_path",
+    flags={flag.name: flag for flag in [*_USED, *_IGNORED, *_UNSIMULATED]},
+    short={},
+)
+"""`sglang.launch_server` of SGLang 0.5.23."""
+
+_SPELLED = {
+    "CLIP_MAX_NEW_TOKENS_ESTIMATION": "clip_max_new_tokens",
+    "IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD": "in_batch_check_threshold",
+    "IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD": "in_batch_deprioritize_threshold",
+    "INIT_NEW_TOKEN_RATIO": "init_new_token_ratio",
+    "MIN_NEW_TOKEN_RATIO_FACTOR": "min_new_token_ratio_factor",
+    "NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
+    "RETRACT_DECODE_STEPS": "retract_decode_steps",
+}
+"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang_budget.Environment`."""
+
+
+def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None:
+    """Gives the arguments the form of kvsim's settings, and adds what the environment says.
+
+    A pool is counted in pages; without chunks (-1), a step has no limit. Raises `ConfigError`.
+    """
+    said = meaning.settings
+    if "num_gpu_blocks_override" in said:
+        said["num_gpu_blocks_override"] //= max(said.get("block_size", 1), 1)
+    if said.get("max_num_batched_tokens", 1) <= 0:
+        at = meaning.sources.pop("max_num_batched_tokens")
+        del said["max_num_batched_tokens"]
+        meaning.set("enable_chunked_prefill", False, at)
+    found = {}
+    for name, key in _SPELLED.items():
+        text = variables.get(f"SGLANG_{name}")
+        if text is not None:
+            try:
+                found[key] = values.number(text)
+            except ValueError as error:
+                raise ConfigError(f"{where}: SGLANG_{name}: takes {error}, got {text!r}") from None
+    if found:
+        meaning.set("scheduler_args.environment", found, where)

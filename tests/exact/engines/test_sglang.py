@@ -1,0 +1,226 @@
+"""SGLang's short cuts make the decisions of its scheduler, and its surprises are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from fuzz.equal import difference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.assembly import assemble
+from kvsim.config import make_config
+from kvsim.engine.request import Span
+from kvsim.engines.sglang import SglangOverlap
+from kvsim.engines.sglang_blocks import SglangRadixTables
+from kvsim.engines.sglang_budget import Environment, NewTokenRatio
+from kvsim.engines.sglang_radix import Node
+from kvsim.engines.sglang_remarks import remarks
+from kvsim.engines.sglang_runs import SglangRuns, SpanKeys, agreement
+from kvsim.engines.sglang_server import MIB, mem_fraction_static
+from kvsim.run import simulate
+from kvsim.workload.trace import Row, Trace
+
+CHAT: dict[str, Any] = {
+    "engine": "sglang",
+    "num_prompts": 80,
+    "num_gpu_blocks_override": 24_000,
+    "cost": {"model": "constant"},
+}
+
+
+def requests(*lengths: tuple[int, int], **about: Any) -> Trace:
+    """Requests that come at once, given as prompt and output tokens."""
+    rows = [Row(i, f"r{i}", i + 2, 0, *each, None) for i, each in enumerate(lengths)]
+    for row in rows:
+        for key, value in about.items():
+            setattr(row, key, value)
+    return Trace("made", "native", "", rows)
+
+
+def notes(trace: Trace, pool_tokens: int, **settings: Any) -> str:
+    """What a run says, in a pool of so many tokens."""
+    size = settings.get("block_size", 1)
+    table = {
+        "model": "tiny",
+        "engine": "sglang",
+        "max_model_len": 400,
+        "num_gpu_blocks_override": pool_tokens // size,
+        "cost": {"model": "constant"},
+        **settings,
+    }
+    result, twin = simulate(trace, table), simulate(trace, {**table, "exact_twin": True})
+    assert result.meta["notes"] == twin.meta["notes"]
+    return "\n".join(result.meta["notes"])
+
+
+# -- short cuts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"async_scheduling": False, "block_size": 16, "num_gpu_blocks_override": 1_500},
+        {"enable_prefix_caching": False, "num_gpu_blocks_override": 12_000},
+        {"scheduler_args": {"schedule_policy": "lpm"}},
+        {"block_manager_args": {"radix_eviction_policy": "slru"}},
+    ],
+    ids=["default", "pages, no overlap", "no cache", "lpm", "slru"],
+)
+def test_every_step_of_a_load_is_taken_as_the_twin_composes_it(settings: dict[str, Any]) -> None:
+    fast = simulate("chat", CHAT | settings)
+    twin = simulate("chat", CHAT | settings | {"exact_twin": True})
+    assert difference(fast, twin) == ""
+    how, steps = fast.meta["fast_path"], fast.meta["outcome"]["step"]
+    assert how["repeated_steps"] > 0.99 * steps
+    assert how["together_steps"] > 0.5 * steps
+
+
+class Mine(SglangOverlap):
+    """A scheduler of one's own that decides nothing else."""
+
+
+def by_hits(node: Node) -> Any:
+    return node.hits, node.time
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"exact_twin": True}, "exact_twin"),
+        ({"engine": f"{__name__}:Mine"}, "the scheduler is not listed as one whose"),
+        ({"scheduler_args": {"prefill_decode_interval": 2}}, "prefill_decode_interval counts"),
+        ({"scheduler_args": {"enable_mixed_chunk": True}}, "prompts and decodes are mixed"),
+        ({"scheduler_args": {"enable_priority_scheduling": True}}, "a better priority may preempt"),
+        (
+            {"block_manager_args": {"radix_eviction_policy": f"{__name__}:by_hits"}},
+            "the block manager names its blocks",
+        ),
+    ],
+    ids=["twin", "own scheduler", "interval", "mixed", "priority", "own eviction"],
+)
+def test_what_is_not_repeated_is_composed_and_the_result_says_why(
+    settings: dict[str, Any], reason: str
+) -> None:
+    result = simulate("chat", CHAT | {"num_prompts": 10} | settings)
+    how = result.meta["fast_path"]
+    assert how["repeated_steps"] == 0
+    assert [why for why in how["composed_because"] if why.startswith(reason)]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["lru", "own"])
+def test_pages_have_names_where_a_user_may_look_at_them(own: bool) -> None:
+    args = {"radix_eviction_policy": f"{__name__}:by_hits"} if own else {}
+    parts = assemble(make_config(CHAT | {"block_manager_args": args}), named=False)
+    assert type(parts.blocks) is (SglangRadixTables if own else SglangRuns)
+
+
+@st.composite
+def span_lists(draw: st.DrawFn) -> list[Span]:
+    """Pages of a sequence whose neighbouring spans have other offsets."""
+    cuts = sorted(draw(st.sets(st.integers(1, 30), max_size=12)))
+    offsets = draw(st.lists(st.integers(0, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    return list(zip([0, *cuts], [*cuts, 1 << 40], (1000 * each for each in offsets), strict=True))
+
+
+def written_out(spans: list[Span], pages: int, size: int) -> list[int]:
+    return [
+        depth * size + offset
+        for first, last, offset in spans
+        for depth in range(first, min(last, pages))
+    ]
+
+
+@given(span_lists(), span_lists(), st.integers(1, 40), st.integers(0, 39), st.sampled_from([1, 16]))
+def test_keys_in_runs_are_those_written_out(
+    one: list[Span], other: list[Span], pages: int, start: int, size: int
+) -> None:
+    start = min(start, pages - 1)
+    mine, theirs = SpanKeys(one, 0, pages, size), SpanKeys(other, 0, pages, size)
+    plain, compared = written_out(one, pages, size), written_out(other, pages, size)
+    assert [mine[place] for place in range(len(mine))] == plain
+    assert list(mine[start:]) == plain[start:]
+    differs = (at for at in range(start, pages) if plain[at] != compared[at])
+    assert agreement(mine[start:], theirs, start) == next(differs, pages) - start
+
+
+# -- surprises ---------------------------------------------------------------------------------
+
+EAGER = {"schedule_conservativeness": 0.01}
+
+
+def test_retractions_are_told_with_the_ratio() -> None:
+    crowd = requests(*[(10, 40)] * 6, max_new_tokens=40)
+    said = notes(crowd, 120, scheduler_args=EAGER)
+    assert "retractions; the new-token ratio was between 0.00" in said
+    assert "retractions" not in notes(crowd, 1_000, scheduler_args=EAGER)
+
+
+def test_memory_that_is_free_but_reserved_is_told() -> None:
+    told = "the head of the queue was refused though memory was free"
+    assert told in notes(requests(*[(50, 20)] * 4), 250)
+    assert told not in notes(requests(*[(50, 20)] * 4, max_new_tokens=20), 350)
+
+
+def test_retracted_requests_that_find_the_queue_full_are_told() -> None:
+    crowd = requests(*[(10, 40)] * 12, max_new_tokens=40)
+    for row in crowd.rows:
+        row.arrival_ns = row.index * 30_000_000
+    said = notes(crowd, 120, scheduler_args=EAGER | {"max_queued_requests": 1})
+    assert "retracted requests were aborted, because max_queued_requests" in said
+
+
+def test_a_load_without_ends_of_sequence_is_told() -> None:
+    told = "the new-token ratio has no effect"
+    assert told in notes(requests((10, 4), ignore_eos=True, max_new_tokens=4), 200)
+    assert told not in notes(requests((10, 4), max_new_tokens=4), 200)
+
+
+def test_prompts_of_nearly_the_pool_are_told() -> None:
+    trace = requests((150, 4))
+    assert "they block the queue for ever" in notes(trace, 160, block_size=16)
+    outcome = simulate(
+        trace,
+        {
+            "model": "tiny",
+            "engine": "sglang",
+            "block_size": 16,
+            "max_model_len": 400,
+            "num_gpu_blocks_override": 10,
+        },
+    ).meta["outcome"]
+    assert outcome["kind"] == "deadlock"
+    assert "they block the queue" not in notes(requests((140, 4)), 160, block_size=16)
+
+
+def test_forgotten_prompts_are_told() -> None:
+    [said] = remarks(Counter(forgotten=2), NewTokenRatio(Environment(), 1.0))
+    assert said.startswith("2 times, a prompt was cut while another was unfinished")
+    assert remarks(Counter(), NewTokenRatio(Environment(), 1.0)) == []
+
+
+def test_the_head_of_the_queue_waits_for_a_reason() -> None:
+    trace = requests(*[(50, 20)] * 4)
+    settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400}
+    short = simulate(trace, settings | {"num_gpu_blocks_override": 150})
+    few = simulate(trace, settings | {"num_gpu_blocks_override": 4_000, "max_num_seqs": 2})
+    assert short.summary["head_blocked_s"]["blocks"] > 0
+    assert few.summary["head_blocked_s"]["slots"] > 0
+    assert few.summary["head_blocked_s"]["blocks"] == 0
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def test_the_share_of_memory_is_that_of_a_log() -> None:
+    """An L40S (46,068 MiB) had 0.851: github.com/sgl-project/sglang/pull/13023, of November 2025.
+
+    0.5.23 also leaves 8 MiB for each size of prefill that it captures.
+    """
+    share = mem_fraction_static(46_068 * MIB, 4_096, 1, 1)
+    captured = sum(len(range(*each)) for each in ((4, 33, 4), (48, 257, 16), (288, 513, 32)))
+    captured += len(range(576, 1025, 64)) + len(range(1280, 4097, 256))
+    assert share + 8 * captured / 46_068 == pytest.approx(0.851, abs=0.001)
