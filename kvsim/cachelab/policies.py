@@ -147,6 +147,6 @@ def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size:
         leaves = tree.evict()
         while missing > 0:
             missing -= len(next(leaves))
-        tree.insert(kept, kept, here, 0, 0)
+        tree.insert(kept, kept, here, 0, 0, node)
         tree.unlock(node)
     return found
