@@ -147,9 +147,9 @@ class _Run:
             ignore_eos=parts.config.ignore_eos,
         )
         lengths = array("q", [row.output_length for row in rows])
-        show_future(parts.future, lengths, trace)
         self._env = simpy.Environment()
         clients = Clients(self._requests, rows, release_times(rows, parts.config), parts.config)
+        show_future(parts.future, lengths, trace, self._requests, clients)
         self.serving = Serving(
             self._env,
             parts,
@@ -186,8 +186,11 @@ class _Run:
         return keep_books
 
 
-def show_future(future: Future, lengths: Sequence[int], trace: Trace) -> None:
-    """Shows oracles the lengths of outputs, and the keys of the full blocks of prompts."""
+def show_future(
+    future: Future, lengths: Sequence[int], trace: Trace, requests: Requests, clients: Clients
+) -> None:
+    """Shows oracles the lengths of outputs, the keys of the full blocks of prompts, and when these
+    come."""
     known: list[Sequence[Stream]] = []
 
     def prompt_keys(index: int, block_size: int) -> Sequence[int]:
@@ -196,7 +199,9 @@ def show_future(future: Future, lengths: Sequence[int], trace: Trace) -> None:
         blocks = trace.rows[index].input_length // block_size
         return known[0][index].keys(0, blocks, block_size)
 
-    future.fill(lengths.__getitem__, prompt_keys)
+    future.fill(
+        len(requests), lengths.__getitem__, prompt_keys, requests.admitted, clients.expected_ns
+    )
 
 
 def _tokens_known(rows: Sequence[Row]) -> bool:

@@ -44,6 +44,7 @@ def advise(
     Every change meets the same seeds. Prints three sentences, a table with intervals, and the
     command line of the server.
     """
+    from kvsim.advise.cache import cache_sentences
     from kvsim.advise.search import MOST_COMBINED
     from kvsim.advise.search import advise as search
     from kvsim.advise.trials import changes_of
@@ -65,10 +66,11 @@ def advise(
             load, loaded, objectives, changes, seeds=seeds, jobs=jobs, progress=progress
         )
     line = _line(advice, word, server)
+    cache = cache_sentences(opened, advice.best.config)
     if as_json:
-        print(json_text(record(advice, line)), end="")
+        print(json_text({**record(advice, line), "cache": cache}), end="")
     else:
-        _show(advice, line)
+        _show(advice, cache, line)
 
 
 def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
@@ -94,11 +96,11 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     return serve_line(given, {**settings, **advice.best.settings})
 
 
-def _show(advice: Advice, line: str) -> None:
+def _show(advice: Advice, cache: list[str], line: str) -> None:
     from kvsim.advise.wording import method, not_tried, rows, sentences
 
     console = make_console()
-    for sentence in sentences(advice):
+    for sentence in (*sentences(advice), *cache):
         console.print(sentence, highlight=False)
     difference = f"{advice.decides.metric.label}: difference"
     table = make_table("setting", difference, "", texts=3, header_style="dim")

@@ -78,6 +78,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Compare swapping a request out and in with computing it again, by length and link.",
     ),
     "trace": ("kvsim.cli.trace:app", "Look at a trace, check it, convert it, or make one."),
+    "cache": (
+        "kvsim.cli.cache:app",
+        "What caches of every size make of a trace, and what a run made of its cache.",
+    ),
     "profile": (
         "kvsim.cli.profile:app",
         "Make a profile from measured kernel times, look at it, compare two.",

@@ -15,8 +15,12 @@ class Future:
     def __init__(self) -> None:
         self.oracles: list[str] = []
         """Labels of the policies that received it, such as `victim: mine:Clairvoyant`."""
+        self.requests = 0
+        """Number of requests of the run."""
         self._output_length: Callable[[int], int] | None = None
         self._keys: Callable[[int, int], Sequence[int]] | None = None
+        self._admitted: Callable[[int], bool] | None = None
+        self._expected_ns: Callable[[int, int], int] | None = None
 
     def given_to(self, policy: str) -> None:
         """Records that a policy is an oracle."""
@@ -24,10 +28,17 @@ class Future:
             self.oracles.append(policy)
 
     def fill(
-        self, output_length: Callable[[int], int], keys: Callable[[int, int], Sequence[int]]
+        self,
+        requests: int,
+        output_length: Callable[[int], int],
+        keys: Callable[[int, int], Sequence[int]],
+        admitted: Callable[[int], bool],
+        expected_ns: Callable[[int, int], int],
     ) -> None:
-        """Fills it when a run begins, with the functions behind the two methods below."""
+        """Fills it when a run begins, with the functions behind the methods below."""
+        self.requests = requests
         self._output_length, self._keys = output_length, keys
+        self._admitted, self._expected_ns = admitted, expected_ns
 
     def output_length(self, index: int) -> int:
         """Tokens that each sample of the request at this place of the trace will generate."""
@@ -38,3 +49,14 @@ class Future:
         """Keys of the full blocks of the prompt of the request at this place of the trace."""
         assert self._keys is not None, "the run has not begun"
         return self._keys(index, block_size)
+
+    def admitted(self, index: int) -> bool:
+        """Whether the request at this place of the trace has been given blocks before."""
+        assert self._admitted is not None, "the run has not begun"
+        return self._admitted(index)
+
+    def expected_ns(self, index: int, now_ns: int) -> int:
+        """When the client of the request at this place of the trace will send it. A turn that waits
+        for another one is expected as if that one ended now, or took no time."""
+        assert self._expected_ns is not None, "the run has not begun"
+        return self._expected_ns(index, now_ns)

@@ -14,6 +14,7 @@ blocks. The key of a content stands for the tokens of a full block and all token
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from kvsim.errors import ConfigError
@@ -112,7 +113,7 @@ def make_order(
     """
     if callable(name):
         return name
-    if name in table:
+    if name in table and "future" not in signature(table[name]).parameters:
         return table[name]
     from kvsim.library import build, look_up
 
@@ -123,7 +124,7 @@ def make_order(
         order: Order = build(label, maker, {}, **{**given, "first": first, "size": size})
         if not isinstance(order, Order):
             raise ConfigError(f"{label} is not a subclass of kvsim.engine.order.Order; make it one")
-        return _Checked(label, order)
+        return order if name in table else _Checked(label, order)
 
     return make
 

@@ -155,20 +155,20 @@ class _Classes(Mapping[str, "type[Tables]"]):
     """Name → class, from name → `module:Class`."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = places
+        self.places = places
 
     def __getitem__(self, name: str) -> type[Tables]:
-        kind: type[Tables] = _found(self._places[name])
+        kind: type[Tables] = _found(self.places[name])
         return kind
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places  # without importing it
+        return name in self.places  # without importing it
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
 
 def _found(place: str) -> Any:
@@ -176,7 +176,7 @@ def _found(place: str) -> Any:
     return vars(import_module(f"{__name__}.{module}"))[name]
 
 
-BLOCK_MANAGERS: Mapping[str, type[Tables]] = _Classes(
+BLOCK_MANAGERS = _Classes(
     {
         "naive": "vllm_063_blocks:Naive",
         "prefix-caching": "vllm_063_blocks:PrefixCaching",
@@ -193,3 +193,14 @@ BLOCK_MANAGERS: Mapping[str, type[Tables]] = _Classes(
     }
 )
 """Values of `--block-manager`: who holds which KV block, and what can still be hit."""
+
+
+def __getattr__(name: str) -> Any:
+    """The classes behind these tables, imported when they are asked for."""
+    places = [*BLOCK_MANAGERS.places.values()]
+    for engine in ENGINES.values():
+        places += (*engine.schedulers, *engine.grouped_schedulers)
+    for place in places:
+        if place.endswith(f":{name}"):
+            return _found(place)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

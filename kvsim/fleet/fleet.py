@@ -132,7 +132,7 @@ class _Fleet:
         self.dispatch = Dispatch(env, clients, router, streams(trace)[: len(rows)])
         self._stops: list[Outcome | None] = [None] * len(parts)
         for number, each in enumerate(parts):
-            show_future(each.future, lengths, trace)
+            show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
                 env,
                 each,

@@ -10,6 +10,21 @@ from itertools import islice
 
 from kvsim.engine.idle import Queue
 from kvsim.engine.order import Order, make_order
+from kvsim.rules.replacement.arc import AdaptiveReplacement
+from kvsim.rules.replacement.belady import Belady
+from kvsim.rules.replacement.counted import (
+    FirstInFirstOut,
+    LastInFirstOut,
+    LeastFrequentlyUsed,
+    MostRecentlyUsed,
+    Segmented,
+)
+from kvsim.rules.replacement.lirs import LowInterReference
+from kvsim.rules.replacement.retained import Retained
+from kvsim.rules.replacement.s3_fifo import S3Fifo
+from kvsim.rules.replacement.sieve import Sieve
+from kvsim.rules.replacement.tiny_lfu import WindowTinyLfu
+from kvsim.rules.replacement.two_queues import TwoQueues
 
 _Entry = tuple[int, int, int, list[tuple[int, int]]]
 """Tokens, −insertion number of the chain, block, chain."""
@@ -232,7 +247,23 @@ class _Streak:
         return block
 
 
-EVICTIONS: dict[str, type[Order]] = {"vllm-0.6.3": Evictor, "lru": LeastRecentlyUsed}
+EVICTIONS: dict[str, type[Order]] = {
+    "vllm-0.6.3": Evictor,
+    "lru": LeastRecentlyUsed,
+    "fifo": FirstInFirstOut,
+    "filo": LastInFirstOut,
+    "mru": MostRecentlyUsed,
+    "lfu": LeastFrequentlyUsed,
+    "slru": Segmented,
+    "arc": AdaptiveReplacement,
+    "2q": TwoQueues,
+    "lirs": LowInterReference,
+    "s3-fifo": S3Fifo,
+    "sieve": Sieve,
+    "w-tinylfu": WindowTinyLfu,
+    "retained": Retained,
+    "belady": Belady,
+}
 """Values of the argument `eviction` of managers with a prefix cache."""
 
 make_eviction = partial(make_order, "eviction", EVICTIONS)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.engine.request import Request
 from kvsim.workload.arrivals import think_times, waits_for
+from kvsim.workload.source import MAX_NS
 from kvsim.workload.trace import Row
 
 if TYPE_CHECKING:
@@ -54,11 +55,15 @@ class Clients:
     ) -> None:
         self.skipped: list[Request] = []
         self._requests = requests
+        self._rows = rows
         self._release_ns = release_ns
+        self._released = bytearray(len(rows))
+        """1 for a row that was released, or never will be."""
         self._next: dict[int, list[int]] = {}
         """Row → rows that its completion releases."""
+        self._after = waits_for(rows, config)
         first: list[int] = []
-        for index, after in enumerate(waits_for(rows, config)):
+        for index, after in enumerate(self._after):
             if after < 0:
                 first.append(index)
             else:
@@ -82,12 +87,32 @@ class Clients:
         times, requests = self._release_ns.__getitem__, self._requests.__getitem__
         return zip(map(times, self._first), map(requests, self._first), strict=True)
 
+    def expected_ns(self, index: int, now_ns: int) -> int:
+        """When a row will be released. If it waits for another one: as if that one ended now, or
+        took as long as in the trace if it has not been released yet. A turn that was released or
+        will never be is expected last."""
+        if self._released[index]:
+            return self._release_ns[index] if self._after[index] < 0 else MAX_NS
+        before, span_ns = self._after[index], 0
+        while before >= 0 and not self._released[before]:
+            span_ns += max(self._think_ns[index], self._recorded_ns(index, before))
+            index, before = before, self._after[before]
+        if before < 0:
+            return self._release_ns[index] + span_ns
+        return now_ns + self._think_ns[index] + span_ns
+
+    def _recorded_ns(self, index: int, before: int) -> int:
+        """The recorded time between the releases of two rows; 0 if it is unknown."""
+        later_ns, earlier_ns = self._rows[index].arrival_ns, self._rows[before].arrival_ns
+        return 0 if later_ns is None or earlier_ns is None else later_ns - earlier_ns
+
     def offer(self, request: Request, now_ns: int) -> bool:
         """Try to send `request` now: True if it is sent, False if it waits at the gate.
 
         `ended` returns a waiting request when it is sent.
         """
         request.released_ns = now_ns
+        self._released[request.index] = 1
         if self._slots and not self._gate:
             self._slots -= 1
             request.arrival_ns = now_ns
@@ -127,5 +152,6 @@ class Clients:
         while waiting:
             index = waiting.pop()
             self._requests[index].reason = SKIPPED
+            self._released[index] = 1
             self.skipped.append(self._requests[index])
             waiting += self._next.get(index, ())

@@ -12,7 +12,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
-from kvsim.engine.request import Stream
+from kvsim.engine.request import SpannedStream
 from kvsim.errors import ConfigError
 from kvsim.workload.formats import mooncake
 from kvsim.workload.keys import streams
@@ -79,7 +79,7 @@ def _block_size(trace: Trace, wanted: int | None) -> int:
     return mooncake.DEFAULT_BLOCK_SIZE
 
 
-def _lines(trace: Trace, identities: Sequence[Stream], size: int) -> Iterator[str]:
+def _lines(trace: Trace, identities: Sequence[SpannedStream], size: int) -> Iterator[str]:
     numbers: dict[int, int] = {}
     for row, stream in zip(trace.rows, identities, strict=True):
         assert row.arrival_ns is not None
@@ -102,7 +102,7 @@ def _lines(trace: Trace, identities: Sequence[Stream], size: int) -> Iterator[st
         yield json.dumps(table)
 
 
-def _losses(trace: Trace, identities: Sequence[Stream], size: int) -> list[str]:
+def _losses(trace: Trace, identities: Sequence[SpannedStream], size: int) -> list[str]:
     """What Mooncake rows cannot hold, as notes."""
     rows = trace.rows
     lost = {

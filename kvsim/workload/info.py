@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.cachelab.curve import lru_tokens
+from kvsim.cachelab.optimum import optimum_tokens
 from kvsim.engine.request import Stream
 from kvsim.workload.keys import streams
-from kvsim.workload.reuse import ceiling_tokens, find_reuse, lru_hit_tokens, min_hit_tokens
+from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.runs import total
 from kvsim.workload.trace import HashContent, Row, Trace
 
@@ -107,7 +109,7 @@ def _prefix(trace: Trace, block_size: int) -> dict[str, Any] | None:
     if not any(row.content for row in rows):
         return None
     identities = streams(trace)
-    reuse = find_reuse(rows, identities, block_size)
+    reuse = find_reuse(rows, identities, Counting(block_size))
     tokens = sum(row.input_length for row in rows)
     capacities = _capacities(reuse.distinct * block_size)
     blocks = [capacity // block_size for capacity in capacities]
@@ -115,20 +117,20 @@ def _prefix(trace: Trace, block_size: int) -> dict[str, Any] | None:
     def share(hit_tokens: int) -> float:
         return hit_tokens / tokens
 
-    ceiling = {block_size: share(lru_hit_tokens(reuse, [reuse.distinct])[0])}
+    ceiling = {block_size: share(reuse.ceiling_tokens)}
     if block_size != _ENGINE_BLOCK:
         ceiling[_ENGINE_BLOCK] = share(ceiling_tokens(rows, identities, _ENGINE_BLOCK))
     with_outputs = ceiling_tokens(rows, identities, block_size, outputs=True)
     return {
         "block_size": block_size,
         "ids": _ids(trace, identities),
-        "blocks": sum(reuse.blocks),
+        "blocks": reuse.blocks,
         "distinct_blocks": reuse.distinct,
         "ceiling": ceiling,
         "ceiling_with_outputs": share(with_outputs),
         "capacity_tokens": capacities,
-        "lru": [share(hits) for hits in lru_hit_tokens(reuse, blocks)],
-        "min": [share(hits) for hits in min_hit_tokens(reuse, blocks)],
+        "lru": [share(hits) for hits in lru_tokens(reuse, blocks)],
+        "min": [share(hits) for hits in optimum_tokens(reuse, blocks)],
     }
 
 

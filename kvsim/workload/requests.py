@@ -30,6 +30,8 @@ class Requests(Sequence[Request]):
         self.streams = streams(trace) if keyed else None
         """Block identities of each row of the trace, if there are any."""
         self._held: list[Request | None] = [None] * len(rows)
+        self._over = bytearray(len(rows))
+        """1 for a request that was dropped."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -59,9 +61,15 @@ class Requests(Sequence[Request]):
         )
         return request
 
+    def admitted(self, index: int) -> bool:
+        """Whether a request has been given blocks, or is over."""
+        held = self._held[index]
+        return bool(self._over[index]) if held is None else held.first_scheduled_ns >= 0
+
     def let_go(self, request: Request) -> None:
         """Drop a request that is over; also its sequences, unless they still hold blocks."""
         self._held[request.index] = None
+        self._over[request.index] = 1
         sequences = request.sequences
         if len(sequences) > 1 and any(sequence.table for sequence in sequences):
             return

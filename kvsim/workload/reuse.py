@@ -1,181 +1,278 @@
-"""How much of the prompts a cache could have served: for every capacity, and at best.
+"""Which blocks of a prompt earlier requests used, in runs, and how many other blocks since.
 
-The cache is simulated alone: one request at a time in file order, no time, no blocks pinned by
-running requests, full blocks of prompts only. All blocks of a request are looked up, then inserted.
-The leading blocks that are present hit. At least the last token of a prompt is computed again, as
-in vLLM.
+```
+ request 7   [0 ── 40)   used by request 6 last, after   3 other blocks
+             [40 ── 52)  used by request 2 last, after 118 other blocks
+             [52 ── 90)  never used before
+```
+
+A block belongs to the request that used it last. Prompts take prefixes from each other, so what a
+request still owns is always the end of its chain of blocks, and one look-up finds a whole run of
+blocks with one owner. Time and memory follow the runs, not the blocks.
+
+The blocks of a request are touched from last to first. So a block is always used later than what
+continues it, and its *distance*, the number of different blocks used since, grows with its depth.
+A cache that evicts the least recently used block holds exactly the blocks of the least distance
+(Mattson et al., "Evaluation techniques for storage hierarchies", 1970).
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-
-from kvsim.engine.request import Stream
+from kvsim.engine.request import Span, SpannedStream
 from kvsim.limits import BLOCKS, check_size
 from kvsim.workload.trace import Row
 
 
-@dataclass(slots=True, frozen=True)
-class Reuse:
-    """Which earlier request last used each block that a request looks up.
-
-    Equal keys mean equal prefixes, so the known blocks of a request are the first of its prompt.
-    The last user of a block is never earlier than that of the next block.
-    """
+class Counting(NamedTuple):
+    """What counts as a block, and as a hit. The defaults are those of vLLM's prefix cache."""
 
     block_size: int
-    blocks: list[int]
-    """Full blocks of each prompt."""
-    limits: list[int]
-    """Number of these blocks that may hit; the block of the last token may not."""
-    runs: list[list[tuple[int, int, int]]]
-    """For each request its known blocks as (request, first, last), where `request` used them
-    last."""
+    """Tokens per block."""
+    partial_blocks: bool = False
+    """Whether the partial last block of a prompt is kept and occupies a block, too."""
+    last_token: bool = False
+    """Whether the last token of a prompt may hit. Engines compute it again, and so the whole block
+    that it completes."""
+    outputs: bool = False
+    """Whether blocks of outputs whose content the trace names are kept, too."""
+
+
+class Chain(NamedTuple):
+    """The blocks of a request, from the first one on."""
+
+    spans: Sequence[Span]
+    """What identifies them; the spans cover at least `blocks`."""
+    blocks: int
+    """Number of blocks that it leaves in the cache."""
+    most_tokens: int
+    """Leading tokens of its prompt that may hit."""
+
+
+class Run(NamedTuple):
+    """Consecutive blocks of a request that the same earlier request used last."""
+
+    user: int
+    """The place of that request."""
+    first: int
+    last: int
+    """The block after the last one."""
+    distance: int
+    """Number of different blocks used since the first one was, itself left out. Each following
+    block of the run has one more."""
+
+
+class Found(NamedTuple):
+    """What a request finds that was used before."""
+
+    blocks: int
+    """Number of its blocks, found or not."""
+    most_tokens: int
+    """As in `Chain`."""
+    runs: list[Run]
+    """Without a gap, from its first block on."""
+
+
+@dataclass(slots=True, frozen=True)
+class Reuse:
+    """The reuse of a whole trace."""
+
+    counting: Counting
+    found: list[Found]
+    """One entry per request."""
     distinct: int
-    """Number of different blocks in the trace."""
+    """Number of different blocks."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of all requests."""
+        return sum(each.blocks for each in self.found)
+
+    @property
+    def ceiling_tokens(self) -> int:
+        """Prompt tokens that hit in a cache without limit."""
+        size = self.counting.block_size
+        return sum(
+            min(runs[-1].last * size, most_tokens) for _, most_tokens, runs in self.found if runs
+        )
 
 
-def find_reuse(rows: Sequence[Row], streams: Sequence[Stream], block_size: int) -> Reuse:
-    """The reuse in one pass over the prompts' keys, at `block_size` tokens per block.
+def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: Counting) -> Reuse:
+    """The reuse in one pass over the requests.
 
     Raises `ConfigError` if there are more different blocks than `kvsim.limits` has room for.
     """
-    last_user: dict[int, int] = {}
-    blocks, limits, runs = [], [], []
-    for row, stream in zip(rows, streams, strict=True):
-        full = row.input_length // block_size
-        check_size("different blocks", max(full, len(last_user)), BLOCKS)
-        keys = stream.keys(0, full, block_size)
-        blocks.append(len(keys))
-        limits.append((row.input_length - 1) // block_size)
-        runs.append(_runs(keys, last_user))
-        last_user.update(dict.fromkeys(keys, row.index))
-    return Reuse(block_size, blocks, limits, runs, len(last_user))
-
-
-def _runs(keys: Sequence[int], last_user: dict[int, int]) -> list[tuple[int, int, int]]:
-    """Leading known keys grouped by their last user; users never get later along the prompt."""
-    runs, first = [], 0
-    while first < len(keys) and (user := last_user.get(keys[first], -1)) >= 0:
-        end = bisect_right(keys, -user, first, key=lambda key: -last_user.get(key, -1))
-        runs.append((user, first, end))
-        first = end
-    return runs
+    walk, found = Walk(counting.block_size), list[Found]()
+    for chain in chains(rows, streams, counting):
+        check_size("different blocks", max(chain.blocks, walk.distinct), BLOCKS)
+        found.append(walk.step(chain))
+    return Reuse(counting, found, walk.distinct)
 
 
 def ceiling_tokens(
-    rows: Sequence[Row], streams: Sequence[Stream], block_size: int, *, outputs: bool = False
+    rows: Sequence[Row], streams: Sequence[SpannedStream], block_size: int, *, outputs: bool = False
 ) -> int:
     """Prompt tokens that hit in an unlimited cache; with `outputs`, it keeps outputs, too."""
-    seen: set[int] = set()
-    hit_tokens = 0
+    return find_reuse(rows, streams, Counting(block_size, outputs=outputs)).ceiling_tokens
+
+
+def chains(
+    rows: Iterable[Row], streams: Iterable[SpannedStream], counting: Counting
+) -> Iterator[Chain]:
+    """The chain of each request, made when it is asked for."""
+    size, partial_blocks, last_token, outputs = counting
     for row, stream in zip(rows, streams, strict=True):
-        length = row.input_length + (row.output_length if outputs else 0)
-        keys = stream.keys(0, length // block_size, block_size)
-        known = bisect_right(keys, False, key=lambda key: key not in seen)
-        hit_tokens += min(known, (row.input_length - 1) // block_size) * block_size
-        seen.update(keys[known:])
-    return hit_tokens
+        length = row.input_length
+        blocks, tail = divmod(length, size)
+        spans: Sequence[Span] = stream.spans(size)
+        if partial_blocks and tail:
+            spans = _with_tail(spans, blocks, stream.pieces(length)[-1], stream.salt, size, length)
+            blocks += 1
+        elif outputs:
+            named = min(length + row.output_length, stream.shared_tokens)
+            blocks = max(blocks, named // size)
+        yield Chain(spans, blocks, length if last_token else (length - 1) // size * size)
 
 
-def lru_hit_tokens(reuse: Reuse, capacities: Sequence[int]) -> list[int]:
-    """Prompt tokens that hit under LRU eviction, for each capacity in blocks.
-
-    The blocks of a prompt are touched from last to first, so its tail is dropped first. LRU is a
-    stack algorithm: a block hits at every capacity above its depth in the order of last use, and
-    one pass finds all depths (Mattson et al., "Evaluation techniques for storage hierarchies",
-    1970).
-    """
-    begins, ends = (np.array(depths, dtype=np.int64) for depths in _depths(reuse))
-    deepest = int(ends.max(initial=0))
-    change = np.bincount(begins, minlength=deepest + 1) - np.bincount(ends, minlength=deepest + 1)
-    hits = np.concatenate(([0], change.cumsum().cumsum()))
-    return [int(hits[min(capacity, deepest)]) * reuse.block_size for capacity in capacities]
+def _with_tail(
+    spans: Sequence[Span], full: int, piece: tuple[int, int, int], salt: int, size: int, length: int
+) -> list[Span]:
+    """The first `full` blocks, and a partial one, which is known by its last token."""
+    key, first, _ = piece
+    cut = [(begin, min(end, full), offset) for begin, end, offset in spans if begin < full]
+    return [*cut, (full, full + 1, key + length - 1 - first + salt - full * size)]
 
 
-def _depths(reuse: Reuse) -> tuple[list[int], list[int]]:
-    """Intervals of depths (first, one past the last) of blocks that were found and may hit."""
-    begins, ends = [], []
-    live = _Fenwick(len(reuse.blocks))
-    for request, runs in enumerate(reuse.runs):
-        for user, first, end in runs:
-            counted = min(end, reuse.limits[request]) - first
-            if counted > 0:
-                depth = live.above(user)
-                begins.append(depth)
-                ends.append(depth + counted)
-        for user, first, end in runs:
-            live.add(user, first - end)
-        live.add(request, reuse.blocks[request])
-    return begins, ends
+class _Owner:
+    """A request that used some blocks last: those from `first` on."""
+
+    __slots__ = ("blocks", "first", "place", "slot", "span", "spans")
+
+    def __init__(self, place: int, chain: Chain, slot: int) -> None:
+        self.place = place
+        self.spans = chain.spans
+        self.blocks = chain.blocks
+        self.first = 0
+        self.span = 0
+        """The span that holds block `first`."""
+        self.slot = slot
 
 
-class _Fenwick:
-    """Counts per request, with sums over all later requests (Fenwick 1994)."""
+class Walk:
+    """Takes in one request after another; remembers only owners of blocks."""
 
-    def __init__(self, size: int) -> None:
-        self._sums = [0] * (size + 1)
-        self._total = 0
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._owners: dict[int, _Owner] = {}
+        """Key of the first block that an owner has → the owner."""
+        self._recency = _Recency()
+        self._requests = 0
 
-    def add(self, index: int, count: int) -> None:
-        self._total += count
-        index += 1
-        while index < len(self._sums):
-            self._sums[index] += count
-            index += index & -index
+    @property
+    def distinct(self) -> int:
+        """Number of different blocks so far."""
+        return self._recency.total
 
-    def above(self, index: int) -> int:
-        """Sum of the counts of all requests after `index`."""
-        below, index = 0, index + 1
-        while index:
-            below += self._sums[index]
-            index &= index - 1
-        return self._total - below
+    def step(self, chain: Chain) -> Found:
+        """What the next request finds; then it owns all its blocks."""
+        taken: list[tuple[_Owner, int, int]] = []
+        runs: list[Run] = []
+        owners, size, recency = self._owners, self._size, self._recency
+        depth, blocks = 0, chain.blocks
+        for number, (_, end, offset) in enumerate(chain.spans):
+            while depth < min(end, blocks):
+                owner = owners.get(depth * size + offset)
+                if owner is None:
+                    break
+                last, span = _common(owner, chain, number, depth)
+                runs.append(Run(owner.place, depth, last, recency.after(owner.slot)))
+                taken.append((owner, last, span))
+                depth = last
+            else:
+                continue
+            break
+        for owner, last, span in taken:
+            self._take(owner, last, span)
+        if blocks:
+            mine = _Owner(self._requests, chain, recency.slot(blocks))
+            owners[chain.spans[0][2]] = recency.owners[mine.slot] = mine
+        self._requests += 1
+        return Found(blocks, chain.most_tokens, runs)
+
+    def _take(self, owner: _Owner, last: int, span: int) -> None:
+        """The blocks of an owner before `last` are used again."""
+        owners, spans, size = self._owners, owner.spans, self._size
+        del owners[owner.first * size + spans[owner.span][2]]
+        self._recency.add(owner.slot, owner.first - last)
+        owner.first, owner.span = last, span
+        if last < owner.blocks:
+            owners[last * size + spans[span][2]] = owner
+        else:
+            self._recency.owners[owner.slot] = None
 
 
-def min_hit_tokens(reuse: Reuse, capacities: Sequence[int]) -> list[int]:
-    """Prompt tokens that hit if the block whose next use is furthest is always dropped first.
+def _common(owner: _Owner, chain: Chain, number: int, depth: int) -> tuple[int, int]:
+    """Where two chains part that agree at `depth`, and the owner's span there. `number` is the
+    chain's span at `depth`."""
+    mine, theirs, place = chain.spans, owner.spans, owner.span
+    most = min(chain.blocks, owner.blocks)
+    while depth < most and mine[number][2] == theirs[place][2]:
+        end, other = mine[number][1], theirs[place][1]
+        depth = min(end, other, most)
+        number += depth == end
+        place += depth == other
+    return depth, place
 
-    No policy can have more hits (Belady, "A study of replacement algorithms for a virtual-storage
-    computer", 1966; Mattson's MIN). Blocks with the same next use all belong to one prompt, and the
-    deepest is dropped first. So the state is one count per next user.
-    """
-    next_uses: list[list[tuple[int, int]]] = [[] for _ in reuse.blocks]
-    for request, runs in enumerate(reuse.runs):
-        for user, first, end in runs:
-            next_uses[user].append((request, end - first))
-    return [_min_hit_tokens(reuse, next_uses, capacity) for capacity in capacities]
+
+_LEAST_SLOTS = 1024
 
 
-def _min_hit_tokens(reuse: Reuse, next_uses: list[list[tuple[int, int]]], capacity: int) -> int:
-    resident = [0] * len(reuse.blocks)
-    """Blocks in the cache by the request that uses them next."""
-    furthest: list[int] = []
-    """Heap of these requests, negated."""
-    hits = size = unused = 0
-    for request, blocks in enumerate(reuse.blocks):
-        hits += min(resident[request], reuse.limits[request])
-        size += blocks - resident[request]
-        resident[request] = 0
-        unused += blocks
-        for user, count in next_uses[request]:
-            if not resident[user]:
-                heapq.heappush(furthest, -user)
-            resident[user] += count
-            unused -= count
-        dropped = min(unused, max(0, size - capacity))
-        unused -= dropped
-        size -= dropped
-        while size > capacity:
-            user = -furthest[0]
-            dropped = min(resident[user], size - capacity)
-            resident[user] -= dropped
-            size -= dropped
-            if not resident[user]:
-                heapq.heappop(furthest)
-    return hits * reuse.block_size
+class _Recency:
+    """How many blocks each owner has, in order of last use, with sums over all later owners
+    (Fenwick, "A new data structure for cumulative frequency tables", 1994). Slots of requests that
+    own nothing any more are given out again."""
+
+    def __init__(self) -> None:
+        self.owners: list[_Owner | None] = []
+        """By slot; None for one that owns nothing any more."""
+        self.total = 0
+        """Number of blocks of all owners."""
+        self._sums = [0] * (_LEAST_SLOTS + 1)
+
+    def slot(self, blocks: int) -> int:
+        """A slot after all others, for an owner of so many blocks."""
+        if len(self.owners) + 1 == len(self._sums):
+            self._compact()
+        self.owners.append(None)
+        slot = len(self.owners) - 1
+        self.add(slot, blocks)
+        return slot
+
+    def add(self, slot: int, blocks: int) -> None:
+        """Change the number of blocks of an owner."""
+        self.total += blocks
+        sums = self._sums
+        slot += 1
+        while slot < len(sums):
+            sums[slot] += blocks
+            slot += slot & -slot
+
+    def after(self, slot: int) -> int:
+        """Number of blocks of all owners after this one."""
+        sums, before = self._sums, 0
+        slot += 1
+        while slot:
+            before += sums[slot]
+            slot &= slot - 1
+        return self.total - before
+
+    def _compact(self) -> None:
+        owners = [owner for owner in self.owners if owner is not None]
+        self.owners, self.total = list[_Owner | None](owners), 0
+        self._sums = [0] * (max(_LEAST_SLOTS, 2 * len(owners)) + 1)
+        for slot, owner in enumerate(owners):
+            owner.slot = slot
+            self.add(slot, owner.blocks - owner.first)

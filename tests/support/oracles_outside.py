@@ -4,7 +4,7 @@ from typing import Any
 
 from kvsim.engine.future import Future
 from kvsim.engine.order import Order
-from kvsim.engines import Vllm063
+from kvsim.engines.vllm_063 import Vllm063
 
 seen: list[Any] = []
 """What they were told of the future."""

@@ -20,7 +20,8 @@ from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS, make_eviction
 
 OWN = "orders:AnyOrder"
-EVERY = (*EVICTIONS, OWN, "orders:TwoQueues")
+WITHOUT_ORACLES = [name for name in EVICTIONS if name != "belady"]
+EVERY = (*WITHOUT_ORACLES, OWN, "orders:TwoQueues")
 
 
 def random_rules(rng: Random, engine: str) -> dict[str, Any]:

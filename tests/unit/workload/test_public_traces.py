@@ -16,7 +16,7 @@ from kvsim.workload import open_trace
 from kvsim.workload.export import write_mooncake
 from kvsim.workload.info import trace_info
 from kvsim.workload.keys import streams
-from kvsim.workload.reuse import ceiling_tokens, find_reuse, lru_hit_tokens, min_hit_tokens
+from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.trace import Trace
 
 CONVERSATION = "traces/mooncake/conversation_trace.jsonl.gz"
@@ -24,7 +24,6 @@ SYNTHETIC = "traces/mooncake/synthetic_trace.jsonl.gz"
 WEKA = "traces/native-samples/weka_100_sessions.jsonl.gz"
 CODE = "traces/azure/AzureLLMInferenceTrace_code.csv.gz"
 CHAT = "traces/azure/AzureLLMInferenceTrace_conv.csv.gz"
-CAPACITIES = [256, 1024, 4096, 16_384, 65_536]
 
 
 @cache
@@ -67,34 +66,8 @@ def test_hits_of_a_cache_without_limit(
 ) -> None:
     trace, identities = opened(relative)
     assert ceiling_tokens(trace.rows, identities, block_size) == hit_tokens
-    reuse = find_reuse(trace.rows, identities, block_size)
-    assert (sum(reuse.blocks), reuse.distinct) == (blocks, distinct)
-
-
-@pytest.mark.parametrize(
-    ("relative", "lru", "optimum"),
-    [
-        pytest.param(
-            CONVERSATION,
-            [6_194_688, 6_673_408, 13_550_592, 40_001_024, 53_138_432],
-            [14_840_320, 28_455_424, 47_865_344, 54_063_104, 54_063_104],
-            marks=needs_shared(CONVERSATION),
-            id="conversation",
-        ),
-        pytest.param(
-            SYNTHETIC,
-            [1_526_272, 5_381_632, 15_868_928, 33_708_544, 39_802_880],
-            [8_551_424, 17_437_184, 30_934_016, 39_802_880, 39_802_880],
-            marks=needs_shared(SYNTHETIC),
-            id="synthetic",
-        ),
-    ],
-)
-def test_hits_of_limited_caches(relative: str, lru: list[int], optimum: list[int]) -> None:
-    trace, identities = opened(relative)
-    reuse = find_reuse(trace.rows, identities, 512)
-    assert lru_hit_tokens(reuse, CAPACITIES) == lru
-    assert min_hit_tokens(reuse, CAPACITIES) == optimum
+    reuse = find_reuse(trace.rows, identities, Counting(block_size))
+    assert (reuse.blocks, reuse.distinct) == (blocks, distinct)
 
 
 @long
@@ -102,17 +75,8 @@ def test_hits_of_limited_caches(relative: str, lru: list[int], optimum: list[int
 def test_hits_of_agent_sessions() -> None:
     trace, identities = opened(WEKA)
     assert ceiling_tokens(trace.rows, identities, 64, outputs=True) == 681_017_792
-    reuse = find_reuse(trace.rows, identities, 64)
+    reuse = find_reuse(trace.rows, identities, Counting(64))
     assert reuse.distinct == 412_535
-    capacities = [2048, 8192, 32_768, 131_072, 524_288]
-    assert lru_hit_tokens(reuse, capacities) == [
-        85_176_448,
-        268_504_704,
-        615_393_536,
-        677_296_384,
-        679_285_696,
-    ]
-    assert min_hit_tokens(reuse, [8192, 32_768]) == [447_350_592, 652_314_112]
 
 
 @needs_shared(CONVERSATION)

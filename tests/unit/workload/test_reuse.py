@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace, traces
 
+from kvsim.cachelab.curve import lru_tokens
+from kvsim.cachelab.optimum import optimum_tokens
 from kvsim.workload.keys import streams
-from kvsim.workload.reuse import ceiling_tokens, find_reuse, lru_hit_tokens, min_hit_tokens
+from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.trace import SegmentContent, Trace
 
 
@@ -63,13 +65,13 @@ def min_by_hand(trace: Trace, block_size: int, capacity: int) -> int:
 @settings(max_examples=100, deadline=None)
 @given(traces(forms="hhhsstpu", max_rows=10), st.integers(1, 5))
 def test_lru_and_min_hits_at_every_capacity(trace: Trace, block_size: int) -> None:
-    reuse = find_reuse(trace.rows, streams(trace), block_size)
+    reuse = find_reuse(trace.rows, streams(trace), Counting(block_size))
     capacities = list(range(reuse.distinct + 2))
-    assert lru_hit_tokens(reuse, capacities) == [
+    assert lru_tokens(reuse, capacities) == [
         lru_by_hand(trace, block_size, capacity) for capacity in capacities
     ]
     few = capacities[::3]
-    assert min_hit_tokens(reuse, few) == [
+    assert optimum_tokens(reuse, few) == [
         min_by_hand(trace, block_size, capacity) for capacity in few
     ]
 
@@ -78,10 +80,10 @@ def test_lru_and_min_hits_at_every_capacity(trace: Trace, block_size: int) -> No
 @given(traces(max_rows=10), st.integers(1, 5))
 def test_the_ceiling_is_a_cache_that_drops_nothing(trace: Trace, block_size: int) -> None:
     identities = streams(trace)
-    reuse = find_reuse(trace.rows, identities, block_size)
+    reuse = find_reuse(trace.rows, identities, Counting(block_size))
     ceiling = ceiling_tokens(trace.rows, identities, block_size)
     assert ceiling == lru_by_hand(trace, block_size, 10**9)
-    assert lru_hit_tokens(reuse, [reuse.distinct, 10**9]) == [ceiling, ceiling]
+    assert lru_tokens(reuse, [reuse.distinct, 10**9]) == [ceiling, ceiling]
     assert ceiling_tokens(trace.rows, identities, block_size, outputs=True) >= ceiling
 
 
@@ -93,6 +95,6 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 
 def test_a_trace_that_shares_nothing_hits_nothing() -> None:
     trace = make_trace([(40, 9, None)] * 3)
-    reuse = find_reuse(trace.rows, streams(trace), 4)
-    assert lru_hit_tokens(reuse, [1, 100]) == min_hit_tokens(reuse, [1, 100]) == [0, 0]
+    reuse = find_reuse(trace.rows, streams(trace), Counting(4))
+    assert lru_tokens(reuse, [1, 100]) == optimum_tokens(reuse, [1, 100]) == [0, 0]
     assert reuse.distinct == 30

@@ -1,0 +1,152 @@
+"""Replays a trace through an eviction order, at one capacity, without time.
+
+Two readings. *Single blocks*: any block may go, as in a cache that knows nothing of prefixes; a
+block whose beginning is gone takes room and cannot hit. *Closed*: a block stays as long as one that
+continues it does, so only ends of prompts go. `lru` and `vllm-0.6.3` evict ends by themselves, so
+both readings are one. An order that is no `Replacement` is replayed as single blocks in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvsim.engine.order import MakeOrder
+from kvsim.engine.request import SpannedStream
+from kvsim.engines.sglang_radix import RadixTree, Rank
+from kvsim.rules.replacement.replacement import Replacement
+from kvsim.workload.trace import Row
+
+
+class Prompt(NamedTuple):
+    """What a request looks up."""
+
+    keys: Sequence[int]
+    """Keys of its full blocks."""
+    most: int
+    """Leading blocks that may hit; the block of the last token may not."""
+    now_ns: int
+
+
+def prompts(rows: Sequence[Row], streams: Iterable[SpannedStream], block_size: int) -> list[Prompt]:
+    """The prompts of a trace, block by block. Without recorded times, one per second."""
+    return [
+        Prompt(
+            stream.keys(0, row.input_length // block_size, block_size),
+            (row.input_length - 1) // block_size,
+            number * 1_000_000_000 if row.arrival_ns is None else row.arrival_ns,
+        )
+        for number, (row, stream) in enumerate(zip(rows, streams, strict=True))
+    ]
+
+
+def replay(
+    asked: Iterable[Prompt], make: MakeOrder, capacity: int, block_size: int, *, closed: bool
+) -> list[int]:
+    """The leading blocks that each prompt finds in a cache of `capacity` blocks.
+
+    A prompt is looked up first. Then its blocks count as used, or are stored, from the last to the
+    first. Of a prompt longer than the cache, the beginning is kept.
+    """
+    cache = _Cache(make, capacity, block_size, closed)
+    return [cache.serve(prompt) for prompt in asked]
+
+
+class _Cache:
+    """Blocks, all with content, numbered as they are first needed."""
+
+    def __init__(self, make: MakeOrder, capacity: int, block_size: int, closed: bool) -> None:
+        self._order = make(0, capacity)
+        self._size = block_size
+        self._capacity = capacity
+        self._blocks: dict[int, int] = {}
+        """Key → block."""
+        self._keys: list[int] = []
+        """By block."""
+        self._depths: list[int] = []
+        """By block, the depth of its content."""
+        self._closed = closed and isinstance(self._order, Replacement)
+        self._parents: dict[int, int] = {}
+        """Key → the key before it."""
+        self._children: dict[int, int] = {}
+        """Key → number of keys here that continue it; 0 is left out."""
+
+    def serve(self, prompt: Prompt) -> int:
+        """Returns the number of leading blocks that hit, and takes in the prompt."""
+        blocks, keys = self._blocks, prompt.keys[: self._capacity]
+        here = next((n for n, key in enumerate(keys) if key not in blocks), len(keys))
+        held = [blocks[key] for key in keys[:here]]
+        if self._closed:
+            self._take_closed(keys, held, prompt.now_ns)
+        else:
+            for depth in reversed(range(len(keys))):
+                self._touch(keys[depth], depth, prompt.now_ns)
+        return min(here, prompt.most)
+
+    def _touch(self, key: int, depth: int, now_ns: int) -> None:
+        """One block is used, or stored in the place of another one."""
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._stored(key, depth, now_ns)
+        else:
+            self._order.hit(block)
+        self._order.put(block, key, (depth + 1) * self._size, now_ns)
+
+    def _take_closed(self, keys: Sequence[int], held: list[int], now_ns: int) -> None:
+        """Uses or stores all blocks; the ends among them can be evicted afterwards."""
+        self._order.hit_table(held)
+        missing = range(len(held), len(keys))
+        for depth in missing:
+            if depth:
+                self._parents[keys[depth]] = keys[depth - 1]
+                self._children[keys[depth - 1]] = self._children.get(keys[depth - 1], 0) + 1
+        for depth in reversed(missing):
+            self._stored(keys[depth], depth, now_ns)
+        if keys and keys[-1] not in self._children:
+            self._order.put(self._blocks[keys[-1]], keys[-1], len(keys) * self._size, now_ns)
+
+    def _stored(self, key: int, depth: int, now_ns: int) -> int:
+        order = self._order
+        if isinstance(order, Replacement):
+            order.missed(key)
+        if len(self._blocks) < self._capacity:
+            block = len(self._keys)
+            self._keys.append(key)
+            self._depths.append(depth)
+        else:
+            block = order.pop()
+            self._evicted(self._keys[block], self._depths[block], now_ns)
+            self._keys[block], self._depths[block] = key, depth
+        self._blocks[key] = block
+        order.store(block, key)
+        return block
+
+    def _evicted(self, key: int, depth: int, now_ns: int) -> None:
+        del self._blocks[key]
+        if not self._closed:
+            return
+        parent = self._parents.pop(key, None)
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            self._order.put(self._blocks[parent], parent, depth * self._size, now_ns)
+
+
+def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size: int) -> list[int]:
+    """The leading blocks that each prompt finds in SGLang's radix tree. It evicts whole nodes."""
+    tree = RadixTree(block_size, rank)
+    found = []
+    for keys, most, _ in asked:
+        kept = list(keys[:capacity])
+        here, node = tree.match(kept)
+        found.append(min(here, most))
+        tree.lock(node)
+        missing = tree.pages + len(kept) - here - capacity
+        leaves = tree.evict()
+        while missing > 0:
+            missing -= len(next(leaves))
+        tree.insert(kept, kept, here, 0, 0, node)
+        tree.unlock(node)
+    return found

@@ -1,0 +1,141 @@
+"""What caches of every size make of a trace: the figures behind `kvsim cache curve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvsim.cachelab.breakdown import WHO, Group, by_prefix, by_session, histogram, who_reuses
+from kvsim.cachelab.curve import make_curve
+from kvsim.cachelab.optimum import optimum_tokens
+from kvsim.errors import ConfigError
+from kvsim.workload.keys import streams
+from kvsim.workload.reuse import Counting, Reuse, find_reuse
+from kvsim.workload.trace import Trace
+
+POINTS = 16
+"""Capacities of a curve that are chosen for it, evenly over the logarithm."""
+
+
+class Point(NamedTuple):
+    """A cache of one size, in prompt tokens that hit."""
+
+    blocks: int
+    lru: int
+    optimum: int
+    requests: int
+    """Requests that find at least one block, under LRU."""
+
+
+class Study(NamedTuple):
+    """The reuse of a trace, and what caches make of it."""
+
+    trace: str
+    counting: Counting
+    requests: int
+    """Requests that are measured; those before only fill the cache."""
+    input_tokens: int
+    blocks: int
+    """Full blocks looked up, of all requests."""
+    distinct: int
+    """Different blocks of the whole trace."""
+    ceiling: int
+    """Prompt tokens that hit in a cache without limit."""
+    points: list[Point]
+    block_bytes: int | None
+    """Of the model, if one was named."""
+    chosen: int | None
+    """The capacity asked about, in blocks; one of the points."""
+    reused: dict[str, list[int]]
+    """Of each of `WHO`, tokens by distance: up to the first point, from each one to the next."""
+    sessions: list[Group]
+    prefixes: list[Group]
+
+    def share(self, tokens: int) -> float:
+        """Of the prompt tokens."""
+        return tokens / self.input_tokens if self.input_tokens else 0.0
+
+    def point(self, blocks: int) -> Point:
+        """The point of a capacity."""
+        return next(point for point in self.points if point.blocks == blocks)
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain values, for a JSON file."""
+        return {
+            "trace": self.trace,
+            **self.counting._asdict(),
+            "requests": self.requests,
+            "input_tokens": self.input_tokens,
+            "blocks": self.blocks,
+            "distinct_blocks": self.distinct,
+            "ceiling_tokens": self.ceiling,
+            "block_bytes": self.block_bytes,
+            "points": [
+                {
+                    "capacity_blocks": point.blocks,
+                    "lru_tokens": point.lru,
+                    "optimum_tokens": point.optimum,
+                    "lru_requests": point.requests,
+                }
+                for point in self.points
+            ],
+            "reused_tokens_by_distance": self.reused,
+        }
+
+
+def study_trace(
+    trace: Trace,
+    counting: Counting,
+    *,
+    capacities: Sequence[int] = (),
+    warm_up: int = 0,
+    block_bytes: int | None = None,
+    points: int = POINTS,
+) -> Study:
+    """Study a trace at every capacity, with points at `capacities` (blocks) among others.
+
+    `warm_up`: the first requests, which fill the cache and are not measured. `points`: how many
+    capacities to add. Raises `ConfigError` where nothing is left to measure.
+    """
+    rows = trace.rows
+    if warm_up >= len(rows):
+        raise ConfigError(f"--warm-up: {warm_up} of {len(rows)} requests; leave some to measure")
+    reuse = find_reuse(rows, streams(trace), counting)
+    measured = Reuse(counting, reuse.found[warm_up:], reuse.distinct)
+    curve = make_curve(measured.found, counting.block_size)
+    sizes = _sizes(reuse, capacities, points)
+    values = zip(
+        sizes,
+        curve.tokens(sizes),
+        optimum_tokens(reuse, sizes, warm_up),
+        curve.requests(sizes),
+        strict=True,
+    )
+    edges = [0, *sizes]
+    return Study(
+        trace.path,
+        counting,
+        len(rows) - warm_up,
+        sum(row.input_length for row in rows[warm_up:]),
+        measured.blocks,
+        reuse.distinct,
+        measured.ceiling_tokens,
+        [Point(*each) for each in values],
+        block_bytes,
+        capacities[0] if capacities else None,
+        _reused(rows, reuse, edges),
+        by_session(rows, reuse),
+        by_prefix(rows, reuse),
+    )
+
+
+def _reused(rows: Any, reuse: Reuse, edges: Sequence[int]) -> dict[str, list[int]]:
+    ramps: Mapping[str, Any] = who_reuses(rows, reuse)
+    return {who: list(histogram(ramps[who], edges)) for who in WHO}
+
+
+def _sizes(reuse: Reuse, capacities: Sequence[int], points: int) -> list[int]:
+    """Capacities up to one that holds everything, with those asked about and twice as many."""
+    most = max(reuse.distinct, 1)
+    chosen = {round(most ** (1 - step / points / 1.5)) for step in range(points)}
+    return sorted({*chosen, *capacities, *(2 * each for each in capacities)} - {0})

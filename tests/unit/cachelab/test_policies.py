@@ -1,0 +1,179 @@
+"""Eviction orders in a cache alone: what they hit, what they evict, and what bounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from marks import long
+from shared import SHARED, needs_shared
+from trees import BLOCK, Case, random_case
+
+from kvsim.cachelab.curve import lru_tokens
+from kvsim.cachelab.optimum import optimum_tokens
+from kvsim.cachelab.policies import prompts, replay, replay_radix
+from kvsim.cachelab.ranking import POLICIES, RADIX, rank_policies
+from kvsim.engines.sglang_radix import make_rank
+from kvsim.errors import ConfigError
+from kvsim.rules.eviction import EVICTIONS
+from kvsim.workload import open_trace
+from kvsim.workload.keys import streams
+
+ORDERS = [name for name in POLICIES if not name.startswith(RADIX)]
+CLOSED_BY_THEMSELVES = ("lru", "vllm-0.6.3")
+
+
+def tokens(case: Case, name: str, capacity: int, *, closed: bool) -> int:
+    asked = prompts(case.trace.rows, streams(case.trace), BLOCK)
+    if name.startswith(RADIX):
+        rank = make_rank(name.removeprefix(RADIX), {})
+        return BLOCK * sum(replay_radix(asked, rank, capacity, BLOCK))
+    return BLOCK * sum(replay(asked, EVICTIONS[name], capacity, BLOCK, closed=closed))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_beats_the_optimum(name: str) -> None:
+    hits = 0
+    for seed in range(40):
+        rng = Random(seed)
+        case = random_case(rng, 60, 5, wide=3)
+        capacity = rng.randint(5, 30)
+        best = optimum_tokens(case.reuse(), [capacity])[0]
+        for closed in (False, True):
+            found = tokens(case, name, capacity, closed=closed)
+            assert found <= best, f"seed {seed}"
+            hits += found
+    assert hits > 0
+
+
+@pytest.mark.parametrize("name", CLOSED_BY_THEMSELVES)
+def test_the_orders_of_vllm_equal_the_curve_and_evict_ends_only(name: str) -> None:
+    for seed in range(40):
+        rng = Random(seed)
+        case = random_case(rng, 60, 5, wide=3)
+        capacity = rng.randint(5, 30)
+        assert tokens(case, name, capacity, closed=False) == lru_tokens(case.reuse(), [capacity])[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(ORDERS) - set(CLOSED_BY_THEMSELVES)))
+def test_a_closed_cache_never_loses_the_beginning_of_what_it_keeps(name: str) -> None:
+    evicted = 0
+    for seed in range(20):
+        case = random_case(Random(seed), 60, 5, wide=3)
+        asked = prompts(case.trace.rows, streams(case.trace), BLOCK)
+        before = {key: keys[d - 1] for keys in case.keys for d, key in enumerate(keys) if d}
+        here: set[int] = set()
+
+        class Spied(EVICTIONS[name]):  # type: ignore[misc]
+            """Says what is in the cache."""
+
+            def store(self, block: int, key: int, here: set[int] = here) -> None:
+                here.add(key)
+                super().store(block, key)
+
+            def pop(self, here: set[int] = here) -> int:
+                keys = dict(self._keys)
+                block: int = super().pop()
+                here.discard(keys[block])
+                return block
+
+        for number in range(1, len(asked) + 1, 7):
+            here.clear()
+            replay(asked[:number], Spied, 12, BLOCK, closed=True)
+            assert all(before[key] in here for key in here if key in before), f"seed {seed}"
+            evicted += len({key for keys in case.keys[:number] for key in keys}) - len(here)
+    assert evicted > 0
+
+
+def accesses(seed: int, number: int) -> list[int]:
+    rng = Random(seed)
+    hot = [min(int(rng.paretovariate(0.6)), number) for _ in range(8000)]
+    return [key if rng.random() < 0.7 else number + rng.randrange(3 * number) for key in hot]
+
+
+def found(make: Callable[[int, int], Any], capacity: int, keys: list[int]) -> list[int]:
+    """1 for each access that hits, in a cache of single blocks."""
+    order, block_of, key_of, hits = make(0, capacity), dict[int, int](), dict[int, int](), []
+    for key in keys:
+        block = block_of.get(key)
+        hits.append(int(block is not None))
+        if block is not None:
+            order.hit(block)
+        else:
+            order.missed(key)
+            block = len(key_of)
+            if block == capacity:
+                block = order.pop()
+                del block_of[key_of[block]]
+            block_of[key], key_of[block] = block, key
+            order.store(block, key)
+        order.put(block, key, BLOCK, 0)
+    return hits
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "points"),
+    [
+        ("fifo", "FIFO", 0),
+        ("lfu", "LFU", 0),
+        ("arc", "ARC", 0),
+        ("2q", "TwoQ", 0),
+        ("sieve", "Sieve", 0),
+        ("s3-fifo", "S3FIFO", 0.5),
+        ("lirs", "LIRS", 0.5),
+        ("w-tinylfu", "WTinyLFU", 0.5),
+    ],
+)
+@pytest.mark.parametrize(("capacity", "number"), [(100, 1000), (400, 3000)])
+def test_the_same_accesses_hit_as_in_libcachesim(
+    name: str, theirs: str, points: float, capacity: int, number: int
+) -> None:
+    """Every access where `points` is 0. The others leave some freedom: in S3-FIFO what enters
+    before the cache is first full, in LIRS the size of its memory, in W-TinyLFU a sketch."""
+    lib = pytest.importorskip("libcachesim", reason="pip install 'kvsim[twins]'")
+    keys = accesses(capacity, number)
+    cache, expected = getattr(lib, theirs)(capacity), []
+    for key in keys:
+        request = lib.Request()
+        request.obj_id, request.obj_size = key, 1
+        expected.append(int(cache.get(request)))
+    mine = found(EVICTIONS[name], capacity, keys)
+    if points:
+        assert abs(sum(mine) - sum(expected)) <= points / 100 * len(keys)
+    else:
+        assert mine == expected
+    assert 0 < sum(mine) < len(keys)
+
+
+@long
+@needs_shared("traces/mooncake/synthetic_trace.jsonl.gz")
+def test_shares_that_libcachesim_found_on_a_public_trace() -> None:
+    """shared/design/cache-lab.md, section 3: single blocks, 1,024 of 512 tokens."""
+    trace = open_trace(str(SHARED / "traces/mooncake/synthetic_trace.jsonl.gz"))
+    ranking = rank_policies(trace, ["lru", "fifo", "arc", "sieve"], [1024], 512)
+    shares = {row.name: (row.blocks or 0) / ranking.input_tokens for row in ranking.rows}
+    expected = {"lru": 0.088, "fifo": 0.090, "arc": 0.102, "sieve": 0.044}
+    assert shares == pytest.approx(expected, abs=0.0006)
+    assert round(ranking.optimum[1024] / ranking.input_tokens, 3) == 0.285
+
+
+def test_policies_that_cannot_be_replayed() -> None:
+    trace = random_case(Random(0), 5, 3).trace
+    with pytest.raises(ConfigError, match="belady sees the future"):
+        rank_policies(trace, ["belady"], [4], BLOCK)
+    with pytest.raises(ConfigError, match="unknown 'lur'; did you mean 'lru'"):
+        rank_policies(trace, ["lur"], [4], BLOCK)
+
+
+def test_hints_keep_the_beginning_of_prompts_for_a_time() -> None:
+    order = EVICTIONS["retained"](0, 4)
+    for block, (tokens_upto, access_s) in enumerate([(16, 0), (2048, 1), (2064, 2)]):
+        order.store(block, block)
+        order.put(block, block, tokens_upto, access_s * 10**9)
+    assert order.pop() == 1  # Not block 0, which is older, but begins a prompt.
+    order.store(3, 3)
+    order.put(3, 3, 4096, 301 * 10**9)
+    assert order.pop() == 0  # Nobody has used it for 300 s.
+    assert [order.pop(), order.pop()] == [2, 3]
