@@ -52,7 +52,7 @@ class Result:
     meta: dict[str, Any]
     """Provenance: versions, trace, settings, memory, time source, outcome."""
     keep_books: Callable[[], Books] | None = field(repr=False)
-    """Computes the columns of steps and requests, ledger included, on first access; then None."""
+    """Computes the columns of steps and requests, ledger included, on first access."""
     token_gaps_ns: Tally = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
     transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
@@ -61,7 +61,8 @@ class Result:
     @cached_property
     def _books(self) -> Books:
         assert self.keep_books is not None
-        books, self.keep_books = self.keep_books(), None  # It holds what nothing else needs.
+        books = self.keep_books()
+        self.keep_books = lambda: books  # What makes them holds much that nothing else needs.
         return books
 
     @property

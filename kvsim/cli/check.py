@@ -107,7 +107,7 @@ def _joined(trace: Trace, path: str) -> Trace:
 
 def _with_model(word: ServerWord, trace: Trace) -> ServerWord:
     """What the server says, with the model that the result names beneath it."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     names = {row.model for row in trace.rows}
     name = names.pop() if len(names) == 1 else None

@@ -56,7 +56,7 @@ def test_a_run_imports_what_it_needs() -> None:
     libraries = {"pyarrow", "pandas", "plotly", "torch", "numpy.ma"}
     assert not loaded & (libraries | {"kvsim.workload.spec", "kvsim.workload.table"})
     rooms = ("kvsim.workload.formats.", "kvsim.conform", "kvsim.sweep", "kvsim.pages")
-    rooms += ("kvsim.engines.sglang_blocks", "kvsim.engines.sglang_queue", "kvsim.engines.vllm_033")
+    rooms += ("kvsim.cachelab", "kvsim.engines.vllm_033", "kvsim.fleet.fleet", "kvsim.routers")
     assert not [name for name in loaded if name.startswith(rooms)]
 
 

@@ -19,6 +19,7 @@ from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.events import Link
 from kvsim.replica.host import SimulatedTime
+from kvsim.replica.inbox import Inbox
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -60,7 +61,9 @@ def batch_of(trace: Trace, parts: Parts) -> Batch:
 def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
     parts, requests, clients = prepared(trace, table)
     env, batch, log = simpy.Environment(), batch_of(trace, parts), Log()
-    host = SimulatedTime(env, parts.cost, Link(env, parts.link), clients, full_plans=True)
+    host = SimulatedTime(
+        env, parts.cost, Link(env, parts.link), Inbox(env, clients), full_plans=True
+    )
     env.process(Loop(host, parts.scheduler, batch, watcher=log).run())
     stopped = ""
     try:
