@@ -55,7 +55,10 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         except ValueError:
             raise ConfigError(f"{flag}: {value!r} is not a number") from None
     try:
-        return typed(value, hint, strict=False)
+        taken = typed(value, hint, strict=False)
+        if taken is None:  # what msgspec makes of the word `null`
+            raise msgspec.ValidationError("Expected a value")
+        return taken
     except msgspec.ValidationError as error:
         choices = [c for c in _choices(hint) if c is not None]
         if choices:

@@ -23,7 +23,7 @@ from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER
 from kvsim.schema import BLOCKED
 
 Body = Callable[..., Any]
@@ -94,8 +94,9 @@ def scheduler(seed: int) -> type:
 def manager(seed: int) -> type:
     """A block manager with some methods overridden."""
     rng = random.Random(f"manager {seed}")
-    base = rng.choice(tuple(BLOCK_MANAGERS.values()))
-    return _subclass(f"Manager{seed}", base, rng, MANAGING)
+    # Tables of several groups of layers are chosen by the model, with a scheduler of their own.
+    bases = [kind for name, kind in BLOCK_MANAGERS.items() if name != GROUP_MANAGER]
+    return _subclass(f"Manager{seed}", rng.choice(bases), rng, MANAGING)
 
 
 @functools.cache
