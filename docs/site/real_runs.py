@@ -9,6 +9,7 @@ The tables are written between the marks `<!-- real runs -->` and `<!-- end of r
 
 import json
 import sys
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -109,6 +110,7 @@ class Bench:
     def worst(self, profile: Profile, **settings: Any) -> float:
         return worst(self.errors(profile, **settings))
 
+    @cached_property
     def fitted(self) -> dict[str, Any]:
         """The constants of the first requests, judged on the others."""
         config = make_config(self.run.settings)
@@ -167,9 +169,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def written(folder: Path) -> str:
+def written(benches: list[Bench]) -> str:
     """The tables."""
-    benches = [Bench(run, folder) for run in RUNS]
     titles = [bench.run.title for bench in benches]
     columns = [ingredients(bench) for bench in benches]
     first = table(
@@ -179,7 +180,7 @@ def written(folder: Path) -> str:
             for name in columns[0]
         ],
     )
-    fits = [bench.fitted() for bench in benches]
+    fits = [bench.fitted for bench in benches]
     names = list(fits[0]["error_percent"])
     second = table(
         [f"on the requests after the first {FIRST}", *titles],
@@ -208,7 +209,8 @@ def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(START)
     _, after = rest.split(END)
-    fresh = f"{before}{START}\n{written(Path(sys.argv[1]))}\n{END}{after}"
+    benches = [Bench(run, Path(sys.argv[1])) for run in RUNS]
+    fresh = f"{before}{START}\n{written(benches)}\n{END}{after}"
     if "--check" in sys.argv:
         return int(fresh != text)
     PAGE.write_text(fresh, encoding="utf-8")

@@ -72,7 +72,7 @@ def test_one_replica_is_a_run(way: str) -> None:
         assert figures[key] == pytest.approx(alone.summary[key]), key
 
 
-@pytest.mark.parametrize("number", mostly_long(20, quick=5))
+@pytest.mark.parametrize("number", mostly_long(10, quick=4))
 def test_short_cuts_change_nothing(number: int) -> None:
     every = list(product(ROUTED, WAYS))
     router, way = every[number * 7 % len(every)]

@@ -84,24 +84,19 @@ def test_two_gpus_without_all_reduces_are_far_off() -> None:
     assert run.worst(run.regressed) < 0.7
 
 
-@long
-@pytest.mark.parametrize(
-    ("place", "constants", "bound"),
-    [
-        (0, {"linear_factor"}, 1.7),
-        (1, {"prompt_step_us"}, 2),
-        (2, {"linear_factor", "prompt_step_us"}, 1),
-    ],
+CONSTANTS = (
+    ({"linear_factor"}, 1.7),
+    ({"prompt_step_us"}, 2),
+    ({"linear_factor", "prompt_step_us"}, 1),
 )
-def test_constants_of_the_first_requests_hold_for_the_others(
-    place: int, constants: set[str], bound: float
-) -> None:
-    found = bench(place).fitted()
-    assert set(found["constants"]) == constants
-    assert (found["fitted_requests"], found["judged_requests"]) == (90, 200)
-    assert max(map(abs, found["error_percent"].values())) < bound
 
 
 @long
-def test_the_page_is_fresh() -> None:
-    assert script().written(FOLDER) in script().PAGE.read_text(encoding="utf-8")
+def test_constants_of_the_first_requests_hold_for_the_others_and_the_page_is_fresh() -> None:
+    benches = [bench(place) for place in range(3)]
+    for run, (constants, bound) in zip(benches, CONSTANTS, strict=True):
+        found = run.fitted
+        assert set(found["constants"]) == constants
+        assert (found["fitted_requests"], found["judged_requests"]) == (90, 200)
+        assert max(map(abs, found["error_percent"].values())) < bound
+    assert script().written(benches) in script().PAGE.read_text(encoding="utf-8")
