@@ -85,10 +85,8 @@ def simulate_fleet(
     trace = opened(trace, known[0])
     rows = trace.rows[: known[0].num_prompts]
     named = [f"replica-{number}" for number in range(len(known))]
-    config = known[0]
-    chooser = make_router(
-        router, router_args or {}, named, seed=config.seed, block_size=config.block_size or 16
-    )
+    size = assembled(known[0], rows, named=False).blocks.block_size
+    chooser = make_router(router, router_args or {}, named, seed=known[0].seed, block_size=size)
     if chooser.heeds_events:
         raise ConfigError(
             f"router: {router} goes by what workers report of their caches, and simulations send no"

@@ -172,6 +172,22 @@ def test_content_has_as_much_in_common_as_prompts_have() -> None:
     assert shared
 
 
+class Sized(LastOne):
+    """Tells which block size it was given."""
+
+    size = 0
+
+    def __init__(self, workers: Sequence[str], seed: int = 0, *, block_size: int) -> None:
+        super().__init__(workers, seed)
+        Sized.size = block_size
+
+
+def test_a_router_is_given_the_block_size_of_the_engine() -> None:
+    Sized.heard = []
+    simulate_fleet(CHAT, [{**BASE, **WAYS["nano-vllm"]}], f"{__name__}:Sized")
+    assert Sized.size == 256
+
+
 def test_what_cannot_be_is_refused() -> None:
     for router, said in [
         ("dynamo-kv", "use_kv_events is false"),
