@@ -46,9 +46,18 @@ def exit_code() -> int:
 def _again(lost: sys.UnraisableHookArgs) -> None:
     """Python drops an interrupt that is raised in a callback of its own: raise it once more."""
     if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.01, _interrupt_main_thread).start()
     else:
         sys.__unraisablehook__(lost)
+
+
+def _interrupt_main_thread() -> None:
+    main = threading.main_thread().ident
+    if sys.platform == "win32" or main is None:
+        signal.raise_signal(signal.SIGINT)
+    else:
+        # Sent to this thread, it would not wake the main thread where that sleeps.
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def _interrupt(number: int, _: object) -> None:

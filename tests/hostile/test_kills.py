@@ -131,6 +131,6 @@ def test_an_interrupt_that_python_drops_comes_again() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, check=False, timeout=60
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False, timeout=15
     )
     assert (result.returncode, result.stderr) == (143, b"")

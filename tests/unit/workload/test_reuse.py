@@ -53,7 +53,8 @@ def min_by_hand(trace: Trace, block_size: int, capacity: int) -> int:
 
         def next_use(key: int, after: int = number) -> tuple[int, int]:
             for later in range(after + 1, len(requests)):
-                if key in requests[later]:
+                most = (trace.rows[later].input_length - 1) // block_size
+                if key in requests[later][:most]:  # the last token is never a hit
                     return later, requests[later].index(key)
             return len(requests), 0
 
