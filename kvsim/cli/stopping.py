@@ -46,18 +46,20 @@ def exit_code() -> int:
 def _again(lost: sys.UnraisableHookArgs) -> None:
     """Python drops an interrupt that is raised in a callback of its own: raise it once more."""
     if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, _interrupt_main_thread).start()
+        # The signal that came: SIGINT may be ignored, as in a process in the background.
+        signal.signal(_INTERRUPTS[-1], _interrupt)
+        threading.Timer(0.01, _interrupt_main_thread, [_INTERRUPTS[-1]]).start()
     else:
         sys.__unraisablehook__(lost)
 
 
-def _interrupt_main_thread() -> None:
+def _interrupt_main_thread(number: int) -> None:
     main = threading.main_thread().ident
     if sys.platform == "win32" or main is None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
     else:
         # Sent to this thread, it would not wake the main thread where that sleeps.
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main, number)
 
 
 def _interrupt(number: int, _: object) -> None:
