@@ -49,7 +49,7 @@ class Serving:
         request id → why it is turned away; `asked`: why there are no short cuts."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
-        self.recorder = Recorder(parts.blocks.block_size)
+        self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged)
         endings = Endings(output_length, parts.scheduler.longest_sequence)
         self.batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked)

@@ -26,7 +26,7 @@ from kvsim.engine.plan import RECOMPUTE, Flight, Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.schema import completed_row, pack
+from kvsim.schema import completed_row, gauge_row, pack
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes. Only the driver of the loop interprets it."""
@@ -189,7 +189,7 @@ class Loop:
                 ended = self._drain() if batch.ended else []
                 if timed or plan.waits:
                     moved = (0, 0)
-                    row = composed_row(batch, plan) if records else b""
+                    row = self._row(plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
                         moved = yield from host.copy(plan)
                     elif plan.waits:
@@ -197,7 +197,7 @@ class Loop:
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    row = composed_row(batch, plan) if records else b""
+                    row = self._row(plan) if records else b""
                     self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
                 elif not flying:
                     # Nothing can change before a request arrives.
@@ -217,6 +217,11 @@ class Loop:
         host, flying = self._host, self._flying
         start_ns = flying[-1].end_ns if flying else host.now_ns
         return self._scheduler.waits_ns(self._batch, plan, start_ns, host.next_ns)
+
+    def _row(self, plan: Plan) -> bytes:
+        """Returns the row of the step composed last."""
+        row, scheduler = composed_row(self._batch, plan), self._scheduler
+        return row + gauge_row(scheduler.gauges(self._batch)) if scheduler.gauged else row
 
     def _dispatch(
         self, plan: Plan, row: bytes, start_ns: int, moved: tuple[int, int], step_ns: int
