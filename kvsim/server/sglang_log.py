@@ -12,12 +12,9 @@ Sources: `srt/managers/scheduler.py`, `srt/mem_cache/memory_pool.py` and
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable
-from typing import Any
 
-from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Argument, Meaning, interpret
 from kvsim.server.files import lines_with
@@ -40,6 +37,16 @@ _FEATURES = {
     "max_lora": ("enable_lora", "lora_paths"),
 }
 """Beginning of arguments that have a value by default, too → those that use the feature."""
+
+DEFAULTS = {
+    "max_prefill_tokens": 16384,
+    "priority_scheduling_preemption_threshold": 10,
+    "radix_eviction_policy": "lru",
+    "retraction_policy": "length",
+    "schedule_conservativeness": 1.0,
+    "schedule_policy": "fcfs",
+}
+"""Arguments of the scheduler and of the radix cache whose default is not off."""
 
 
 def is_sglang(path: str) -> bool:
@@ -95,18 +102,13 @@ def _meaning(arguments: Iterable[Argument]) -> Meaning:
     meaning = interpret((each for each in arguments if not each.name.startswith(unused)), SGLANG)
     meaning.ignored.clear()
     meaning.unknown.clear()
-    for table, kind in (
-        ("scheduler_args", ENGINES["sglang"].scheduler),
-        ("block_manager_args", BLOCK_MANAGERS[ENGINES["sglang"].prefix_manager]),
-    ):
-        said = meaning.settings.get(table, {})
-        kept = {key: value for key, value in said.items() if value != _default(kind, key)}
+    for table in ("scheduler_args", "block_manager_args"):
+        said = meaning.settings.pop(table, {})
+        kept = {
+            name: value
+            for name, value in said.items()
+            if value not in (DEFAULTS.get(name), False, 0)
+        }
         if kept:
             meaning.settings[table] = kept
-        elif said:
-            del meaning.settings[table], meaning.sources[table]
     return meaning
-
-
-def _default(kind: type, argument: str) -> Any:
-    return inspect.signature(kind).parameters[argument].default

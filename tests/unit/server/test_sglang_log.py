@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.errors import ConfigError
 from kvsim.server import ServerWord, server_settings
+from kvsim.server.arguments import Used
+from kvsim.server.sglang_arguments import SGLANG
+from kvsim.server.sglang_log import DEFAULTS
 
 ARGUMENTS = (
     "model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', tokenizer_mode='auto', dtype='auto',"
@@ -91,6 +96,17 @@ def test_arguments_count_that_differ_from_the_defaults(tmp_path: Path) -> None:
     assert word.sources["num_gpu_blocks_override"].endswith("sglang.log:3")
     [note] = word.notes
     assert "444,500 pages of 1" in note and "no-such-flag" not in note
+
+
+def test_the_defaults_are_those_of_the_engine() -> None:
+    engine = ENGINES["sglang"]
+    known: dict[str, Any] = {}
+    for kind in (engine.scheduler, BLOCK_MANAGERS[engine.prefix_manager]):
+        parameters = inspect.signature(kind).parameters
+        known |= {name: each.default for name, each in parameters.items()}
+    for flag in SGLANG.flags.values():
+        if isinstance(flag.effect, Used) and "." in flag.effect.key:
+            assert DEFAULTS.get(flag.name, None) == (known[flag.name] or None), flag.name
 
 
 def test_a_pool_is_counted_in_pages_and_the_last_whole_start_counts(tmp_path: Path) -> None:
