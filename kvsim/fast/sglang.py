@@ -31,9 +31,9 @@ from kvsim.engine.tables import Tables
 from kvsim.engines.sglang import Sglang, SglangOverlap
 from kvsim.engines.sglang_prefill import generated_tokens
 from kvsim.engines.sglang_runs import SglangCounts, SglangRuns
-from kvsim.fast.course import MOST_STEPS
 from kvsim.fast.decodes import LONG_STEPS
 from kvsim.fast.known import overridden
+from kvsim.fast.series import Series
 from kvsim.records.recorder import Recorder
 from kvsim.schema import completed_row, gauge_row, pack
 
@@ -158,25 +158,14 @@ class SglangSteps:
 
     def _stretch(self, step: Step | None, now_ns: int, progress: Progress) -> int:
         """Takes steps until the loop or the scheduler has to act. Returns how many were settled."""
-        batch, steps = self._batch, 0
+        batch, series = self._batch, Series(self._batch, progress, self._listens)
         next_ns, horizon_ns = self._upcoming()
         cut_ns = min(next_ns, horizon_ns)
-        batch.now_ns, self.ended = now_ns, []
-        idle, tokens = progress.idle_steps, batch.tokens
+        batch.now_ns, self.ended = now_ns, series.ended
         while True:
             step = self._advance(step, cut_ns)
             taken, self._taken = self._taken, 0
-            steps += taken
-            if batch.tokens != tokens or batch.ended:
-                tokens, idle = batch.tokens, 0
-            else:
-                idle += taken
-            if batch.ended:
-                self.ended += batch.ended
-                batch.ended = []
-                if self._listens:
-                    break
-            if steps >= MOST_STEPS or idle >= progress.patience_steps:
+            if series.count(taken):
                 break
             if batch.now_ns >= cut_ns:
                 if batch.now_ns >= horizon_ns:
@@ -190,8 +179,8 @@ class SglangSteps:
         self._sync()
         self._step = step
         batch.busy_until_ns = batch.now_ns if step is None else step.end_ns
-        self._steps = progress.steps = progress.steps + steps
-        progress.idle_steps = idle
+        steps = series.close()
+        self._steps = progress.steps
         return steps
 
     def _resumed(self, flight: Flight | None, steps: int) -> Step | None:
