@@ -300,9 +300,8 @@ class Sglang(Scheduler):
         engine = Engine(blocks, running, self._computed_tokens, self.standings)
         batch.waiting = self.order.sort(batch.waiting, engine)
         riders = len(running) if self.mixes else 0
-        expected, ratio, clip = 0.0, self.ratio, self._rules.clip_tokens
-        for request in running:
-            expected += expected_tokens(request, self.standings[request], ratio, clip)
+        clip = self._rules.clip_tokens
+        expected = expected_tokens(running, self.standings, self.ratio, clip)
         chunk = self.max_num_batched_tokens if self.chunked else None
         prefill = Prefill(
             self._rules,

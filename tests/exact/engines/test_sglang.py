@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from kvsim.config import make_config
 from kvsim.engine.request import Span
 from kvsim.engines.sglang import SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables
-from kvsim.engines.sglang_budget import Environment, NewTokenRatio
 from kvsim.engines.sglang_radix import Node
-from kvsim.engines.sglang_remarks import remarks
 from kvsim.engines.sglang_runs import SglangRuns, SpanKeys, agreement
 from kvsim.engines.sglang_server import MIB, mem_fraction_static
 from kvsim.pages.over_time import look_at, time_figures
@@ -242,9 +239,34 @@ def test_prompts_of_nearly_the_pool_are_told() -> None:
 
 
 def test_forgotten_prompts_are_told() -> None:
-    [said] = remarks(Counter(forgotten=2), NewTokenRatio(Environment(), 1.0))
-    assert said.startswith("2 times, a prompt was cut while another was unfinished")
-    assert remarks(Counter(), NewTokenRatio(Environment(), 1.0)) == []
+    """A prompt is cut at a page, so that a part of the chunk is left, and without a radix cache
+    one that ignores the end of sequence is cut anywhere."""
+    settings = {"block_size": 16, "max_num_batched_tokens": 40, "enable_prefix_caching": False}
+    trace = requests((100, 4), (100, 4), max_new_tokens=4)
+    assert "a prompt was cut" not in notes(trace, 640, **settings)
+    trace.rows[1].ignore_eos = True
+    assert "1 times, a prompt was cut while another was unfinished" in notes(trace, 640, **settings)
+
+
+def test_a_chunk_without_memory_ends_the_run_and_says_so() -> None:
+    trace = requests((20, 75), (70, 5))
+    trace.rows[0].max_new_tokens, trace.rows[1].max_new_tokens = 75, 5
+    trace.rows[1].arrival_ns = 20_000_000
+    settings = {
+        "model": "tiny",
+        "engine": "sglang",
+        "max_model_len": 400,
+        "async_scheduling": False,
+        "max_num_batched_tokens": 20,
+        "cost": {"model": "constant"},
+        "scheduler_args": EAGER
+        | {"prefill_decode_interval": 5, "environment": {"clip_max_new_tokens": 2}},
+    }
+    outcome = simulate(trace, settings | {"num_gpu_blocks_override": 100}).meta["outcome"]
+    assert (outcome["kind"], outcome["request"]) == ("engine-error", "r1")
+    assert "the next chunk of a prompt is taken on without a look" in outcome["explanation"]
+    more = simulate(trace, settings | {"num_gpu_blocks_override": 200}).meta["outcome"]
+    assert more["kind"] == "finished"
 
 
 def test_the_head_of_the_queue_waits_for_a_reason() -> None:
