@@ -57,6 +57,9 @@ class Host:
     """Number of consecutive steps without a new token or an ended request that counts as a
     livelock."""
 
+    meets: bool = False
+    """Whether other engines take part in each step (`meet`)."""
+
     now_ns: int = 0
     """The current time. It advances only in `wait`, `copy` and `sleep`."""
 
@@ -72,6 +75,10 @@ class Host:
 
     def tell(self, ended: list[Request]) -> None:
         """Tells the clients that these requests have ended, so that they may send more."""
+
+    def meet(self, plan: Plan) -> Waiting:
+        """Waits for the engines that take part in the same step, before it is priced."""
+        yield from ()
 
     def step_ns(self, plan: Plan) -> int:
         """Returns the duration of a step in nanoseconds, without the copies that `copy` makes."""
@@ -183,6 +190,8 @@ class Loop:
                 plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
+                if host.meets:
+                    yield from host.meet(plan)
                 timed = plan.computes or host.takes_time(plan, len(flying))
                 step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
@@ -250,7 +259,10 @@ class Loop:
             self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
         progress, tokens = self._progress, self._batch.tokens
         progress.steps += 1
-        progress.idle_steps = 0 if ended or tokens != self._tokens else progress.idle_steps + 1
+        if ended or tokens != self._tokens:
+            progress.idle_steps = 0
+        elif not plan.empty or plan.waits:
+            progress.idle_steps += 1
         self._tokens = tokens
         if progress.idle_steps >= progress.patience_steps or progress.steps >= self._next_audit:
             self._check(plan)

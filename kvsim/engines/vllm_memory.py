@@ -46,6 +46,14 @@ def cudagraphs(max_num_batched_tokens: int, max_num_seqs: int) -> int:
     most 512. Decode steps are captured up to `max_num_seqs`. Source: vLLM 0.33.0,
     vllm/config/vllm.py, `_set_cudagraph_sizes`; GPUs of compute capability 10 go on to 1,024.
     """
-    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     most = min(2 * max_num_seqs, max_num_batched_tokens)
-    return sum((size <= most) + (size <= min(max_num_seqs, most)) for size in sizes)
+    return sum((size <= most) + (size <= min(max_num_seqs, most)) for size in _SIZES)
+
+
+_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+
+
+def captured_tokens(max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """The largest batch for which vLLM captures a CUDA graph."""
+    most = min(2 * max_num_seqs, max_num_batched_tokens)
+    return max([size for size in _SIZES if size <= most])
