@@ -1,10 +1,12 @@
 """Layers with experts beside the tables: by chance, whole or shared, measured or from geometry."""
 
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from command import run_here
 from msgspec.structs import replace
 from places import ROOT
 from plans import plan
@@ -143,6 +145,23 @@ def test_uneven_replicas_pay_for_the_tokens_of_all(
     few_ns, step.rank_tokens = roofline.step_ns(step), tokens
     same_ns, step.rank_tokens = roofline.step_ns(step), None
     assert few_ns < same_ns == roofline.step_ns(step)
+
+
+def test_an_imported_profile_prices_ranks_that_share_experts(
+    folder: Path, config_json: str, tmp_path: Path
+) -> None:
+    """From the tables to the figures of two ranks, by commands alone."""
+    importing = ["profile", "import", str(folder), "--model", config_json, "--out", "p.json"]
+    assert run_here(importing, tmp_path).returncode == 0
+    running = ["run", "--trace", "chat", "--num-prompts", "12", "--model", config_json]
+    running += ["--hardware", "h100", "--dtype", "bfloat16", "--set", "cost.profile=p.json"]
+    running += ["--data-parallel-size", "2", "--enable-expert-parallel", "--json"]
+    done = run_here([*running, "--num-gpu-blocks-override", "2000"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["completed"] == 12 and len(figures["replicas"]) == 2
+    for source in figures["meta"]["cost"]:
+        assert "experts: measured" in source and "exchange of replicas: figures of" in source
 
 
 def test_pure_decodes_pay_for_experts_as_other_steps_do(folder: Path, config_json: str) -> None:
