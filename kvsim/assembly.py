@@ -87,9 +87,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
-    formula = memory_formula(config.memory_formula or engine.memory_formula)
-    tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    memory = budget(model, hardware, config, formula, tokens, seqs)
+    limits = draft.max_num_batched_tokens, draft.max_num_seqs
+    memory = budget(model, hardware, config, memory_formula(config.memory_formula), *limits)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)

@@ -87,7 +87,7 @@ class FleetOptions(Bundle):
 def refuse_watching(block_map: bool, step_log: str | None) -> None:
     """Raises `ConfigError` for what shows one engine."""
     if block_map or step_log is not None:
-        raise ConfigError("--block-map and --step-log show one of several engines; leave them out")
+        raise ConfigError("--block-map and --step-log show one engine, of several; leave them out")
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:

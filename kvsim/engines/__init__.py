@@ -203,9 +203,9 @@ _FORMULAS = {
 """Values of `--memory-formula`."""
 
 
-def memory_formula(name: str) -> Formula:
-    """Returns the rule by which an engine counts its KV blocks."""
-    formula: Formula = _found(_FORMULAS[name])()
+def memory_formula(name: str | None) -> Formula:
+    """Returns the rule by which an engine counts its KV blocks; vLLM's for None."""
+    formula: Formula = _found(_FORMULAS[name or "vllm"])()
     return formula
 
 

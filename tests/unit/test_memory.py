@@ -30,7 +30,7 @@ def fit(model: str, hardware: str, tokens: int = 8192, seqs: int = 256, **keys: 
 
 def counted(model: Model, hardware: Hardware, config: RunConfig, tokens: int, seqs: int) -> Budget:
     """The budget by the formula that the settings name."""
-    formula = memory_formula(config.memory_formula or "vllm")
+    formula = memory_formula(config.memory_formula)
     return budget(model, hardware, config, formula, tokens, seqs)
 
 

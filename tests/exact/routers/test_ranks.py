@@ -175,4 +175,4 @@ def test_the_command_runs_all_ranks(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "data_parallel_size 2 is simulated as 2 replicas" in refused.stderr
     refused = run_here([*command, "--step-log", "log"], tmp_path)
-    assert refused.returncode == 2 and "show one of several engines" in refused.stderr
+    assert refused.returncode == 2 and "show one engine, of several" in refused.stderr
