@@ -1,4 +1,4 @@
-"""`run --replicas`: several replicas behind a router."""
+"""`run --replicas` and `run --data-parallel-size`: several replicas behind a router."""
 
 from __future__ import annotations
 
@@ -45,10 +45,16 @@ class FleetOptions(Bundle):
         typer.Option("--router-set", metavar="KEY=VALUE", help="An argument of the router."),
     ] = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether a router is asked for."""
-        return self.replicas is not None or self.router is not None or bool(self.router_set)
+    def asked(self, config: RunConfig) -> bool:
+        """Whether there are several replicas, or a router is asked for. Raises `ConfigError` for
+        replicas of data-parallel engines."""
+        ranks = config.data_parallel_size
+        if ranks > 1 and self.replicas not in (None, ranks):
+            raise ConfigError(
+                f"--replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
+                " one of the two out"
+            )
+        return ranks > 1 or self.router is not None or bool(self.router_set or self.replicas)
 
     def run(
         self, trace: Trace, config: RunConfig, out: str | None, write: Write, *, as_json: bool
@@ -58,9 +64,11 @@ class FleetOptions(Bundle):
         from kvsim.fleet.fleet import simulate_fleet
 
         args = dict(map(_argument, self.router_set or ()))
-        configs = [config] * (self.replicas or 1)
+        ranks = config.data_parallel_size
+        configs = [config] * (self.replicas or ranks)
         total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-        router, command = self.router or "round-robin", command_line()
+        own = "vllm-dp" if ranks > 1 else "round-robin"
+        router, command = self.router or own, command_line()
         with progress_bar(total, "simulating") as progress:
             result = simulate_fleet(
                 trace, configs, router, args, progress=progress, command=command
@@ -79,7 +87,7 @@ class FleetOptions(Bundle):
 def refuse_watching(block_map: bool, step_log: str | None) -> None:
     """Raises `ConfigError` for what shows one engine."""
     if block_map or step_log is not None:
-        raise ConfigError("--replicas: --block-map and --step-log show one engine; leave them out")
+        raise ConfigError("--block-map and --step-log show one engine, of several; leave them out")
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:

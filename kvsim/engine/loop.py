@@ -26,7 +26,7 @@ from kvsim.engine.plan import RECOMPUTE, Flight, Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.schema import completed_row, pack
+from kvsim.schema import completed_row, gauge_row, pack
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes. Only the driver of the loop interprets it."""
@@ -57,6 +57,9 @@ class Host:
     """Number of consecutive steps without a new token or an ended request that counts as a
     livelock."""
 
+    meets: bool = False
+    """Whether other engines take part in each step (`meet`)."""
+
     now_ns: int = 0
     """The current time. It advances only in `wait`, `copy` and `sleep`."""
 
@@ -72,6 +75,10 @@ class Host:
 
     def tell(self, ended: list[Request]) -> None:
         """Tells the clients that these requests have ended, so that they may send more."""
+
+    def meet(self, plan: Plan) -> Waiting:
+        """Waits for the engines that take part in the same step, before it is priced."""
+        yield from ()
 
     def step_ns(self, plan: Plan) -> int:
         """Returns the duration of a step in nanoseconds, without the copies that `copy` makes."""
@@ -183,13 +190,15 @@ class Loop:
                 plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
+                if host.meets:
+                    yield from host.meet(plan)
                 timed = plan.computes or host.takes_time(plan, len(flying))
                 step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
                 ended = self._drain() if batch.ended else []
                 if timed or plan.waits:
                     moved = (0, 0)
-                    row = composed_row(batch, plan) if records else b""
+                    row = self._row(plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
                         moved = yield from host.copy(plan)
                     elif plan.waits:
@@ -197,7 +206,7 @@ class Loop:
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    row = composed_row(batch, plan) if records else b""
+                    row = self._row(plan) if records else b""
                     self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
                 elif not flying:
                     # Nothing can change before a request arrives.
@@ -217,6 +226,11 @@ class Loop:
         host, flying = self._host, self._flying
         start_ns = flying[-1].end_ns if flying else host.now_ns
         return self._scheduler.waits_ns(self._batch, plan, start_ns, host.next_ns)
+
+    def _row(self, plan: Plan) -> bytes:
+        """Returns the row of the step composed last."""
+        row, scheduler = composed_row(self._batch, plan), self._scheduler
+        return row + gauge_row(scheduler.gauges(self._batch)) if scheduler.gauged else row
 
     def _dispatch(
         self, plan: Plan, row: bytes, start_ns: int, moved: tuple[int, int], step_ns: int
@@ -245,7 +259,10 @@ class Loop:
             self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
         progress, tokens = self._progress, self._batch.tokens
         progress.steps += 1
-        progress.idle_steps = 0 if ended or tokens != self._tokens else progress.idle_steps + 1
+        if ended or tokens != self._tokens:
+            progress.idle_steps = 0
+        elif not plan.empty or plan.waits:
+            progress.idle_steps += 1
         self._tokens = tokens
         if progress.idle_steps >= progress.patience_steps or progress.steps >= self._next_audit:
             self._check(plan)

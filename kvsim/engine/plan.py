@@ -54,6 +54,7 @@ class Plan:
         "place",
         "preempted",
         "prefills",
+        "rank_tokens",
         "samples",
         "single_decodes",
         "single_lengths",
@@ -104,6 +105,14 @@ class Plan:
         """Sum of the lengths of decoding sequences, the token of this step included."""
         self.samples = 0
         """Number of positions for which logits are computed."""
+        self.rank_tokens: float | None = None
+        """Mean tokens of the ranks that share experts, padding included; None: all have as many as
+        this one."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes."""
+        return self.decode_seqs + sum([new for new, _ in self.chunks])
 
     @property
     def entries(self) -> list[tuple[Request, int, bool]]:

@@ -64,6 +64,8 @@ class Scheduler:
     lingers: bool = False
     """Whether a request takes part in one more step after its last token, as in vLLM 0.6.3's
     asynchronous output processing."""
+    gauged: tuple[str, ...] = ()
+    """Columns of `kvsim.schema.STEPS` that its steps have beyond those of every engine."""
 
     def arrive(self, batch: Batch, request: Request) -> None:
         """Accepts a new request into the waiting queue, or rejects it (`Batch.refuse`)."""
@@ -76,6 +78,10 @@ class Scheduler:
     def remarks(self) -> list[str]:
         """Returns what a reader of the result should know about this run, one line each."""
         return []
+
+    def gauges(self, batch: Batch) -> tuple[int, ...]:
+        """Returns the values of `gauged` in the step composed last."""
+        return ()
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""
