@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from kvsim.assumed import complete
 from kvsim.checks import (
     Room,
+    adapts,
     check_cache,
     check_chunks,
     check_engine,
@@ -42,6 +43,7 @@ from kvsim.notes import left_out
 from kvsim.offload import Offload, offload_of, offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
+from kvsim.speculation import Speculative, speculates, speculation_of
 
 
 class Parts(NamedTuple):
@@ -65,6 +67,8 @@ class Parts(NamedTuple):
     """What a reader of the result should know of the model, and what is not simulated."""
     offload: Offload | None
     """The tier in CPU memory; None without one."""
+    speculation: Speculative | None
+    """Speculative decoding; None without it."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -94,19 +98,29 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room, engine)
     tiered = offloads(config, engine, groups)
-    manager = GROUP_MANAGER if groups or tiered else _manager(config, engine)
+    drafts = speculates(config, engine)
+    adapters = adapts(config, engine)
+    featured = groups or tiered or drafts or adapters
+    manager = GROUP_MANAGER if featured else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
         given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
         given["keyed"] = config.enable_prefix_caching or tiered
+    cost, speculation = make_cost(config, model, hardware), None
+    if drafts:
+        speculation = speculation_of(config, model, hardware, cost, tiered)
+        given |= speculation.blocks()
+        cost = speculation.priced(cost)
     blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
     offload = offload_of(config, model, hardware, blocks) if tiered else None
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
+        further |= speculation.parts() if speculation else {}
+        further["max_loras"] = (config.max_loras or 1) if adapters else None
     scheduler = _scheduler(config, engine, further)
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
@@ -119,13 +133,14 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         manager,
         scheduler,
         blocks,
-        make_cost(config, model, hardware),
+        cost,
         make_link(model, hardware, config, block_bytes(model, config)),
         memory,
         future,
         assumed,
-        (*_notes_on_tables(model, config, blocks, offload), *left_out(config)),
+        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config)),
         offload,
+        speculation,
     )
 
 
@@ -209,12 +224,16 @@ def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler
 
 
 def _notes_on_tables(
-    model: Model, config: RunConfig, blocks: Tables, offload: Offload | None
+    model: Model,
+    config: RunConfig,
+    blocks: Tables,
+    offload: Offload | None,
+    speculation: Speculative | None,
 ) -> tuple[str, ...]:
-    """What a reader should know of the block tables, and of their tier in CPU memory."""
+    """What a reader should know of the block tables, of their tier in CPU memory, and of drafts."""
     if not isinstance(blocks, GroupTables):
         return model.notes
-    further = offload.notes() if offload else ()
+    further = (offload.notes() if offload else ()) + (speculation.notes if speculation else ())
     return (*model.remarks, *notes_on_groups(blocks.groups, config), *further)
 
 

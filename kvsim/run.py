@@ -121,6 +121,8 @@ def assembled(
     parts = parts_of(config, named)
     if parts.blocks.prefixes_only and _tokens_known(rows):
         parts = parts_of(config, True)
+    if parts.speculation is not None:
+        parts.speculation.learn(rows)
     check_run(len(rows), _least_steps(rows, parts))
     return parts
 
@@ -210,10 +212,12 @@ def _tokens_known(rows: Sequence[Row]) -> bool:
 
 
 def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
-    """Steps that the outputs take, each step one token of as many sequences as may run."""
+    """Steps that the outputs take, each step one token of as many sequences as may run, or with
+    drafts as many tokens as can be accepted."""
     outputs = [row.output_length for row in rows]
     full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
-    return max([full, *outputs])
+    spec = parts.speculation
+    return max([full, *outputs]) // (1 if spec is None else 1 + spec.proposer.num_spec_tokens)
 
 
 def _check_sum(released_ns: np.ndarray, finish_ns: np.ndarray, now_ns: int) -> None:

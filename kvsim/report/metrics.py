@@ -68,6 +68,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
     "Requests": (
         ("completed", "Completed", "requests", "higher"),
         ("rejected", "Rejected", "requests", "lower"),
+        ("aborted", "Aborted", "requests", ""),
         ("unfinished", "Unfinished", "requests", "lower"),
     ),
     "Throughput": (
@@ -118,6 +119,11 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("prefix_cache_hit_rate_with_preempted", "Hit rate with preempted", "share", ""),
         ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
         ("prefix_cache_request_hit_share", "Requests with a hit", "share", "higher"),
+    ),
+    "Speculative decoding": (
+        ("spec_decode_draft_tokens", "Drafts verified", "tokens", ""),
+        ("spec_decode_accepted_tokens", "Drafts accepted", "tokens", ""),
+        ("spec_decode_acceptance_length", "Acceptance length", "", "higher"),
     ),
     "Queues": (
         ("waiting_mean", "Waiting mean", "", "lower"),

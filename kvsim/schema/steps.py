@@ -11,6 +11,7 @@ from kvsim.schema.column import Column, Source, Table, part, seconds
 _step = partial(Column, source=Source.STEP)
 _state = partial(Column, source=Source.STATE)
 _kernel = partial(part, source=Source.KERNEL)
+_drafts = partial(Column, source=Source.DRAFTS)
 
 _BLOCKED = (
     ("", "no request waits, or none was refused"),
@@ -60,12 +61,16 @@ STEPS = Table(
         _state("stranded_blocks", "blocks", "free, unfit for admissions: external fragmentation"),
         _state("blocked", "", "why the head of the waiting queue was refused", codes=_BLOCKED),
         _step("finished", "requests", "that end with this step"),
+        _drafts("verified_seqs", "sequences", "whose drafts it verifies"),
+        _drafts("draft_tokens", "tokens", "drafts that it verifies"),
+        _drafts("accepted_tokens", "tokens", "of these, accepted"),
         _kernel("host_ns", "host", "the host's part, and what nothing else explains"),
         _kernel("dense_ns", "linear layers", "but for the logits"),
         _kernel("attention_decode_ns", "attention, decode", "one token per sequence"),
         _kernel("attention_prefill_ns", "attention, prompts", "the rest of a step with prompts"),
         _kernel("head_ns", "logits", "of the tokens sampled"),
         _kernel("copies_ns", "copied blocks", "copy-on-write"),
+        _kernel("drafter_ns", "drafter", "makes the drafts of the next step"),
         _kernel(
             "unexplained_ns",
             "not explained by the cost model",
