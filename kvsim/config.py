@@ -348,7 +348,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         dict[str, Any],
         _doc(
             _ENGINE,
-            "V1: speculative decoding by vLLM's own table: method, num_speculative_tokens, model...;"
+            "V1: speculative decoding, vLLM's own table: method, num_speculative_tokens, model...;"
             " and how many drafts are accepted: acceptance_rate, synthetic_acceptance_rates...",
         ),
     ] = {}

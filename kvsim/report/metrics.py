@@ -58,6 +58,7 @@ BLOCKED_BY = {
     "watermark": "held by the watermark",
     "swapped": "swapped requests go first",
     "preempted": "a preemption in this step",
+    "loras": "max_loras reached",
 }
 """Why the head of the waiting queue was refused: labels for people."""
 

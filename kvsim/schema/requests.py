@@ -99,6 +99,11 @@ REQUESTS = Table(
             "waiting behind preemptions",
             "the head is refused because of a preemption in that step",
         ),
+        _time(
+            "waiting_loras_ns",
+            "waiting for an adapter's place",
+            "nobody else can be admitted, and who waits has another adapter (`max_loras`)",
+        ),
         _time("own_prefill_ns", "own prefill", "kernels of its steps up to the first token"),
         _time(
             "own_decode_ns",

@@ -21,6 +21,7 @@ _BLOCKED = (
     ("watermark", "enough free blocks, but the watermark holds them"),
     ("swapped", "prompts wait until every swapped request is back"),
     ("preempted", "a preemption in this step"),
+    ("loras", "`max_loras`: those who wait have other adapters than those who run"),
 )
 BLOCKED = tuple(name for name, _ in _BLOCKED)
 """Names of the values of column `blocked`."""

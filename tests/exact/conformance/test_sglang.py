@@ -9,8 +9,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -18,9 +19,7 @@ from exact.conformance.corpus import (
 from exact.conformance.generate_sglang import make_case
 from marks import long, mostly_long
 from shared import needs_shared
-from twins import sglang as twin
-
-from kvsim.conform.builders import run_case
+from twins.sglang import step_log
 
 ENGINE = "sglang"
 SEEDS = range(6000 if WHOLE else 500)
@@ -50,15 +49,9 @@ def test_recorded_random_cases(kind: str) -> None:
 @needs_shared("conformance")
 @pytest.mark.parametrize("folder", RECORDED)
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
-    case = recorded_case(ENGINE, folder)
-    assert case.recorded is not None
-    assert_equal(case.recorded, twin.step_log(case.config, case.trace), folder.name)
+    check_twin(step_log, recorded_case(ENGINE, folder))
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
-    for seed in SEEDS[group::GROUPS]:
-        config, trace = make_case(seed)
-        expected = twin.step_log(config, trace)
-        log = list(run_case(ENGINE, config, trace, audit=seed % 5 == 0))
-        assert_equal(expected, log, f"seed {seed}: twin | kvsim")
+    check_random(ENGINE, make_case, step_log, SEEDS[group::GROUPS], audit=5)
