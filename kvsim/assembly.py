@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvsim.assumed import complete
 from kvsim.checks import (
     Room,
@@ -97,10 +99,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     check_retention(config, groups)
     room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room, engine)
-    tiered = offloads(config, engine, groups)
-    drafts = speculates(config, engine)
-    adapters = adapts(config, engine)
-    featured = groups or tiered or drafts or adapters
+    tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
+    featured = groups or tiered or drafts or adapts(config, engine)
     manager = GROUP_MANAGER if featured else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
@@ -108,11 +108,10 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         # The length that fits may be below that of which the groups know.
         given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
         given["keyed"] = config.enable_prefix_caching or tiered
-    cost, speculation = make_cost(config, model, hardware), None
-    if drafts:
-        speculation = speculation_of(config, model, hardware, cost, tiered)
-        given |= speculation.blocks()
-        cost = speculation.priced(cost)
+    cost = make_cost(config, model, hardware)
+    speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
+    if speculation is not None:
+        given, cost = given | speculation.blocks(), speculation.priced(cost)
     blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
@@ -120,28 +119,32 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}
-        further["max_loras"] = (config.max_loras or 1) if adapters else None
     scheduler = _scheduler(config, engine, further)
+    _check(config, scheduler, blocks, manager)
+    return Parts(
+        *(config, model, hardware, manager, scheduler, blocks, cost),
+        make_link(model, hardware, config, block_bytes(model, config)),
+        *(memory, future, assumed),
+        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config)),
+        *(offload, speculation),
+    )
+
+
+def _check(config: RunConfig, scheduler: Scheduler, blocks: Tables, manager: str) -> None:
+    """Refuse what scheduler and block manager cannot do together."""
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
         raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
     check_chunks(config, scheduler, blocks)
-    return Parts(
-        config,
-        model,
-        hardware,
-        manager,
-        scheduler,
-        blocks,
-        cost,
-        make_link(model, hardware, config, block_bytes(model, config)),
-        memory,
-        future,
-        assumed,
-        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config)),
-        offload,
-        speculation,
-    )
+
+
+def ending_early(config: RunConfig) -> RunConfig:
+    """The settings with the parts that end requests when clients give them up, if the engine has
+    such parts and nobody chose others."""
+    known = config.engine in ENGINES and ENGINES[config.engine].grouped_schedulers
+    if not known or config.block_manager is not None:
+        return config
+    return msgspec.structs.replace(config, block_manager=GROUP_MANAGER)
 
 
 def _engine(name: str) -> Engine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from kvsim.assembly import Parts, assemble
+from kvsim.assembly import Parts, assemble, ending_early
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.engine.future import Future
@@ -18,6 +18,7 @@ from kvsim.engine.loop import Watcher
 from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.limits import check_run
+from kvsim.notes import unheeded_wishes
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result, provenance
 from kvsim.serving import Serving
@@ -118,9 +119,15 @@ def assembled(
 
     Raises `ConfigError`, also for a run that would be too long.
     """
+    given_up = any(row.abort_after_ns is not None for row in rows)
+    if given_up:
+        config = ending_early(config)
     parts = parts_of(config, named)
     if parts.blocks.prefixes_only and _tokens_known(rows):
         parts = parts_of(config, True)
+    unheeded = unheeded_wishes(rows, config, given_up and not parts.scheduler.ends_early)
+    if unheeded:
+        parts = parts._replace(notes=(*parts.notes, *unheeded))
     if parts.speculation is not None:
         parts.speculation.learn(rows)
     check_run(len(rows), _least_steps(rows, parts))

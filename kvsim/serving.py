@@ -56,7 +56,6 @@ class Serving:
         self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked)
         link = Link(env, parts.link)
         full_plans = not declares_sums(parts.cost)
-        leaves = parts.scheduler.ends_early and any(row.abort_after_ns is not None for row in rows)
         self._loop = Loop(
             SimulatedTime(env, parts.cost, link, inbox, full_plans),
             parts.scheduler,
@@ -70,7 +69,7 @@ class Serving:
             repetition=self.shortcuts.repetition(
                 self.recorder, self._arrive, inbox.upcoming, inbox.listens
             ),
-            clients=Patience(rows) if leaves else None,
+            clients=Patience(rows) if parts.scheduler.ends_early else None,
         )
 
     def run(self) -> Process:

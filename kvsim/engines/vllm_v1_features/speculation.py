@@ -58,7 +58,9 @@ class Speculation:
     """Whether the key of a block covers the token after it, so that hits lose nothing."""
 
     def propose(self, sequence: Sequence) -> int:
-        """Returns how many drafts follow the known tokens of a sequence."""
+        """Returns how many drafts follow the known tokens of a sequence. Not asked with
+        asynchronous scheduling: there, a step is composed before its drafts are known, and has room
+        for `num_spec_tokens` of them."""
         return 0
 
     def accepted(self, sequence: Sequence, drafts: int) -> int:
@@ -88,7 +90,7 @@ class Drafts(Speculation):
     ) -> None:
         """`drafter` tells how long the drafts of a step take to make, in nanoseconds. `connector`:
         whether there is a KV connector. Lookahead keys would be unknown to it."""
-        kind = METHODS[method]
+        kind = METHODS.get(method, Method())
         self._verifier, self._drafter = verifier or Speculation(), drafter
         self.num_spec_tokens = num_spec_tokens
         self.lookahead = 0 if kind.lookahead < 0 else num_spec_tokens + kind.lookahead
