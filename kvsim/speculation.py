@@ -124,7 +124,10 @@ def speculation_of(
         disable_eagle_block_drop=asked.disable_eagle_block_drop,
         disable_lookahead_block_hashes=asked.disable_lookahead_block_hashes,
     )
-    notes = [f"{KEY}: {method} makes {tokens} drafts a step; times of drafting are {words}"]
+    notes = [
+        f"{KEY}: {method} makes {tokens} drafts a step; time of the drafter: {words}. Verifying is"
+        " ESTIMATED: attention reads the context once for all drafts of a request"
+    ]
     if method != "ngram":
         notes.append(
             f"{KEY}: weights and KV of the drafter are not part of the memory budget;"

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 class ConstantCost:
-    """step + prompt tokens, decoding sequences and their context, each times a constant. Drafts
-    that are verified cost as much as prompt tokens.
+    """step + prompt tokens and drafts, decoding sequences and their context, each times a constant.
 
     The defaults describe an 8 B model on a data-centre GPU in round numbers. Times are whole
     nanoseconds, so sums are exact: `ValueError` for anything finer. Block copies are free.

@@ -41,13 +41,14 @@ class DraftedCost:
 
     @property
     def kind(self) -> str:
-        """That of the cost model."""
-        return self._cost.kind
+        """That of the cost model; `estimated` where steps without drafts were measured."""
+        kind = self._cost.kind
+        return "estimated" if kind in ("measured", "scaled") else kind
 
     @property
     def source(self) -> str:
-        """That of the cost model, and of the drafter."""
-        return f"{self._cost.source}; drafts: {self._drafter}"
+        """That of the cost model."""
+        return self._cost.source
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step with its drafter."""
@@ -55,7 +56,7 @@ class DraftedCost:
 
     def describe(self) -> dict[str, Any]:
         """That of the cost model, and of the drafter."""
-        return {**self._cost.describe(), "source": self.source, "drafter": self._drafter}
+        return {**self._cost.describe(), "kind": self.kind, "drafter": self._drafter}
 
 
 class ExplainedDraftedCost(DraftedCost):
