@@ -23,6 +23,11 @@ class Metric(NamedTuple):
     group: str
 
     @property
+    def always(self) -> bool:
+        """Whether every run has the figure, be it undefined."""
+        return self.key != "aborted" and not self.key.startswith("spec_decode_")
+
+    @property
     def whole(self) -> bool:
         """Whether the figure is a count."""
         return self.unit in ("requests", "tokens", "blocks", "steps", "preemptions")

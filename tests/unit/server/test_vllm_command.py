@@ -53,6 +53,12 @@ def said(command: str) -> dict[str, Any]:
         ("vllm serve m --disable-prefix-caching", {"enable_prefix_caching": False}),
         ("vllm serve m --no-async-scheduling", {"async_scheduling": False}),
         ("vllm serve m --kv-offloading-size 20", {"kv_offloading_size": 20.0}),
+        ("vllm serve m --enable-lora --max-loras 4 --lora-modules a=/a b=/b", {
+            "enable_lora": True, "max_loras": 4,
+        }),
+        ("vllm serve m -sc.method mtp -sc.num_speculative_tokens 2", {
+            "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+        }),
         ("vllm serve m --enforce-eager --dtype half", {"enforce_eager": True, "dtype": "float16"}),
         ("vllm serve m --kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}),
         ("vllm serve m --swap-space 8 --preemption-mode swap", {}),
