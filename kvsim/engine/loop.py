@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from math import inf
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -114,6 +115,23 @@ class Host:
         return plan.computes
 
 
+class Clients(Protocol):
+    """Clients that give up requests."""
+
+    @property
+    def next_ns(self) -> float:
+        """When the next request in progress is given up; infinite: never."""
+        ...
+
+    def begins(self, request: Request) -> None:
+        """A request was sent."""
+        ...
+
+    def over(self, now_ns: int) -> list[Request]:
+        """Takes out the requests in progress that are given up until now, in order."""
+        ...
+
+
 class Progress:
     """Counts steps and detects a run that makes no progress."""
 
@@ -157,13 +175,16 @@ class Loop:
         progress: Callable[[int], None] | None = None,
         over: Callable[[Request], None] | None = None,
         repetition: Repetition | None = None,
+        clients: Clients | None = None,
     ) -> None:
         """`record` is called with the row of each step. `refused` maps a request id to the
         reason why it is rejected on arrival. `progress` is called with the number of requests that
-        have just ended. `over` is called with each ended request once no step refers to it."""
+        have just ended. `over` is called with each ended request once no step refers to it.
+        `clients` give up requests, which the scheduler then ends early."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
         self._record, self._refused, self._watcher = record, refused, watcher
         self._told, self._over, self._repetition = progress, over, repetition
+        self._clients = clients
         self._progress = Progress(host.patience_steps)
         self._tokens = 0
         self._flying: deque[Flight] = deque()
@@ -179,8 +200,11 @@ class Loop:
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
         most, records = self._scheduler.in_flight, self._record is not None
+        clients = self._clients
         while (arrived := host.arrived()) is not None:
             came = self.take_in(arrived) if arrived else 0
+            if clients is not None:
+                self._give_up(clients)
             if self._repeated():
                 yield from host.wait(batch.now_ns)
                 self._landed()
@@ -208,6 +232,9 @@ class Loop:
                     # Nothing runs, but something happened: a step without duration.
                     row = self._row(plan) if records else b""
                     self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
+                elif not flying and clients is not None and clients.next_ns < inf:
+                    yield from host.wait(int(min(clients.next_ns, host.next_ns)))
+                    continue
                 elif not flying:
                     # Nothing can change before a request arrives.
                     if (yield from host.sleep()):
@@ -220,6 +247,13 @@ class Loop:
                 ended += self._land(flight, len(ended))
             if watcher is not None:
                 watcher.settled(batch, ended)
+
+    def _give_up(self, clients: Clients) -> None:
+        """Ends the requests that their clients have given up."""
+        now_ns = self._host.now_ns
+        for request in clients.over(now_ns):
+            self._batch.now_ns = now_ns
+            self._scheduler.abort(self._batch, request)
 
     def _waits_ns(self, plan: Plan) -> int:
         """Returns how long a step waits for transfers once those in flight are over."""
@@ -295,6 +329,8 @@ class Loop:
                 batch.refuse(request, refused[request.id])
             else:
                 self._scheduler.arrive(batch, request)
+            if self._clients is not None:
+                self._clients.begins(request)
         return len(arrived)
 
     def _drain(self) -> list[Request]:

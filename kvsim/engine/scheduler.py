@@ -61,6 +61,8 @@ class Scheduler:
     names_blocks: bool = True
     """Whether it reads block ids: entries of tables, references of pools. If your scheduler does
     not, set it to False: a faster prefix cache without ids may then be used."""
+    ends_early: bool = False
+    """Whether it ends requests that their clients give up (`abort`); if not, they go on."""
     lingers: bool = False
     """Whether a request takes part in one more step after its last token, as in vLLM 0.6.3's
     asynchronous output processing."""
@@ -73,6 +75,11 @@ class Scheduler:
 
     def compose(self, batch: Batch, now_ns: int) -> Plan:
         """Composes the next step through the moves of `batch`, and returns its plan."""
+        raise NotImplementedError
+
+    def abort(self, batch: Batch, request: Request) -> bool:
+        """Ends a request that its client gave up. Returns whether it was in progress. Asked only of
+        schedulers that have `ends_early` set."""
         raise NotImplementedError
 
     def remarks(self) -> list[str]:

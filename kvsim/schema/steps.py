@@ -13,6 +13,7 @@ _step = partial(Column, source=Source.STEP)
 _state = partial(Column, source=Source.STATE)
 _sglang = partial(Column, source=Source.SGLANG)
 _kernel = partial(part, source=Source.KERNEL)
+_drafts = partial(Column, source=Source.DRAFTS)
 
 _BLOCKED = (
     ("", "no request waits, or none was refused"),
@@ -22,6 +23,7 @@ _BLOCKED = (
     ("watermark", "enough free blocks, but the watermark holds them"),
     ("swapped", "prompts wait until every swapped request is back"),
     ("preempted", "a preemption in this step"),
+    ("loras", "`max_loras`: those who wait have other adapters than those who run"),
 )
 BLOCKED = tuple(name for name, _ in _BLOCKED)
 """Names of the values of column `blocked`."""
@@ -72,12 +74,16 @@ STEPS = Table(
             "ppm",
             "new-token ratio: share of the announced tokens that requests are expected to generate",
         ),
+        _drafts("verified_seqs", "sequences", "whose drafts it verifies"),
+        _drafts("draft_tokens", "tokens", "drafts that it verifies"),
+        _drafts("accepted_tokens", "tokens", "of these, accepted"),
         _kernel("host_ns", "host", "the host's part, and what nothing else explains"),
         _kernel("dense_ns", "linear layers", "but for the logits"),
         _kernel("attention_decode_ns", "attention, decode", "one token per sequence"),
         _kernel("attention_prefill_ns", "attention, prompts", "the rest of a step with prompts"),
         _kernel("head_ns", "logits", "of the tokens sampled"),
         _kernel("copies_ns", "copied blocks", "copy-on-write"),
+        _kernel("drafter_ns", "drafter", "makes the drafts of the next step"),
         _kernel(
             "unexplained_ns",
             "not explained by the cost model",
