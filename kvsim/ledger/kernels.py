@@ -84,12 +84,12 @@ def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
 
 
 def computing_ns(rows: Rows, first: int, last: int) -> Ints:
-    """The time of steps without swap copies and without the wait for the link."""
-    start, end, transfer, link_wait = (
+    """The time of steps without swap copies and without the waits for the link and for stores."""
+    start, end, transfer, link_wait, flush = (
         rows.part(name, first, last)
-        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns")
+        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns", "flush_ns")
     )
-    return end - start - transfer - link_wait
+    return end - start - transfer - link_wait - flush
 
 
 def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kvsim.parsing import parse_json
 from kvsim.sizes import human_readable_int
 
 _DTYPES = {
@@ -57,6 +58,17 @@ def number(value: Any) -> float:
         return float(value)
     except (ValueError, TypeError):
         raise ValueError("a number") from None
+
+
+def table(value: Any) -> dict[str, Any] | None:
+    """A table, as JSON on a command line; an empty one says nothing."""
+    try:
+        found = parse_json(value) if isinstance(value, str) else value
+        if found is not None and not isinstance(found, dict):
+            raise ValueError
+        return found or None
+    except ValueError:
+        raise ValueError("a table of keys in JSON") from None
 
 
 def switch(value: Any) -> bool:

@@ -10,6 +10,7 @@ from marks import long
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.engine.plan import NOTHING_MOVED
 from kvsim.engines.vllm_v1_features.connector import Job, Transfers
 from kvsim.engines.vllm_v1_features.cpu_tier import Access, CpuTier
 from kvsim.engines.vllm_v1_features.timed import TimedWorker
@@ -133,6 +134,9 @@ def test_a_tier_no_larger_than_the_pool_is_remarked_upon() -> None:
     assert any("room for 5 blocks, and the GPU for 11" in note for note in notes)
 
 
+INF = float("inf")
+
+
 def job(number: int, blocks: int, within: bool = False) -> Job:
     return Job(number, None, [[*range(blocks)]], [[]], True, within)
 
@@ -140,7 +144,7 @@ def job(number: int, blocks: int, within: bool = False) -> Job:
 def test_copies_of_one_direction_follow_each_other() -> None:
     worker = TimedWorker(lambda blocks: 10 * blocks)
     loads = Transfers([job(0, 3), job(1, 2)], [], [], [])
-    assert worker.launch(loads, 100, False, float("inf")) == 0
+    assert worker.launch(loads, 100, False, INF) == NOTHING_MOVED
     assert [done.number for done in worker.collect(130).loads] == [0]
     assert [done.number for done in worker.collect(150).loads] == [1]
 
@@ -148,18 +152,18 @@ def test_copies_of_one_direction_follow_each_other() -> None:
 def test_a_store_begins_with_the_next_step_unless_it_is_flushed() -> None:
     worker = TimedWorker(lambda blocks: 10 * blocks)
     nothing = Transfers([], [], [], [])
-    assert worker.launch(Transfers([], [job(0, 3)], [], []), 100, False, float("inf")) == 0
+    assert worker.launch(Transfers([], [job(0, 3)], [], []), 100, False, INF) == NOTHING_MOVED
     assert worker.unsent
-    assert worker.launch(nothing, 200, False, float("inf")) == 0
+    assert worker.launch(nothing, 200, False, INF) == NOTHING_MOVED
     assert not worker.collect(229)
     assert worker.collect(230).stores
-    assert worker.launch(Transfers([], [job(1, 3)], [1], []), 300, False, float("inf")) == 30
+    assert worker.launch(Transfers([], [job(1, 3)], [1], []), 300, False, INF).flush_ns == 30
 
 
 def test_an_idle_engine_waits_for_a_transfer_or_a_request() -> None:
     worker = TimedWorker(lambda blocks: 10 * blocks)
-    assert worker.launch(Transfers([job(0, 3)], [], [], []), 100, True, 120) == 20
-    assert worker.launch(Transfers([], [], [], []), 120, True, float("inf")) == 10
+    assert worker.launch(Transfers([job(0, 3)], [], [], []), 100, True, 120).wait_ns == 20
+    assert worker.launch(Transfers([], [], [], []), 120, True, INF).wait_ns == 10
 
 
 def test_tails_are_evicted_before_heads_and_offers_are_all_or_nothing() -> None:
@@ -173,7 +177,7 @@ def test_tails_are_evicted_before_heads_and_offers_are_all_or_nothing() -> None:
     second.position = {key: key[0] for key in new}
     assert tier.offer(new, second) is None
     assert tier.offer(new[:2], second) == {(10, 0): 3, (11, 0): 2}
-    assert [tier.state(key) for key in keys] == [0, 0, None]
+    assert [tier.look_up(key) for key in keys] == [0, 0, None]
 
 
 def random_run(seed: int) -> tuple[Trace, dict[str, Any]]:

@@ -8,8 +8,9 @@ Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policie
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 Key = tuple[int, int]
 """Identity of a chunk's tokens and of all before them, and the number of its group."""
@@ -259,11 +260,9 @@ class CpuTier:
         self._evictable = 0
         self.pending = 0
         """Number of chunks that are being written."""
-        self.refused = 0
-        """Number of offers that found no room."""
 
-    def state(self, key: Key) -> int | None:
-        """Returns the state of a chunk; None if it is absent."""
+    def look_up(self, key: Key) -> int | None:
+        """Returns the state of a chunk that a request looks for; None if it is absent."""
         return self._state.get(key)
 
     @property
@@ -276,14 +275,16 @@ class CpuTier:
         """Number of chunks that can be evicted."""
         return self._evictable
 
-    def offer(self, keys: list[Key], access: Access) -> dict[Key, int] | None:
+    def offer(self, keys: list[Key], access: Access, counted: bool = True) -> dict[Key, int] | None:
         """A request offers chunks. Returns the places to which those must be written that are
-        absent. None: there is no room for all of them, so none is stored."""
-        if self._counter is not None:
-            self._counter.offered(keys)
+        absent. None: there is no room for all of them, so none is stored. `counted`: whether chunks
+        have to be offered often enough."""
+        counter = self._counter if counted else None
+        if counter is not None:
+            counter.offered(keys)
         wanted = [key for key in keys if key not in self._state]
-        if self._counter is not None:
-            wanted = [key for key in wanted if self._counter.enough(key)]
+        if counter is not None:
+            wanted = [key for key in wanted if counter.enough(key)]
         new = [key for key in wanted if key not in access.missed]
         if new:
             self._policy.missed(new)
@@ -300,7 +301,6 @@ class CpuTier:
                     lacking, lambda key: self._state[key] == READY and key not in offered
                 )
             if evicted is None:
-                self.refused += 1
                 return None
             self._evictable -= len(evicted)
             for key in evicted:
@@ -314,7 +314,7 @@ class CpuTier:
         access.inserted.update(wanted)
         return {key: self._places[key] for key in wanted}
 
-    def stored(self, keys: Iterable[Key]) -> None:
+    def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
         for key in keys:
             self._state[key] = READY
@@ -324,13 +324,31 @@ class CpuTier:
 
     def load(self, keys: list[Key], access: Access) -> list[int]:
         """A request begins to read chunks. Returns their places."""
-        for key in keys:
-            self._evictable -= self._state[key] == READY
-            self._state[key] += 1
+        self._pin(keys)
         self._accessed(keys, access, keys)
         return [self._places[key] for key in keys]
 
-    def loaded(self, keys: Iterable[Key]) -> None:
+    def copies(self) -> Sequence[Any]:
+        """Returns the copies to and from a tier below that begin with this step."""
+        return ()
+
+    def copied(self, copy: Any) -> None:
+        """A copy to or from a tier below is over."""
+
+    @property
+    def reading(self) -> bool:
+        """Whether chunks come from a tier below."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """Returns its figures in plain values."""
+        return {"capacity_chunks": self.capacity}
+
+    def risen(self, keys: list[Key]) -> int:
+        """Returns how many of these chunks come from a tier below: none, as there is none."""
+        return 0
+
+    def loaded(self, keys: list[Key]) -> None:
         """A request has read chunks."""
         for key in keys:
             self._state[key] -= 1
@@ -348,6 +366,12 @@ class CpuTier:
             access.seen.update(dict.fromkeys(new))
             self._policy.accessed(new, access, self._is_ready)
         access.reused.update(key for key in reused if key not in access.inserted)
+
+    def _pin(self, keys: list[Key]) -> None:
+        """Chunks are read, and stay meanwhile."""
+        for key in keys:
+            self._evictable -= self._state[key] == READY
+            self._state[key] += 1
 
     def _is_ready(self, key: Key) -> bool:
         return self._state.get(key) == READY
