@@ -336,8 +336,8 @@ class CpuTier:
         """A copy to or from a tier below is over."""
 
     @property
-    def reading(self) -> bool:
-        """Whether chunks come from a tier below."""
+    def copying(self) -> bool:
+        """Whether chunks are copied to or from a tier below."""
         return False
 
     def describe(self) -> dict[str, Any]:

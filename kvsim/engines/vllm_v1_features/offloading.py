@@ -46,7 +46,7 @@ class _Chunks:
 class _Known:
     """What the tier knows of a request."""
 
-    __slots__ = ("access", "events", "groups", "jobs", "junction", "local", "over")
+    __slots__ = ("access", "events", "groups", "jobs", "junction", "local", "over", "stored")
 
     def __init__(self, groups: int) -> None:
         self.access = Access()
@@ -56,6 +56,8 @@ class _Known:
         self.jobs: set[int] = set()
         """Its transfers in flight."""
         self.over = False
+        self.stored = False
+        """Whether it runs and nothing of it will be offered before it ends."""
         self.junction = 0
         """Tokens of a prefix that only some groups had when it was last looked up; 0: none."""
         self.local = 0
@@ -119,6 +121,7 @@ class Offloading(Connector):
 
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match | None:
         known = self._known_of(request)
+        known.stored = False
         for chunks in known.groups:
             chunks.blocks.clear()
             chunks.next = 0
@@ -225,8 +228,9 @@ class Offloading(Connector):
             flush |= self._fences[block]
         stores: list[Job] = []
         for move in plan.moves:
-            computed = move.request.sequences[0].computed + move.tokens
-            stores += self._stored(move.request, computed, flush)
+            if not self._known[move.request].stored:
+                computed = move.request.sequences[0].computed + move.tokens
+                stores += self._stored(move.request, computed, flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
@@ -242,16 +246,19 @@ class Offloading(Connector):
         before: dict[Request, list[int]] = {}
         for move in moves:
             known = self._known_of(move.request)
-            self._extend_keys(move.request, known)
+            if not known.stored:
+                self._extend_keys(move.request, known)
             tables = self._blocks.tables(move.request.sequences[0])
             if move.resumed:
                 for chunks in known.groups:
                     chunks.blocks.clear()
-            before[move.request] = [len(chunks.blocks) for chunks in known.groups]
+            if sparse:
+                before[move.request] = [len(chunks.blocks) for chunks in known.groups]
             for chunks, table in zip(known.groups, tables, strict=True):
-                new = table[len(chunks.blocks) :]
-                chunks.blocks += new
-                self._touched.update(new)
+                if len(table) > len(chunks.blocks):
+                    new = table[len(chunks.blocks) :]
+                    chunks.blocks += new
+                    self._touched.update(new)
         self._touched.discard(0)
         if not (sparse and self._touched):
             return
@@ -288,6 +295,9 @@ class Offloading(Connector):
             return []
         for chunks, end in zip(known.groups, ends, strict=True):
             chunks.next = max(chunks.next, end)
+        known.stored = self.prompts_only and all(
+            chunks.next >= request.input_length // group.tokens for group, chunks in pairs
+        )
         if not places:
             return []
         self._unstored.difference_update(places)
@@ -340,6 +350,9 @@ class Offloading(Connector):
         if end <= first:
             return []
         kept = self._kept(group, first, end, mask)
+        if kept is None and passed is None:
+            held = chunks.blocks
+            return [at for at in range(first, end) if 0 not in held[at * size : (at + 1) * size]]
         before = None if passed is None else self._kept(group, first, end, passed)
         found = []
         for at in range(first, end):
@@ -409,7 +422,7 @@ class Offloading(Connector):
 
     @property
     def busy(self) -> bool:
-        return bool(self._copies) or self.tier.reading
+        return bool(self._copies) or self.tier.copying
 
     def remarks(self) -> list[str]:
         return events.remarks(self.happened)

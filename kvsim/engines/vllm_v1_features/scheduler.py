@@ -153,7 +153,7 @@ class VllmV1Features(VllmV1):
         return (
             len(batch) > 0
             or self.worker.unsent
-            or bool(plan.transfers.loads or plan.transfers.stores)
+            or bool(plan.transfers.loads or plan.transfers.stores or plan.transfers.below)
         )
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:

@@ -70,6 +70,8 @@ class TieredCpu(CpuTier):
         """Chunks that a request looks for, to be read with this step."""
         self._written: list[Key] = []
         """Chunks to be written with this step."""
+        self._writing = 0
+        """Number of chunks that are being written."""
         self._reading: dict[Key, Access] = {}
         self._risen: set[Key] = set()
         """Chunks that were read from storage and not loaded since."""
@@ -111,11 +113,13 @@ class TieredCpu(CpuTier):
         if self._written:
             keys, self._written = self._written, []
             self.written_chunks += len(keys)
+            self._writing += len(keys)
             found.append(Below(keys, False, self.storage.write_ns(len(keys))))
         return found
 
     def copied(self, copy: Below) -> None:
         if not copy.upward:
+            self._writing -= len(copy.keys)
             self.storage.keep(copy.keys)
             self.loaded(copy.keys)
             return
@@ -125,8 +129,8 @@ class TieredCpu(CpuTier):
             self.ended(self._reading.pop(key))
 
     @property
-    def reading(self) -> bool:
-        return bool(self._reading)
+    def copying(self) -> bool:
+        return bool(self._reading or self._writing)
 
     def describe(self) -> dict[str, Any]:
         moved = {"written_chunks": self.written_chunks, "read_chunks": self.read_chunks}
