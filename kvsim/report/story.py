@@ -218,14 +218,18 @@ def _about(run: _Run, index: int) -> str:
 
 def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     """Everything that happened to a request that was sent, in order."""
-    moments = [*_arrival(run, index), *_first_step(run, index)]
+    moments = _arrival(run, index)
     for spell in spells:
         if spell.standing == _STANDINGS[standings.WAITING]:
             moments += _waits(run, index, spell.begin_ns, spell.end_ns)
+    turns, begun = _turns(run, index, spells), int(run.first_steps[index])
+    # At one instant, loads come before the first step, and losses after the first token.
+    moments += [turn for turn in turns if turn.time_ns <= begun]
+    moments += _first_step(run, index)
     first = int(run.requests["first_token_ns"][index])
     if first >= 0:
         moments.append(Moment(first, "first token"))
-    moments += _turns(run, index, spells)
+    moments += [turn for turn in turns if turn.time_ns > begun]
     moments.append(_end(run, index))
     return sorted(moments, key=lambda moment: moment.time_ns)
 

@@ -133,6 +133,12 @@ class Connector:
         return {}
 
     @property
+    def restless(self) -> bool:
+        """Whether an engine without requests steps on until its transfers are over, because others
+        follow from them."""
+        return False
+
+    @property
     def busy(self) -> bool:
         """Whether an engine without requests has to step on, because of its transfers."""
         return False
@@ -157,6 +163,11 @@ class Worker:
     def collect(self, now_ns: int) -> Done:
         """Returns the transfers that the oldest step in flight reports as it ends."""
         return NOTHING
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is under way, or begins with the step that was composed."""
+        return False
 
     @property
     def unsent(self) -> bool:

@@ -275,16 +275,14 @@ class CpuTier:
         """Number of chunks that can be evicted."""
         return self._evictable
 
-    def offer(self, keys: list[Key], access: Access, counted: bool = True) -> dict[Key, int] | None:
+    def offer(self, keys: list[Key], access: Access) -> dict[Key, int] | None:
         """A request offers chunks. Returns the places to which those must be written that are
-        absent. None: there is no room for all of them, so none is stored. `counted`: whether chunks
-        have to be offered often enough."""
-        counter = self._counter if counted else None
-        if counter is not None:
-            counter.offered(keys)
+        absent. None: there is no room for all of them, so none is stored."""
+        if self._counter is not None:
+            self._counter.offered(keys)
         wanted = [key for key in keys if key not in self._state]
-        if counter is not None:
-            wanted = [key for key in wanted if counter.enough(key)]
+        if self._counter is not None:
+            wanted = [key for key in wanted if self._counter.enough(key)]
         new = [key for key in wanted if key not in access.missed]
         if new:
             self._policy.missed(new)
@@ -292,27 +290,7 @@ class CpuTier:
         ready = {key for key in keys if self._state.get(key, PENDING) >= READY}
         used = ready.union(wanted)
         self._accessed([key for key in keys if key in used], access, ready)
-        lacking = len(wanted) - self.free
-        if lacking > 0:
-            offered = set(keys)
-            evicted = None
-            if lacking <= self._evictable:
-                evicted = self._policy.evict(
-                    lacking, lambda key: self._state[key] == READY and key not in offered
-                )
-            if evicted is None:
-                return None
-            self._evictable -= len(evicted)
-            for key in evicted:
-                self._returned.append(self._places.pop(key))
-                del self._state[key]
-        for key in wanted:
-            self._places[key] = self._take()
-            self._state[key] = PENDING
-            self._policy.inserted(key, access)
-        self.pending += len(wanted)
-        access.inserted.update(wanted)
-        return {key: self._places[key] for key in wanted}
+        return self._inserted(wanted, access, set(keys))
 
     def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
@@ -334,6 +312,9 @@ class CpuTier:
 
     def copied(self, copy: Any) -> None:
         """A copy to or from a tier below is over."""
+
+    cascades = False
+    """Whether what is stored goes on to a tier below."""
 
     @property
     def copying(self) -> bool:
@@ -366,6 +347,32 @@ class CpuTier:
             access.seen.update(dict.fromkeys(new))
             self._policy.accessed(new, access, self._is_ready)
         access.reused.update(key for key in reused if key not in access.inserted)
+
+    def _inserted(
+        self, wanted: list[Key], access: Access, spared: set[Key]
+    ) -> dict[Key, int] | None:
+        """Makes room for chunks, without eviction of those that are spared. Returns their places;
+        None if there is too little room."""
+        lacking = len(wanted) - self.free
+        if lacking > 0:
+            evicted = None
+            if lacking <= self._evictable:
+                evicted = self._policy.evict(
+                    lacking, lambda key: self._state[key] == READY and key not in spared
+                )
+            if evicted is None:
+                return None
+            self._evictable -= len(evicted)
+            for key in evicted:
+                self._returned.append(self._places.pop(key))
+                del self._state[key]
+        for key in wanted:
+            self._places[key] = self._take()
+            self._state[key] = PENDING
+            self._policy.inserted(key, access)
+        self.pending += len(wanted)
+        access.inserted.update(wanted)
+        return {key: self._places[key] for key in wanted}
 
     def _pin(self, keys: list[Key]) -> None:
         """Chunks are read, and stay meanwhile."""

@@ -19,8 +19,8 @@ def remarks(happened: Mapping[str, int]) -> list[str]:
         " stores prompts only; with offload_prompt_only = false it stores answers, too",
         REFUSED: "{} stores found no room and stored nothing: a step stores all new chunks of a"
         " request or none, and tries again in the next step; raise --kv-offloading-size",
-        PENDING: "{} requests waited for a hit that was still on its way to CPU memory, even where computing"
-        " it would have taken less time",
+        PENDING: "{} requests waited for a hit that was still on its way to CPU memory, even where"
+        " computing it would have taken less time",
         LOADED_BY_OTHERS: "{} requests waited until another one had loaded the same prefix, and"
         " then hit it on the GPU",
         OWN_STORES: "{} requests waited after a preemption until their own stores were over",

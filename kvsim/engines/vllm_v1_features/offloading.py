@@ -424,6 +424,10 @@ class Offloading(Connector):
     def busy(self) -> bool:
         return bool(self._copies) or self.tier.copying
 
+    @property
+    def restless(self) -> bool:
+        return self.tier.cascades and self.busy
+
     def remarks(self) -> list[str]:
         return events.remarks(self.happened)
 

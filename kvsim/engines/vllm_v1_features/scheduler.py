@@ -139,7 +139,8 @@ class VllmV1Features(VllmV1):
         plan.finished, self.finished = self.finished, []
         plan.transfers = self.connector.build_connector_meta(plan)
         self.worker.start(plan.transfers)
-        plan.waits = self.connector.busy and self._steps_on(batch, plan)
+        moving = self.connector.busy or self.worker.busy
+        plan.waits = moving and self._steps_on(batch, plan)
         if plan.moves:
             self._sent += 1
         for move in plan.moves:
@@ -153,12 +154,13 @@ class VllmV1Features(VllmV1):
         return (
             len(batch) > 0
             or self.worker.unsent
+            or self.connector.restless
             or bool(plan.transfers.loads or plan.transfers.stores or plan.transfers.below)
         )
 
     def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
         assert isinstance(plan, FeaturePlan)
-        idle = len(batch) > 0 and not plan.moves
+        idle = not plan.moves and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
 
     def _continued(self, batch: Batch, budget: Budget, most: int) -> list[Move]:

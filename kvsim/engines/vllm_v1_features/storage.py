@@ -50,6 +50,8 @@ class Storage:
 class TieredCpu(CpuTier):
     """The chunks in CPU memory, above a storage."""
 
+    cascades = True
+
     def __init__(
         self,
         capacity: int,
@@ -83,8 +85,9 @@ class TieredCpu(CpuTier):
         if state is not None or not self.storage.holds(key):
             return state
         access = Access()
-        access.position[key] = 0
-        if self.offer([key], access, counted=False) is None:
+        access.position[key], access.seen[key] = 0, None
+        # It takes no room from chunks that come or came the same way and were not loaded yet.
+        if self._inserted([key], access, self._risen) is None:
             return None
         self._wanted[key] = None
         self._reading[key] = access

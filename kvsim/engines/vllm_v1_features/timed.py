@@ -40,6 +40,7 @@ class TimedWorker(Worker):
         self.reads, self.writes = Lane[Below](), Lane[Below]()
         self._device = Lanes([[self.reads], [self.writes]])
         self._later: list[Job] = []
+        self._begins = False
         self.blocks = {"stored": 0, "loaded": 0}
         """GPU blocks copied so far, or being copied."""
 
@@ -68,6 +69,14 @@ class TimedWorker(Worker):
                 self._link.advance(int(until))
         wait_ns = self._link.now_ns - start_ns - flush_ns
         return Moved(0, wait_ns, flush_ns) if wait_ns or flush_ns else NOTHING_MOVED
+
+    def start(self, transfers: Transfers | None) -> None:
+        assert transfers is not None
+        self._begins = bool(transfers.loads or transfers.stores or transfers.below)
+
+    @property
+    def busy(self) -> bool:
+        return self._begins or any(lane.copies for lane in self._all)
 
     @property
     def unsent(self) -> bool:
