@@ -184,13 +184,26 @@ class Plan:
         return not (self.singles or self.together or self.ignored or self.preempted)
 
 
+class Moved(NamedTuple):
+    """What a step spends on copies before it computes, in nanoseconds."""
+
+    copy_ns: int = 0
+    """On the link."""
+    wait_ns: int = 0
+    """Waiting for the link, or for loads."""
+    flush_ns: int = 0
+    """Waiting for stores of blocks that it reuses."""
+
+
+NOTHING_MOVED = Moved()
+
+
 class Flight(NamedTuple):
     """A step in flight."""
 
     plan: Plan
     start_ns: int
     end_ns: int
-    moved: tuple[int, int]
-    """Time spent on the link and time spent waiting for it, in nanoseconds."""
+    moved: Moved
     row: bytes
     """Its row without times and finished requests (`kvsim.schema.completed_row`)."""

@@ -14,7 +14,7 @@ where none of the methods that they reproduce is overridden (`kvsim.fast.known`)
 from __future__ import annotations
 
 from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
+from kvsim.engine.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
 
 Asked = tuple[list[int], int, int, int, int]
@@ -93,10 +93,10 @@ class Scheduler:
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""
 
-    def waits_ns(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> int:
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
         """Returns how long a step that begins at `start_ns` waits for transfers before it computes.
         The next request arrives at `next_ns`. Asked only where `Plan.waits`."""
-        return 0
+        return NOTHING_MOVED
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
