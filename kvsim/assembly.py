@@ -116,8 +116,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    tokens = draft.max_num_batched_tokens
-    offload = offload_of(config, model, hardware, blocks, tokens) if tiered else None
+    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}

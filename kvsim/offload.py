@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from kvsim.config import RunConfig
+from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines import GROUP_MANAGER, Engine
 from kvsim.engines.vllm_v1_features.connector import Connector
@@ -140,11 +141,7 @@ def offloads(config: RunConfig, engine: Engine, groups: tuple[Group, ...]) -> bo
 
 
 def offload_of(
-    config: RunConfig,
-    model: Model,
-    hardware: Hardware,
-    blocks: Tables,
-    max_num_batched_tokens: int,
+    config: RunConfig, model: Model, hardware: Hardware, blocks: Tables, engine: Scheduler
 ) -> Offload:
     """The connector and the copies that the settings ask for. Raises `ConfigError`."""
     wanted = asked(config)
@@ -160,7 +157,7 @@ def offload_of(
         blocks=blocks,
         block_bytes=whole,
         world_size=config.tensor_parallel_size,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
     )
     # All GPUs copy their parts at once.
     link = make_link(model, hardware, config, size, whole=True)
