@@ -16,6 +16,7 @@ import simpy
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
 from kvsim.result import Outcome, Result, provenance
@@ -42,6 +43,8 @@ class FleetResult:
     """The requests of each replica, as places in the trace."""
     chosen: Sequence[int]
     """The replica of each request, in the order of the trace; -1: it was sent to none."""
+    decisions: Mapping[str, np.ndarray] | None = None
+    """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
 
     @cached_property
     def requests(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ def simulate_fleet(
     router: str = "round-robin",
     router_args: Mapping[str, Any] | None = None,
     *,
+    explain: bool = False,
     progress: Callable[[int], None] | None = None,
     command: str = "",
 ) -> FleetResult:
@@ -74,7 +78,8 @@ def simulate_fleet(
 
     `configs` are the settings of each replica, in any form that `simulate` takes. Those of the
     first one say how clients send. `router` is a name of `kvsim.routers.ROUTERS` or a
-    `package.module:Class`, `router_args` are arguments of its constructor.
+    `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
+    each decision chose from, which asks every replica's cache about every request.
 
     A replica whose engine stops with an error gets no more requests; the others go on. Raises
     `TraceError` and `ConfigError`.
@@ -96,11 +101,15 @@ def simulate_fleet(
     asked = ["exact_twin" if config.exact_twin else measured for config in known]
     parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
+    if explain:
+        fleet.explain(chooser)
     fleet.play()
     replicas = fleet.results(trace, command)
     indexes = [serving.indexes for serving in fleet.dispatch.servings]
     args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
-    return FleetResult(router, args, replicas, indexes, chosen)
+    noted = fleet.dispatch.decisions
+    decisions = None if noted is None else noted.columns()
+    return FleetResult(router, args, replicas, indexes, chosen, decisions)
 
 
 class _Fleet:
@@ -127,7 +136,8 @@ class _Fleet:
         lengths = array("q", [row.output_length for row in rows])
         self._env = env = simpy.Environment()
         clients = Clients(requests, rows, release_times(rows, config), config)
-        self.dispatch = Dispatch(env, clients, router, streams(trace)[: len(rows)])
+        prompts = requests.streams or streams(trace)
+        self.dispatch = Dispatch(env, clients, router, prompts[: len(rows)])
         self._stops: list[Outcome | None] = [None] * len(parts)
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
@@ -144,6 +154,12 @@ class _Fleet:
             )
             self.dispatch.servings.append(serving)
             env.process(self._serve(number, serving))
+
+    def explain(self, router: Router) -> None:
+        """Notes what each decision of the router chooses from."""
+        blocks = [serving.batch.blocks for serving in self.dispatch.servings]
+        requests = self._requests
+        self.dispatch.decisions = Decisions(router, blocks, requests.streams, len(requests))
 
     def _serve(self, number: int, serving: Serving) -> Process:
         """Runs a replica. If its engine stops, the others go on without it."""

@@ -25,6 +25,7 @@ class Source(Enum):
     PROMPT = "ledger: prompt tokens"
     TRANSITION = "log of transitions"
     BLOCK_MAP = "watcher of blocks"
+    ROUTING = "decision of the router"
 
 
 LEDGER = (Source.KERNEL, Source.TIME, Source.PROMPT)
