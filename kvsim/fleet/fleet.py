@@ -49,18 +49,27 @@ class FleetResult:
     @cached_property
     def requests(self) -> dict[str, Any]:
         """The requests of all replicas in the order of the trace, with the column `replica`."""
-        each = [result.requests for result in self.replicas]
-        indexes = np.concatenate(self.indexes)
-        order = np.argsort(indexes, kind="stable")
-        joined: dict[str, Any] = {}
-        for name in each[0]:
-            values = [columns[name] for columns in each]
-            if isinstance(values[0], np.ndarray):
-                joined[name] = np.concatenate(values)[order]
-            else:
-                flat = [value for column in values for value in column]
-                joined[name] = [flat[place] for place in order]
-        return {**joined, "index": indexes[order], "replica": np.array(self.chosen)[indexes[order]]}
+        return together([each.requests for each in self.replicas], self.indexes, self.chosen)
+
+
+def together(
+    each: Sequence[Mapping[str, Any]], indexes: Sequence[np.ndarray], chosen: Sequence[int]
+) -> dict[str, Any]:
+    """Returns the requests of all replicas in the order of the trace, with the column `replica`.
+
+    `indexes`: the requests of each replica, as places in the trace; `chosen`: the replica of each.
+    """
+    places = np.concatenate(indexes)
+    order = np.argsort(places, kind="stable")
+    joined: dict[str, Any] = {}
+    for name in each[0]:
+        values = [columns[name] for columns in each]
+        if isinstance(values[0], np.ndarray):
+            joined[name] = np.concatenate(values)[order]
+        else:
+            flat = [value for column in values for value in column]
+            joined[name] = [flat[place] for place in order]
+    return {**joined, "index": places[order], "replica": np.array(chosen)[places[order]]}
 
 
 @collector_paused()

@@ -95,7 +95,7 @@ class Default(_Scored):
             prefix_weight=prefix_weight,
         )
         self._characters = 4 * block_size
-        self.index_limit_tokens = self.PIECES * self._characters
+        self.index_limit_tokens = self.PIECES * block_size
         self._capacity = lru_capacity
         self._pieces: list[OrderedDict[int, None]] = [OrderedDict() for _ in self.workers]
         """Pieces that each worker was sent, the least recent first."""

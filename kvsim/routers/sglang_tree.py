@@ -66,9 +66,7 @@ class Tree:
 
     def search(self, text: str) -> tuple[int, Node]:
         """Returns how many characters match, and the node in which the match ends."""
-        node, at = self.root, 0
-        for node, at in self._along(text):
-            pass
+        node, at = [(self.root, 0), *self._along(text)][-1]
         if node.named in node.holders and self.stamp % STAMPED_EVERY == 0:
             node.holders[node.named] = self.stamp
         self.stamp += 1

@@ -1,0 +1,107 @@
+"""The folder of a run of several replicas.
+
+```
+DIR/fleet.json        figures of all requests, and a table for each replica
+DIR/routing.parquet   one row per request: where it was sent, and what that decision chose from
+DIR/report.html       the page, if given
+DIR/replica-0/ ...    what a run of one engine writes (`kvsim.report.files`)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.errors import OutputError
+from kvsim.fleet.fleet import FleetResult, together
+from kvsim.report.files import (
+    FLEET,
+    PAGE,
+    Results,
+    read_results,
+    read_summary,
+    read_table,
+    write_table,
+)
+from kvsim.report.tables import routing_table
+from kvsim.result import Result
+from kvsim.schema import ROUTING
+from kvsim.writing import encoded, json_text, move_all, temporary_folder
+
+
+class FleetRun(NamedTuple):
+    """A run of several replicas, just made or read from a folder."""
+
+    summary: Mapping[str, Any]
+    """As `kvsim.fleet.figures.summarise_fleet` returns it."""
+    requests: Mapping[str, Any]
+    """Of all replicas, in the order of the trace, with the column `replica`."""
+    decisions: Mapping[str, Any]
+    """Columns of `kvsim.schema.ROUTING`."""
+    replicas: list[Results]
+
+
+def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
+    """Returns a result that was explained, as its folder would give it."""
+    assert result.decisions is not None, "the decisions were not noted"
+    each = [(dict(one.summary), one.requests, dict(one.steps)) for one in result.replicas]
+    return FleetRun(summary, result.requests, result.decisions, each)
+
+
+def write_fleet(
+    out: str | Path,
+    run: FleetRun,
+    replicas: list[Result],
+    write: Callable[[Result, str], None],
+    page: str | None = None,
+) -> None:
+    """Writes the folder of each replica with `write`, then what they have in common, all or none.
+
+    Raises `OutputError` naming the folder.
+    """
+    folder = Path(out)
+    for number, replica in enumerate(replicas):
+        write(replica, str(_replica(folder, number)))
+    with temporary_folder(folder, folder) as partial:
+        write_table(partial / ROUTING.name, iter([routing_table(run.decisions)]), csv=False)
+        if page is not None:
+            (partial / PAGE).write_bytes(encoded(page))
+        (partial / FLEET).write_bytes(encoded(json_text(run.summary)))
+        move_all(sorted(partial.iterdir(), key=lambda path: (path.name == FLEET, path)), folder)
+
+
+def read_fleet(directory: str | Path) -> FleetRun:
+    """Reads what `write_fleet` wrote. Raises `OutputError` naming the file and the remedy."""
+    folder = Path(directory)
+    summary = read_summary(folder / FLEET, "num_requests", "replicas", "routing")
+    decisions = read_table(folder, ROUTING, summary["meta"])
+    # A request that was sent to nobody is listed with those of the first replica.
+    where = np.maximum(decisions["replica"], 0)
+    replicas = [read_results(_replica(folder, i)) for i in range(len(summary["replicas"]))]
+    indexes = [np.flatnonzero(where == number) for number in range(len(replicas))]
+    counts = [len(requests["id"]) for _, requests, _ in replicas]
+    if counts != list(map(len, indexes)) or sum(counts) != len(where):
+        raise OutputError(
+            f"{folder}: {ROUTING.name}.parquet and the folders of the replicas hold different"
+            " requests: files of different runs; run it again"
+        )
+    each = [requests for _, requests, _ in replicas]
+    return FleetRun(summary, together(each, indexes, decisions["replica"]), decisions, replicas)
+
+
+def _replica(folder: Path, number: int) -> Path:
+    return folder / f"replica-{number}"
+
+
+def replica_of(directory: str | Path, run: FleetRun, request: str) -> tuple[Path, int]:
+    """Returns the folder of the replica that served a request, and the request's place in the
+    trace. Raises `OutputError` where there is no such request."""
+    ids = list(run.requests["id"])
+    if request not in ids:
+        raise OutputError(f"--request: {directory} has no request {request!r}; give one of its ids")
+    place = ids.index(request)
+    return _replica(Path(directory), max(int(run.requests["replica"][place]), 0)), place
