@@ -1,9 +1,9 @@
 """What other ways of sending the same requests could have found in caches, from the trace alone.
 
-Each number is prompt tokens that hit, if requests followed each other in the order of the router's
-decisions and nothing took time. Caches keep prompts and named outputs and evict the least recently
-used block (`kvsim.workload.reuse`). So *as sent* is the fleet itself under these rules, and the
-differences to it say what is lost between replicas.
+Each number is prompt tokens that hit, if the admitted requests followed each other in the order of
+the router's decisions and nothing took time. Caches keep prompts and named outputs and evict the
+least recently used block (`kvsim.workload.reuse`). So *as sent* is the fleet itself under these
+rules, and the differences to it say what is lost between replicas.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
 from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.routing import of_admitted
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
 from kvsim.workload.trace import Row, Trace
@@ -48,9 +49,9 @@ def find_bounds(trace: Trace, result: FleetResult) -> Bounds | None:
     sizes = {meta["block_size"] for meta in metas}
     if result.decisions is None or len(sizes) > 1 or not metas[0]["prefix_caching"]:
         return None
-    times_ns = result.decisions["time_ns"]
-    order = np.argsort(times_ns, kind="stable")
-    rows = [trace.rows[place] for place in order if times_ns[place] >= 0]
+    noted = of_admitted(result.decisions, result.requests)
+    order = np.argsort(noted["time_ns"], kind="stable")
+    rows = [trace.rows[place] for place in noted["request"][order]]
     prompts, counting = streams(trace), Counting(sizes.pop(), outputs=True)
     pools = [int(meta["num_gpu_blocks"]) for meta in metas]
 

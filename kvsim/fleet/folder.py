@@ -10,7 +10,7 @@ DIR/replica-0/ ...    what a run of one engine writes (`kvsim.report.files`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,12 @@ from kvsim.fleet.fleet import FleetResult, together
 from kvsim.report.files import (
     FLEET,
     PAGE,
-    Results,
     read_results,
     read_summary,
     read_table,
     write_table,
 )
+from kvsim.report.story import find_request
 from kvsim.report.tables import routing_table
 from kvsim.result import Result
 from kvsim.schema import ROUTING
@@ -42,13 +42,14 @@ class FleetRun(NamedTuple):
     """Of all replicas, in the order of the trace, with the column `replica`."""
     decisions: Mapping[str, Any]
     """Columns of `kvsim.schema.ROUTING`."""
-    replicas: list[Results]
+    replicas: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]
+    """Summary, requests and steps of each."""
 
 
 def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
     """Returns a result that was explained, as its folder would give it."""
     assert result.decisions is not None, "the decisions were not noted"
-    each = [(dict(one.summary), one.requests, dict(one.steps)) for one in result.replicas]
+    each = [(one.summary, one.requests, one.steps) for one in result.replicas]
     return FleetRun(summary, result.requests, result.decisions, each)
 
 
@@ -97,11 +98,8 @@ def _replica(folder: Path, number: int) -> Path:
     return folder / f"replica-{number}"
 
 
-def replica_of(directory: str | Path, run: FleetRun, request: str) -> tuple[Path, int]:
-    """Returns the folder of the replica that served a request, and the request's place in the
-    trace. Raises `OutputError` where there is no such request."""
-    ids = list(run.requests["id"])
-    if request not in ids:
-        raise OutputError(f"--request: {directory} has no request {request!r}; give one of its ids")
-    place = ids.index(request)
-    return _replica(Path(directory), max(int(run.requests["replica"][place]), 0)), place
+def replica_of(directory: str, run: FleetRun, request: str) -> str:
+    """Returns the folder of the replica that a request was sent to. Raises `OutputError` with the
+    nearest id."""
+    place = find_request(run.requests, request)
+    return str(_replica(Path(directory), max(int(run.requests["replica"][place]), 0)))

@@ -1,6 +1,6 @@
 """Sums up a router's decisions: what was lost and why, what was chance, and how even the load was.
 
-Of the prompt tokens of all decisions:
+Of the prompt tokens of all requests that were sent and later admitted:
 
 * `cached_tokens` were in the cache of the chosen replica when the router decided, `best_tokens` in
   that of the best eligible one. The difference is the *regret*; every decision's regret has one
@@ -25,6 +25,14 @@ from kvsim.schema import CAUSES
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, Any]
+
+
+def of_admitted(decisions: Columns, requests: Columns) -> dict[str, Ints]:
+    """Returns the decisions about requests that were admitted later, with the tokens of their
+    prompts and those that hit."""
+    columns = {name: np.asarray(requests[name]) for name in ("input_length", "num_cached_tokens")}
+    admitted = np.asarray(requests["first_scheduled_ns"]) >= 0
+    return {name: column[admitted] for name, column in {**decisions, **columns}.items()}
 
 
 def regrets(decisions: Columns) -> dict[str, tuple[int, int]]:
@@ -63,19 +71,15 @@ def load_imbalance(requests: Columns, replicas: int) -> float | None:
 def routing_figures(decisions: Columns, requests: Columns) -> dict[str, Any]:
     """Returns the figures of this module; `requests` are those of the whole fleet, in the order of
     the trace."""
-    sent = decisions["replica"] >= 0
-    noted = {name: column[sent] for name, column in decisions.items()}
-    prompt, hit = (
-        int(np.asarray(requests[name])[sent].sum())
-        for name in ("input_length", "num_cached_tokens")
-    )
+    noted = of_admitted(decisions, requests)
+    prompt, hit = (int(noted[name].sum()) for name in ("input_length", "num_cached_tokens"))
     cached, best, together = (
         int(noted[name].sum()) for name in ("cached_tokens", "best_tokens", "eligible_tokens")
     )
     luck = float((noted["eligible_tokens"] / noted["eligible"]).sum())
     lost = regrets(noted)
     return {
-        "decisions": int(sent.sum()),
+        "decisions": len(noted["request"]),
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "best_tokens": best,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvsim.fleet.folder import FleetRun
-from kvsim.fleet.routing import in_flight
+from kvsim.fleet.routing import in_flight, of_admitted
 from kvsim.pages.distribution import distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
@@ -149,15 +149,15 @@ def _hits(run: FleetRun) -> Html:
 
 def _costliest(run: FleetRun) -> list[list[object]]:
     """The decisions with the most regret, first the worst."""
-    noted = run.decisions
-    lost = np.where(noted["replica"] >= 0, noted["best_tokens"] - noted["cached_tokens"], 0)
+    noted = of_admitted(run.decisions, run.requests)
+    lost = noted["best_tokens"] - noted["cached_tokens"]
     order = np.argsort(-lost, kind="stable")[:COSTLIEST]
     ids, rows = run.requests["id"], list[list[object]]()
     for place in order[lost[order] > 0].tolist():
         row = {name: int(column[place]) for name, column in noted.items()}
         rows.append(
             [
-                id_of(ids[place]),
+                id_of(ids[row["request"]]),
                 CAUSE_WORDS[CAUSES[row["cause"]]][0],
                 seconds(row["time_ns"] / 1e9),
                 row["replica"],
@@ -203,11 +203,9 @@ def _mean_in_bins(instants: np.ndarray, levels: np.ndarray, edges: np.ndarray) -
 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
     """Of the prompt tokens sent at a time: cached where they went, and lost by cause."""
-    sent = run.decisions["replica"] >= 0
-    noted = {name: column[sent] for name, column in run.decisions.items()}
+    noted = of_admitted(run.decisions, run.requests)
     edges = binning.even_edges(end_ns, RATES)
-    prompt = np.asarray(run.requests["input_length"])[sent]
-    whole = binning.bin_events(noted["time_ns"], prompt, edges)
+    whole = binning.bin_events(noted["time_ns"], noted["input_length"], edges)
     lost = noted["best_tokens"] - noted["cached_tokens"]
     parts: list[tuple[np.ndarray, str, str]] = [
         (noted["cached_tokens"], "cached", "Cached where it was sent")
