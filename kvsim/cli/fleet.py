@@ -48,6 +48,16 @@ class FleetOptions(Bundle):
         """Whether a router is asked for."""
         return self.replicas is not None or self.router is not None or bool(self.router_set)
 
+    @property
+    def routers(self) -> list[str]:
+        """The routers named, in order; round robin if only replicas are asked for."""
+        return (self.router or "round-robin").split(",") if self.asked else []
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Arguments of the router. Raises `ConfigError`."""
+        return dict(map(_argument, self.router_set or ()))
+
     def run(
         self,
         trace: Trace,
@@ -64,7 +74,7 @@ class FleetOptions(Bundle):
         from kvsim.fleet.figures import summarise_fleet
         from kvsim.fleet.fleet import simulate_fleet
 
-        args = dict(map(_argument, self.router_set or ()))
+        args = self.args
         configs = [config] * (self.replicas or 1)
         total = min(len(trace.rows), config.num_prompts or len(trace.rows))
         router, command = self.router or "round-robin", command_line()
@@ -148,4 +158,4 @@ def _write(
         from kvsim.pages.fleet import build_fleet
 
         html = build_fleet(run)
-    write_fleet(out, run, result.replicas, write, html)
+    write_fleet(out, run, lambda number, folder: write(result.replicas[number], folder), html)

@@ -51,9 +51,9 @@ def _decision_words(run: FleetRun, place: int) -> str:
         return "it was sent to nobody."
     return (
         f"at {seconds(noted['time_ns'] / 1e9)} to replica {noted['replica']} with"
-        f" {plural(noted['in_flight'], 'request')} in flight (the least:"
-        f" {noted['least_in_flight']}) and {plural(noted['cached_tokens'], 'token')} of its prompt; replica"
-        f" {noted['best_replica']} had {count(noted['best_tokens'])}."
+        f" {plural(noted['in_flight'], 'request')} in flight, where the idlest one had"
+        f" {noted['least_in_flight']}, and with {plural(noted['cached_tokens'], 'token')} of its"
+        f" prompt, where replica {noted['best_replica']} had {count(noted['best_tokens'])}."
     )
 
 

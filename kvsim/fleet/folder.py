@@ -24,13 +24,22 @@ from kvsim.report.files import (
     read_results,
     read_summary,
     read_table,
+    read_transitions,
     write_table,
 )
 from kvsim.report.story import find_request
 from kvsim.report.tables import routing_table
-from kvsim.result import Result
 from kvsim.schema import ROUTING
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
+
+
+class Replica(NamedTuple):
+    """What one replica did, in the shapes of `kvsim.report.files`."""
+
+    summary: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    steps: Mapping[str, Any]
+    transitions: Mapping[str, Any]
 
 
 class FleetRun(NamedTuple):
@@ -42,31 +51,32 @@ class FleetRun(NamedTuple):
     """Of all replicas, in the order of the trace, with the column `replica`."""
     decisions: Mapping[str, Any]
     """Columns of `kvsim.schema.ROUTING`."""
-    replicas: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]
-    """Summary, requests and steps of each."""
+    replicas: Sequence[Replica]
 
 
 def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
     """Returns a result that was explained, as its folder would give it."""
     assert result.decisions is not None, "the decisions were not noted"
-    each = [(one.summary, one.requests, one.steps) for one in result.replicas]
+    each = [
+        Replica(one.summary, one.requests, one.steps, one.transitions) for one in result.replicas
+    ]
     return FleetRun(summary, result.requests, result.decisions, each)
 
 
 def write_fleet(
     out: str | Path,
     run: FleetRun,
-    replicas: list[Result],
-    write: Callable[[Result, str], None],
+    write: Callable[[int, str], None],
     page: str | None = None,
 ) -> None:
-    """Writes the folder of each replica with `write`, then what they have in common, all or none.
+    """Lets `write` write the folder of each replica, by its number, and writes what they have in
+    common, all or none.
 
     Raises `OutputError` naming the folder.
     """
     folder = Path(out)
-    for number, replica in enumerate(replicas):
-        write(replica, str(_replica(folder, number)))
+    for number in range(len(run.replicas)):
+        write(number, str(_replica(folder, number)))
     with temporary_folder(folder, folder) as partial:
         write_table(partial / ROUTING.name, iter([routing_table(run.decisions)]), csv=False)
         if page is not None:
@@ -82,16 +92,21 @@ def read_fleet(directory: str | Path) -> FleetRun:
     decisions = read_table(folder, ROUTING, summary["meta"])
     # A request that was sent to nobody is listed with those of the first replica.
     where = np.maximum(decisions["replica"], 0)
-    replicas = [read_results(_replica(folder, i)) for i in range(len(summary["replicas"]))]
+    replicas = [_read_replica(_replica(folder, i)) for i in range(len(summary["replicas"]))]
     indexes = [np.flatnonzero(where == number) for number in range(len(replicas))]
-    counts = [len(requests["id"]) for _, requests, _ in replicas]
+    counts = [len(replica.requests["id"]) for replica in replicas]
     if counts != list(map(len, indexes)) or sum(counts) != len(where):
         raise OutputError(
             f"{folder}: {ROUTING.name}.parquet and the folders of the replicas hold different"
             " requests: files of different runs; run it again"
         )
-    each = [requests for _, requests, _ in replicas]
+    each = [replica.requests for replica in replicas]
     return FleetRun(summary, together(each, indexes, decisions["replica"]), decisions, replicas)
+
+
+def _read_replica(folder: Path) -> Replica:
+    summary, requests, steps = read_results(folder)
+    return Replica(summary, requests, steps, read_transitions(folder, summary))
 
 
 def _replica(folder: Path, number: int) -> Path:

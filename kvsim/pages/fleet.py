@@ -59,7 +59,7 @@ _LANE_PX = 190
 def build_fleet(run: FleetRun) -> str:
     """The page of a run of several replicas."""
     summary = run.summary
-    views = [look_at(*replica) for replica in run.replicas]
+    views = [look_at(*replica[:3]) for replica in run.replicas]
     end_ns = max(view.end_ns for view in views)
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))

@@ -119,6 +119,13 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
         ("prefix_cache_request_hit_share", "Requests with a hit", "share", "higher"),
     ),
+    "Routing": (
+        ("load_imbalance", "Load imbalance", "", "lower"),
+        ("input_imbalance", "Imbalance of prompt tokens", "", "lower"),
+        ("routing.regret_share", "Regret of the router", "share", "lower"),
+        ("routing.affinity_share", "Hits by affinity", "share", "higher"),
+        ("routing.duplicate_share", "Cached in further replicas", "share", ""),
+    ),
     "Queues": (
         ("waiting_mean", "Waiting mean", "", "lower"),
         ("waiting_max", "Waiting max", "requests", "lower"),
