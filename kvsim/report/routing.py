@@ -143,7 +143,8 @@ def hit_rows(routing: Mapping[str, Any]) -> Rows:
     for key, words, change in _HITS:
         tokens, share = routing[key], ratio(routing[key], routing["prompt_tokens"])
         if change and share is not None:
-            rows.append([words, f"{tokens:+,.0f}".replace("-", "−"), signed(share, "share")])
+            changed = f"{tokens:+,.0f}".replace("-", "−")
+            rows.append([words, changed, signed(round(share, 4), "share")])
         else:
             rows.append([words, count(tokens), show(share, "share")])
     bounds = routing["bounds"] or {}
