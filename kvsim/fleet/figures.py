@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from kvsim.fleet.bounds import Bounds
 from kvsim.fleet.fleet import FleetResult
@@ -38,22 +38,46 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
     the mean. `routing` explains the decisions (`kvsim.fleet.routing`), if they were noted, and
     has the `bounds`, if given.
     """
-    each = [replica.summary for replica in result.replicas]
-    end_ns = max(round(summary["duration"] * 1e9) for summary in each)
     gaps = Tally()
     for replica in result.replicas:
         for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
             gaps.add(int(number), int(times))
-    meta = _provenance(result, each)
-    figures = summarise_requests(result.requests, gaps, end_ns, meta)
+    meta = _provenance(result, [replica.summary for replica in result.replicas])
+    known = None if bounds is None else bounds.record()
+    return fleet_figures(result.replicas, result.requests, result.decisions, gaps, meta, known)
+
+
+class Served(Protocol):
+    """What a replica did: a `Result`, or what was read from its folder."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of a run."""
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """The requests that it was sent."""
+
+
+def fleet_figures(
+    replicas: Sequence[Served],
+    requests: Mapping[str, Any],
+    decisions: Mapping[str, Any] | None,
+    gaps: Mapping[int, int],
+    meta: Mapping[str, Any],
+    bounds: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    """The figures of `summarise_fleet`, from tables. `gaps`: time between tokens → how often."""
+    each = [replica.summary for replica in replicas]
+    end_ns = max(round(summary["duration"] * 1e9) for summary in each)
+    figures = summarise_requests(requests, gaps, end_ns, meta)
     # Block look-ups have no definition that all engines share.
     del figures["prefix_cache_block_hit_rate"]
-    sent = [int(replica.requests["input_length"].sum()) for replica in result.replicas]
+    sent = [int(replica.requests["input_length"].sum()) for replica in replicas]
     by_mode = [summary["num_preemptions_by_mode"] for summary in each]
     routing = None
-    if result.decisions is not None:
-        routing = routing_figures(result.decisions, result.requests)
-        routing["bounds"] = None if bounds is None else bounds.record()
+    if decisions is not None:
+        routing = {**routing_figures(decisions, requests), "bounds": bounds}
     return {
         **figures,
         "num_preemptions": sum(summary["num_preemptions"] for summary in each),
@@ -62,7 +86,7 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
         },
         "recomputed_tokens": sum(summary["recomputed_tokens"] for summary in each),
         "input_imbalance": ratio(max(sent) * len(sent), sum(sent)),
-        "load_imbalance": load_imbalance(result.requests, len(each)),
+        "load_imbalance": load_imbalance(requests, len(each)),
         "replicas": [
             {
                 **{key: summary[key] for key in OF_A_REPLICA},

@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import ValidationError
 
 from kvsim.errors import OutputError
+from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.fleet import FleetResult, together
+from kvsim.parsing import typed
+from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (
     FLEET,
     PAGE,
@@ -25,6 +29,7 @@ from kvsim.report.files import (
     read_summary,
     read_table,
     read_transitions,
+    refuse,
     write_table,
 )
 from kvsim.report.story import find_request
@@ -89,19 +94,37 @@ def read_fleet(directory: str | Path) -> FleetRun:
     """Reads what `write_fleet` wrote. Raises `OutputError` naming the file and the remedy."""
     folder = Path(directory)
     summary = read_summary(folder / FLEET, "num_requests", "replicas", "routing")
-    decisions = read_table(folder, ROUTING, summary["meta"])
+    meta = summary["meta"]
+    decisions = read_table(folder, ROUTING, meta)
     # A request that was sent to nobody is listed with those of the first replica.
     where = np.maximum(decisions["replica"], 0)
-    replicas = [_read_replica(_replica(folder, i)) for i in range(len(summary["replicas"]))]
+    replicas = [_read_replica(_replica(folder, i)) for i in range(meta.get("replicas") or 0)]
     indexes = [np.flatnonzero(where == number) for number in range(len(replicas))]
     counts = [len(replica.requests["id"]) for replica in replicas]
-    if counts != list(map(len, indexes)) or sum(counts) != len(where):
-        raise OutputError(
-            f"{folder}: {ROUTING.name}.parquet and the folders of the replicas hold different"
-            " requests: files of different runs; run it again"
-        )
-    each = [replica.requests for replica in replicas]
-    return FleetRun(summary, together(each, indexes, decisions["replica"]), decisions, replicas)
+    if not counts or counts != list(map(len, indexes)) or sum(counts) != len(where):
+        raise OutputError(f"{folder}: {_MIXED}")
+    requests = together([each.requests for each in replicas], indexes, decisions["replica"])
+    sent = decisions["replica"] >= 0
+    if not np.array_equal(requests["arrival_ns"][sent], decisions["time_ns"][sent]):
+        raise OutputError(f"{folder}: {_MIXED}")
+    bounds = _bounds(summary["routing"])
+    figures = fleet_figures(replicas, requests, decisions, {}, meta, bounds)
+    refuse(folder / FLEET, problem_of_summary(summary, figures), meta)
+    return FleetRun(summary, requests, decisions, replicas)
+
+
+def _bounds(routing: Any) -> dict[str, int] | None:
+    """The bounds among figures, which no table gives; None if they are no numbers by name."""
+    try:
+        return typed(routing["bounds"], dict[str, int] | None)
+    except (KeyError, TypeError, ValidationError):
+        return None
+
+
+_MIXED = (
+    f"{ROUTING.name}.parquet and the folders of the replicas hold different requests: files of"
+    " different runs; run it again"
+)
 
 
 def _read_replica(folder: Path) -> Replica:

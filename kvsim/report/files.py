@@ -84,9 +84,9 @@ def read_results(directory: str | Path) -> Results:
             f" steps, its tables hold {len(requests['id'])} and {len(steps['start_ns'])}: files of"
             " different runs; run it again"
         )
-    _refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
-    _refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
-    _refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
+    refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
+    refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
+    refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
     return summary, requests, steps
 
 
@@ -100,7 +100,7 @@ def read_transitions(directory: str | Path, summary: Mapping[str, Any]) -> dict[
     folder, meta = Path(directory), summary["meta"]
     transitions = read_table(folder, TRANSITIONS, meta)
     problem = checked.problem_of_transitions(transitions, summary["num_requests"])
-    _refuse(_path(folder, TRANSITIONS), problem, meta)
+    refuse(_path(folder, TRANSITIONS), problem, meta)
     return transitions
 
 
@@ -117,7 +117,7 @@ def read_block_map(directory: str | Path, summary: Mapping[str, Any]) -> BlockMa
     columns = read_table(folder, BLOCK_MAP, meta)
     samples = meta["block_map"]["samples"]
     problem = checked.problem_of_block_map(columns, samples, summary["num_requests"])
-    _refuse(_path(folder, BLOCK_MAP), problem, meta)
+    refuse(_path(folder, BLOCK_MAP), problem, meta)
     return tables.block_map_of(columns)
 
 
@@ -175,11 +175,11 @@ def read_summary(path: Path, *keys: str) -> dict[str, Any]:
     known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
     if not known or not set(keys) <= summary.keys():
         raise OutputError(f"{path}: not a kvsim summary; {_REMEDY}")
-    _refuse(path, checked.problem_of_meta(summary["meta"]), summary["meta"])
+    refuse(path, checked.problem_of_meta(summary["meta"]), summary["meta"])
     return dict(summary)
 
 
-def _refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
+def refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
     """Raise `OutputError` if there is a problem; names the version of kvsim if it was another."""
     if not problem:
         return
@@ -200,12 +200,12 @@ def read_table(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[str,
     # still closes its file when the interpreter exits aborts the process.
     with _reading(path), path.open("rb") as opened:
         file = pq.ParquetFile(opened, pre_buffer=False)
-        _refuse(path, tables.misfit(file.schema_arrow, table), meta)
+        refuse(path, tables.misfit(file.schema_arrow, table), meta)
         kept = [column.name for column in table.held(file.schema_arrow.names)]
         read = file.read(kept, use_threads=False)
-        _refuse(path, tables.missing(read, table), meta)
+        refuse(path, tables.missing(read, table), meta)
         columns = tables.columns_of(read)
-    _refuse(path, checked.problem_of_table(table, columns), meta)
+    refuse(path, checked.problem_of_table(table, columns), meta)
     return columns
 
 

@@ -12,7 +12,6 @@ from kvsim.report.numerals import (
     milliseconds,
     number,
     percent,
-    plural,
     show,
     signed,
 )
@@ -46,9 +45,8 @@ Rows = list[list[str]]
 
 def fleet_title(summary: Mapping[str, Any]) -> str:
     """`3 replicas behind sglang-cache_aware`."""
-    return (
-        f"{plural(len(summary['replicas']), 'replica')} behind {summary['meta']['router']['name']}"
-    )
+    number, name = len(summary["replicas"]), summary["meta"]["router"]["name"]
+    return f"{number} replica{'' if number == 1 else 's'} behind {name}"
 
 
 def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
