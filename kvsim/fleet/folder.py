@@ -116,9 +116,10 @@ def read_fleet(directory: str | Path) -> FleetRun:
 def _bounds(routing: Any) -> dict[str, int] | None:
     """The bounds among figures, which no table gives; None if they are no numbers by name."""
     try:
-        return typed(routing["bounds"], dict[str, int] | None)
+        bounds: dict[str, int] | None = typed(routing["bounds"], dict[str, int] | None)
     except (KeyError, TypeError, ValidationError):
         return None
+    return bounds
 
 
 _MIXED = (

@@ -104,13 +104,8 @@ def comparison_page(
     differences = _difference_figures(paired)
     falls = [waterfall_figures(each, f"fall-{i}") for i, each in enumerate(explained)]
     intervals = [] if comparison is None else _interval_figures(comparison, rows)
-    reasons = (
-        part
-        for each, drawn in zip(explained, falls, strict=True)
-        for part in (element("h3", each.names[1]) if explained[1:] else None, why(each, drawn))
-    )
     of_one_seed = {
-        "Why": join(reasons),
+        "Why": _reasons(explained, falls),
         "Request by request": _request_by_request(names, paired, differences),
         "Latency": join((run_key(names), placed(spread, "trio"))),
         **{name: section for name, (section, _) in further.items()},
@@ -142,6 +137,15 @@ def comparison_page(
             run_line(name, summary, run_colour(i)) for i, (name, summary) in enumerate(summaries)
         ],
         remarks=(*_verdicts(names, rows), *_remarks(summaries, seeds)),
+    )
+
+
+def _reasons(explained: Sequence[Explanation], falls: Sequence[Sequence[Figure]]) -> Html:
+    """Why each run differs from the first, with the name of the run if there are several."""
+    return join(
+        part
+        for each, drawn in zip(explained, falls, strict=True)
+        for part in (element("h3", each.names[1]) if explained[1:] else None, why(each, drawn))
     )
 
 
