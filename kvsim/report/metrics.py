@@ -134,6 +134,13 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("spec_decode_accepted_tokens", "Drafts accepted", "tokens", ""),
         ("spec_decode_acceptance_length", "Acceptance length", "", "higher"),
     ),
+    "Routing": (
+        ("load_imbalance", "Load imbalance", "", "lower"),
+        ("input_imbalance", "Imbalance of prompt tokens", "", "lower"),
+        ("routing.regret_share", "Regret of the router", "share", "lower"),
+        ("routing.affinity_share", "Hits by affinity", "share", "higher"),
+        ("routing.duplicate_share", "Cached in further replicas", "share", ""),
+    ),
     "Queues": (
         ("waiting_mean", "Waiting mean", "", "lower"),
         ("waiting_max", "Waiting max", "requests", "lower"),

@@ -27,6 +27,7 @@ class Source(Enum):
     PROMPT = "ledger: prompt tokens"
     TRANSITION = "log of transitions"
     BLOCK_MAP = "watcher of blocks"
+    ROUTING = "decision of the router"
 
 
 OPTIONAL = (Source.DRAFTS, Source.SGLANG, Source.KERNEL, Source.TIME, Source.PROMPT)
