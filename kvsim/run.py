@@ -119,7 +119,7 @@ def assembled(
     Raises `ConfigError`, also for a run that would be too long.
     """
     parts = parts_of(config, named)
-    if parts.blocks.prefixes_only and _tokens_known(rows):
+    if parts.blocks.prefixes_only and tokens_known(rows):
         parts = parts_of(config, True)
     check_run(len(rows), _least_steps(rows, parts))
     return parts
@@ -204,7 +204,7 @@ def show_future(
     )
 
 
-def _tokens_known(rows: Sequence[Row]) -> bool:
+def tokens_known(rows: Sequence[Row]) -> bool:
     """Whether any request comes with real tokens."""
     return any(isinstance(row.content, TokenContent) for row in rows)
 

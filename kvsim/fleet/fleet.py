@@ -19,9 +19,17 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
 from kvsim.result import Outcome, Result, provenance
-from kvsim.routers import make_router
+from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
-from kvsim.run import TOO_LONG, Settings, assembled, opened, read_config, show_future
+from kvsim.run import (
+    TOO_LONG,
+    Settings,
+    assembled,
+    opened,
+    read_config,
+    show_future,
+    tokens_known,
+)
 from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -87,20 +95,25 @@ def simulate_fleet(
     named = [f"replica-{number}" for number in range(len(known))]
     size = assembled(known[0], rows, named=False).blocks.block_size
     chooser = make_router(router, router_args or {}, named, seed=known[0].seed, block_size=size)
-    if chooser.heeds_events:
-        raise ConfigError(
-            f"router: {router} goes by what workers report of their caches, and simulations send no"
-            " such events; dynamo-kv works without if use_kv_events is false"
-        )
-    measured = "a router measures the workers" if chooser.scrape_ns is not None else ""
-    asked = ["exact_twin" if config.exact_twin else measured for config in known]
-    parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
+    # What a cache without block ids reports leaves out blocks that no other request can hit.
+    told = "an outsider's router hears of every block" if _tells_all(chooser) else ""
+    asked = ["exact_twin" if config.exact_twin else told for config in known]
+    named = chooser.heeds_events and tokens_known(rows)
+    parts = [
+        assembled(config, rows, bool(why) or named)
+        for config, why in zip(known, asked, strict=True)
+    ]
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
     fleet.play()
     replicas = fleet.results(trace, command)
     indexes = [serving.indexes for serving in fleet.dispatch.servings]
     args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
     return FleetResult(router, args, replicas, indexes, chosen)
+
+
+def _tells_all(router: Router) -> bool:
+    """Whether a router is somebody's own, and hears of blocks."""
+    return router.heeds_events and type(router) not in ROUTERS.values()
 
 
 class _Fleet:
@@ -129,6 +142,8 @@ class _Fleet:
         clients = Clients(requests, rows, release_times(rows, config), config)
         self.dispatch = Dispatch(env, clients, router, streams(trace)[: len(rows)])
         self._stops: list[Outcome | None] = [None] * len(parts)
+        news = self.dispatch.news
+        hears = router.heeds_events or router.scrape_ns is not None
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
@@ -140,6 +155,8 @@ class _Fleet:
                 lengths.__getitem__,
                 refused={},
                 asked=asked[number],
+                stepwise="the router hears of each step" if hears else "",
+                step_over=news.subscribe(number, each.blocks) if router.heeds_events else None,
                 progress=progress,
             )
             self.dispatch.servings.append(serving)

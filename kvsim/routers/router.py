@@ -106,8 +106,12 @@ class Router:
 
     scrape_ns: int | None = None
     """How often the workers are measured (`snapshot`); None: never."""
+    scrape_delay_ns: int = 0
+    """How old a measurement is when the router gets it."""
     heeds_events: bool = False
     """Whether the router goes by what workers report of their caches (`stored`, `removed`)."""
+    event_delay_ns: int = 0
+    """How long such a report is under way."""
     tick_ns: int | None = None
     """How often the router looks after itself (`tick`); None: never."""
 
