@@ -55,7 +55,9 @@ class Serving:
         self.recorder = Recorder(parts.blocks.block_size)
         endings = Endings(output_length, parts.scheduler.longest_sequence)
         self.batch = Batch(parts.blocks, endings)
-        self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked, stepwise)
+        self.shortcuts = Shortcuts(
+            self.batch, parts.scheduler, parts.cost, endings, asked, stepwise
+        )
         link = Link(env, parts.link)
         full_plans = not declares_sums(parts.cost)
         self._loop = Loop(

@@ -98,9 +98,9 @@ def simulate_fleet(
     # What a cache without block ids reports leaves out blocks that no other request can hit.
     told = "an outsider's router hears of every block" if _tells_all(chooser) else ""
     asked = ["exact_twin" if config.exact_twin else told for config in known]
-    named = chooser.heeds_events and tokens_known(rows)
+    keyed = chooser.heeds_events and tokens_known(rows)
     parts = [
-        assembled(config, rows, bool(why) or named)
+        assembled(config, rows, bool(why) or keyed)
         for config, why in zip(known, asked, strict=True)
     ]
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)

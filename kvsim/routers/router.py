@@ -125,6 +125,20 @@ class Router:
         """A worker is there, and empty."""
 
 
+def delay_ns(milliseconds: float) -> int:
+    """A delay in nanoseconds. Raises `ValueError` if it is negative."""
+    if milliseconds < 0:
+        raise ValueError(f"a delay of {milliseconds:g} ms is negative; give 0 or more")
+    return round(milliseconds * 1e6)
+
+
+def interval_ns(milliseconds: float) -> int:
+    """An interval in nanoseconds. Raises `ValueError` unless it lets time pass."""
+    if not milliseconds * 1e6 >= 1:
+        raise ValueError(f"an interval of {milliseconds:g} ms lets no time pass; give more than 0")
+    return round(milliseconds * 1e6)
+
+
 class InFlight(Router):
     """A router that counts the requests that each worker has and has not ended."""
 
