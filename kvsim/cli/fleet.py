@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import command_line, make_console, tell_written
 from kvsim.cli.progress import progress_bar
-from kvsim.config import RunConfig
+from kvsim.cli.server import SettingOptions, config_path
+from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvsim.fleet.fleet import FleetResult
     from kvsim.result import Result
+    from kvsim.server import ServerWord
     from kvsim.workload.trace import Trace
 
 SUMMARY, ROUTING = "fleet.json", "routing.json"
@@ -45,22 +47,55 @@ class FleetOptions(Bundle):
         typer.Option("--router-set", metavar="KEY=VALUE", help="An argument of the router."),
     ] = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether a router is asked for."""
-        return self.replicas is not None or self.router is not None or bool(self.router_set)
+    def load(
+        self, config: str | None, settings: SettingOptions, word: ServerWord
+    ) -> tuple[Fleet | None, list[RunConfig]]:
+        """What the file `config` and flags, which count more, say of a fleet, and the settings of
+        its replicas. Without a router there is one. Raises `ConfigError`."""
+        from kvsim.fleet.file import each_kind, read_fleet
+
+        path = config_path(config)
+        where = path or "configuration"
+        said, shared = read_fleet({} if path is None else read_toml(path), where)
+        args = {**said.router_args, **dict(map(_argument, self.router_set or ()))}
+        router = self.router or said.router
+        if self.replicas is None and isinstance(said.replicas, list):
+            configs = [
+                loaded
+                for count, table, place in each_kind(said.replicas, shared, where)
+                for loaded in [settings.over(table, place, word)] * count
+            ]
+        elif isinstance(said.replicas, list):
+            raise ConfigError(f"--replicas: {where} lists its replicas; leave one of the two out")
+        else:
+            number = self.replicas or said.replicas
+            configs = [settings.over(shared, where, word)] * (number or 1)
+            if not (number or router or args):
+                return None, configs
+        return Fleet(router or "round-robin", args), configs
+
+
+class Fleet(NamedTuple):
+    """A router with its arguments."""
+
+    router: str
+    args: dict[str, Any]
 
     def run(
-        self, trace: Trace, config: RunConfig, out: str | None, write: Write, *, as_json: bool
+        self,
+        trace: Trace,
+        configs: Sequence[RunConfig],
+        out: str | None,
+        write: Write,
+        *,
+        as_json: bool,
     ) -> None:
-        """Simulates engines with equal settings, prints the figures, and writes their folders."""
+        """Simulates engines behind the router, prints the figures, and writes their folders."""
         from kvsim.fleet.figures import summarise_fleet
         from kvsim.fleet.fleet import simulate_fleet
 
-        args = dict(map(_argument, self.router_set or ()))
-        configs = [config] * (self.replicas or 1)
-        total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-        router, command = self.router or "round-robin", command_line()
+        total = min(len(trace.rows), configs[0].num_prompts or len(trace.rows))
+        router, args, command = self.router, self.args, command_line()
         with progress_bar(total, "simulating") as progress:
             result = simulate_fleet(
                 trace, configs, router, args, progress=progress, command=command

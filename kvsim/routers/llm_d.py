@@ -92,8 +92,8 @@ class _Scored(InFlight):
 class Default(_Scored):
     """The profile that ships: queue 2, KV cache 2, and a guess at prefixes 3.
 
-    What a worker was sent stands for what it has, in pieces of `4 * block_size` characters, at most
-    `PIECES` a prompt. Two quirks of the source (`approximateprefix/`) are kept. A worker's list of
+    What a worker was sent stands for what it has, in pieces of its text, at most `PIECES` a prompt.
+    Two quirks of the source (`approximateprefix/`) are kept. A worker's list of
     pieces is full at `lru_capacity`, and loses the heads of prompts first, since those are touched
     first. A worker that lost a head still counts for the pieces behind it, as long as some worker
     has each piece.
@@ -108,11 +108,14 @@ class Default(_Scored):
         seed: int = 0,
         *,
         block_size: int = 16,
+        hash_block_size: int | None = None,
         lru_capacity: int = 31_250,
         **settings: Any,
     ) -> None:
+        """`hash_block_size` is the length of a piece in characters; None for four times the block
+        size of the engine, as the real one tunes it. `lru_capacity` is in pieces."""
         super().__init__(workers, seed, **settings)
-        self._characters = 4 * block_size
+        self._characters = hash_block_size or 4 * block_size
         self._capacity = lru_capacity
         self._pieces: list[OrderedDict[int, None]] = [OrderedDict() for _ in self.workers]
         """Pieces that each worker was sent, the least recent first."""
