@@ -82,8 +82,7 @@ def test_short_cuts_change_nothing(number: int) -> None:
     router, way = every[number * 7 % len(every)]
     config = {**BASE, **WAYS[way], "seed": number}
     fast, exact = (
-        simulate_fleet(CHAT, [{**config, "exact_twin": twin}] * 3, router)
-        for twin in (False, True)
+        simulate_fleet(CHAT, [{**config, "exact_twin": twin}] * 3, router) for twin in (False, True)
     )
     for one, other in zip(fast.replicas, exact.replicas, strict=True):
         assert not differences(one.requests, other.requests), f"{router}, {way}"
