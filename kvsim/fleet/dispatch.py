@@ -84,6 +84,7 @@ class Dispatch:
         if not self._alive:
             return
         now_ns = int(self._env.now)
+        self.news.arrive(now_ns)
         for id, other in list(self._prefilling.items()):
             if 0 <= other.first_token_ns < now_ns:
                 self._router.first_token(id)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from math import inf
 
 import simpy
@@ -37,6 +39,9 @@ class News:
         self._env, self._router, self._mailboxes = env, router, mailboxes
         self._servings = servings
         self._events = [CacheEvents() for _ in mailboxes]
+        self._under_way: list[tuple[int, int, Callable[[], None]]] = []
+        """A heap of what has been sent: when it arrives, its number, and what tells the router."""
+        self._number = count()
         self.next_look_ns: float = inf
         """When the replicas are measured next, or the router looks after itself."""
         if router.scrape_ns is not None or router.tick_ns is not None:
@@ -61,14 +66,20 @@ class News:
         if not events:
             return
 
-        def arrive() -> None:
+        def tell() -> None:
             for event in events:
                 if isinstance(event, Stored):
                     router.stored(number, event.parent, event.keys)
                 else:
                     router.removed(number, event.keys)
 
-        self._after(router.event_delay_ns, arrive)
+        self._send(router.event_delay_ns, tell)
+
+    def arrive(self, now_ns: int) -> None:
+        """Tells the router what has arrived until now. It matters only when it decides."""
+        while self._under_way and self._under_way[0][0] <= now_ns:
+            _, _, tell = heappop(self._under_way)
+            tell()
 
     def _look(self) -> Process:
         """Measures the replicas and lets the router look after itself, each at its interval, as
@@ -96,10 +107,10 @@ class News:
             batch, gpu = serving.batch, serving.batch.blocks.gpu
             usage = 1 - gpu.free / gpu.size
             loads.append((len(batch.waiting) + len(mailbox), batch.num_running, usage))
-        self._after(self._router.scrape_delay_ns, lambda: self._router.snapshot(loads))
+        self._send(self._router.scrape_delay_ns, lambda: self._router.snapshot(loads))
 
-    def _after(self, delay_ns: int, act: Callable[[], None]) -> None:
+    def _send(self, delay_ns: int, tell: Callable[[], None]) -> None:
         if delay_ns:
-            self._env.timeout(delay_ns).callbacks.append(lambda _: act())
+            heappush(self._under_way, (int(self._env.now) + delay_ns, next(self._number), tell))
         else:
-            act()
+            tell()

@@ -1,7 +1,9 @@
 """What routers hear of replicas: cache events as the caches change, and measurements, in time."""
 
+import random
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,7 +148,7 @@ class Measurer(Router):
 
 
 @pytest.mark.parametrize("twin", [False, True])
-@pytest.mark.parametrize(("delay_ms", "sent"), [(0, 2), (5, 3)])
+@pytest.mark.parametrize(("delay_ms", "sent"), [(0, 2), (5, 3), (65, 3)])
 def test_what_was_measured_may_be_old_when_it_comes(twin: bool, delay_ms: int, sent: int) -> None:
     config = {**STEP, "exact_twin": twin, "async_scheduling": False}
     args = {"delay_ms": delay_ms}
@@ -163,3 +165,30 @@ def test_a_prompt_follows_its_prefix_once_it_is_reported(router: str) -> None:
     assert len(set(fleet.chosen)) == 1
     late = simulate_fleet(every(times), [STEP] * 4, router, {"kv_event_delay_ms": 1e6})
     assert len(set(late.chosen)) > 1
+
+
+def crowded(seed: int) -> Trace:
+    """Requests of few prompts, many of them at the same time, for a small cache."""
+    rng, rows, at_ms = random.Random(seed), list[Row](), 0
+    for index in range(120):
+        at_ms += rng.choice((0, 0, 2, 15, 40))
+        segments = (f"g{rng.randrange(5)}", rng.choice((40, 96, 160))), (f"q{rng.randrange(3)}", 40)
+        length = sum(tokens for _, tokens in segments) + rng.randint(0, 30)
+        row = Row(index, str(index), index, at_ms * MS, length, rng.randint(1, 60))
+        rows.append(replace(row, content=SegmentContent(segments)))
+    return Trace("made", "made", "", rows)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("router", ["dynamo-kv", "llm-d-precise", "llm-d-default", "vllm-dp"])
+def test_what_is_heard_of_blocks_without_ids_leads_to_the_same(
+    router: str, asynchronous: bool
+) -> None:
+    config = {**STEP, "num_gpu_blocks_override": 70, "async_scheduling": asynchronous}
+    fast, exact = (
+        simulate_fleet(crowded(11), [{**config, "exact_twin": twin}] * 3, router)
+        for twin in (False, True)
+    )
+    assert list(fast.chosen) == list(exact.chosen)
+    assert fast.requests["finish_ns"].tolist() == exact.requests["finish_ns"].tolist()
+    assert fast.replicas[0].meta["fast_path"]["together_steps"]
