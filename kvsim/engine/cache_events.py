@@ -36,6 +36,10 @@ class CacheEvents:
         """Reports blocks that can be hit from now on."""
         self._events.append(Stored(parent, keys))
 
+    def labelled(self, keys: Sequence[int], first: int) -> None:
+        """Reports that a sequence with these leading keys has labelled its blocks from `first` on."""
+        self.stored(keys[first - 1] if first else None, keys[first:])
+
     def removed(self, keys: Sequence[int]) -> None:
         """Reports blocks whose content is lost."""
         self._events.append(Removed(keys))

@@ -61,7 +61,7 @@ class RunTables(Counted):
                 self.gpu.label(runs, spans, first, last)
                 if self.gpu.events is not None:
                     keys = sequence.block_keys(last, self.block_size)
-                    self.gpu.events.stored(keys[first - 1] if first else None, keys[first:])
+                    self.gpu.events.labelled(keys, first)
             sequence.published = last
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:

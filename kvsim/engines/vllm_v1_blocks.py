@@ -116,7 +116,7 @@ class VllmV1PrefixTables(VllmV1Tables):
             keys = sequence.block_keys(last, self.block_size)
             self.gpu.label(sequence.table[first:last], keys[first:])
             if self.gpu.events is not None:
-                self.gpu.events.stored(keys[first - 1] if first else None, keys[first:])
+                self.gpu.events.labelled(keys, first)
             sequence.published = last
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:

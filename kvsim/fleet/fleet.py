@@ -103,6 +103,12 @@ def simulate_fleet(
         assembled(config, rows, bool(why) or keyed)
         for config, why in zip(known, asked, strict=True)
     ]
+    sizes = {each.blocks.block_size for each in parts}
+    if chooser.heeds_events and len(sizes) > 1:
+        raise ConfigError(
+            f"block_size: {router} goes by KV events, so blocks of all replicas need one size, and"
+            f" here are {', '.join(map(str, sorted(sizes)))}"
+        )
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
     fleet.play()
     replicas = fleet.results(trace, command)

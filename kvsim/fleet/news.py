@@ -54,7 +54,7 @@ class News:
             raise ConfigError(
                 f"router: it goes by KV events, and replica {number} publishes none; give it"
                 " vllm-v1 or sglang with prefix caching, all layers in one group and no offloading,"
-                " or choose another router"
+                " or choose another router; dynamo-kv does without if use_kv_events is false"
             )
         return partial(self.publish, number)
 

@@ -197,6 +197,8 @@ def test_what_cannot_be_is_refused() -> None:
     for settings in ({"engine": "nano-vllm"}, {"enable_prefix_caching": False}):
         with pytest.raises(ConfigError, match="replica 1 publishes none"):
             simulate_fleet(CHAT, [BASE, {**BASE, **settings}], "llm-d-precise")
+    with pytest.raises(ConfigError, match="one size, and here are 16, 32"):
+        simulate_fleet(CHAT, [BASE, {**BASE, "block_size": 32}], "dynamo-kv")
     for args, said in [
         ({"refresh_metrics_interval_ms": 0}, "lets no time pass"),
         ({"kv_event_delay_ms": -1}, "-1 ms is negative"),
