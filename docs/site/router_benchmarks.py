@@ -251,12 +251,12 @@ def report(benchmark: Benchmark) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for name, each, own in zip(names, benchmark.contestants, ours, strict=True):
         real = each.published
-        deviation = own.output_tokens_per_s / real.output_tokens_per_s - 1
+        deviation = 100 * (own.output_tokens_per_s / real.output_tokens_per_s - 1)
         knees = [known.knee(benchmark.stages) for known in (real, own)]
         yield (
             f"| {name} | {knees[0] or 'never'} | {knees[1] or 'never'}"
             f" | {real.output_tokens_per_s:,.0f} | {own.output_tokens_per_s:,.0f}"
-            f" | {deviation:+.0%} | {real.waiting_mean:.1f} | {own.waiting_mean:.1f} |"
+            f" | {deviation:+.0f} % | {real.waiting_mean:.1f} | {own.waiting_mean:.1f} |"
         )
     yield ""
     yield "p90 of TTFT in seconds, published → kvsim:"
@@ -278,7 +278,7 @@ def main(*, check: bool) -> int:
     head, rest = before.split(START)
     _, tail = rest.split(END)
     lines = [line for each in (SEVENTY_THREE, THIRTY_SEVEN) for line in report(each)]
-    after = head + START + "\n" + "\n".join(lines) + "\n" + END + tail
+    after = head + START + "\n" + "\n".join(lines).replace("| -", "| −") + "\n" + END + tail
     if check:
         return int(after != before)
     PAGE.write_text(after, encoding="utf-8")

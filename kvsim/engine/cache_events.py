@@ -37,7 +37,7 @@ class CacheEvents:
         self._events.append(Stored(parent, keys))
 
     def labelled(self, keys: Sequence[int], first: int) -> None:
-        """Reports that a sequence with these leading keys has labelled its blocks from `first` on."""
+        """Reports the blocks from `first` on of a sequence with these leading keys."""
         self.stored(keys[first - 1] if first else None, keys[first:])
 
     def removed(self, keys: Sequence[int]) -> None:

@@ -194,7 +194,7 @@ def test_a_router_is_given_the_block_size_of_the_engine() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for settings in ({"engine": "nano-vllm"}, {"enable_prefix_caching": False}):
+    for settings in ({"engine": "vllm-0.6.3"}, {"enable_prefix_caching": False}):
         with pytest.raises(ConfigError, match="replica 1 publishes none"):
             simulate_fleet(CHAT, [BASE, {**BASE, **settings}], "llm-d-precise")
     with pytest.raises(ConfigError, match="one size, and here are 16, 32"):
