@@ -48,15 +48,16 @@ def run(
     settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    watcher = _map_watcher(out) if block_map else None
     word = server.word()
-    loaded = settings.load(config, word)
-    if fleet.asked(loaded):
+    several, configs = fleet.load(config, settings, word)
+    loaded = configs[0]
+    if several is not None:
         refuse_watching(block_map, step_log)
         write = partial(_write, watcher=None, csv=csv, page=page)
         requests = form.requests(trace, loaded)
-        fleet.run(requests, loaded, out, write, page=page, as_json=as_json)
+        several.run(requests, configs, out, write, page=page, as_json=as_json)
         return
+    watcher = _map_watcher(out) if block_map else None
     # No name for the trace here, so that its memory is free when the run is over.
     result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
     collect_after(result.meta["trace"]["requests"])
