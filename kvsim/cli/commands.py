@@ -48,12 +48,11 @@ def run(
     settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    if fleet.asked:
-        refuse_watching(block_map, step_log)
     watcher = _map_watcher(out) if block_map else None
     word = server.word()
     loaded = settings.load(config, word)
-    if fleet.asked:
+    if fleet.asked(loaded):
+        refuse_watching(block_map, step_log)
         write = partial(_write, watcher=None, csv=csv, page=page)
         requests = form.requests(trace, loaded)
         fleet.run(requests, loaded, out, write, page=page, as_json=as_json)

@@ -105,28 +105,27 @@ def _contenders(
     configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
 ) -> tuple[Configs, Way]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
-    paths: list[str | None] = [*configs]
-    routers = fleet.routers
-    if routers and not paths:
-        paths = [None]
-    if len(paths) * max(len(routers), 1) < 2:
+    paths = list[str | None](configs) or [None]
+    names = [_run_name(configs, place) for place in range(len(configs))] or [""]
+    loaded = [(name, settings.load(path, word)) for name, path in zip(names, paths, strict=True)]
+    several = any(fleet.asked(config) for _, config in loaded)
+    routers = fleet.routers(loaded[0][1])
+    if len(loaded) * len(routers) < 2:
         raise ConfigError(
             "compare: give two configurations or more, or several routers, as in --replicas 4"
             " --router round-robin,least-loaded"
         )
-    names = [_run_name(configs, place) for place in range(len(configs))] or [""]
-    loaded = [(name, settings.load(path, word)) for name, path in zip(names, paths, strict=True)]
-    if not fleet.asked:
+    if not several:
         return loaded, of_engines()
     from kvsim.fleet.contender import contender
 
     found: Configs = [
         (
             " ".join(filter(None, (name, router))) if routers[1:] or not name else name,
-            contender([config] * (fleet.replicas or 1), router, fleet.args),
+            contender(fleet.configs(config), router, fleet.args),
         )
         for name, config in loaded
-        for router in routers
+        for router in fleet.routers(config)
     ]
     return found, of_fleets()
 

@@ -1,4 +1,4 @@
-"""`run --replicas`: several replicas behind a router."""
+"""`run --replicas` and `run --data-parallel-size`: several replicas behind a router."""
 
 from __future__ import annotations
 
@@ -44,14 +44,29 @@ class FleetOptions(Bundle):
     ] = None
 
     @property
-    def asked(self) -> bool:
-        """Whether a router is asked for."""
-        return self.replicas is not None or self.router is not None or bool(self.router_set)
+    def given(self) -> bool:
+        """Whether a flag asks for replicas or a router."""
+        return self.router is not None or bool(self.router_set or self.replicas)
 
-    @property
-    def routers(self) -> list[str]:
-        """The routers named, in order; round robin if only replicas are asked for."""
-        return (self.router or "round-robin").split(",") if self.asked else []
+    def asked(self, config: RunConfig) -> bool:
+        """Whether there are several replicas, or a router is asked for. Raises `ConfigError` for
+        replicas of data-parallel engines."""
+        ranks = config.data_parallel_size
+        if ranks > 1 and self.replicas not in (None, ranks):
+            raise ConfigError(
+                f"--replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
+                " one of the two out"
+            )
+        return ranks > 1 or self.given
+
+    def routers(self, config: RunConfig) -> list[str]:
+        """The routers named, in order; if none is, that of data-parallel ranks, or round robin."""
+        own = "vllm-dp" if config.data_parallel_size > 1 else "round-robin"
+        return (self.router or own).split(",")
+
+    def configs(self, config: RunConfig) -> list[RunConfig]:
+        """The settings of each replica."""
+        return [config] * (self.replicas or config.data_parallel_size)
 
     @property
     def args(self) -> dict[str, Any]:
@@ -74,10 +89,9 @@ class FleetOptions(Bundle):
         from kvsim.fleet.figures import summarise_fleet
         from kvsim.fleet.fleet import simulate_fleet
 
-        args = self.args
-        configs = [config] * (self.replicas or 1)
         total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-        router, command = self.router or "round-robin", command_line()
+        configs, args, command = self.configs(config), self.args, command_line()
+        router = ",".join(self.routers(config))
         with progress_bar(total, "simulating") as progress:
             result = simulate_fleet(
                 trace, configs, router, args, explain=True, progress=progress, command=command
@@ -96,7 +110,7 @@ class FleetOptions(Bundle):
 def refuse_watching(block_map: bool, step_log: str | None) -> None:
     """Raises `ConfigError` for what shows one engine."""
     if block_map or step_log is not None:
-        raise ConfigError("--replicas: --block-map and --step-log show one engine; leave them out")
+        raise ConfigError("--block-map and --step-log show one engine, of several; leave them out")
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:

@@ -15,10 +15,12 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
+from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
+from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result, provenance
 from kvsim.routers import make_router
 from kvsim.routers.router import Router
@@ -90,7 +92,9 @@ def simulate_fleet(
     `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
     each decision chose from, which asks every replica's cache about every request.
 
-    A replica whose engine stops with an error gets no more requests; the others go on. Raises
+    Replicas with a `data_parallel_size` of their number are the ranks of one engine, which step
+    together if the model has experts. A replica whose engine stops with an error gets no more
+    requests; the others go on. Raises
     `TraceError` and `ConfigError`.
     """
     known = [read_config(config) for config in configs]
@@ -106,8 +110,8 @@ def simulate_fleet(
             f"router: {router} goes by what workers report of their caches, and simulations send no"
             " such events; dynamo-kv works without if use_kv_events is false"
         )
-    measured = "a router measures the workers" if chooser.scrape_ns is not None else ""
-    asked = ["exact_twin" if config.exact_twin else measured for config in known]
+    why_not = "a router measures the workers" if chooser.scrape_ns is not None else ""
+    asked = ["exact_twin" if config.exact_twin else why_not for config in known]
     parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
     if explain:
@@ -119,6 +123,20 @@ def simulate_fleet(
     noted = fleet.dispatch.decisions
     decisions = None if noted is None else noted.columns()
     return FleetResult(router, args, replicas, indexes, chosen, decisions)
+
+
+def _in_lock_step(
+    env: simpy.Environment, parts: Sequence[Parts], wakers: Sequence[Callable[[], None]]
+) -> Ranks | None:
+    """Returns the ranks of one engine if that is what the replicas are, and if their steps depend
+    on each other: if the model has experts (vLLM 0.33.0, v1/engine/core.py, `run_engine_core`)."""
+    sizes = {each.config.data_parallel_size for each in parts}
+    first = parts[0]
+    if len(parts) == 1 or sizes != {len(parts)} or first.model.experts is None:
+        return None
+    tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
+    graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
+    return Ranks(env, wakers, graphs)
 
 
 class _Fleet:
@@ -148,6 +166,7 @@ class _Fleet:
         prompts = requests.streams or streams(trace)
         self.dispatch = Dispatch(env, clients, router, prompts[: len(rows)])
         self._stops: list[Outcome | None] = [None] * len(parts)
+        self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
@@ -158,8 +177,9 @@ class _Fleet:
                 self.dispatch.mailboxes[number],
                 lengths.__getitem__,
                 refused={},
-                asked=asked[number],
+                asked=asked[number] or ("ranks step together" if self._ranks else ""),
                 progress=progress,
+                ranks=self._ranks,
             )
             self.dispatch.servings.append(serving)
             env.process(self._serve(number, serving))
@@ -177,6 +197,8 @@ class _Fleet:
         except EngineStopped as stop:
             self._stops[number] = serving.outcome(int(self._env.now), stop)
             self.dispatch.lost(number)
+            if self._ranks is not None:
+                self._ranks.leave()
 
     def play(self) -> None:
         """Runs the event loop until nothing more can happen."""
