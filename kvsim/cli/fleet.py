@@ -46,31 +46,22 @@ class FleetOptions(Bundle):
     ] = None
 
     @property
-    def given(self) -> bool:
-        """Whether a flag asks for replicas or a router."""
-        return self.router is not None or bool(self.router_set or self.replicas)
-
-    @property
-    def routers(self) -> list[str]:
-        """The routers named, in order; round robin if only replicas are asked for."""
-        return (self.router or "round-robin").split(",") if self.given else []
-
-    @property
     def args(self) -> dict[str, Any]:
         """Arguments of the router. Raises `ConfigError`."""
         return dict(map(_argument, self.router_set or ()))
 
     def load(
         self, config: str | None, settings: SettingOptions, word: ServerWord
-    ) -> tuple[Fleet | None, list[RunConfig]]:
-        """What the file `config` and flags, which count more, say of a fleet, and the settings of
-        its replicas. Without a router there is one. Raises `ConfigError`."""
+    ) -> tuple[list[Fleet], list[RunConfig]]:
+        """What the file `config` and flags, which count more, say: a fleet for each router that is
+        named, and the settings of the replicas. Without replicas and routers there is no fleet, and
+        one engine. Raises `ConfigError`."""
         from kvsim.fleet.file import each_kind, read_fleet
 
         path = config_path(config)
         where = path or "configuration"
         said, shared = read_fleet({} if path is None else read_toml(path), where)
-        args = {**said.router_args, **self.args}
+        args, own = {**said.router_args, **self.args}, "round-robin"
         router = self.router or said.router
         if self.replicas is None and isinstance(said.replicas, list):
             configs = [
@@ -90,10 +81,10 @@ class FleetOptions(Bundle):
                 )
             configs = [loaded] * (number or ranks)
             if ranks > 1:
-                router = router or "vllm-dp"
+                own = "vllm-dp"
             elif not (number or router or args):
-                return None, configs
-        return Fleet(router or "round-robin", args), configs
+                return [], configs
+        return [Fleet(name, args) for name in (router or own).split(",")], configs
 
 
 class Fleet(NamedTuple):
@@ -133,6 +124,13 @@ class Fleet(NamedTuple):
         render(summary, make_console())
         if out is not None:
             tell_written(out, "report.html" if page else "fleet.json")
+
+
+def only(fleets: list[Fleet]) -> Fleet:
+    """Returns the fleet of a run. Raises `ConfigError` if there are several."""
+    if fleets[1:]:
+        raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
+    return fleets[0]
 
 
 def refuse_watching(block_map: bool, step_log: str | None) -> None:

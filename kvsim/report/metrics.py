@@ -24,8 +24,9 @@ class Metric(NamedTuple):
 
     @property
     def always(self) -> bool:
-        """Whether every run has the figure, be it undefined."""
-        return self.key != "aborted" and not self.key.startswith("spec_decode_")
+        """Whether every run of one engine has the figure, be it undefined."""
+        several = self.group == "Routing"
+        return not several and self.key != "aborted" and not self.key.startswith("spec_decode_")
 
     @property
     def whole(self) -> bool:
