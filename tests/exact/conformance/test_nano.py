@@ -58,8 +58,9 @@ def test_recorded_cases(engine: str, folder: Path) -> None:
 @needs_shared("conformance")
 @ENGINES
 @pytest.mark.parametrize("kind", ["", "-hard"])
-def test_recorded_random_cases(engine: str, kind: str) -> None:
-    for case in recorded_lines(engine, CORPUS / "fuzz" / f"{FUZZ[engine]}{kind}.jsonl.gz", every=5):
+@pytest.mark.parametrize("every", [25, pytest.param(5, marks=long)])
+def test_recorded_random_cases(engine: str, kind: str, every: int) -> None:
+    for case in recorded_lines(engine, CORPUS / "fuzz" / f"{FUZZ[engine]}{kind}.jsonl.gz", every):
         check(engine, case)
 
 

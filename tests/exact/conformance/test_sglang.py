@@ -25,8 +25,10 @@ ENGINE = "sglang"
 SEEDS = range(6000 if WHOLE else 500)
 GROUPS = 5
 
+SLOW = ("20_serving", "21_chunk_overcommit")
+
 RECORDED = [
-    pytest.param(folder, id=folder.name)
+    pytest.param(folder, id=folder.name, marks=[long] if folder.name in SLOW else [])
     for folder in recorded_folders(ENGINE, CORPUS / "sglang" / "cases")
 ]
 
@@ -39,9 +41,10 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @pytest.mark.parametrize("kind", ["", "-hard", "-small"])
-def test_recorded_random_cases(kind: str) -> None:
+@pytest.mark.parametrize("every", [50, pytest.param(10, marks=long)])
+def test_recorded_random_cases(kind: str, every: int) -> None:
     path = CORPUS / "sglang" / "fuzz" / f"sglang{kind}.jsonl.gz"
-    for case in recorded_lines(ENGINE, path, every=10):
+    for case in recorded_lines(ENGINE, path, every):
         check(ENGINE, case)
 
 
