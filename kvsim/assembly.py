@@ -28,7 +28,7 @@ from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine, memory_formula
 from kvsim.engines.versions import Default
 from kvsim.engines.vllm_v1_groups.full import Full
 from kvsim.engines.vllm_v1_groups.group import Group
@@ -93,7 +93,8 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
-    memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
+    limits = draft.max_num_batched_tokens, draft.max_num_seqs
+    memory = budget(model, hardware, config, memory_formula(config.memory_formula), *limits)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
@@ -115,7 +116,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = offload_of(config, model, hardware, blocks) if tiered else None
+    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}

@@ -1,7 +1,7 @@
 """What the settings ask for and a run does not simulate.
 
-A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler. Of
-replicas that share experts, each step waits for the others (`kvsim.cost.experts`).
+A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler.
+`kvsim run` simulates all replicas of `data_parallel_size` (`kvsim.fleet`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,6 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
             f"pipeline_parallel_size {config.pipeline_parallel_size}: each step passes all stages"
             " before the next begins; overlapping steps and their bubbles are not simulated"
         )
-    if config.data_parallel_size > 1:
-        lines.append(
-            f"data_parallel_size {config.data_parallel_size}: one replica is simulated, and it"
-            " serves the whole trace; give it its share, with --request-rate or a smaller trace."
-            " Where replicas share experts, all are taken to have as many tokens in each step;"
-            " uneven and idle replicas are not simulated"
-        )
     if config.enable_expert_parallel:
         lines.append(
             "enable_expert_parallel: the experts of each GPU are taken to have as many tokens;"
@@ -47,6 +40,17 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
             "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs"
         )
     return tuple(lines)
+
+
+def one_of_several(config: RunConfig) -> tuple[str, ...]:
+    """What is not simulated where one of several replicas is, one line each."""
+    if config.data_parallel_size == 1:
+        return ()
+    return (
+        f"data_parallel_size {config.data_parallel_size}: one replica is simulated, and it serves"
+        " the whole trace; `kvsim run` simulates all of them. Where replicas share experts, the"
+        " others are taken to have as many tokens in each step",
+    )
 
 
 def unheeded_wishes(rows: Iterable[Row], config: RunConfig, goes_on: bool) -> tuple[str, ...]:

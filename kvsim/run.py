@@ -18,7 +18,7 @@ from kvsim.engine.loop import Watcher
 from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.limits import check_run
-from kvsim.notes import unheeded_wishes
+from kvsim.notes import one_of_several, unheeded_wishes
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result, provenance
 from kvsim.serving import Serving
@@ -85,6 +85,7 @@ def simulate(
     keep_books = run.record(outcome)
     meta = provenance(trace, len(rows), parts, outcome, errors, command)
     serving = run.serving
+    meta["notes"] += one_of_several(config)
     meta["fast_path"] = serving.shortcuts.describe(outcome.step)
     if parts.offload is not None:
         meta["kv_offload"] = parts.offload.describe()

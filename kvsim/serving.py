@@ -20,6 +20,7 @@ from kvsim.ledger.account import account_prompts, account_times
 from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver, SimulatedTime
+from kvsim.replica.lockstep import Ranks, RankTime
 from kvsim.replica.patience import Patience
 from kvsim.result import Outcome
 from kvsim.workload.requests import Requests
@@ -45,19 +46,21 @@ class Serving:
         asked: str = "",
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`output_length` tells how long the output of a request becomes, by its index. `refused`:
-        request id → why it is turned away; `asked`: why there are no short cuts."""
+        request id → why it is turned away; `asked`: why there are no short cuts; `ranks`: whose
+        steps begin and end with its own."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
-        self.recorder = Recorder(parts.blocks.block_size)
+        self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged)
         endings = Endings(output_length, parts.scheduler.longest_sequence)
         self.batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked)
         link = Link(env, parts.link)
-        full_plans = not declares_sums(parts.cost)
+        time = env, parts.cost, link, inbox, not declares_sums(parts.cost)
         self._loop = Loop(
-            SimulatedTime(env, parts.cost, link, inbox, full_plans),
+            SimulatedTime(*time) if ranks is None else RankTime(*time, ranks),
             parts.scheduler,
             self.batch,
             record=self.recorder.packed,

@@ -58,6 +58,7 @@ class Plan:
         "place",
         "preempted",
         "prefills",
+        "rank_tokens",
         "samples",
         "single_decodes",
         "single_lengths",
@@ -111,6 +112,14 @@ class Plan:
         tokens more go through the linear layers, and get logits."""
         self.samples = 0
         """Number of positions for which logits are computed."""
+        self.rank_tokens: float | None = None
+        """Mean tokens of the ranks that share experts, padding included; None: all have as many as
+        this one."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes."""
+        return self.decode_seqs + sum([new for new, _ in self.chunks])
 
     @property
     def entries(self) -> list[tuple[Request, int, bool]]:
@@ -175,13 +184,26 @@ class Plan:
         return not (self.singles or self.together or self.ignored or self.preempted)
 
 
+class Moved(NamedTuple):
+    """What a step spends on copies before it computes, in nanoseconds."""
+
+    copy_ns: int = 0
+    """On the link."""
+    wait_ns: int = 0
+    """Waiting for the link, or for loads."""
+    flush_ns: int = 0
+    """Waiting for stores of blocks that it reuses."""
+
+
+NOTHING_MOVED = Moved()
+
+
 class Flight(NamedTuple):
     """A step in flight."""
 
     plan: Plan
     start_ns: int
     end_ns: int
-    moved: tuple[int, int]
-    """Time spent on the link and time spent waiting for it, in nanoseconds."""
+    moved: Moved
     row: bytes
     """Its row without times and finished requests (`kvsim.schema.completed_row`)."""

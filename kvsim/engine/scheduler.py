@@ -14,7 +14,7 @@ where none of the methods that they reproduce is overridden (`kvsim.fast.known`)
 from __future__ import annotations
 
 from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
+from kvsim.engine.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
 
 Asked = tuple[list[int], int, int, int, int]
@@ -66,6 +66,8 @@ class Scheduler:
     lingers: bool = False
     """Whether a request takes part in one more step after its last token, as in vLLM 0.6.3's
     asynchronous output processing."""
+    gauged: tuple[str, ...] = ()
+    """Columns of `kvsim.schema.STEPS` that its steps have beyond those of every engine."""
 
     def arrive(self, batch: Batch, request: Request) -> None:
         """Accepts a new request into the waiting queue, or rejects it (`Batch.refuse`)."""
@@ -84,13 +86,17 @@ class Scheduler:
         """Returns what a reader of the result should know about this run, one line each."""
         return []
 
+    def gauges(self, batch: Batch) -> tuple[int, ...]:
+        """Returns the values of `gauged` in the step composed last."""
+        return ()
+
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""
 
-    def waits_ns(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> int:
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
         """Returns how long a step that begins at `start_ns` waits for transfers before it computes.
         The next request arrives at `next_ns`. Asked only where `Plan.waits`."""
-        return 0
+        return NOTHING_MOVED
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, samples fork, requests end."""

@@ -21,7 +21,14 @@ from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]
 
-_NAMES = ("start_ns", "transfer_ns", "link_wait_ns", "swap_out_blocks", "swap_in_blocks")
+_NAMES = (
+    "start_ns",
+    "transfer_ns",
+    "link_wait_ns",
+    "flush_ns",
+    "swap_out_blocks",
+    "swap_in_blocks",
+)
 
 
 def account_times(

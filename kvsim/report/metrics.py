@@ -109,6 +109,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("copied_blocks", "Blocks copied on write", "blocks", "lower"),
         ("link_busy_share", "Link busy", "share", ""),
         ("link_wait_s", "Waiting for the link", "s", "lower"),
+        ("flush_s", "Waiting for flushed stores", "s", "lower"),
     ),
     "Memory": (
         ("kv_cache_usage_mean", "KV cache usage mean", "share", ""),
@@ -121,6 +122,8 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
     "Prefix cache": (
         ("prefix_cache_hit_tokens", "Hit tokens", "tokens", "higher"),
         ("prefix_cache_preempted_hit_tokens", "Hit tokens after preemption", "tokens", ""),
+        ("tier1_hit_tokens", "Hit tokens from CPU memory", "tokens", ""),
+        ("tier2_hit_tokens", "Hit tokens from the tier below", "tokens", ""),
         ("prefix_cache_hit_rate", "Hit rate", "share", "higher"),
         ("prefix_cache_hit_rate_with_preempted", "Hit rate with preempted", "share", ""),
         ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
@@ -130,6 +133,13 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("spec_decode_draft_tokens", "Drafts verified", "tokens", ""),
         ("spec_decode_accepted_tokens", "Drafts accepted", "tokens", ""),
         ("spec_decode_acceptance_length", "Acceptance length", "", "higher"),
+    ),
+    "Routing": (
+        ("load_imbalance", "Load imbalance", "", "lower"),
+        ("input_imbalance", "Imbalance of prompt tokens", "", "lower"),
+        ("routing.regret_share", "Regret of the router", "share", "lower"),
+        ("routing.affinity_share", "Hits by affinity", "share", "higher"),
+        ("routing.duplicate_share", "Cached in further replicas", "share", ""),
     ),
     "Queues": (
         ("waiting_mean", "Waiting mean", "", "lower"),

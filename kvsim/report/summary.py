@@ -243,6 +243,9 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
         "prefix_cache_query_tokens": queries,
         "prefix_cache_hit_tokens": hits,
         "prefix_cache_preempted_hit_tokens": preempted_hits,
+        **{
+            f"tier{k}_hit_tokens": int(_ints(requests[f"tier{k}_hit_tokens"]).sum()) for k in (1, 2)
+        },
         **(rates if meta.get("prefix_caching") else dict.fromkeys(rates)),
     }
 
@@ -268,6 +271,7 @@ def _link(steps: Columns, end_ns: int) -> dict[str, Any]:
     return {
         "link_busy_share": ratio(int(steps["transfer_ns"].sum()), end_ns),
         "link_wait_s": int(steps["link_wait_ns"].sum()) / NS_PER_S,
+        "flush_s": int(steps["flush_ns"].sum()) / NS_PER_S,
     }
 
 

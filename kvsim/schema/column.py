@@ -15,6 +15,7 @@ class Source(Enum):
 
     STEP = "step"
     STATE = "engine, after composing"
+    SGLANG = "SGLang, after composing"
     DRAFTS = "speculative decoding"
     KERNEL = "ledger: time of the step"
     TRACE = "trace"
@@ -26,9 +27,10 @@ class Source(Enum):
     PROMPT = "ledger: prompt tokens"
     TRANSITION = "log of transitions"
     BLOCK_MAP = "watcher of blocks"
+    ROUTING = "decision of the router"
 
 
-OPTIONAL = (Source.DRAFTS, Source.KERNEL, Source.TIME, Source.PROMPT)
+OPTIONAL = (Source.DRAFTS, Source.SGLANG, Source.KERNEL, Source.TIME, Source.PROMPT)
 """Sources of which a result has all columns, or none: the ledger, and what few runs have."""
 
 

@@ -87,6 +87,7 @@ _USED = [
     used("enable_prefix_caching", values.switch),
     used("cpu_offload_gb", values.number),
     used("kv_offloading_size", values.number),
+    used("kv_transfer_config", values.table),
     used("tensor_parallel_size", values.whole),
     used("pipeline_parallel_size", values.whole),
     used("data_parallel_size", values.whole),
@@ -246,7 +247,6 @@ _UNSIMULATED = [
         values="spec-method spec-model spec-tokens",
     ),
     *unsimulated("text is made by diffusion, not token by token", values="diffusion-config"),
-    *unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
     *unsimulated("encodings move between servers", values="ec-transfer-config"),
     *unsimulated(
         "another program keeps the offloaded KV blocks",
