@@ -12,6 +12,7 @@ from kvsim.config import make_config
 from kvsim.errors import ConfigError, TraceError
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.ledger.parts import TIME_PARTS
+from kvsim.report.story import tell
 from kvsim.result import Result
 from kvsim.run import simulate
 from kvsim.workload import native
@@ -116,6 +117,9 @@ def test_a_request_that_is_given_up_ends_with_the_step_under_way(asynchronous: b
     assert requests["output_tokens"][0] == 4
     assert (summary["completed"], summary["aborted"], summary["rejected"]) == (1, 1, 0)
     assert summary["unfinished"] == 0
+    story = tell(summary, requests, result.steps, result.transitions, 0)
+    assert "given up by its client after 4.00\xa0ms" in story.about
+    assert story.moments[-1].text == "given up by its client"
     lives = requests["finish_ns"] - requests["arrival_ns"]
     assert (sum(requests[name] for name in TIME_PARTS) == lives).all()
 
