@@ -77,7 +77,7 @@ class Serving:
             repetition=self.shortcuts.repetition(
                 self.recorder, self._arrive, inbox.upcoming, inbox.listens
             ),
-            clients=Patience(rows) if parts.scheduler.ends_early else None,
+            departures=Patience(rows) if parts.scheduler.ends_early else None,
         )
 
     def run(self) -> Process:
