@@ -6,7 +6,13 @@ A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs wit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from kvsim.config import RunConfig
+
+if TYPE_CHECKING:
+    from kvsim.workload.trace import Row
 
 
 def left_out(config: RunConfig) -> tuple[str, ...]:
@@ -43,3 +49,20 @@ def one_of_several(config: RunConfig) -> tuple[str, ...]:
         " the whole trace; `kvsim run` simulates all of them. Where replicas share experts, the"
         " others are taken to have as many tokens in each step",
     )
+
+
+def unheeded_wishes(rows: Iterable[Row], config: RunConfig, goes_on: bool) -> tuple[str, ...]:
+    """What requests of a trace ask for and a run does not simulate, one line each. `goes_on`: the
+    engine goes on with requests that their clients give up."""
+    lines = []
+    if not config.enable_lora and any(row.lora for row in rows):
+        lines.append(
+            "lora: requests name adapters, but all are served by the model itself (they share no"
+            " prefixes across adapters); --enable-lora of vllm-v1 serves them by their adapters"
+        )
+    if goes_on:
+        lines.append(
+            f"abort_after_s: clients give requests up, but {config.engine} goes on with them here;"
+            " vllm-v1 ends them"
+        )
+    return tuple(lines)

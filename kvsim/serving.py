@@ -21,6 +21,7 @@ from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver, SimulatedTime
 from kvsim.replica.lockstep import Ranks, RankTime
+from kvsim.replica.patience import Patience
 from kvsim.result import Outcome
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row
@@ -71,6 +72,7 @@ class Serving:
             repetition=self.shortcuts.repetition(
                 self.recorder, self._arrive, inbox.upcoming, inbox.listens
             ),
+            clients=Patience(rows) if parts.scheduler.ends_early else None,
         )
 
     def run(self) -> Process:
@@ -105,6 +107,7 @@ class Serving:
         self.indexes = own = archive.column("index")
         self.log = log = self.batch.transitions.columns()
         blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
+        drafts = parts.speculation and parts.speculation.log
         prompts = requests.streams if blocks.needs_keys else None
         if len(own) < len(requests):
             log["request"] = np.searchsorted(own, log["request"])
@@ -113,7 +116,8 @@ class Serving:
         # It refers to no part that leads to the rows of the trace.
         def keep_books() -> Books:
             columns = archive.columns() | {"index": np.arange(len(own))}
-            steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
+            rows = recorder.columns()
+            steps, times = account_times(cost, rows, columns, log, in_flight, drafts)
             if prompts is None:
                 return steps, columns | times
             withheld, size = blocks.full_hit.withheld, blocks.block_size

@@ -83,7 +83,7 @@ class Kernels:
         self.outside = False
         us = 0.0
         if entries or chunks:
-            tokens, dense = entries, self._dense
+            tokens, dense = entries + plan.draft_tokens, self._dense
             for new, _ in chunks:
                 tokens += new
             entries += len(chunks)

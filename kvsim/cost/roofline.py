@@ -119,7 +119,8 @@ class RooflineCost:
         seqs, samples, even = plan.decode_seqs, plan.samples, plan.rank_tokens is None
         if even and samples == seqs and seqs and not (plan.chunks or plan.copies):
             return self.decode_ns(seqs, plan.context_tokens)
-        tokens, attention_ns = seqs, self._attention.decodes_ns(seqs, plan.context_tokens)
+        tokens = seqs + plan.draft_tokens
+        attention_ns = self._attention.decodes_ns(seqs, plan.context_tokens)
         if plan.chunks:
             for new, _ in plan.chunks:
                 tokens += new

@@ -16,7 +16,7 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from kvsim.engine.loop import Progress
-from kvsim.engine.plan import Flight, Plan
+from kvsim.engine.plan import NOTHING_MOVED, Flight, Plan
 from kvsim.engine.request import Request
 from kvsim.fast.course import Course
 from kvsim.fast.decodes import Decodes
@@ -358,4 +358,4 @@ class Ahead:
             (request, tokens, request in step.sampling) for request, tokens, _ in step.chunks
         ]
         plan.batched_tokens = step.decodes + sum([charged for _, _, charged in step.chunks])
-        return Flight(plan, self._start_ns, self._end_ns, (0, 0), row)
+        return Flight(plan, self._start_ns, self._end_ns, NOTHING_MOVED, row)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from kvsim.cost import PricesDecodes, longest_asked
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Progress, composed_row
-from kvsim.engine.plan import Flight, Plan
+from kvsim.engine.plan import NOTHING_MOVED, Flight, Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
@@ -199,7 +199,7 @@ class SglangSteps:
         if plan is None:
             plan = Plan()
             plan.run_together(len(step.requests), lambda: step.requests, list)
-        return Flight(plan, step.start_ns, step.end_ns, (0, 0), step.row)
+        return Flight(plan, step.start_ns, step.end_ns, NOTHING_MOVED, step.row)
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -483,7 +483,7 @@ class SglangSteps:
         """Returns the row of a decode step of the running batch, without its end."""
         batch, number = self._batch, len(self._group)
         return pack(
-            *(start_ns, end_ns, 0, 0, 0, 0, 0, number, context_tokens, number),
+            *(start_ns, end_ns, 0, 0, 0, 0, 0, 0, number, context_tokens, number),
             *(0, 0, 0, 0, 0, 0, 0, len(batch.waiting), len(batch.others), 0),
             *(*batch.blocks.census(), self._scheduler.blocked(batch), 0),
         )

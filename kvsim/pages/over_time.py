@@ -116,12 +116,15 @@ def time_figures(run: View) -> list[Figure]:
         *(_rates, _tokens, _ttft, _itl, _queues, _blocked, _gpu_blocks, _cpu_blocks),
         *(_preemptions, _new_token_ratio, _swaps, _batch, _hit_rate, _fragmentation),
     )
-    figures = [figure for make in makers for figure in make(run)]
-    # One time axis: its name is below the last figure.
+    return one_axis([figure for make in makers for figure in make(run)])
+
+
+def one_axis(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures below each other whose one time axis has its name below the last one."""
     bare = {"xaxis": {"title": {"text": ""}}, "margin": {"b": 26}}
     return [
         *(f._replace(layout=merge(f.layout, bare), height=f.height - 14) for f in figures[:-1]),
-        figures[-1],
+        *figures[-1:],
     ]
 
 

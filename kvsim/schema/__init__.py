@@ -11,6 +11,7 @@ step_row ──► STEPS            requests, trace ──► REQUESTS      + in
 from kvsim.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
 from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
+from kvsim.schema.routing import CAUSES, ROUTING
 from kvsim.schema.steps import (
     BLOCKED,
     SGLANG_COLUMNS,
@@ -26,15 +27,17 @@ from kvsim.schema.steps import (
     step_row,
 )
 
-TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP)
+TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP, ROUTING)
 
 __all__ = [
     "BLOCKED",
     "BLOCK_MAP",
+    "CAUSES",
     "FLOAT",
     "INTEGER",
     "KINDS",
     "REQUESTS",
+    "ROUTING",
     "SGLANG_COLUMNS",
     "STEPS",
     "STEP_COLUMNS",

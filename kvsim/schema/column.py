@@ -16,6 +16,7 @@ class Source(Enum):
     STEP = "step"
     STATE = "engine, after composing"
     SGLANG = "SGLang, after composing"
+    DRAFTS = "speculative decoding"
     KERNEL = "ledger: time of the step"
     TRACE = "trace"
     REQUEST = "request"
@@ -26,11 +27,11 @@ class Source(Enum):
     PROMPT = "ledger: prompt tokens"
     TRANSITION = "log of transitions"
     BLOCK_MAP = "watcher of blocks"
+    ROUTING = "decision of the router"
 
 
-OPTIONAL = (Source.KERNEL, Source.TIME, Source.PROMPT, Source.SGLANG)
-"""Sources of the ledger and of single engines. A result has all columns of such a source, or
-none."""
+OPTIONAL = (Source.DRAFTS, Source.SGLANG, Source.KERNEL, Source.TIME, Source.PROMPT)
+"""Sources of which a result has all columns, or none: the ledger, and what few runs have."""
 
 
 class Column(NamedTuple):

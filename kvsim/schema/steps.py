@@ -13,6 +13,7 @@ _step = partial(Column, source=Source.STEP)
 _state = partial(Column, source=Source.STATE)
 _sglang = partial(Column, source=Source.SGLANG)
 _kernel = partial(part, source=Source.KERNEL)
+_drafts = partial(Column, source=Source.DRAFTS)
 
 _BLOCKED = (
     ("", "no request waits, or none was refused"),
@@ -22,13 +23,14 @@ _BLOCKED = (
     ("watermark", "enough free blocks, but the watermark holds them"),
     ("swapped", "prompts wait until every swapped request is back"),
     ("preempted", "a preemption in this step"),
+    ("loras", "`max_loras`: those who wait have other adapters than those who run"),
 )
 BLOCKED = tuple(name for name, _ in _BLOCKED)
 """Names of the values of column `blocked`."""
 
 STEPS = Table(
     "steps",
-    "One row per step. Kernels, swap copies and the wait for the link add up to its time.",
+    "One row per step. Kernels, swap copies, the wait for the link and flushes add up to its time.",
     (
         seconds("start"),
         seconds("end"),
@@ -36,6 +38,7 @@ STEPS = Table(
         _step("end_ns", "ns", "its tokens exist"),
         _step("transfer_ns", "ns", "on the link", label="swap copies"),
         _step("link_wait_ns", "ns", "before its copies", label="waiting for the link"),
+        _step("flush_ns", "ns", "for stores of blocks that it reuses", label="flushed stores"),
         _step("prefill_seqs", "requests", "with prompt tokens in this step"),
         _step("prefill_tokens", "tokens", "prompt tokens computed; prefix hits are not among them"),
         _step("cached_tokens", "tokens", "prompt tokens whose computation a prefix hit saved"),
@@ -72,12 +75,16 @@ STEPS = Table(
             "ppm",
             "new-token ratio: share of the announced tokens that requests are expected to generate",
         ),
+        _drafts("verified_seqs", "sequences", "whose drafts it verifies"),
+        _drafts("draft_tokens", "tokens", "drafts that it verifies"),
+        _drafts("accepted_tokens", "tokens", "of these, accepted"),
         _kernel("host_ns", "host", "the host's part, and what nothing else explains"),
         _kernel("dense_ns", "linear layers", "but for the logits"),
         _kernel("attention_decode_ns", "attention, decode", "one token per sequence"),
         _kernel("attention_prefill_ns", "attention, prompts", "the rest of a step with prompts"),
         _kernel("head_ns", "logits", "of the tokens sampled"),
         _kernel("copies_ns", "copied blocks", "copy-on-write"),
+        _kernel("drafter_ns", "drafter", "makes the drafts of the next step"),
         _kernel(
             "unexplained_ns",
             "not explained by the cost model",
@@ -130,6 +137,7 @@ def step_row(
     end_ns: int = 0,
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
+    flush_ns: int = 0,
     prefill_seqs: int = 0,
     prefill_tokens: int = 0,
     cached_tokens: int = 0,
@@ -155,7 +163,7 @@ def step_row(
     `census`: the columns from `used_blocks` to `stranded_blocks`, as `Tables.census` returns them.
     """
     return pack(
-        start_ns, end_ns, transfer_ns, link_wait_ns, prefill_seqs, prefill_tokens,
+        start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, prefill_seqs, prefill_tokens,
         cached_tokens, decode_seqs, context_tokens, batched_tokens, preempted_recompute,
         preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks, copied_blocks,
         ignored, waiting, running, swapped, *census, blocked, finished,
@@ -168,10 +176,11 @@ def completed_row(
     end_ns: int,
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
+    flush_ns: int = 0,
     finished: int = 0,
 ) -> bytes:
     """A row that was made when its step was composed, with what is known when it is over."""
-    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns)
+    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns)
     return times + row[_TIMES.size : _FINISHED_AT] + _FINISHED.pack(finished) + row[_FINISHED_END:]
 
 
@@ -185,6 +194,6 @@ def gauge_row(values: Iterable[int]) -> bytes:
     return array("q", values).tobytes()
 
 
-_TIMES, _FINISHED = Struct("4q"), Struct("q")
+_TIMES, _FINISHED = Struct("5q"), Struct("q")
 _FINISHED_AT = STEP_COLUMNS.index("finished") * _FINISHED.size
 _FINISHED_END = _FINISHED_AT + _FINISHED.size

@@ -110,6 +110,7 @@ def _copies(row: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
     outward = row["transfer_ns"] * out // max(out + back, 1)
     return (
         ("wait for the link", row["link_wait_ns"], out + back),
+        ("flush", row["flush_ns"], 0),
         ("swap out", outward, out),
         ("swap in", row["transfer_ns"] - outward, back),
     )
