@@ -16,7 +16,7 @@ from kvsim.cost.constant import ConstantCost
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engines.vllm_v1 import VllmV1
-from kvsim.errors import EngineStopped
+from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.ledger.parts import KERNELS, TIME_PARTS
@@ -186,6 +186,17 @@ def test_a_rank_that_stops_does_not_hold_the_others_up() -> None:
     assert kinds == ["engine-error", "finished"]
     assert ms(result.replicas[1].steps["end_ns"]) == [20, 50, 60]
     assert result.requests["status"][1] == "completed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_offloading_size": 4.0}, {"engine": "vllm-0.6.3", "preemption_mode": "swap"}],
+    ids=["offloading", "swapping"],
+)
+def test_copies_of_single_ranks_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="without copies between GPU and CPU") as error:
+        served(TWO, **{**settings, "async_scheduling": None})
+    assert "\n" not in str(error.value)
 
 
 def test_a_run_of_one_rank_says_so() -> None:
