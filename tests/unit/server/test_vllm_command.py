@@ -139,7 +139,7 @@ def test_notes_are_one_line_for_each_reason() -> None:
         ('vllm serve m --speculative-config \'{"method": "mtp"}\'', ["speculative decoding"]),
         ("vllm serve m --speculative-config.method mtp", ["speculative decoding"]),
         ("vllm serve m -sc.method mtp", ["speculative decoding"]),
-        ("vllm serve m --kv-transfer-config '{}x'", ["--kv-transfer-config", "KV moves"]),
+        ("vllm serve m --kv-transfer-config '{}x'", ["--kv-transfer-config", "JSON"]),
         ("vllm serve m --kv-offloading-backend lmcache", ["--kv-offloading-backend", "offloaded"]),
         ("vllm serve m --enable-lora", ["--enable-lora", "adapters"]),
         ("vllm serve m -dcp 2", ["--decode-context-parallel-size", "context parallelism"]),
