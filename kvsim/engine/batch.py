@@ -417,15 +417,14 @@ class Batch:
         plan.single_lengths.append(context_tokens)
         request.sequences[0].access_ns = self.now_ns
 
-    def run_verify(self, request: Request, tokens: int, context_tokens: int) -> None:
-        """Adds the next token of a request with one sequence and the drafts behind it, together
-        `tokens` tokens behind `context_tokens` tokens of context. The step verifies them."""
+    def run_verify(self, request: Request, drafts: int, context_tokens: int) -> None:
+        """Adds the next token of a request with one sequence, and `drafts` drafts behind it, which
+        the step verifies. With that token, the sequence has `context_tokens` tokens."""
         plan = self.plan
-        plan.singles.append((request, tokens, True))
-        plan.single_decodes.append(request)
-        plan.chunks.append((tokens, context_tokens))
-        plan.samples += tokens
-        request.sequences[0].access_ns = self.now_ns
+        self.run_token(request, context_tokens)
+        plan.singles[-1] = request, 1 + drafts, True
+        plan.draft_tokens += drafts
+        plan.samples += drafts
 
     def composed(self) -> Plan:
         """Completes the step and returns its plan."""
@@ -466,6 +465,14 @@ class Batch:
         sequence.__class__ = kind
         # Who decodes together with others has more to come.
         return kind is Sequence and self._endings.left(sequence) <= 0
+
+    def further_token(self, sequence: Sequence) -> bool:
+        """Books a token that the client gets in one message with the token before it, so that no
+        time lies between them (`vllm bench serve` counts time between messages). Returns whether it
+        is the last one."""
+        sequence.length += 1
+        self.tokens += 1
+        return self.stopped(sequence)
 
     def add_token(self, sequence: Sequence) -> None:
         """Appends one token to a sequence, without the stop test."""

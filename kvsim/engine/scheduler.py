@@ -61,9 +61,13 @@ class Scheduler:
     names_blocks: bool = True
     """Whether it reads block ids: entries of tables, references of pools. If your scheduler does
     not, set it to False: a faster prefix cache without ids may then be used."""
+    ends_early: bool = False
+    """Whether it ends requests that their clients give up (`abort`); if not, they go on."""
     lingers: bool = False
     """Whether a request takes part in one more step after its last token, as in vLLM 0.6.3's
     asynchronous output processing."""
+    gauged: tuple[str, ...] = ()
+    """Columns of `kvsim.schema.STEPS` that its steps have beyond those of every engine."""
 
     def arrive(self, batch: Batch, request: Request) -> None:
         """Accepts a new request into the waiting queue, or rejects it (`Batch.refuse`)."""
@@ -73,9 +77,18 @@ class Scheduler:
         """Composes the next step through the moves of `batch`, and returns its plan."""
         raise NotImplementedError
 
+    def abort(self, batch: Batch, request: Request) -> bool:
+        """Ends a request that its client gave up. Returns whether it was in progress. Asked only of
+        schedulers that have `ends_early` set."""
+        raise NotImplementedError
+
     def remarks(self) -> list[str]:
         """Returns what a reader of the result should know about this run, one line each."""
         return []
+
+    def gauges(self, batch: Batch) -> tuple[int, ...]:
+        """Returns the values of `gauged` in the step composed last."""
+        return ()
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""

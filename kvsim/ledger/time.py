@@ -35,6 +35,9 @@ TIMES = (
 copies out and in, and the kernels; the rest is host time. Of the kernels, a decoding request counts
 those of decodes as its own, the others as interference. A waiting request waits from the start of
 the step to the start of the next, for one reason (`WAITING_FOR`)."""
+DRAFT_TIMES = ("drafting", "accepted_drafts", "rejected_drafts")
+"""Further kinds behind those, in runs with speculative decoding: the drafter, and what drafts add
+to the kernels of decodes."""
 _LINK_WAIT, _FLUSH, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(7)
 _REASONS = slice(7, len(TIMES))
 
@@ -111,6 +114,21 @@ def table(
         rows[:, place] = column
     rows[np.arange(len(why)), _REASONS.start + why] = until - steps["start_ns"]
     return rows
+
+
+def with_drafts(
+    table: Ints, drafter: Ints | int, verifying: Ints, drafts: Ints | int, accepted: Ints
+) -> Ints:
+    """The `TIMES` of some steps with their `DRAFT_TIMES`.
+
+    `verifying`: nanoseconds that `drafts` drafts of which `accepted` are accepted add to decodes.
+    """
+    taken = verifying // np.maximum(drafts, 1) * accepted
+    taken += verifying % np.maximum(drafts, 1) * accepted // np.maximum(drafts, 1)
+    further = np.zeros((len(table), len(DRAFT_TIMES)), dtype=np.int64)
+    for place, column in enumerate((drafter, taken, verifying - taken)):
+        further[:, place] = column
+    return np.concatenate((table, further), axis=1)
 
 
 class Split:
@@ -205,12 +223,21 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     if standing == standings.DECODE:
         own, others = held[:, _ALONE], held[:, _INTERFERENCE]
     stall, link_wait, flush = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT], held[:, _FLUSH]
+    rest = length - own - others - stall - link_wait - flush
+    if held.shape[1] > len(TIMES):
+        drafting, accepted, rejected = held[:, len(TIMES) :].T
+        rest = rest - drafting
+        _add(parts, request, "drafting_ns", drafting)
+        if standing == standings.DECODE:
+            own = own - accepted - rejected
+            _add(parts, request, "accepted_drafts_ns", accepted)
+            _add(parts, request, "rejected_drafts_ns", rejected)
     _add(parts, request, _OWN[standing], own)
     _add(parts, request, "interference_ns", others)
     _add(parts, request, "swap_stall_ns", stall)
     _add(parts, request, "link_queue_ns", link_wait)
     _add(parts, request, "flush_stall_ns", flush)
-    _add(parts, request, "host_overhead_ns", length - own - others - stall - link_wait - flush)
+    _add(parts, request, "host_overhead_ns", rest)
 
 
 def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:

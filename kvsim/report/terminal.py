@@ -250,6 +250,12 @@ def _figures(summary: Mapping[str, Any]) -> Lines:
     }
     if not summary["meta"].get("prefix_caching"):
         del lines["prefix cache"]
+    if "spec_decode_num_drafts" in summary:
+        lines["drafts"] = line(
+            ("spec_decode_draft_tokens", "tokens", "{} verified"),
+            ("spec_decode_accepted_tokens", "tokens", "{} accepted"),
+            ("spec_decode_acceptance_length", "", "{} tokens a step"),
+        )
     return list(lines.items())
 
 

@@ -34,8 +34,8 @@ REQUESTS = Table(
         _text("id", meaning="from the trace, or the number of the row", source=Source.TRACE),
         _request("index", "", "place in the trace, from 0"),
         _text("session", meaning="of which it is a turn, or empty", source=Source.TRACE),
-        _text("status", meaning="`completed` or `rejected`", source=Source.ENDING),
-        _text("reason", meaning="why it was rejected; else empty", source=Source.ENDING),
+        _text("status", meaning="`completed`, `rejected` or `aborted`", source=Source.ENDING),
+        _text("reason", meaning="why it did not complete; else empty", source=Source.ENDING),
         *map(seconds, ("released", "client_queue", "arrival", "first_scheduled", "first_token")),
         seconds("finish"),
         _trace("input_length", "tokens", "of the prompt"),
@@ -106,6 +106,11 @@ REQUESTS = Table(
             "the head is refused because of a preemption in that step",
         ),
         _time(
+            "waiting_loras_ns",
+            "waiting for an adapter's place",
+            "nobody else can be admitted, and who waits has another adapter (`max_loras`)",
+        ),
+        _time(
             "waiting_tier_ns",
             "waiting for a store, or a load of another request",
             "what it could load is being stored, or another request loads it",
@@ -128,6 +133,13 @@ REQUESTS = Table(
             "interference by prefills of others",
             "the rest of the kernels of such steps; of steps without any decode, all",
         ),
+        _time(
+            "accepted_drafts_ns",
+            "verifying accepted drafts",
+            "what drafts add to the kernels of later steps, by the share that is accepted",
+        ),
+        _time("rejected_drafts_ns", "verifying rejected drafts", "the rest of it"),
+        _time("drafting_ns", "drafting", "the drafter makes drafts at the end of its steps"),
         _time(
             "preempted_waiting_ns",
             "preempted, waiting",

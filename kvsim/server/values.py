@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.parsing import parse_json
+from kvsim.server.reprs import pairs
 from kvsim.sizes import human_readable_int
 
 _DTYPES = {
@@ -21,6 +22,8 @@ _DTYPES = {
     "float": "float32",
     "float32": "float32",
 }
+_PRINTED = {"num_spec_tokens": "num_speculative_tokens"}
+"""Names of a `SpeculativeConfig` in logs (vLLM 0.33.0 `config/speculative.py`, `__repr__`)."""
 _CACHED_MODEL = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)(?:/|$)")
 """A folder of Hugging Face's cache: `models--ORGANISATION--NAME`."""
 
@@ -69,6 +72,14 @@ def table(value: Any) -> dict[str, Any] | None:
         return found or None
     except ValueError:
         raise ValueError("a table of keys in JSON") from None
+
+
+def speculation(value: Any) -> dict[str, Any] | None:
+    """A speculative configuration: a table, or what a log prints of it."""
+    if not str(value).startswith("SpeculativeConfig("):
+        return table(value)
+    found = {key: each for key, each in pairs(value) if each is not None}
+    return {_PRINTED.get(key, key): each for key, each in found.items()}
 
 
 def switch(value: Any) -> bool:

@@ -25,6 +25,10 @@ from kvsim.engines.vllm_v1_features.speculation import Speculation
 from kvsim.engines.vllm_v1_groups.lookup import Hits
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import EngineStopped
+from kvsim.records.drafts import DraftLog
+from kvsim.schema import BLOCKED
+
+LORAS = BLOCKED.index("loras")
 
 
 class _Found(NamedTuple):
@@ -39,6 +43,7 @@ class _Found(NamedTuple):
 class VllmV1Features(VllmV1):
     """vLLM V1 0.33.0 with features, and synchronous scheduling."""
 
+    ends_early = True
     _ahead = 0
     """Number of steps composed ahead of those that the stages of a pipeline work on."""
 
@@ -49,6 +54,7 @@ class VllmV1Features(VllmV1):
         connector: Connector | None = None,
         worker: Worker | None = None,
         speculation: Speculation | None = None,
+        draft_log: DraftLog | None = None,
         max_loras: int | None = None,
         pipeline_parallel_size: int = 1,
         **plain: Any,
@@ -58,6 +64,7 @@ class VllmV1Features(VllmV1):
         self.connector = connector or Connector()
         self.worker = worker or Worker()
         self.speculation = speculation or Speculation()
+        self.draft_log = draft_log or DraftLog()
         self.loras = LoraSlots(max_loras)
         self.pipeline_parallel_size = pipeline_parallel_size
         self.in_flight = pipeline_parallel_size + self._ahead
@@ -82,7 +89,7 @@ class VllmV1Features(VllmV1):
         return self.in_flight > 1 and self.connector.loads
 
     def remarks(self) -> list[str]:
-        return [*super().remarks(), *self.connector.remarks()]
+        return [*super().remarks(), *self.connector.remarks(), *self.loras.remarks()]
 
     def arrive(self, batch: Batch, request: Request) -> None:
         """Accepts a request, or rejects it if its prompt leaves no room for a token."""
@@ -123,7 +130,9 @@ class VllmV1Features(VllmV1):
         for move in plan.moves:
             self._take_on(batch, move)
         plan.batched_tokens = self.max_num_batched_tokens - budget.tokens
-        return batch.composed()
+        batch.composed()
+        plan.drafter_ns = self.speculation.drafter_ns(plan)
+        return plan
 
     def _steps_on(self, batch: Batch, plan: FeaturePlan) -> bool:
         """Whether a step takes place for the sake of transfers: to begin them, or because requests
@@ -231,6 +240,8 @@ class VllmV1Features(VllmV1):
                 self._load(batch, request, found)
             queue.popleft()
             aside[self._holds(request)].append(request)
+        if self.loras.refuses and not plan.blocked:
+            plan.blocked = LORAS
         for queue, passed in zip((batch.waiting, batch.holding), aside, strict=True):
             self._put_back(queue, passed)
         return admitted
@@ -367,7 +378,7 @@ class VllmV1Features(VllmV1):
         elif tokens == 1:
             batch.run_token(request, known)
         else:
-            batch.run_verify(request, tokens, before)
+            batch.run_verify(request, tokens - 1, known)
         sequence.computed = before + tokens
         live.fly += tokens
         live.batch = self._sent
@@ -392,6 +403,7 @@ class VllmV1Features(VllmV1):
         over = len(self.finished)
         for move, (_, _, samples) in zip(plan.moves, plan.singles, strict=True):
             self._book(batch, move, samples)
+        self.draft_log.end_step(now_ns, plan.drafter_ns)
         if len(self.finished) > over:
             self._remove_ended(batch)
         self._propose(plan)
@@ -410,13 +422,16 @@ class VllmV1Features(VllmV1):
         if not samples or (stale and live.drop):
             return
         sequence = request.sequences[0]
-        accepted = 0 if move.padded else self.speculation.accepted(sequence, move.drafts)
+        accepted = 0
+        if move.drafts and not move.padded:
+            accepted = self.speculation.accepted(sequence, move.drafts)
+            self.draft_log.verified(move.drafts, accepted)
         expected = sequence.placeholders > 0
         if not stale:
             self._take_back(sequence, move.drafts - accepted)
-        stopped, new = False, 0
+        stopped, new = batch.token(sequence), 1
         while not stopped and new <= accepted:
-            stopped, new = batch.token(sequence), new + 1
+            stopped, new = batch.further_token(sequence), new + 1
         if not stale:
             sequence.computed -= 1 + accepted - new
             if sequence.placeholders:
