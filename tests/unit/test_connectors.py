@@ -104,6 +104,10 @@ def test_a_preemption_waits_for_all_copies_of_the_simple_tier() -> None:
         (native(cpu_bytes_to_use=GIB, secondary_tiers=[{}, {}], **TIERED), "give one"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         (
+            {"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector": "a:B"}},
+            "does not obey it",
+        ),
+        (
             {"kv_transfer_config": {"kv_connector": "pathlib:Path", "kv_role": "kv_both"}},
             "not a connector",
         ),
