@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from marks import long
 from shared import SHARED, needs_shared
-from tiered import AGAIN, MS, prompts, random_run, run
+from tiered import AGAIN, MS, check, prompts, random_run, run
 
-from kvsim.ledger.parts import KERNELS, TIME_PARTS
+from kvsim.ledger.parts import TIME_PARTS
 from kvsim.report.attribution import waterfalls
 from kvsim.report.pairing import pair
 from kvsim.report.story import tell
@@ -73,23 +73,6 @@ def test_a_flush_holds_up_those_who_run() -> None:
     assert max(result.steps["flush_ns"]) == 1 * MS and not result.steps["link_wait_ns"].any()
     assert result.summary["flush_s"] == 0.001
     assert any("1 stores held up a whole step" in note for note in result.meta["notes"])
-
-
-def check(result: Result) -> None:
-    """What holds of every ledger."""
-    requests, steps = result.requests, result.steps
-    total = sum(requests[name] for name in TIME_PARTS)
-    assert (total == requests["finish_ns"] - requests["arrival_ns"]).all()
-    assert all((requests[name] >= 0).all() for name in TIME_PARTS)
-    whole = sum(steps[name] for name in (*KERNELS, "transfer_ns", "link_wait_ns", "flush_ns"))
-    assert (whole == steps["end_ns"] - steps["start_ns"]).all()
-    ttft = requests["first_token_ns"] - requests["arrival_ns"]
-    before = sum(requests[name] for name in TIME_PARTS if name.startswith("waiting"))
-    assert (before <= ttft).all()
-    again = requests["num_preemptions"] > 0
-    assert not requests["reload_ns"][~again].any()
-    loaded = requests["tier1_hit_tokens"] + requests["tier2_hit_tokens"]
-    assert (loaded <= requests["num_cached_tokens"]).all()
 
 
 @pytest.mark.parametrize(
