@@ -25,7 +25,7 @@ class Metric(NamedTuple):
     @property
     def always(self) -> bool:
         """Whether every run has the figure, be it undefined."""
-        return self.key != "aborted" and not self.key.startswith("spec_decode_")
+        return self.key != "aborted" and self.group not in ("Speculative decoding", "Routing")
 
     @property
     def whole(self) -> bool:
