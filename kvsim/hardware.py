@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from kvsim.config import read_toml
 from kvsim.errors import ConfigError
-from kvsim.library import convert, find, names
+from kvsim.library import convert, find, names, read_by
 
 Above0 = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
@@ -143,7 +143,7 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def load_hardware(name_or_path: str) -> Hardware:
     """The GPU that a name means, or that of a TOML at this path; errors as in `hardware_path`."""
-    return _read(hardware_path(name_or_path))
+    return read_by(_read, "hardware", hardware_path(name_or_path))
 
 
 def hardware_path(name_or_path: str) -> Path:

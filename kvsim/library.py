@@ -59,6 +59,18 @@ def find(kind: str, name_or_path: str) -> Path:
     )
 
 
+def read_by(reader: Callable[[Path], T], kind: str, path: Path) -> T:
+    """What `reader` makes of a file of this kind. A shipped one is read once in a process."""
+    shipped = path.parent == _shipped(_KINDS[kind][1])
+    return _read_once(reader, path) if shipped else reader(path)
+
+
+@cache
+def _read_once(reader: Callable[[Path], T], path: Path) -> T:
+    """What is shipped does not change while a process runs."""
+    return reader(path)
+
+
 def names(kind: str) -> list[str]:
     """Names of the shipped files of a kind, in alphabetical order."""
     _, folder, suffix = _KINDS[kind]
@@ -67,7 +79,6 @@ def names(kind: str) -> list[str]:
 
 @cache
 def _names(folder: Path, suffix: str) -> tuple[str, ...]:
-    """What is shipped does not change while a process runs."""
     return tuple(sorted(path.stem for path in folder.glob(f"*{suffix}")))
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from compileall import compile_dir
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +26,14 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu_s: float
     rss_mb: float
+
+
+def store_bytecode(folder: Path) -> None:
+    """Compile the modules in a folder, as pip does when it installs them.
+
+    Otherwise processes would compile them again and again where `PYTHONDONTWRITEBYTECODE` is set.
+    """
+    compile_dir(folder, quiet=2)
 
 
 def in_fresh_process(function: Callable[..., T], *args: Any) -> T:

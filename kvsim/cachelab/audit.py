@@ -190,7 +190,7 @@ def _chains(
     for visit in visits:
         place = visit.place
         stream = streams[place]
-        blocks = int(min(max(computed[place], hits[place]), stream.shared_tokens)) // size
+        blocks = int(min(max(computed[place], hits[place]), stream.named_tokens)) // size
         yield Chain(stream.spans(size), blocks, int(known[place]) if visit.first else 0)
 
 

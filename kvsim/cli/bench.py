@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import kvsim
 from kvsim.cli.console import make_console
 from kvsim.cli.options import AsJson
 from kvsim.report.rich_tables import make_table
@@ -87,9 +89,11 @@ def bench(
     """
     from kvsim.bench import repeat
     from kvsim.bench.peers import check_peer
+    from kvsim.bench.processes import store_bytecode
     from kvsim.bench.settings import choose
 
     cases = choose(names or [], engines or [], trace)
+    store_bytecode(Path(kvsim.__file__).parent)
     if around:
         _show_parts(cases, trace)
         return

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from kvsim.errors import ConfigError, shortened
 from kvsim.hardware import AllReduce
-from kvsim.library import convert, find, read_json
+from kvsim.library import convert, find, read_by, read_json
 from kvsim.models import Experts
 
 if TYPE_CHECKING:
@@ -225,7 +226,10 @@ def load_profile(name_or_path: str) -> Profile:
 
     Raises `ConfigError` that names the file and the key.
     """
-    path = find("profiles", name_or_path)
+    return read_by(_read, "profiles", find("profiles", name_or_path))
+
+
+def _read(path: Path) -> Profile:
     profile = convert(read_json(path), Profile, str(path))
     fits = {"fit": profile.fit} | {f"others.{size}": fit for size, fit in profile.others.items()}
     for name, fit in fits.items():

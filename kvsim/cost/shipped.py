@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from kvsim.config import RunConfig
-from kvsim.cost.profile import Profile, load_profile
+from kvsim.cost.profile import load_profile
 from kvsim.cost.scaling import differences
 from kvsim.hardware import Hardware
 from kvsim.library import names
@@ -24,14 +22,8 @@ def profile_for(model: Model, hardware: Hardware, config: RunConfig) -> str | No
         return None
     ranked = []
     for name in names("profiles"):
-        profile = _read_once(name)
+        profile = load_profile(name)
         if profile.device.get("name") in (hardware.name, *hardware.device_names):
             changed = bool(differences(profile, model, config))
             ranked.append((changed, _TRUST.index(profile.source), name))
     return min(ranked)[-1] if ranked else None
-
-
-@cache
-def _read_once(name: str) -> Profile:
-    """A shipped profile; its file does not change while a process runs."""
-    return load_profile(name)

@@ -94,6 +94,11 @@ class SpannedStream(Stream, Protocol):
         """Returns a token count beyond which no block of this stream occurs in another stream."""
         ...
 
+    @property
+    def named_tokens(self) -> int:
+        """Returns a token count beyond which nothing is said about the tokens of this stream."""
+        ...
+
     def pieces(self, length: int) -> list[Piece]:
         """Returns the first `length` tokens in order, without the salt."""
         ...

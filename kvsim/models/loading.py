@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
-from kvsim.library import convert, find, names, read_json
+from kvsim.library import convert, find, names, read_by, read_json
 from kvsim.models.geometry import Model
 from kvsim.models.names import meaning, nearest_names
 
@@ -34,8 +34,12 @@ def load_model(name_or_path: str) -> Model:
             from kvsim.models.hugging_face import from_hugging_face
 
             return from_hugging_face(read_json(path), str(path))
-        return convert(read_toml(str(path)), Model, str(path))
+        return _read(path)
     return _shipped(name_or_path)
+
+
+def _read(path: Path) -> Model:
+    return convert(read_toml(str(path)), Model, str(path))
 
 
 def _is(kind: Callable[[Path], bool], path: Path) -> bool:
@@ -51,8 +55,7 @@ def _shipped(spelling: str) -> Model:
     found = meaning(spelling, known)
     if found is None:
         raise ConfigError(_unknown(spelling, known))
-    path = str(find("models", found.name))
-    model = convert(read_toml(path), Model, path)
+    model = read_by(_read, "models", find("models", found.name))
     if spelling == found.name:
         return model
     if found.quantization is not None and model.quantization is None:

@@ -154,15 +154,18 @@ def _span(edges: NDArray[np.float64], i: int) -> str:
 
 def _packed(run: View, order: NDArray[np.intp]) -> bytes:
     """The requests in this order as compressed JSON: a list for each column."""
-    return zlib.compress(msgspec.json.encode(dict(_columns(run, order))))
+    # Level 6 makes it a tenth smaller, and takes longer than the rest of the page.
+    return zlib.compress(msgspec.json.encode(dict(_columns(run, order))), level=1)
 
 
 def _columns(run: View, order: NDArray[np.intp]) -> Iterator[tuple[str, Any]]:
     """Instants and parts in microseconds, -1 for what never happened."""
     requests = run.requests
-    yield "index", order.tolist()
+    places = order.tolist()
+    yield "index", places
     for name in ("id", "status", "reason"):
-        yield name, [str(requests[name][i]) for i in order]
+        texts = requests[name]
+        yield name, [str(texts[i]) for i in places]
     for name in _INSTANTS:
         times = np.asarray(requests[name])[order]
         yield bare(name), np.where(times < 0, -1, times // 1000).tolist()

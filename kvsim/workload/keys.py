@@ -77,6 +77,8 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         """Stop and offset of each span of hash ids, row after row."""
         self._ends = array("q", [0])
         """Where in `_spans` the next row begins, after those of each row."""
+        self._shared = array("q", bytes(8 * rows))
+        """Leading tokens of each row with hash ids that another row has, too."""
         self._made: dict[int, SpanStream | TokenStream] = {}
 
     def append(self, input_length: int, spans: Iterable[tuple[int, int]] = ()) -> None:
@@ -90,6 +92,10 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         self._made[len(self._lengths)] = stream
         self.append(input_length)
 
+    def share(self, index: int, tokens: int) -> None:
+        """Note that another row has the hash ids of the first `tokens` tokens of this one."""
+        self._shared[index] = max(self._shared[index], tokens)
+
     def picked(self, indexes: Iterable[int]) -> Streams:
         """The streams of some rows, numbered anew."""
         some = Streams(self._rows, self._unit)
@@ -100,7 +106,7 @@ class Streams(Sequence["SpanStream | TokenStream"]):
     def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
         """A stream, to begin another one with so many of its tokens."""
         stream = self._made.setdefault(index, self[index])
-        stream.inherit(tokens)
+        stream.inherit(max(tokens, stream.named_tokens))  # Later rows may have its ids, too.
         return stream
 
     @property
@@ -142,7 +148,8 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         if not spans:
             return SpanStream(index, self._rows, length)
         pairs = list(zip(spans[::2], spans[1::2], strict=True))
-        return SpanStream(index, self._rows, length, pairs, unit=self._unit)
+        shared = self._shared[index]
+        return SpanStream(index, self._rows, length, pairs, unit=self._unit, shared=shared)
 
 
 class SpanStream:
@@ -162,6 +169,7 @@ class SpanStream:
         "_rows",
         "_stops",
         "_unit",
+        "named_tokens",
         "salt",
         "shared_tokens",
     )
@@ -177,7 +185,9 @@ class SpanStream:
         keep: int = 0,
         salt: int = 0,
         unit: int = 1,
+        shared: int | None = None,
     ) -> None:
+        """`shared`: tokens of `spans` that other streams have; None: maybe all."""
         self._unit = unit
         """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
@@ -185,12 +195,16 @@ class SpanStream:
         self._input_length = input_length
         own = _unique_offset(row)
         self._stops, self._offsets = _NO_STOPS, (own,)
-        self.shared_tokens = keep
-        """Tokens behind which no block ends that another stream has: those are the row's own."""
+        self.named_tokens = keep
+        """Tokens behind which all blocks are in the region of the row."""
         if spans:
             stops, offsets = zip(*spans, strict=True)
             self._stops, self._offsets = (*stops, inf), (*offsets, own)
-            self.shared_tokens = max(keep, int(stops[-1]))
+            self.named_tokens = max(keep, int(stops[-1]))
+        self.shared_tokens = (
+            self.named_tokens if shared is None else max(keep, min(shared, self.named_tokens))
+        )
+        """Tokens behind which no block ends that another stream has."""
         self._base = base
         self._keep = keep
         self.salt = salt
@@ -224,6 +238,7 @@ class SpanStream:
 
     def inherit(self, tokens: int) -> None:
         """Note that another stream begins with the first `tokens` tokens of this one."""
+        self.named_tokens = max(self.named_tokens, tokens)
         self.shared_tokens = max(self.shared_tokens, tokens)
 
     def sample(self, index: int) -> SpanStream:
@@ -379,9 +394,14 @@ class TokenStream:
         self._inherited = max(self._inherited, tokens)
 
     @property
-    def shared_tokens(self) -> int:
-        """Tokens behind which no block ends that another stream has: those are the row's own."""
+    def named_tokens(self) -> int:
+        """Tokens behind which all blocks are in the region of the row."""
         return maxsize if self._next_token else max(len(self._tokens), self._inherited)
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens behind which no block ends that another stream has."""
+        return self.named_tokens
 
     def units(self, number: int, block_size: int) -> list[tuple[int, int]]:
         """The first `number` blocks, each by itself, because there are no hash ids."""
@@ -432,9 +452,9 @@ class _Builder:
         self.salts: dict[str | tuple[str, str | None] | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
         """Scope → the node before its first ids, a negative number."""
-        self._edges: dict[tuple[int, int], tuple[int, int]] = {}
-        """(node before, id) → the first node of a run of ids that begins with this one, and its
-        length."""
+        self._edges: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """(node before, id) → the first node of a run of ids that begins with this one, its length,
+        and the place of the row that had it first."""
         self._nodes = 0
         self._segments: dict[tuple[object, str], int] = {}
         """(preceding segment or scope, name) → number of the region."""
@@ -475,23 +495,27 @@ class _Builder:
         size, position = self._block_size, 0
         # Without output ids, the keys of a partial last block end with the prompt.
         end = inf if content.output else row.input_length
-        for node, count in self._nodes_of(row.scope, merge(content.prompt + content.output)):
+        for node, count, owner in self._nodes_of(row.scope, merge(content.prompt + content.output)):
             offset = node * size - position
             position += count * size
+            if owner != len(self.streams):
+                self.streams.share(owner, position)
+                self.streams.share(len(self.streams), position)
             yield int(min(position, end)), offset
 
-    def _nodes_of(self, scope: str | None, runs: Runs) -> Iterator[tuple[int, int]]:
-        """The nodes of chained ids as runs (first, count), numbered in order of appearance."""
+    def _nodes_of(self, scope: str | None, runs: Runs) -> Iterator[tuple[int, int, int]]:
+        """The nodes of chained ids as runs (first, count, row that had them first), numbered in
+        order of appearance."""
         node = self._roots.setdefault(scope, -1 - len(self._roots))
         for start, count in runs:
             while count:
                 edge = self._edges.get((node, start))
                 if edge is None:
-                    edge = self._edges[node, start] = self._nodes, count
+                    edge = self._edges[node, start] = self._nodes, count, len(self.streams)
                     self._nodes += count
-                first, length = edge
+                first, length, owner = edge
                 taken = min(count, length)
-                yield first, taken
+                yield first, taken, owner
                 node, start, count = first + taken - 1, start + taken, count - taken
 
     def _segment_spans(

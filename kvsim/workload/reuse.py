@@ -132,7 +132,7 @@ def chains(
             spans = _with_tail(spans, blocks, stream.pieces(length)[-1], stream.salt, size, length)
             blocks += 1
         elif outputs:
-            named = min(length + row.output_length, stream.shared_tokens)
+            named = min(length + row.output_length, stream.named_tokens)
             blocks = max(blocks, named // size)
         yield Chain(spans, blocks, length if last_token else (length - 1) // size * size)
 

@@ -11,6 +11,7 @@ import os
 import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from kvsim import limits
@@ -108,7 +109,8 @@ class Source:
         number = size = blank = rows = 0
         most_bytes, most_rows = limits.most(limits.TRACE_BYTES), limits.most(limits.ROWS)
         longest, most_blank = limits.most(limits.LINE_BYTES), limits.most(limits.BLANK_BYTES)
-        while raw := self._guarded(lambda: self._file.readline(longest + 1), number + 1):
+        next_line = partial(self._file.readline, longest + 1)
+        while raw := self._guarded(next_line, number + 1):
             number += 1
             self._hash.update(raw)
             size += len(raw)
@@ -194,8 +196,10 @@ def _plain(text: str) -> dict[str, Any] | None:
         return None
     if type(value) is not dict or end != len(text):
         return None
-    texts = sum(type(each) is str for each in value.values())
-    return value if text.count('"') == 2 * (len(value) + texts) else None
+    marks = text.count('"') - 2 * len(value)
+    if marks and marks != 2 * sum(type(each) is str for each in value.values()):
+        return None
+    return value
 
 
 def decode(source: Source, text: str, start: int = 0, *, whole: bool = False) -> tuple[Any, int]:

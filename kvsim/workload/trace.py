@@ -18,9 +18,10 @@ Runs = tuple[tuple[int, int], ...]
 """Ids as runs `(start, count)`: `start, start + 1, ...`, concatenated."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class HashContent:
-    """Anonymised block ids of the prompt, and of the blocks that fill during decode.
+    """Anonymised block ids of the prompt, and of the blocks that fill during decode. Do not change
+    it; as every row of a long trace has one, it is not frozen (`Row`).
 
     `output[j]` is block `input_length // block_size + j` of the stream (prompt, then output).
     """

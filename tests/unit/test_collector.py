@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from kvsim.collector import collector_paused
+from kvsim.collector import collect_no_more, collector_paused
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -20,6 +20,16 @@ def test_the_collector_pauses_and_goes_on_as_before(before: bool) -> None:
         assert gc.isenabled() is before
     finally:
         (gc.enable if usual else gc.disable)()
+
+
+def test_nothing_is_looked_at_when_a_command_ends() -> None:
+    try:
+        collect_no_more()
+        known = gc.get_freeze_count()
+        assert known > 1000
+        assert len(gc.get_objects()) < known
+    finally:
+        gc.unfreeze()
 
 
 def test_simulate_keeps_its_name_and_arguments() -> None:

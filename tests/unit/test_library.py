@@ -10,6 +10,7 @@ import pytest
 from kvsim import library
 from kvsim.engine.future import Future
 from kvsim.errors import ConfigError
+from kvsim.hardware import load_hardware
 from kvsim.library import build, find, names
 
 
@@ -115,3 +116,13 @@ def test_files_of_an_installed_package_are_inside_it(
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert (names("models"), names("traces")) == (["small"], ["short"])
     assert find("traces", "short") == tmp_path / "_traces" / "short.jsonl"
+
+
+def test_a_shipped_file_is_read_once_and_ones_own_each_time(tmp_path: Path) -> None:
+    shipped = find("hardware", names("hardware")[0])
+    assert load_hardware(shipped.stem) is load_hardware(shipped.stem)
+    own = tmp_path / "own.toml"
+    own.write_text(shipped.read_text())
+    before = load_hardware(str(own))
+    own.write_text(shipped.read_text().replace(f'name = "{before.name}"', 'name = "mine"'))
+    assert load_hardware(str(own)).name == "mine" != before.name

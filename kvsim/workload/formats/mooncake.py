@@ -136,6 +136,8 @@ class _RowReader:
 
     def _plain(self, table: dict[str, Any]) -> dict[str, Any]:
         """The row under Mooncake's own names, without keys that are null."""
+        if table.keys() <= _KEYS and None not in table.values():
+            return table
         plain: dict[str, Any] = {}
         for key, value in table.items():
             name = _ALIASES.get(key, key)

@@ -8,7 +8,13 @@ from msgspec.structs import replace
 from kvsim.bench import repeat
 from kvsim.bench.measure import Measurement, measure
 from kvsim.bench.peers import Peer
-from kvsim.bench.processes import Whole, in_fresh_process, kvsim_run, write_requests
+from kvsim.bench.processes import (
+    Whole,
+    in_fresh_process,
+    kvsim_run,
+    store_bytecode,
+    write_requests,
+)
 from kvsim.bench.settings import Case
 from kvsim.bench.workloads import WORKLOADS
 from kvsim.errors import ConfigError
@@ -98,3 +104,15 @@ def test_a_whole_process_is_that_of_the_command_line(tmp_path: Path) -> None:
     write_requests("decode-1", None, path)
     whole = kvsim_run(Case("decode-1", "vllm-v1-table"), path)
     assert whole.cpu_s > 0 and whole.rss_mb > 0
+
+
+def test_bytecode_is_stored_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    (tmp_path / "inner").mkdir()
+    for name in ("one.py", "inner/two.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    store_bytecode(tmp_path)
+    stored = sorted(path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc"))
+    assert stored == ["one", "two"]

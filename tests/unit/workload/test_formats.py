@@ -206,7 +206,7 @@ def test_texts_with_equal_beginnings_share_ids(tmp_path: Path) -> None:
     assert "1 of 3 requests left out: the prompt is empty" in trace.notes
     batch = opened(tmp_path, "openai-batch")
     assert lengths(batch) == [(161, 100), (160, 100)]
-    assert {row.content for row in batch.rows} == {HashContent(((0, 10),))}
+    assert all(row.content == HashContent(((0, 10),)) for row in batch.rows)
     assert batch.notes[0].startswith("outputs are as long as their limit (max_tokens)")
 
 

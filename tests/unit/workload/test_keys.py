@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from made import make_trace, traces
 
 from kvsim.workload.keys import TokenStream, streams
+from kvsim.workload.runs import collapse
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -210,3 +211,29 @@ def test_streams_of_hash_ids_are_kept_as_numbers() -> None:
     assert not found.salted
     rows.append(replace(rows[0], index=4, id="4", salt="pepper"))
     assert streams(Trace("x", "native", "", rows, block_size=16, hash_kind="prefix")).salted
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_hash_ids_are_shared_exactly_as_far_as_another_row_has_them(
+    prompts: list[list[int]],
+) -> None:
+    contents = [HashContent(collapse(ids)) for ids in prompts]
+    rows = [
+        Row(i, str(i), i, 0, 4 * len(ids), 5, content)
+        for i, (ids, content) in enumerate(zip(prompts, contents, strict=True))
+    ]
+    found = streams(Trace("x", "native", "", rows, block_size=4, hash_kind="prefix"))
+    keys = [stream.keys(0, 24, 1) for stream in found]
+    for place, stream in enumerate(found):
+        others = {key for other in keys[:place] + keys[place + 1 :] for key in other}
+        assert stream.shared_tokens == sum(key in others for key in keys[place])
+        assert stream.named_tokens == rows[place].input_length
+
+
+def test_an_inherited_stream_is_shared_as_far_as_it_has_ids() -> None:
+    """Its row has ids that a row behind its heir has, too."""
+    ids = HashContent(((0, 3),))
+    contents = [ids, ParentContent(0, 4), ids]
+    rows = [Row(i, str(i), i, 0, 12, 5, content) for i, content in enumerate(contents)]
+    found = streams(Trace("x", "native", "", rows, block_size=4, hash_kind="prefix"))
+    assert [stream.shared_tokens for stream in found] == [12, 4, 12]
