@@ -45,12 +45,15 @@ class FleetResult:
 
     @cached_property
     def requests(self) -> dict[str, Any]:
-        """The requests of all replicas in the order of the trace, with the column `replica`."""
+        """The requests of all replicas in the order of the trace, with the column `replica`. Columns
+        that not all replicas have, as some have no prefix cache, are left out."""
         each = [result.requests for result in self.replicas]
         indexes = np.concatenate(self.indexes)
         order = np.argsort(indexes, kind="stable")
         joined: dict[str, Any] = {}
         for name in each[0]:
+            if not all(name in columns for columns in each):
+                continue
             values = [columns[name] for columns in each]
             if isinstance(values[0], np.ndarray):
                 joined[name] = np.concatenate(values)[order]
@@ -82,6 +85,10 @@ def simulate_fleet(
     known = [read_config(config) for config in configs]
     if not known:
         raise ConfigError("replicas: give at least one")
+    if any(config.on_engine_error == "reject" for config in known):
+        raise ConfigError(
+            "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
+        )
     trace = opened(trace, known[0])
     rows = trace.rows[: known[0].num_prompts]
     named = [f"replica-{number}" for number in range(len(known))]
