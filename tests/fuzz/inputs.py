@@ -120,24 +120,24 @@ def check_flags(seed: int, limit_s: float = LIMIT_S) -> str:
     rng = random.Random(f"flags {seed}")
     strange = [_word_of(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     keys = [rng.choice(RunConfig.__struct_fields__) for _ in strange]
-    command = rng.choice(_COMMANDS)
-    if command[0] != "run":
+    name, *command = rng.choice(_COMMANDS)
+    if name != "run":
         words = [*command, *strange]
-        rng.shuffle(words)
-        words = [*command[:1], *words] if rng.random() < 0.7 else words
+        if rng.random() < 0.5:
+            rng.shuffle(words)
     else:
         flags = [f"--{key.replace('_', '-')}" for key in keys]
         words = [*command, *(word for pair in zip(flags, strange, strict=True) for word in pair)]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), limited(limit_s):
-        end, printed = _command(words)
-        if end == TAKEN and command[0] == "run" and printed.startswith("{"):
+        end, printed = _command([*name.split(), *words])
+        if end == TAKEN and name == "run" and printed.startswith("{"):
             taken = json.loads(printed)["meta"]["config"]
             for key, word in dict(zip(keys, strange, strict=True)).items():
                 if isinstance(taken.get(key), bool):  # its flag takes no word
                     continue
                 found = taken.get(key)
                 assert _same(key, word, found), f"{key}: {word!r} became {found!r}"
-    return f"{command[0]}: {end}"
+    return f"{name}: {end}"
 
 
 def check_folder(seed: int, limit_s: float = LIMIT_S) -> str:
@@ -202,22 +202,32 @@ _MIXED: dict[str, Any] = {
     "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
 }
 _COMMANDS: tuple[tuple[str, ...], ...] = (
-    *[("run", "--trace", "chat", "--num-prompts", "5", "--json")] * 6,
+    *[("run", "--trace", "chat", "--num-prompts", "5", "--json")] * 8,
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--replicas", "2", "--router-set"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--replicas", "2", "--router"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--json", "--replicas"),
     ("compare", "naive", "prefix-caching", "--trace", "chat", "--num-prompts", "3"),
     ("sweep", "--trace", "chat", "--num-prompts", "3", "--jobs", "1", "--out", "o", "--grid"),
     ("size", "--trace", "chat", "--num-prompts", "3", "--jobs", "1", "--slo", "--find"),
-    ("trace", "synth", "--requests", "5", "--out", "o.jsonl"),
-    ("trace", "info"),
-    ("trace", "convert", "chat", "o.jsonl", "--to"),
-    ("trace", "check", "chat"),
+    ("trace synth", "--requests", "5", "--out", "o.jsonl"),
+    ("trace info",),
+    ("trace convert", "chat", "o.jsonl", "--to"),
+    ("trace check", "chat"),
+    ("cache curve",),
+    ("cache curve", "chat", "--model", "tiny", "--gib"),
+    ("cache curve", "chat", "--json", "--warm-up"),
+    ("cache sample", "chat", "--capacity", "64", "--rate"),
+    ("cache policies", "chat", "--block-size", "512", "--capacity", "9", "--policy"),
+    ("cache audit",),
     ("crossover", "--tokens", "64"),
-    ("profile", "show"),
+    ("profile show",),
     ("policies",),
     ("why", "--request"),
     ("report",),
     ("diff",),
     ("timeline", "--out", "t.json"),
 )
+"""Commands; what follows the first of the words are arguments that make sense."""
 _WORDS = (
     *("x", "", " ", "-", "--", "-1", "--help", "1K", "1k", "2M", "auto", "inf", "nan", "true"),
     *(
@@ -234,6 +244,8 @@ _WORDS = (
     *("seed=1,2", "max_num_seqs=2,8", "max_num_seqs=lin(1,4,2)", "p99_ttft<2s", "ttft:5", "a.b=c"),
     *("num_gpu_blocks_override", "request_rate", "\udcff", "\x1b[31m", "/", "/dev/null"),
     *("." * 300, "a:b", "32", "64", "8192", "0.5", "100", "fcfs", "float16", "7"),
+    *("gpt-oss-20b", "sglang", "lru", "arc", "sglang-slru", "least-loaded", "sglang-cache_aware"),
+    *("temperature=0.5", "cache_threshold=x", "use_kv_events=false", "cost.link.block_us=2"),
 )
 
 
@@ -356,13 +368,66 @@ def _settings() -> list[bytes]:
     wide = {key: value for key, value in to_table(RunConfig()).items() if value is not None}
     rows = (f"{key} = {json.dumps(value)}\n" for key, value in wide.items() if value != {})
     files = sorted((ROOT / "configs" / "runs").glob("*.toml"))
-    return [path.read_bytes() for path in files] + ["".join(rows).encode()] * 10
+    texts = ["".join(rows)] * 10 + list(_FEATURES) * 4
+    return [path.read_bytes() for path in files] + [text.encode() for text in texts]
+
+
+_FEATURES = (
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "gpt-oss-20b"
+kv_offloading_size = 0.5
+prefix_cache_retention_interval = 64
+disable_hybrid_kv_cache_manager = false
+num_gpu_blocks_override = 900
+max_model_len = 2048
+cost.link.block_us = 100
+[kv_connector_extra_config]
+blocks_per_chunk = 2
+eviction_policy = "arc"
+store_threshold = 2
+max_tracker_size = 100
+offload_prompt_only = false
+sync_load_budget_bytes = 1000000
+""",
+    """engine = "sglang"
+block_size = 16
+num_gpu_blocks_override = 300
+max_model_len = 2048
+max_num_batched_tokens = 512
+async_scheduling = true
+[scheduler_args]
+schedule_policy = "lpm"
+schedule_conservativeness = 0.3
+max_prefill_tokens = 1024
+prefill_max_requests = 4
+max_queued_requests = 100
+enable_mixed_chunk = true
+prefill_decode_interval = 2
+retraction_policy = "length"
+environment = {init_new_token_ratio = 0.5}
+[block_manager_args]
+radix_eviction_policy = "slru"
+""",
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "qwen3-next-80b-a3b"
+tensor_parallel_size = 4
+mamba_cache_mode = "align"
+max_model_len = 4096
+[block_manager_args]
+""",
+)
+"""Settings of groups of layers, of a tier in CPU memory, and of SGLang."""
 
 
 @cache
 def _descriptions() -> list[tuple[str, bytes]]:
     found = [("config.json", json.dumps(each, indent=1).encode()) for each in (_LLAMA, _MIXED)] * 4
-    for name in ("tiny", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-2-2b"):
+    for name in (
+        *("tiny", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-2-2b"),
+        *("gpt-oss-20b", "qwen3-next-80b-a3b"),
+    ):
         found.append(("model.toml", (ROOT / f"configs/models/{name}.toml").read_bytes()))
     found += [("hardware.toml", (ROOT / "configs/hardware/l4.toml").read_bytes())] * 2
     for path in (ROOT / "configs" / "workloads").glob("*.toml"):
@@ -373,11 +438,16 @@ def _descriptions() -> list[tuple[str, bytes]]:
     pod = f'spec:\n  containers:\n  - name: a\n    command: ["sh", "-c"]\n    args: ["{_PLAIN}"]\n'
     docker = 'FROM vllm/vllm-openai:v0.8.5\nENTRYPOINT ["vllm", "serve"]\n'
     docker += f"CMD {json.dumps(_PLAIN.split()[2:])}\n"
-    scripts = {"s.sh": command, "p.yaml": pod, "Dockerfile": docker}
+    scripts = {"s.sh": command, "p.yaml": pod, "Dockerfile": docker, "sglang.sh": _SGLANG}
     return found + [(name, text.encode()) for name, text in scripts.items()]
 
 
 _PLAIN = "vllm serve Qwen/Qwen2.5-7B --max-num-batched-tokens 4096 --dtype bfloat16"
+_SGLANG = """SGLANG_INIT_NEW_TOKEN_RATIO=0.5 python3 -m sglang.launch_server \\
+  --model-path meta-llama/Llama-3.1-8B --page-size 16 --schedule-policy lpm --tp 2 \\
+  --mem-fraction-static 0.8 --chunked-prefill-size 2048 --radix-eviction-policy slru \\
+  --max-running-requests 64 --schedule-conservativeness 0.5 --enable-mixed-chunk
+"""
 
 
 @cache
