@@ -25,6 +25,8 @@ OUTPUT_TOKENS = 1 << 20
 """Most output tokens of one request. Each token is a step, and each step a row of the result."""
 STEPS = 1 << 25
 """Most steps of one run. Each step is a row of the result."""
+REPLICAS = 1 << 10
+"""Engines in one simulation: each has a pool of its own."""
 MEMORY_BYTES = 6 * 10**9
 """That a run is expected to need, by `check_run`."""
 BLOCKS = 1 << 23

@@ -15,6 +15,7 @@ from kvsim.cli.console import command_line, make_console, tell_written
 from kvsim.cli.progress import progress_bar
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.limits import REPLICAS, check_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +59,7 @@ class FleetOptions(Bundle):
         from kvsim.fleet.fleet import simulate_fleet
 
         args = dict(map(_argument, self.router_set or ()))
+        check_size("--replicas", self.replicas or 1, REPLICAS)
         configs = [config] * (self.replicas or 1)
         total = min(len(trace.rows), config.num_prompts or len(trace.rows))
         router, command = self.router or "round-robin", command_line()

@@ -43,6 +43,9 @@ from kvsim.errors import EngineStopped
 _ZEROS = -(1 << 72)
 """Keys of prompts that replace a too long one are near this; those of a trace are not."""
 
+_LONGEST_INTERVAL = 1 << 16
+"""Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
+the same."""
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
 
@@ -87,6 +90,12 @@ class Sglang(Scheduler):
             raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
         if retraction_policy not in ("length", "priority"):
             raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
+        if prefill_decode_interval > _LONGEST_INTERVAL:
+            what = f"{prefill_decode_interval:,} is above {_LONGEST_INTERVAL:,} steps; give less"
+            raise ValueError(f"prefill_decode_interval: {what}")
+        if unknown := sorted(environment.keys() - set(Environment._fields)):
+            known = ", ".join(Environment._fields)
+            raise ValueError(f"environment: unknown {', '.join(unknown)}; known: {known}")
         self._size = block_size
         self._pool_tokens = num_gpu_blocks * block_size
         own = max_running_requests(self._pool_tokens, max_model_len)
@@ -138,6 +147,8 @@ class Sglang(Scheduler):
         """What a user may not expect → how often it happened."""
         self._armed = 0
         """Number of decode steps left before the next prefill."""
+        self._counts = False
+        """Whether one was counted just now."""
         self._computed_tokens = 0
         self.pending: deque[list[Request]] = deque()
         """Requests of the steps in flight."""
@@ -236,9 +247,9 @@ class Sglang(Scheduler):
         return self._refusal if batch.waiting else 0
 
     def _spins(self, batch: Batch) -> bool:
-        """Whether the event loop goes round again at once, because prompts wait for decode steps
-        and there is nothing to decode."""
-        return bool(self._armed) and not self.pending and len(batch) > 0
+        """Whether the event loop goes round again at once, because it counted a decode step though
+        there was nothing to decode."""
+        return self._counts and not self.pending and len(batch) > 0
 
     def _schedule(self, batch: Batch) -> Group | None:
         """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
@@ -264,7 +275,8 @@ class Sglang(Scheduler):
         if running.let_go():
             self.full = False
         group = None
-        if self._armed > 0 and len(running.requests) >= self.interval_min_seqs:
+        self._counts = self._armed > 0 and len(running.requests) >= self.interval_min_seqs
+        if self._counts:
             self._armed -= 1
         else:
             self._armed = 0
