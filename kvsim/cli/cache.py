@@ -18,6 +18,7 @@ from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
     from kvsim.cachelab.audit import Recorded
+    from kvsim.cachelab.study import Asked, Study
     from kvsim.cachelab.wording import Audited
     from kvsim.workload.trace import Trace
 
@@ -28,21 +29,11 @@ app = typer.Typer(
 )
 
 CAPACITY = typer.Option("--capacity", min=1, metavar="N", help="In blocks; may be repeated.")
-Gib = Annotated[
-    float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", help="Show capacities in its memory, too."),
-]
 PartialBlocks = Annotated[
     bool,
     typer.Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
 ]
 Outputs = Annotated[bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")]
-WarmUp = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
-]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
 
 
@@ -67,44 +58,90 @@ class Blocks(Bundle):
         return opened, self.block_size or opened.block_size or DEFAULT_BLOCK_SIZE
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Bundle):
+    """Capacities that are asked about, and requests that fill the cache first."""
+
+    capacity: Annotated[list[int] | None, CAPACITY] = None
+    gib: Annotated[
+        float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Show capacities in its memory, too."),
+    ] = None
+    warm_up: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
+    ] = 0
+
+    def asked(self, block_size: int) -> Asked:
+        """The same for blocks of so many tokens. Raises `ConfigError`."""
+        from kvsim.cachelab.study import Asked
+
+        block_bytes = None if self.model is None else _block_bytes(self.model, block_size)
+        capacities = list(self.capacity or ())
+        if self.gib is not None:
+            if block_bytes is None:
+                raise ConfigError(
+                    "--gib: needs --model, whose KV cache says how much a block takes"
+                )
+            capacities.insert(0, _blocks(self.gib, block_bytes))
+        return Asked(capacities, self.warm_up, block_bytes)
+
+
 @app.command()
 @takes_bundles
 def curve(
     *,
     blocks: Blocks,
-    capacity: Annotated[list[int] | None, CAPACITY] = None,
-    gib: Gib = None,
-    model: ModelName = None,
+    sizes: Sizes,
     partial_blocks: PartialBlocks = False,
     outputs: Outputs = False,
-    warm_up: WarmUp = 0,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
     from kvsim.cachelab.study import study_trace
     from kvsim.workload.reuse import Counting
-    from kvsim.writing import json_text
 
     opened, size = blocks.open()
-    block_bytes = None if model is None else _block_bytes(model, size)
-    capacities = list(capacity or ())
-    if gib is not None:
-        if block_bytes is None:
-            raise ConfigError("--gib: needs --model, whose KV cache says how much a block takes")
-        capacities.insert(0, _blocks(gib, block_bytes))
-    study = study_trace(
-        opened,
-        Counting(size, partial_blocks, partial_blocks, outputs),
-        capacities=capacities,
-        warm_up=warm_up,
-        block_bytes=block_bytes,
-    )
+    counting = Counting(size, partial_blocks, partial_blocks, outputs)
+    study = study_trace(opened, counting, sizes.asked(size))
+    _show(study, as_json=as_json)
+    if out is not None and not as_json:
+        from kvsim.pages.cache import build_curve
+
+        _write(out, build_curve(study))
+
+
+@app.command()
+@takes_bundles
+def stream(
+    *,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A native trace, .gz too.")],
+    sizes: Sizes,
+    as_json: AsJson = False,
+) -> None:
+    """The curve of least recently used, of a recording that is too long for memory.
+
+    Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
+    """
+    from kvsim.cachelab.recording import open_recording, study_recording
+    from kvsim.workload.source import Source
+
+    with Source(trace) as source:
+        header, rows = open_recording(source)
+        study = study_recording(header, rows, sizes.asked(header.block_size or 1))
+    _show(study, as_json=as_json)
+
+
+def _show(study: Study, *, as_json: bool) -> None:
+    from kvsim.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
+    from kvsim.writing import json_text
+
     if as_json:
         print(json_text(study.record()), end="")
         return
-    from kvsim.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
-
     rows = list(curve_rows(study))
     shown = [place for place in range(len(CURVE_HEAD)) if rows[0][place]]
     _print(
@@ -114,10 +151,6 @@ def curve(
         definitions(study),
         texts=0,
     )
-    if out is not None:
-        from kvsim.pages.cache import build_curve
-
-        _write(out, build_curve(study))
 
 
 @app.command()
@@ -237,7 +270,9 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
         config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
         again = simulate(trace, config)
         if list(again.requests["id"]) != list(run.requests["id"]):
-            raise ConfigError(f"--eviction: {directory} is a replica, and cannot be run again alone")
+            raise ConfigError(
+                f"--eviction: {directory} is a replica, and cannot be run again alone"
+            )
         recorded = Recorded(
             *(again.summary, again.requests, again.steps, again.transitions), run.streams
         )

@@ -45,8 +45,9 @@ class FleetResult:
 
     @cached_property
     def requests(self) -> dict[str, Any]:
-        """The requests of all replicas in the order of the trace, with the column `replica`. Columns
-        that not all replicas have, as some have no prefix cache, are left out."""
+        """The requests of all replicas in the order of the trace, with the column `replica`.
+
+        A column that not all have, because some have no prefix cache, is left out."""
         each = [result.requests for result in self.replicas]
         indexes = np.concatenate(self.indexes)
         order = np.argsort(indexes, kind="stable")

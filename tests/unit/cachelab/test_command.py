@@ -10,7 +10,7 @@ from command import run_here
 from made import make_trace
 from places import ROOT
 
-from kvsim.cachelab.study import study_trace
+from kvsim.cachelab.study import Asked, study_trace
 from kvsim.cachelab.wording import sentences
 from kvsim.workload.reuse import Counting
 
@@ -98,6 +98,6 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str) -> None:
 
 def test_a_trace_that_repeats_nothing_says_so() -> None:
     trace = make_trace([(40, 9, None)] * 3)
-    assert sentences(study_trace(trace, Counting(16), capacities=[100])) == [
+    assert sentences(study_trace(trace, Counting(16), Asked([100]))) == [
         "No prompt repeats what an earlier one had: no cache finds anything."
     ]
