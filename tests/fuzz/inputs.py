@@ -6,9 +6,11 @@ the exact twin of the run, or the result that the folder held before it was dama
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import random
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +52,8 @@ def check_trace(seed: int, limit_s: float = LIMIT_S) -> str:
             return _refused(error)
         _assert_rows_are_those_of_the_file(trace, path)
         _assert_written_and_read_again(trace)
+        if rng.random() < 0.2:
+            _command(["cache", "curve", str(path), "--json"])
     engine = rng.choice(("vllm-v1", "vllm-0.6.3", "nano-vllm"))
     settings = SMALL | {"engine": engine, "max_num_batched_tokens": 512}
     if engine == "nano-vllm":
@@ -153,6 +157,7 @@ def check_folder(seed: int, limit_s: float = LIMIT_S) -> str:
                 ["timeline", str(folder), "--out", f"{room}/t.json"],
                 ["diff", str(folder), str(whole), "--json"],
                 ["diff", str(whole), str(folder), "--out", f"{room}/diff"],
+                ["cache", "audit", str(folder), "--out", f"{room}/audit.html"],
             )
         )
         _command(words)
@@ -162,6 +167,23 @@ def check_folder(seed: int, limit_s: float = LIMIT_S) -> str:
     return end
 
 
+def check_fleet_folder(seed: int, limit_s: float = LIMIT_S) -> str:
+    """A damaged folder of a fleet: what reads it, or one of its replicas, refuses it or works."""
+    with tempfile.TemporaryDirectory() as room, limited(limit_s):
+        folder = Path(room) / "fleet"
+        damaged(_whole_fleet(), folder, seed)
+        words = random.Random(seed).choice(
+            (
+                ["cache", "audit", str(folder)],
+                ["cache", "audit", str(folder), "--out", f"{room}/audit.html"],
+                ["cache", "audit", str(folder / "replica-1"), "--json"],
+                ["report", str(folder / "replica-0")],
+                ["report", str(folder)],
+            )
+        )
+        return _command(words)[0]
+
+
 INPUTS: dict[str, Callable[..., str]] = {
     "traces": check_trace,
     "toml": check_toml,
@@ -169,6 +191,7 @@ INPUTS: dict[str, Callable[..., str]] = {
     "profiles": check_profile,
     "flags": check_flags,
     "folders": check_folder,
+    "fleet-folders": check_fleet_folder,
 }
 """Kind of malformed input -> what checks the case of a seed."""
 
@@ -219,6 +242,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
     ("cache sample", "chat", "--capacity", "64", "--rate"),
     ("cache policies", "chat", "--block-size", "512", "--capacity", "9", "--policy"),
     ("cache audit",),
+    ("cache stream",),
     ("crossover", "--tokens", "64"),
     ("profile show",),
     ("policies",),
@@ -466,15 +490,24 @@ def _chat() -> Trace:
 @cache
 def _whole_run() -> tuple[Path, dict[str, Any]]:
     """A sound run with a block map, which lasts as long as this process, and its figures."""
-    import atexit
-    import shutil
+    folder = _ran("--block-map")
+    return folder, _figures(read_results(str(folder))[0])
 
+
+@cache
+def _whole_fleet() -> Path:
+    """A sound run of two replicas, which lasts as long as this process."""
+    return _ran("--replicas", "2")
+
+
+def _ran(*how: str) -> Path:
+    """The folder of a small run."""
     folder = Path(tempfile.mkdtemp()) / "run"
     atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     small = ["--num-gpu-blocks-override", "150", "--max-model-len", "2048", "--num-prompts", "25"]
-    out = ["--out", str(folder), "--block-map", "--no-report"]
-    assert _command(["run", "--trace", "chat", *small, *out])[0] == TAKEN
-    return folder, _figures(read_results(str(folder))[0])
+    words = ["run", "--trace", "chat", *small, "--out", str(folder), "--no-report", *how]
+    assert _command(words)[0] == TAKEN
+    return folder
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
