@@ -28,7 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-CAPACITY = typer.Option("--capacity", min=1, metavar="N", help="In blocks; may be repeated.")
+CAPACITY = typer.Option(
+    "--capacity", min=1, max=1 << 40, metavar="N", help="In blocks; may be repeated."
+)
 PartialBlocks = Annotated[
     bool,
     typer.Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
@@ -322,6 +324,8 @@ def _block_bytes(model: str, block_size: int) -> int:
 
 
 def _blocks(gib: float, block_bytes: int) -> int:
+    if not 0 < gib <= 1e6:
+        raise ConfigError(f"--gib: {gib:g} is not above 0 and at most 1e6; give the memory in GiB")
     blocks = int(gib * 2**30 // block_bytes)
     if blocks < 1:
         raise ConfigError(f"--gib: {gib:g} GiB hold no block of {block_bytes:,} bytes; give more")

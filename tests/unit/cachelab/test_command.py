@@ -166,6 +166,11 @@ def test_an_audit_of_each_replica_of_a_fleet(tmp_path: Path) -> None:
             "hold no block of 2,097,152 bytes; give more",
         ),
         (("curve", AGENTS, "--warm-up", "600"), "--warm-up: 600 of 600 requests"),
+        *(
+            (("curve", AGENTS, "--gib", gib, "--model", "tiny"), f"--gib: {gib} is not above 0 and")
+            for gib in ("inf", "nan", "-1")
+        ),
+        (("curve", AGENTS, "--capacity", "9" * 30), "not in the range 1<=x<="),
         (("stream", AGENTS), "no native trace of chained hash ids; use kvsim cache curve"),
         (("sample", AGENTS, "--capacity", "9", "--rate", "2"), "rate: 2 is not above 0"),
         (
