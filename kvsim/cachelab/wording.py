@@ -126,7 +126,7 @@ def group_rows(study: Study, groups: Sequence[Group], most: int) -> Iterator[tup
             group.name,
             count(group.requests),
             count(group.input_tokens),
-            percent(group.most_tokens / tokens),
+            percent(group.reuse.ceiling_tokens / tokens),
             percent(group.curve.tokens([capacity])[0] / tokens),
         )
 

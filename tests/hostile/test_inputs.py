@@ -275,6 +275,18 @@ def test_flags_that_are_not_utf_8(flags: list[str], capsys: pytest.CaptureFixtur
     assert "a text is not UTF-8" in refused([*CONSTANT, *flags], capsys)
 
 
+@pytest.mark.parametrize("command", ["policies", "sample"])
+def test_blocks_that_are_looked_at_one_by_one_are_bounded(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A few lines of the same long prompt have few different blocks, but very many in all."""
+    row = {"input_length": 1 << 23, "output_length": 1, "prefix": [["a", 1 << 23]]}
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"kvsim_trace": 1}, *[row] * 5])))
+    said = refused(["cache", command, str(path), "--capacity", "9", "--block-size", "1"], capsys)
+    assert "block references: 41,943,040 is above the limit of 33,554,432; give less" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
