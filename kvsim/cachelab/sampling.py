@@ -43,7 +43,7 @@ def sampled_lru_tokens(
     """Prompt tokens that hit under LRU at each capacity in blocks, estimated from a share `rate` of
     the blocks. Another `seed` samples other blocks.
 
-    Raises `ConfigError` for an impossible rate, and for more blocks than `kvsim.limits` has room for.
+    Raises `ConfigError` for an impossible rate, and for too many blocks (`kvsim.limits`).
     """
     if not 0 < rate <= 1:
         raise ConfigError(f"rate: {rate:g} is not above 0 and at most 1")

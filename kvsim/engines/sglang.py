@@ -25,7 +25,7 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Span, Stream
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
+from kvsim.engines.sglang_budget import Budget, NewTokenRatio, read_environment
 from kvsim.engines.sglang_prefill import (
     SLOTS,
     Group,
@@ -48,6 +48,13 @@ _LONGEST_INTERVAL = 1 << 16
 the same."""
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
+
+
+def _bounded(interval: int) -> int:
+    if interval > _LONGEST_INTERVAL:
+        what = f"{interval:,} is above {_LONGEST_INTERVAL:,} steps; give less"
+        raise ValueError(f"prefill_decode_interval: {what}")
+    return interval
 
 
 class Sglang(Scheduler):
@@ -90,12 +97,6 @@ class Sglang(Scheduler):
             raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
         if retraction_policy not in ("length", "priority"):
             raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
-        if prefill_decode_interval > _LONGEST_INTERVAL:
-            what = f"{prefill_decode_interval:,} is above {_LONGEST_INTERVAL:,} steps; give less"
-            raise ValueError(f"prefill_decode_interval: {what}")
-        if unknown := sorted(environment.keys() - set(Environment._fields)):
-            known = ", ".join(Environment._fields)
-            raise ValueError(f"environment: unknown {', '.join(unknown)}; known: {known}")
         self._size = block_size
         self._pool_tokens = num_gpu_blocks * block_size
         own = max_running_requests(self._pool_tokens, max_model_len)
@@ -109,13 +110,13 @@ class Sglang(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.max_prefill_tokens = max_prefill_tokens
         self.max_queued_requests = max_queued_requests
-        self.interval = prefill_decode_interval
+        self.interval = _bounded(prefill_decode_interval)
         self.interval_min_seqs = prefill_decode_interval_min_bs
         self.mixes = enable_mixed_chunk and enable_chunked_prefill
         self.has_priorities = enable_priority_scheduling
         self.preempts = enable_priority_scheduling and not disable_priority_preemption
         self.retracts_by_priority = retraction_policy == "priority"
-        env = Environment(**environment)
+        env = read_environment(environment)
         self.retract_decode_steps = int(env.retract_decode_steps)
         threshold, clip = priority_scheduling_preemption_threshold, int(env.clip_max_new_tokens)
         shortest = schedule_policy == "shortest-prefill-first"
