@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from fuzz.draw import draw_settings, draw_trace
-from fuzz.equal import LIMIT_S, difference, imbalance, limited
+from fuzz.equal import LIMIT_S, difference, imbalance, limited, quick_livelocks
 
 from kvsim.errors import ConfigError
 from kvsim.fleet.figures import summarise_fleet
@@ -36,7 +36,7 @@ def check_fleet(seed: int, limit_s: float = LIMIT_S) -> str:
     router = rng.choice(sorted(ROUTERS))
     args = {key: rng.choice(values) for key, values in _ARGS.get(router, {}).items()}
     where = f"fleets {seed}: {router} {args}, {settings}"
-    with limited(limit_s):
+    with limited(limit_s), quick_livelocks():
         fast = _played(trace, settings, router, args)
         dull = _played(trace, [{**each, "exact_twin": True} for each in settings], router, args)
         if isinstance(fast, str) or isinstance(dull, str):

@@ -364,8 +364,10 @@ def _same(key: str, given: Any, taken: Any) -> bool:
         return True
     if isinstance(given, dict):
         return isinstance(taken, dict) and given.items() <= taken.items()
+    if key in SIZES and str(given).strip() in ("auto", "-1", "AUTO"):
+        return taken == "auto" or isinstance(taken, int)  # A result has the length that fits.
     if key in SIZES:
-        return taken == ("auto" if str(given).strip() in ("auto", "-1", "AUTO") else _size(given))
+        return bool(taken == _size(given))
     if isinstance(taken, bool) or taken is None:
         return False
     try:
