@@ -254,11 +254,11 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     from kvsim.cachelab.audit import Recorded
     from kvsim.cachelab.audit import audit as audit_run
     from kvsim.cachelab.wording import Audited
-    from kvsim.cli.fleet import SUMMARY
     from kvsim.config import make_config
+    from kvsim.report.files import FLEET
     from kvsim.run import simulate
 
-    if (Path(directory) / SUMMARY).exists():
+    if (Path(directory) / FLEET).exists():
         folders = sorted(Path(directory).glob("replica-*"), key=lambda path: (len(path.name), path))
         if evictions:
             raise ConfigError(f"--eviction: {directory} is a fleet, and cannot be run again here")

@@ -32,8 +32,8 @@ Find = Annotated[
     str,
     typer.Option(
         metavar="KNOB",
-        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size, request_rate, watermark,"
-        " max_num_batched_tokens or max_num_seqs.",
+        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size (or cpu_offload_gib),"
+        " request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
     ),
 ]
 Low = Annotated[float | None, typer.Option("--from", metavar="X", help="Try nothing below.")]

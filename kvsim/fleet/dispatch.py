@@ -17,6 +17,7 @@ import simpy
 
 from kvsim.engine.request import Request
 from kvsim.fleet.content import StreamContent
+from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.replica.events import Process
 from kvsim.routers.router import Asked, Router
@@ -44,6 +45,10 @@ class Dispatch:
         """The replicas' engines, once they are made."""
         self.chosen = array("q", [-1]) * requests
         """The replica of each request; -1: none."""
+        self.decisions: Decisions | None = None
+        """Notes what is decided, if anybody asks."""
+        self._in_flight = [0] * replicas
+        """Requests that each replica was sent and that are not over."""
         self._prefilling: dict[str, Request] = {}
         """Requests that the router believes to have no first token."""
         self._next_arrival_ns: float = inf
@@ -107,7 +112,11 @@ class Dispatch:
                 del self._prefilling[id]
         content = StreamContent(self._streams[request.index], request.input_length)
         asked = Asked(request.id, request.input_length, content, request.session)
-        worker = self._router.route(asked, self._alive, now_ns)
+        if self.decisions is None:
+            worker = self._router.route(asked, self._alive, now_ns).worker
+        else:
+            worker = self.decisions.route(request, asked, self._alive, now_ns, self._in_flight)
+        self._in_flight[worker] += 1
         self._prefilling[request.id] = request
         self.chosen[request.index] = worker
         self.mailboxes[worker].put(request)
@@ -117,6 +126,7 @@ class Dispatch:
         for request in requests:
             self._prefilling.pop(request.id, None)
             self._router.ended(request.id)
+            self._in_flight[self.chosen[request.index]] -= 1
             sent, later = self._clients.ended(request, now_ns)
             for other in sent:
                 self._route(other)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from kvsim.fleet.bounds import Bounds
 from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.routing import load_imbalance, routing_figures
 from kvsim.records.tally import Tally
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import summarise_requests
@@ -27,31 +30,63 @@ OF_A_REPLICA = (
 """Figures of a run (`kvsim.report.summary`) that are set side by side."""
 
 
-def summarise_fleet(result: FleetResult) -> dict[str, Any]:
+def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[str, Any]:
     """All figures of a run of several replicas.
 
     Those of requests stand at the top, under the keys of a run; `replicas` has a table for each
     replica. `input_imbalance` is the greatest number of prompt tokens that a replica was sent, over
-    the mean.
+    the mean. `routing` explains the decisions (`kvsim.fleet.routing`), if they were noted, and
+    has the `bounds`, if given.
     """
-    each = [replica.summary for replica in result.replicas]
-    metas = [summary["meta"] for summary in each]
-    end_ns = max(round(summary["duration"] * 1e9) for summary in each)
     gaps = Tally()
     for replica in result.replicas:
         for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
             gaps.add(int(number), int(times))
-    caching = any(meta["prefix_caching"] for meta in metas)
-    meta = {"goodput": metas[0]["goodput"], "prefix_caching": caching}
-    figures = summarise_requests(result.requests, gaps, end_ns, meta)
+    meta = _provenance(result, [replica.summary for replica in result.replicas])
+    known = None if bounds is None else bounds.record()
+    return fleet_figures(result.replicas, result.requests, result.decisions, gaps, meta, known)
+
+
+class Served(Protocol):
+    """What a replica did: a `Result`, or what was read from its folder."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of a run."""
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """The requests that it was sent."""
+
+
+def fleet_figures(
+    replicas: Sequence[Served],
+    requests: Mapping[str, Any],
+    decisions: Mapping[str, Any] | None,
+    gaps: Mapping[int, int],
+    meta: Mapping[str, Any],
+    bounds: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    """The figures of `summarise_fleet`, from tables. `gaps`: time between tokens → how often."""
+    each = [replica.summary for replica in replicas]
+    end_ns = max(round(summary["duration"] * 1e9) for summary in each)
+    figures = summarise_requests(requests, gaps, end_ns, meta)
     # Block look-ups have no definition that all engines share.
     del figures["prefix_cache_block_hit_rate"]
-    sent = [int(replica.requests["input_length"].sum()) for replica in result.replicas]
+    sent = [int(replica.requests["input_length"].sum()) for replica in replicas]
+    by_mode = [summary["num_preemptions_by_mode"] for summary in each]
+    routing = None
+    if decisions is not None:
+        routing = {**routing_figures(decisions, requests), "bounds": bounds}
     return {
         **figures,
         "num_preemptions": sum(summary["num_preemptions"] for summary in each),
+        "num_preemptions_by_mode": {
+            mode: sum(modes[mode] for modes in by_mode) for mode in by_mode[0]
+        },
         "recomputed_tokens": sum(summary["recomputed_tokens"] for summary in each),
         "input_imbalance": ratio(max(sent) * len(sent), sum(sent)),
+        "load_imbalance": load_imbalance(requests, len(each)),
         "replicas": [
             {
                 **{key: summary[key] for key in OF_A_REPLICA},
@@ -59,12 +94,27 @@ def summarise_fleet(result: FleetResult) -> dict[str, Any]:
             }
             for summary in each
         ],
-        "meta": {
-            "kvsim_version": metas[0]["kvsim_version"],
-            "command": metas[0]["command"],
-            "router": {"name": result.router, "args": result.router_args},
-            "trace": {**metas[0]["trace"], "requests": len(result.chosen)},
-            "seed": metas[0]["seed"],
-            "cost": [meta["cost"]["source"] for meta in metas],
+        "routing": routing,
+        "meta": meta,
+    }
+
+
+def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What made the run. Settings are those of the first replica; each folder has its own."""
+    metas = [summary["meta"] for summary in each]
+    first = metas[0]
+    outcomes = [meta["outcome"] for meta in metas]
+    stopped = (outcome for outcome in outcomes if outcome["kind"] != "finished")
+    kept = ("kvsim_version", "command", "config", "assumed", "seed", "cost", "goodput")
+    return {
+        **{key: first[key] for key in kept},
+        **{
+            key: first[key]
+            for key in ("engine", "model", "hardware", "block_size", "num_gpu_blocks")
         },
+        "trace": {**first["trace"], "requests": len(result.chosen)},
+        "router": {"name": result.router, "args": result.router_args},
+        "replicas": len(metas),
+        "prefix_caching": any(meta["prefix_caching"] for meta in metas),
+        "outcome": next(stopped, outcomes[0]),
     }

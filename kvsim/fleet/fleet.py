@@ -15,9 +15,12 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
+from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
+from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result, provenance
 from kvsim.routers import make_router
 from kvsim.routers.router import Router
@@ -42,26 +45,36 @@ class FleetResult:
     """The requests of each replica, as places in the trace."""
     chosen: Sequence[int]
     """The replica of each request, in the order of the trace; -1: it was sent to none."""
+    decisions: Mapping[str, np.ndarray] | None = None
+    """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
 
     @cached_property
     def requests(self) -> dict[str, Any]:
-        """The requests of all replicas in the order of the trace, with the column `replica`.
+        """The requests of all replicas in the order of the trace, with the column `replica`."""
+        return together([each.requests for each in self.replicas], self.indexes, self.chosen)
 
-        A column that not all have, because some have no prefix cache, is left out."""
-        each = [result.requests for result in self.replicas]
-        indexes = np.concatenate(self.indexes)
-        order = np.argsort(indexes, kind="stable")
-        joined: dict[str, Any] = {}
-        for name in each[0]:
-            if not all(name in columns for columns in each):
-                continue
-            values = [columns[name] for columns in each]
-            if isinstance(values[0], np.ndarray):
-                joined[name] = np.concatenate(values)[order]
-            else:
-                flat = [value for column in values for value in column]
-                joined[name] = [flat[place] for place in order]
-        return {**joined, "index": indexes[order], "replica": np.array(self.chosen)[indexes[order]]}
+
+def together(
+    each: Sequence[Mapping[str, Any]], indexes: Sequence[np.ndarray], chosen: Sequence[int]
+) -> dict[str, Any]:
+    """Returns the requests of all replicas in the order of the trace, with the column `replica`.
+
+    `indexes`: the requests of each replica, as places in the trace; `chosen`: the replica of each.
+    A column that not all have, because some have no prefix cache, is left out.
+    """
+    places = np.concatenate(indexes)
+    order = np.argsort(places, kind="stable")
+    joined: dict[str, Any] = {}
+    for name in each[0]:
+        if not all(name in columns for columns in each):
+            continue
+        values = [columns[name] for columns in each]
+        if isinstance(values[0], np.ndarray):
+            joined[name] = np.concatenate(values)[order]
+        else:
+            flat = [value for column in values for value in column]
+            joined[name] = [flat[place] for place in order]
+    return {**joined, "index": places[order], "replica": np.array(chosen)[places[order]]}
 
 
 @collector_paused()
@@ -71,6 +84,7 @@ def simulate_fleet(
     router: str = "round-robin",
     router_args: Mapping[str, Any] | None = None,
     *,
+    explain: bool = False,
     progress: Callable[[int], None] | None = None,
     command: str = "",
 ) -> FleetResult:
@@ -78,9 +92,12 @@ def simulate_fleet(
 
     `configs` are the settings of each replica, in any form that `simulate` takes. Those of the
     first one say how clients send. `router` is a name of `kvsim.routers.ROUTERS` or a
-    `package.module:Class`, `router_args` are arguments of its constructor.
+    `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
+    each decision chose from, which asks every replica's cache about every request.
 
-    A replica whose engine stops with an error gets no more requests; the others go on. Raises
+    Replicas with a `data_parallel_size` of their number are the ranks of one engine, which step
+    together if the model has experts. A replica whose engine stops with an error gets no more
+    requests; the others go on. Raises
     `TraceError` and `ConfigError`.
     """
     known = [read_config(config) for config in configs]
@@ -100,15 +117,33 @@ def simulate_fleet(
             f"router: {router} goes by what workers report of their caches, and simulations send no"
             " such events; dynamo-kv works without if use_kv_events is false"
         )
-    measured = "a router measures the workers" if chooser.scrape_ns is not None else ""
-    asked = ["exact_twin" if config.exact_twin else measured for config in known]
+    why_not = "a router measures the workers" if chooser.scrape_ns is not None else ""
+    asked = ["exact_twin" if config.exact_twin else why_not for config in known]
     parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
+    if explain:
+        fleet.explain(chooser)
     fleet.play()
     replicas = fleet.results(trace, command)
     indexes = [serving.indexes for serving in fleet.dispatch.servings]
     args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
-    return FleetResult(router, args, replicas, indexes, chosen)
+    noted = fleet.dispatch.decisions
+    decisions = None if noted is None else noted.columns()
+    return FleetResult(router, args, replicas, indexes, chosen, decisions)
+
+
+def _in_lock_step(
+    env: simpy.Environment, parts: Sequence[Parts], wakers: Sequence[Callable[[], None]]
+) -> Ranks | None:
+    """Returns the ranks of one engine if that is what the replicas are, and if their steps depend
+    on each other: if the model has experts (vLLM 0.33.0, v1/engine/core.py, `run_engine_core`)."""
+    sizes = {each.config.data_parallel_size for each in parts}
+    first = parts[0]
+    if len(parts) == 1 or sizes != {len(parts)} or first.model.experts is None:
+        return None
+    tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
+    graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
+    return Ranks(env, wakers, graphs)
 
 
 class _Fleet:
@@ -135,8 +170,10 @@ class _Fleet:
         lengths = array("q", [row.output_length for row in rows])
         self._env = env = simpy.Environment()
         clients = Clients(requests, rows, release_times(rows, config), config)
-        self.dispatch = Dispatch(env, clients, router, streams(trace)[: len(rows)])
+        prompts = requests.streams or streams(trace)
+        self.dispatch = Dispatch(env, clients, router, prompts[: len(rows)])
         self._stops: list[Outcome | None] = [None] * len(parts)
+        self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
@@ -147,11 +184,18 @@ class _Fleet:
                 self.dispatch.mailboxes[number],
                 lengths.__getitem__,
                 refused={},
-                asked=asked[number],
+                asked=asked[number] or ("ranks step together" if self._ranks else ""),
                 progress=progress,
+                ranks=self._ranks,
             )
             self.dispatch.servings.append(serving)
             env.process(self._serve(number, serving))
+
+    def explain(self, router: Router) -> None:
+        """Notes what each decision of the router chooses from."""
+        blocks = [serving.batch.blocks for serving in self.dispatch.servings]
+        requests = self._requests
+        self.dispatch.decisions = Decisions(router, blocks, requests.streams, len(requests))
 
     def _serve(self, number: int, serving: Serving) -> Process:
         """Runs a replica. If its engine stops, the others go on without it."""
@@ -160,6 +204,8 @@ class _Fleet:
         except EngineStopped as stop:
             self._stops[number] = serving.outcome(int(self._env.now), stop)
             self.dispatch.lost(number)
+            if self._ranks is not None:
+                self._ranks.leave()
 
     def play(self) -> None:
         """Runs the event loop until nothing more can happen."""
