@@ -171,11 +171,11 @@ def checked_pool(config: RunConfig, room: Room, engine: Engine) -> RunConfig:
     assert isinstance(config.max_model_len, int)
     memory, longest = room.memory, room.longest(config, config.max_model_len)
     if config.max_model_len > longest and not engine.caps_sequences:
+        shorter = f"use --max-model-len {longest} or less (auto takes the most that fits), or "
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of"
-            f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size}); use"
-            f" --max-model-len {longest} or less (auto takes the most that fits), or raise"
-            " --gpu-memory-utilization"
+            f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size});"
+            f" {shorter if longest else ''}raise --gpu-memory-utilization"
         )
     return config
 

@@ -30,8 +30,10 @@ from kvsim.errors import nearest as nearest
 from kvsim.parsing import parse_toml, typed
 from kvsim.sizes import human_readable_int
 
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+MOST = 1 << 62
+"""Whole numbers go up to here, so that sums of a few of them fit into 64 bits."""
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
+Natural = Annotated[int, Meta(ge=0, le=MOST)]
 
 
 def _doc(panel: str, text: str) -> Meta:

@@ -25,10 +25,14 @@ OUTPUT_TOKENS = 1 << 20
 """Most output tokens of one request. Each token is a step, and each step a row of the result."""
 STEPS = 1 << 25
 """Most steps of one run. Each step is a row of the result."""
+REFERENCES = 1 << 25
+"""Blocks of all prompts that are looked at one by one, in `kvsim cache policies` and `sample`."""
+REPLICAS = 1 << 10
+"""Engines in one simulation: each has a pool of its own."""
 MEMORY_BYTES = 6 * 10**9
 """That a run is expected to need, by `check_run`."""
 BLOCKS = 1 << 23
-"""Different blocks whose reuse `kvsim trace info` follows: each is an entry of a table in memory,
+"""Different blocks whose reuse is followed: each is an entry of a table in memory,
 and a run of hash ids writes millions of them in one line."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvsim.assembly import assemble
-from kvsim.cachelab.study import study_trace
+from kvsim.cachelab.study import Asked, study_trace
 from kvsim.cachelab.wording import sentences
 from kvsim.config import RunConfig
 from kvsim.memory import block_bytes
@@ -19,8 +19,8 @@ def cache_sentences(trace: Trace, config: RunConfig) -> list[str]:
     study = study_trace(
         trace,
         Counting(parts.blocks.block_size),
-        capacities=[parts.blocks.gpu.size],
-        block_bytes=block_bytes(parts.model, parts.config),
-        points=0,
+        Asked(
+            [parts.blocks.gpu.size], block_bytes=block_bytes(parts.model, parts.config), points=0
+        ),
     )
     return [f"Prefix cache alone: {sentence}" for sentence in sentences(study)]

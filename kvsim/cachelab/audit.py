@@ -70,6 +70,17 @@ class Audit(NamedTuple):
         return self.optimum + self.capacity
 
 
+class Recorded(NamedTuple):
+    """A run with prefix caching: what `kvsim.report.files` reads, and what its prompts say."""
+
+    summary: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    steps: Mapping[str, Any]
+    transitions: Mapping[str, Any]
+    streams: Sequence[SpannedStream]
+    """Of its requests (`kvsim.workload.keys.streams`)."""
+
+
 class Visit(NamedTuple):
     """A time during which a request holds blocks."""
 
@@ -89,25 +100,16 @@ class Bounds(NamedTuple):
     optimum: int
 
 
-def audit(
-    summary: Mapping[str, Any],
-    requests: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    transitions: Mapping[str, Any],
-    streams: Sequence[SpannedStream],
-) -> Audit:
-    """Split the prompt tokens of a run with prefix caching.
-
-    `streams`: of the trace's rows (`kvsim.workload.keys.streams`); the rest is what
-    `kvsim.report.files` reads.
-    """
+def audit(run: Recorded) -> Audit:
+    """Split the prompt tokens of a run."""
+    requests = run.requests
     admitted = np.asarray(requests["first_scheduled_ns"]) >= 0
 
     def total(name: str) -> int:
         return int(np.asarray(requests[name])[admitted].sum())
 
     hit, evicted = total("num_cached_tokens"), total("evicted_tokens")
-    found = bounds(summary, requests, steps, transitions, streams)
+    found = bounds(run)
     # Of requests admitted in one step the order is not known, so a bound can miss a hit among them.
     optimum = max(hit, min(found.optimum, hit + evicted))
     pinned_optimum = max(hit, min(found.pinned_optimum, optimum))
@@ -125,23 +127,18 @@ def audit(
     )
 
 
-def bounds(
-    summary: Mapping[str, Any],
-    requests: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    transitions: Mapping[str, Any],
-    streams: Sequence[SpannedStream],
-) -> Bounds:
+def bounds(run: Recorded) -> Bounds:
     """What the hits of a run cannot exceed."""
-    size, pool = summary["meta"]["block_size"], summary["meta"]["num_gpu_blocks"]
-    visits = sorted(_visits(requests, transitions))
+    meta, steps = run.summary["meta"], run.steps
+    size, pool = meta["block_size"], meta["num_gpu_blocks"]
+    visits = sorted(_visits(run))
     walk = Walk(size)
-    found = [walk.step(chain) for chain in _chains(visits, requests, streams, size)]
+    found = [walk.step(chain) for chain in _chains(visits, run, size)]
     reuse = Reuse(Counting(size), found, walk.distinct)
     uses = next_uses(reuse)
     free = pool - np.asarray(steps["used_blocks"])
     room = list(zip(np.asarray(steps["start_ns"]).tolist(), free.tolist(), strict=True))
-    early = summary["meta"]["steps_in_flight"] > 1
+    early = meta["steps_in_flight"] > 1
     return Bounds(
         _tokens(found, _pinned_blocks(visits, reuse, room, early), size),
         _tokens(found, optimum_blocks(reuse, uses, pool), size),
@@ -152,8 +149,9 @@ def _tokens(found: Sequence[Found], blocks: Sequence[int], size: int) -> int:
     return sum(min(each.most_tokens, kept * size) for each, kept in zip(found, blocks, strict=True))
 
 
-def _visits(requests: Mapping[str, Any], transitions: Mapping[str, Any]) -> Iterator[Visit]:
+def _visits(run: Recorded) -> Iterator[Visit]:
     """When each request held blocks. All times but that of its end are starts of steps."""
+    requests, transitions = run.requests, run.transitions
     changes: dict[int, list[tuple[int, int]]] = {}
     names = ("request", "kind", "time_ns")
     for place, kind, time_ns in zip(*(transitions[name].tolist() for name in names), strict=True):
@@ -173,13 +171,9 @@ def _visits(requests: Mapping[str, Any], transitions: Mapping[str, Any]) -> Iter
             yield Visit(begin_ns, arrival_ns, place, end_ns, first)
 
 
-def _chains(
-    visits: Sequence[Visit],
-    requests: Mapping[str, Any],
-    streams: Sequence[SpannedStream],
-    size: int,
-) -> Iterator[Chain]:
+def _chains(visits: Sequence[Visit], run: Recorded, size: int) -> Iterator[Chain]:
     """What each visit leaves behind, and the tokens that a cache without limit would have found."""
+    requests = run.requests
     lengths = np.asarray(requests["input_length"])
     computed = lengths + np.asarray(requests["output_tokens"]) // np.asarray(requests["n"]) - 1
     hits, evicted = (
@@ -189,7 +183,7 @@ def _chains(
     known = np.where(evicted > 0, hits + np.asarray(requests["last_block_tokens"]) + evicted, hits)
     for visit in visits:
         place = visit.place
-        stream = streams[place]
+        stream = run.streams[place]
         blocks = int(min(max(computed[place], hits[place]), stream.named_tokens)) // size
         yield Chain(stream.spans(size), blocks, int(known[place]) if visit.first else 0)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvsim.cachelab.curve import Curve, Ramps
+from kvsim.cachelab.curve import Curve, Ramps, make_curve
 from kvsim.workload.reuse import Found, Reuse
 from kvsim.workload.trace import Row
 
@@ -20,11 +20,19 @@ class Group(NamedTuple):
     """Requests that belong together: those of a session, or those that begin alike."""
 
     name: str
-    requests: int
     input_tokens: int
-    most_tokens: int
-    """Prompt tokens that hit in a cache without limit."""
-    curve: Curve
+    reuse: Reuse
+    """Of its requests."""
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.reuse.found)
+
+    @property
+    def curve(self) -> Curve:
+        """Their hits by capacity, worked out at each access: there may be very many groups."""
+        return make_curve(self.reuse.found, self.reuse.counting.block_size)
 
 
 def who_reuses(rows: Sequence[Row], reuse: Reuse) -> dict[str, Ramps]:
@@ -68,17 +76,15 @@ def _grouped(rows: Sequence[Row], reuse: Reuse, names: Sequence[str | None]) -> 
     for name, row, found in zip(names, rows, reuse.found, strict=True):
         if name is not None:
             members.setdefault(name, []).append((row, found))
-    groups = [_group(name, each, reuse) for name, each in members.items()]
+    groups = (
+        Group(
+            name,
+            sum(row.input_length for row, _ in each),
+            Reuse(reuse.counting, [found for _, found in each], 0),
+        )
+        for name, each in members.items()
+    )
     return sorted(groups, key=lambda group: -group.input_tokens)
-
-
-def _group(name: str, members: Sequence[tuple[Row, Found]], reuse: Reuse) -> Group:
-    curve = Curve(reuse.counting.block_size)
-    for _, found in members:
-        curve.add(found)
-    part = Reuse(reuse.counting, [found for _, found in members], 0)
-    tokens = sum(row.input_length for row, _ in members)
-    return Group(name, len(members), tokens, part.ceiling_tokens, curve)
 
 
 def histogram(ramps: Ramps, edges: Sequence[int]) -> Iterator[int]:

@@ -15,6 +15,7 @@ from kvsim.engine.order import MakeOrder
 from kvsim.engine.request import SpannedStream
 from kvsim.engines.sglang_radix import RadixTree, Rank
 from kvsim.rules.replacement.replacement import Replacement
+from kvsim.workload.reuse import check_references
 from kvsim.workload.trace import Row
 
 
@@ -29,7 +30,11 @@ class Prompt(NamedTuple):
 
 
 def prompts(rows: Sequence[Row], streams: Iterable[SpannedStream], block_size: int) -> list[Prompt]:
-    """The prompts of a trace, block by block. Without recorded times, one per second."""
+    """The prompts of a trace, block by block. Without recorded times, one per second.
+
+    Raises `ConfigError` if they have more blocks than `kvsim.limits` has room for.
+    """
+    check_references(rows, block_size)
     return [
         Prompt(
             stream.keys(0, row.input_length // block_size, block_size),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvsim.cachelab.curve import Ints
 from kvsim.engine.request import SpannedStream
 from kvsim.errors import ConfigError
-from kvsim.workload.reuse import Chain, Counting, Walk, chains
+from kvsim.workload.reuse import Chain, Counting, Walk, chains, check_references
 from kvsim.workload.trace import Row
 
 _HOT = 0.01
@@ -41,9 +41,13 @@ def sampled_lru_tokens(
     seed: int = 0,
 ) -> list[float]:
     """Prompt tokens that hit under LRU at each capacity in blocks, estimated from a share `rate` of
-    the blocks. Another `seed` samples other blocks. Raises `ConfigError` for an impossible rate."""
+    the blocks. Another `seed` samples other blocks.
+
+    Raises `ConfigError` for an impossible rate, and for too many blocks (`kvsim.limits`).
+    """
     if not 0 < rate <= 1:
         raise ConfigError(f"rate: {rate:g} is not above 0 and at most 1")
+    check_references(rows, block_size)
     asked = chains(rows, streams, Counting(block_size))
     hot = _hot_keys(rows, streams, block_size)
     walk, looked_up, sampled = Walk(1), 0, 0

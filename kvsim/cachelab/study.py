@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kvsim.cachelab.breakdown import WHO, Group, by_prefix, by_session, histogram, who_reuses
@@ -22,9 +23,31 @@ class Point(NamedTuple):
 
     blocks: int
     lru: int
-    optimum: int
+    optimum: int | None
+    """None where rows were not kept for it."""
     requests: int
     """Requests that find at least one block, under LRU."""
+
+    @property
+    def left(self) -> int | None:
+        """What LRU leaves to the optimum."""
+        return None if self.optimum is None else self.optimum - self.lru
+
+
+class Asked(NamedTuple):
+    """What a study is to show."""
+
+    capacities: Sequence[int] = ()
+    """In blocks; the answer in words is about the first one."""
+    warm_up: int = 0
+    """Requests at the start, which fill the cache and are not measured."""
+    block_bytes: int | None = None
+    """Of the model, if one is named."""
+    points: int = POINTS
+    """How many further capacities to show."""
+
+
+PLAIN = Asked()
 
 
 class Study(NamedTuple):
@@ -42,14 +65,21 @@ class Study(NamedTuple):
     ceiling: int
     """Prompt tokens that hit in a cache without limit."""
     points: list[Point]
-    block_bytes: int | None
-    """Of the model, if one was named."""
-    chosen: int | None
-    """The capacity asked about, in blocks; one of the points."""
-    reused: dict[str, list[int]]
+    asked: Asked
+    reused: Mapping[str, list[int]] = MappingProxyType({})
     """Of each of `WHO`, tokens by distance: up to the first point, from each one to the next."""
-    sessions: list[Group]
-    prefixes: list[Group]
+    sessions: Sequence[Group] = ()
+    prefixes: Sequence[Group] = ()
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Of the model, if one was named."""
+        return self.asked.block_bytes
+
+    @property
+    def chosen(self) -> int | None:
+        """The capacity asked about, in blocks; one of the points."""
+        return next(iter(self.asked.capacities), None)
 
     def share(self, tokens: int) -> float:
         """Of the prompt tokens."""
@@ -79,31 +109,18 @@ class Study(NamedTuple):
                 }
                 for point in self.points
             ],
-            "reused_tokens_by_distance": self.reused,
+            "reused_tokens_by_distance": dict(self.reused),
         }
 
 
-def study_trace(
-    trace: Trace,
-    counting: Counting,
-    *,
-    capacities: Sequence[int] = (),
-    warm_up: int = 0,
-    block_bytes: int | None = None,
-    points: int = POINTS,
-) -> Study:
-    """Study a trace at every capacity, with points at `capacities` (blocks) among others.
-
-    `warm_up`: the first requests, which fill the cache and are not measured. `points`: how many
-    capacities to add. Raises `ConfigError` where nothing is left to measure.
-    """
-    rows = trace.rows
-    if warm_up >= len(rows):
-        raise ConfigError(f"--warm-up: {warm_up} of {len(rows)} requests; leave some to measure")
+def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study:
+    """Study a trace at every capacity. Raises `ConfigError` where nothing is left to measure."""
+    rows, warm_up = trace.rows, asked.warm_up
+    refuse_empty(warm_up, len(rows))
     reuse = find_reuse(rows, streams(trace), counting)
     measured = Reuse(counting, reuse.found[warm_up:], reuse.distinct)
     curve = make_curve(measured.found, counting.block_size)
-    sizes = _sizes(reuse, capacities, points)
+    sizes = sizes_of(reuse.distinct, asked)
     values = zip(
         sizes,
         curve.tokens(sizes),
@@ -121,8 +138,7 @@ def study_trace(
         reuse.distinct,
         measured.ceiling_tokens,
         [Point(*each) for each in values],
-        block_bytes,
-        capacities[0] if capacities else None,
+        asked,
         _reused(rows, reuse, edges),
         by_session(rows, reuse),
         by_prefix(rows, reuse),
@@ -134,8 +150,14 @@ def _reused(rows: Any, reuse: Reuse, edges: Sequence[int]) -> dict[str, list[int
     return {who: list(histogram(ramps[who], edges)) for who in WHO}
 
 
-def _sizes(reuse: Reuse, capacities: Sequence[int], points: int) -> list[int]:
+def refuse_empty(warm_up: int, requests: int) -> None:
+    """Raise `ConfigError` if no request is left after those that warm up."""
+    if warm_up >= requests:
+        raise ConfigError(f"--warm-up: {warm_up} of {requests} requests; leave some to measure")
+
+
+def sizes_of(distinct: int, asked: Asked) -> list[int]:
     """Capacities up to one that holds everything, with those asked about and twice as many."""
-    most = max(reuse.distinct, 1)
-    chosen = {round(most ** (1 - step / points / 1.5)) for step in range(points)}
-    return sorted({*chosen, *capacities, *(2 * each for each in capacities)} - {0})
+    most = max(distinct, 1)
+    chosen = {round(most ** (1 - step / asked.points / 1.5)) for step in range(asked.points)}
+    return sorted({*chosen, *asked.capacities, *(2 * each for each in asked.capacities)} - {0})

@@ -63,45 +63,52 @@ def sentences(study: Study) -> list[str]:
     """The answer for the capacity asked about; without one, for where LRU loses most."""
     if not study.ceiling:
         return ["No prompt repeats what an earlier one had: no cache finds anything."]
-    blocks = study.chosen or max(study.points, key=lambda each: each.optimum - each.lru).blocks
-    point = study.point(blocks)
-    found = [_now(study, point), *_more(study, point)]
-    if study.chosen is None:
-        found.insert(0, "The size at which the choice of policy matters most:")
-    return found
+    if study.chosen is not None:
+        point = study.point(study.chosen)
+        return [_now(study, point), *_more(study, point)]
+    point = max(study.points, key=lambda each: each.left or 0)
+    if point.left is None:
+        return [f"A cache without limit finds {percent(study.share(study.ceiling))}."]
+    told = "The size at which the choice of policy matters most:"
+    return [told, _now(study, point), *_more(study, point)]
 
 
 def _now(study: Study, point: Point) -> str:
-    reach = point.lru / point.optimum if point.optimum else 1.0
+    reach = ""
+    if point.optimum is not None:
+        share = point.lru / point.optimum if point.optimum else 1.0
+        reach = f": {percent(share)} of what any policy could"
+        reach += f" ({percent(study.share(point.optimum))})"
     return (
         f"At {capacity_words(point.blocks, study)}, LRU finds {percent(study.share(point.lru))} of"
-        f" the prompt tokens: {percent(reach)} of what any policy could"
-        f" ({percent(study.share(point.optimum))}). A cache without limit finds"
+        f" the prompt tokens{reach}. A cache without limit finds"
         f" {percent(study.share(study.ceiling))}."
     )
 
 
 def _more(study: Study, point: Point) -> Iterator[str]:
-    left = study.share(point.optimum - point.lru)
     doubled = next((each for each in study.points if each.blocks == 2 * point.blocks), None)
-    if doubled is not None:
-        more = signed(study.share(doubled.lru - point.lru), "share")
-        yield (
-            f"Twice the memory gives {more} with LRU; the best policy could give"
-            f" {signed(left, 'share')} in the same memory."
-        )
+    if doubled is None:
+        return
+    more = signed(study.share(doubled.lru - point.lru), "share")
+    told = f"Twice the memory gives {more} with LRU"
+    if point.left is not None:
+        most = signed(study.share(point.left), "share")
+        told += f"; the best policy could give {most} in the same memory"
+    yield f"{told}."
 
 
 def curve_rows(study: Study) -> Iterator[tuple[str, ...]]:
     """One row per capacity: its size, LRU, optimum, left, requests that find at least a block."""
     for point in study.points:
+        left = point.left
         yield (
             count(point.blocks),
             count(point.blocks * study.counting.block_size),
             "" if study.block_bytes is None else size(point.blocks * study.block_bytes),
             percent(study.share(point.lru)),
-            percent(study.share(point.optimum)),
-            f"{100 * study.share(point.optimum - point.lru):.1f}",
+            "" if point.optimum is None else percent(study.share(point.optimum)),
+            "" if left is None else f"{100 * study.share(left):.1f}",
             percent(point.requests / study.requests),
         )
 
@@ -119,7 +126,7 @@ def group_rows(study: Study, groups: Sequence[Group], most: int) -> Iterator[tup
             group.name,
             count(group.requests),
             count(group.input_tokens),
-            percent(group.most_tokens / tokens),
+            percent(group.reuse.ceiling_tokens / tokens),
             percent(group.curve.tokens([capacity])[0] / tokens),
         )
 

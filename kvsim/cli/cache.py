@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.cli.bundles import takes_bundles
+from kvsim.cli.bundles import Bundle, takes_bundles
 from kvsim.cli.console import make_console
 from kvsim.cli.options import AsJson, RunDir, TraceForm
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
@@ -15,6 +17,8 @@ from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
+    from kvsim.cachelab.audit import Recorded
+    from kvsim.cachelab.study import Asked, Study
     from kvsim.cachelab.wording import Audited
     from kvsim.workload.trace import Trace
 
@@ -24,76 +28,122 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-TracePath = Annotated[
-    str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
-]
-Capacities = Annotated[
-    list[int] | None,
-    typer.Option("--capacity", min=1, metavar="N", help="In blocks; may be repeated."),
-]
-BlockSize = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."),
-]
-Gib = Annotated[
-    float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", help="Show capacities in its memory, too."),
-]
+CAPACITY = typer.Option(
+    "--capacity", min=1, max=1 << 40, metavar="N", help="In blocks; may be repeated."
+)
 PartialBlocks = Annotated[
     bool,
     typer.Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
 ]
 Outputs = Annotated[bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")]
-WarmUp = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
-]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks(Bundle):
+    """A trace, and the blocks that it is cut into."""
+
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
+    ]
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."
+        ),
+    ] = None
+    form: TraceForm
+
+    def open(self) -> tuple[Trace, int]:
+        """The trace, and the tokens per block."""
+        opened = self.form.open(self.trace)
+        return opened, self.block_size or opened.block_size or DEFAULT_BLOCK_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Bundle):
+    """Capacities that are asked about, and requests that fill the cache first."""
+
+    capacity: Annotated[list[int] | None, CAPACITY] = None
+    gib: Annotated[
+        float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Show capacities in its memory, too."),
+    ] = None
+    warm_up: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
+    ] = 0
+
+    def asked(self, block_size: int) -> Asked:
+        """The same for blocks of so many tokens. Raises `ConfigError`."""
+        from kvsim.cachelab.study import Asked
+
+        block_bytes = None if self.model is None else _block_bytes(self.model, block_size)
+        capacities = list(self.capacity or ())
+        if self.gib is not None:
+            if block_bytes is None:
+                raise ConfigError(
+                    "--gib: needs --model, whose KV cache says how much a block takes"
+                )
+            capacities.insert(0, _blocks(self.gib, block_bytes))
+        return Asked(capacities, self.warm_up, block_bytes)
 
 
 @app.command()
 @takes_bundles
 def curve(
     *,
-    trace: TracePath,
-    capacity: Capacities = None,
-    gib: Gib = None,
-    model: ModelName = None,
-    block_size: BlockSize = None,
+    blocks: Blocks,
+    sizes: Sizes,
     partial_blocks: PartialBlocks = False,
     outputs: Outputs = False,
-    warm_up: WarmUp = 0,
     out: Out = None,
     as_json: AsJson = False,
-    form: TraceForm,
 ) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
     from kvsim.cachelab.study import study_trace
     from kvsim.workload.reuse import Counting
+
+    opened, size = blocks.open()
+    counting = Counting(size, partial_blocks, partial_blocks, outputs)
+    study = study_trace(opened, counting, sizes.asked(size))
+    _show(study, as_json=as_json)
+    if out is not None and not as_json:
+        from kvsim.pages.cache import build_curve
+
+        _write(out, build_curve(study))
+
+
+@app.command()
+@takes_bundles
+def stream(
+    *,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A native trace, .gz too.")],
+    sizes: Sizes,
+    as_json: AsJson = False,
+) -> None:
+    """The curve of least recently used, of a recording that is too long for memory.
+
+    Its rows are counted and forgotten: a native trace, in blocks of its hash ids.
+    """
+    from kvsim.cachelab.recording import open_recording, study_recording
+    from kvsim.workload.source import Source
+
+    with Source(trace) as source:
+        header, rows = open_recording(source)
+        study = study_recording(header, rows, sizes.asked(header.block_size or 1))
+    _show(study, as_json=as_json)
+
+
+def _show(study: Study, *, as_json: bool) -> None:
+    from kvsim.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
     from kvsim.writing import json_text
 
-    opened = form.open(trace)
-    size = _block_size(opened, block_size)
-    block_bytes = None if model is None else _block_bytes(model, size)
-    capacities = list(capacity or ())
-    if gib is not None:
-        if block_bytes is None:
-            raise ConfigError("--gib: needs --model, whose KV cache says how much a block takes")
-        capacities.insert(0, _blocks(gib, block_bytes))
-    study = study_trace(
-        opened,
-        Counting(size, partial_blocks, partial_blocks, outputs),
-        capacities=capacities,
-        warm_up=warm_up,
-        block_bytes=block_bytes,
-    )
     if as_json:
         print(json_text(study.record()), end="")
         return
-    from kvsim.cachelab.wording import CURVE_HEAD, curve_rows, definitions, sentences
-
     rows = list(curve_rows(study))
     shown = [place for place in range(len(CURVE_HEAD)) if rows[0][place]]
     _print(
@@ -103,39 +153,29 @@ def curve(
         definitions(study),
         texts=0,
     )
-    if out is not None:
-        from kvsim.pages.cache import build_curve
-
-        _write(out, build_curve(study))
 
 
 @app.command()
 @takes_bundles
 def sample(
     *,
-    trace: TracePath,
-    capacity: Annotated[
-        list[int], typer.Option("--capacity", min=1, metavar="N", help="In blocks; repeatable.")
-    ],
+    blocks: Blocks,
+    capacity: Annotated[list[int], CAPACITY],
     rate: Annotated[float, typer.Option(metavar="X", help="Share of the blocks to keep.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Another seed keeps other blocks.")] = 0,
-    block_size: BlockSize = None,
-    form: TraceForm,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
     from kvsim.cachelab.sampling import sampled_lru_tokens
     from kvsim.report.numerals import count, percent
     from kvsim.workload.keys import streams
 
-    opened = form.open(trace)
+    opened, size = blocks.open()
     sizes = sorted(set(capacity))
-    found = sampled_lru_tokens(
-        opened.rows, streams(opened), _block_size(opened, block_size), sizes, rate, seed=seed
-    )
+    found = sampled_lru_tokens(opened.rows, streams(opened), size, sizes, rate, seed=seed)
     total = sum(row.input_length for row in opened.rows)
     rows = [
-        (count(blocks), percent(tokens / total))
-        for blocks, tokens in zip(sizes, found, strict=True)
+        (count(number), percent(tokens / total))
+        for number, tokens in zip(sizes, found, strict=True)
     ]
     note = (
         f"ESTIMATED from {percent(rate)} of the blocks. On Mooncake's conversation trace the"
@@ -149,25 +189,20 @@ def sample(
 @takes_bundles
 def policies(
     *,
-    trace: TracePath,
-    capacity: Annotated[
-        list[int], typer.Option("--capacity", min=1, metavar="N", help="In blocks; repeatable.")
-    ],
+    blocks: Blocks,
+    capacity: Annotated[list[int], CAPACITY],
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help="May be repeated; default: all."),
     ] = None,
-    block_size: BlockSize = None,
     as_json: AsJson = False,
-    form: TraceForm,
 ) -> None:
     """Compare eviction policies with the optimum, in a cache alone."""
     from kvsim.cachelab.ranking import POLICIES, rank_policies
     from kvsim.cachelab.wording import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
-    opened = form.open(trace)
-    size = _block_size(opened, block_size)
+    opened, size = blocks.open()
     ranking = rank_policies(opened, policy or POLICIES, sorted(set(capacity)), size)
     if as_json:
         print(json_text(ranking.record()), end="")
@@ -214,30 +249,56 @@ def audit(
 
 
 def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
-    """The audit of a run, and of the same run with other evictions."""
+    """The audit of a run, and of the same run with other evictions; or that of each replica of a
+    fleet."""
+    from kvsim.cachelab.audit import Recorded
     from kvsim.cachelab.audit import audit as audit_run
     from kvsim.cachelab.wording import Audited
     from kvsim.config import make_config
-    from kvsim.report.files import read_results, read_transitions
+    from kvsim.report.files import FLEET
     from kvsim.run import simulate
+
+    if (Path(directory) / FLEET).exists():
+        folders = sorted(Path(directory).glob("replica-*"), key=lambda path: (len(path.name), path))
+        if evictions:
+            raise ConfigError(f"--eviction: {directory} is a fleet, and cannot be run again here")
+        return [Audited(each.name, audit_run(_recorded(str(each))[0])) for each in folders]
+    run, trace = _recorded(directory)
+    settings = run.summary["meta"]["config"]
+    args = settings.get("block_manager_args") or {}
+    oracles = run.summary["meta"]["oracles"]
+    runs = [Audited(args.get("eviction", "as run"), audit_run(run), bool(oracles))]
+    for name in evictions:
+        config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
+        again = simulate(trace, config)
+        if list(again.requests["id"]) != list(run.requests["id"]):
+            raise ConfigError(
+                f"--eviction: {directory} is a replica, and cannot be run again alone"
+            )
+        recorded = Recorded(
+            *(again.summary, again.requests, again.steps, again.transitions), run.streams
+        )
+        runs.append(Audited(name, audit_run(recorded), bool(again.meta["oracles"])))
+    return runs
+
+
+def _recorded(directory: str) -> tuple[Recorded, Trace]:
+    """What a run folder holds, and the trace that the run replayed. Raises `ConfigError`."""
+    from kvsim.cachelab.audit import Recorded
+    from kvsim.report.files import read_results, read_transitions
     from kvsim.workload.keys import streams
 
     summary, requests, steps = read_results(directory)
     if not summary["meta"]["prefix_caching"]:
         raise ConfigError(f"{directory}: a run without prefix caching has no hits to audit")
     trace = _trace_of(directory, summary["meta"])
-    identities = streams(trace)
+    # A replica has some of the requests.
+    places = {row.id: row.index for row in trace.rows}
+    if not places.keys() >= set(requests["id"]):
+        raise ConfigError(f"{directory}: its requests are not those of its trace; run it again")
+    prompts = streams(trace).picked(places[id] for id in requests["id"])
     transitions = read_transitions(directory, summary)
-    first = audit_run(summary, requests, steps, transitions, identities)
-    settings = summary["meta"]["config"]
-    args = settings.get("block_manager_args") or {}
-    runs = [Audited(args.get("eviction", "as run"), first, bool(summary["meta"]["oracles"]))]
-    for name in evictions:
-        config = make_config({**settings, "block_manager_args": {**args, "eviction": name}})
-        again = simulate(trace, config)
-        found = audit_run(again.summary, again.requests, again.steps, again.transitions, identities)
-        runs.append(Audited(name, found, bool(again.meta["oracles"])))
-    return runs
+    return Recorded(summary, requests, steps, transitions, prompts), trace
 
 
 def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
@@ -254,10 +315,6 @@ def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
     return trace
 
 
-def _block_size(trace: Trace, given: int | None) -> int:
-    return given or trace.block_size or DEFAULT_BLOCK_SIZE
-
-
 def _block_bytes(model: str, block_size: int) -> int:
     from kvsim.config import make_config
     from kvsim.memory import block_bytes
@@ -267,6 +324,8 @@ def _block_bytes(model: str, block_size: int) -> int:
 
 
 def _blocks(gib: float, block_bytes: int) -> int:
+    if not 0 < gib <= 1e6:
+        raise ConfigError(f"--gib: {gib:g} is not above 0 and at most 1e6; give the memory in GiB")
     blocks = int(gib * 2**30 // block_bytes)
     if blocks < 1:
         raise ConfigError(f"--gib: {gib:g} GiB hold no block of {block_bytes:,} bytes; give more")

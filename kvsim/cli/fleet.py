@@ -15,6 +15,7 @@ from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import SettingOptions, config_path
 from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
+from kvsim.limits import REPLICAS, check_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,6 +80,7 @@ class FleetOptions(Bundle):
                     f"replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
                     " one of the two out"
                 )
+            check_size("--replicas", number or ranks, REPLICAS)
             configs = [loaded] * (number or ranks)
             if ranks > 1:
                 own = "vllm-dp"

@@ -25,7 +25,7 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Span, Stream
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines.sglang_budget import Budget, Environment, NewTokenRatio
+from kvsim.engines.sglang_budget import Budget, NewTokenRatio, read_environment
 from kvsim.engines.sglang_prefill import (
     SLOTS,
     Group,
@@ -44,8 +44,18 @@ from kvsim.schema import SGLANG_COLUMNS
 _ZEROS = -(1 << 72)
 """Keys of prompts that replace a too long one are near this; those of a trace are not."""
 
+_LONGEST_INTERVAL = 1 << 16
+"""Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
+the same."""
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
+
+
+def _bounded(interval: int) -> int:
+    if interval > _LONGEST_INTERVAL:
+        what = f"{interval:,} is above {_LONGEST_INTERVAL:,} steps; give less"
+        raise ValueError(f"prefill_decode_interval: {what}")
+    return interval
 
 
 class Sglang(Scheduler):
@@ -102,13 +112,13 @@ class Sglang(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.max_prefill_tokens = max_prefill_tokens
         self.max_queued_requests = max_queued_requests
-        self.interval = prefill_decode_interval
+        self.interval = _bounded(prefill_decode_interval)
         self.interval_min_seqs = prefill_decode_interval_min_bs
         self.mixes = enable_mixed_chunk and enable_chunked_prefill
         self.has_priorities = enable_priority_scheduling
         self.preempts = enable_priority_scheduling and not disable_priority_preemption
         self.retracts_by_priority = retraction_policy == "priority"
-        env = Environment(**environment)
+        env = read_environment(environment)
         self.retract_decode_steps = int(env.retract_decode_steps)
         threshold, clip = priority_scheduling_preemption_threshold, int(env.clip_max_new_tokens)
         shortest = schedule_policy == "shortest-prefill-first"
@@ -140,6 +150,8 @@ class Sglang(Scheduler):
         """What a user may not expect → how often it happened."""
         self._armed = 0
         """Number of decode steps left before the next prefill."""
+        self._counts = False
+        """Whether one was counted just now."""
         self._computed_tokens = 0
         self.pending: deque[list[Request]] = deque()
         """Requests of the steps in flight."""
@@ -242,9 +254,9 @@ class Sglang(Scheduler):
         return self._refusal if batch.waiting else 0
 
     def _spins(self, batch: Batch) -> bool:
-        """Whether the event loop goes round again at once, because prompts wait for decode steps
-        and there is nothing to decode."""
-        return bool(self._armed) and not self.pending and len(batch) > 0
+        """Whether the event loop goes round again at once, because it counted a decode step though
+        there was nothing to decode."""
+        return self._counts and not self.pending and len(batch) > 0
 
     def _schedule(self, batch: Batch) -> Group | None:
         """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
@@ -270,7 +282,8 @@ class Sglang(Scheduler):
         if running.let_go():
             self.full = False
         group = None
-        if self._armed > 0 and len(running.requests) >= self.interval_min_seqs:
+        self._counts = self._armed > 0 and len(running.requests) >= self.interval_min_seqs
+        if self._counts:
             self._armed -= 1
         else:
             self._armed = 0

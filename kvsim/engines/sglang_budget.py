@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -42,6 +42,14 @@ class Environment(NamedTuple):
     """Number of cached tokens up to which a waiting request is compared with earlier ones."""
     in_batch_deprioritize_threshold: float = 32
     """Number of tokens that it must share with an earlier one to be put after all others."""
+
+
+def read_environment(values: Mapping[str, float]) -> Environment:
+    """The values of these names. Raises `ValueError` for an unknown one."""
+    if unknown := sorted(values.keys() - set(Environment._fields)):
+        known = ", ".join(Environment._fields)
+        raise ValueError(f"environment: unknown {', '.join(unknown)}; known: {known}")
+    return Environment(**values)
 
 
 class NewTokenRatio:

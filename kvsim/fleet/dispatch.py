@@ -116,9 +116,11 @@ class Dispatch:
             for other in sent:
                 self._route(other)
             for time_ns, other in later:
-                self._env.process(self._send_later(other, time_ns - now_ns))
+                if time_ns > now_ns:
+                    self._env.process(self._send_later(other, time_ns - now_ns))
+                else:  # The engine that is being told composes its next step at this instant.
+                    self._offer(other)
 
     def _send_later(self, request: Request, delay_ns: int) -> Process:
-        if delay_ns > 0:
-            yield self._env.timeout(delay_ns)
+        yield self._env.timeout(delay_ns)
         self._offer(request)

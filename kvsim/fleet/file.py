@@ -26,6 +26,7 @@ from msgspec import Struct
 from kvsim.config import Positive, RunConfig, merged
 from kvsim.errors import ConfigError
 from kvsim.library import converted
+from kvsim.limits import REPLICAS, check_size
 
 
 class FleetTable(Struct, frozen=True):
@@ -55,10 +56,12 @@ def each_kind(
 
     Raises `ConfigError` if a kind says how requests are sent, since they are sent to all.
     """
-    load = _load_settings()
+    load, replicas = _load_settings(), 0
     for number, kind in enumerate(kinds):
         place = f"{where}: replicas[{number}]"
         count = converted(kind, _Kind, place).count
+        replicas += count
+        check_size(f"{place}: replicas", replicas, REPLICAS)
         own = {key: value for key, value in kind.items() if key != "count"}
         for key in own:
             if key in load:

@@ -68,11 +68,14 @@ def together(
     """Returns the requests of all replicas in the order of the trace, with the column `replica`.
 
     `indexes`: the requests of each replica, as places in the trace; `chosen`: the replica of each.
+    A column that not all have, because some have no prefix cache, is left out.
     """
     places = np.concatenate(indexes)
     order = np.argsort(places, kind="stable")
     joined: dict[str, Any] = {}
     for name in each[0]:
+        if not all(name in columns for columns in each):
+            continue
         values = [columns[name] for columns in each]
         if isinstance(values[0], np.ndarray):
             joined[name] = np.concatenate(values)[order]
@@ -108,6 +111,10 @@ def simulate_fleet(
     known = [read_config(config) for config in configs]
     if not known:
         raise ConfigError("replicas: give at least one")
+    if any(config.on_engine_error == "reject" for config in known):
+        raise ConfigError(
+            "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
+        )
     trace = opened(trace, known[0])
     rows = trace.rows[: known[0].num_prompts]
     named = [f"replica-{number}" for number in range(len(known))]

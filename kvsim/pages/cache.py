@@ -133,7 +133,7 @@ def _marked(study: Study) -> list[dict[str, object]]:
 def _hits(study: Study) -> Figure:
     x, _ = _x(study)
     lru = compact(100 * study.share(point.lru) for point in study.points)
-    best = compact(100 * study.share(point.optimum) for point in study.points)
+    best = compact(100 * study.share(point.optimum or 0) for point in study.points)
     most = compact([100 * study.share(study.ceiling)] * len(x))
     data = [
         line(x, most, CEILING, "no limit", dash="dash"),
@@ -152,7 +152,7 @@ def _hits(study: Study) -> Figure:
 
 def _regret(study: Study) -> Figure:
     x, _ = _x(study)
-    left = compact(100 * study.share(point.optimum - point.lru) for point in study.points)
+    left = compact(100 * study.share(point.left or 0) for point in study.points)
     look = layout(_across(study), titled("points left by LRU"), shapes=_marked(study))
     note = "Optimum less LRU, in points of the prompt tokens."
     return Figure("regret", "Regret", note, [line(x, left, LRU, "left")], look, [], height=240)

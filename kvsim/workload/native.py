@@ -72,6 +72,25 @@ def read(source: Source) -> Trace:
     return trace
 
 
+def stream(source: Source) -> tuple[Trace, Iterator[Row]]:
+    """The header, as a trace without rows, and the rows: what their prompts say, and no more.
+
+    Nothing of a row is remembered when the next one is read. So whether ids are unique and chained
+    is not checked, and a row that continues another one (`parent`) is refused.
+    """
+    lines = source.lines()
+    trace, reader = _begin(source, next(lines))
+
+    def rows() -> Iterator[Row]:
+        for index, line in enumerate(lines):
+            table = parse(source, line)
+            if "parent" in table:
+                raise source.error("earlier rows are not remembered here; give ids", "parent")
+            yield reader.prompt(table, index)
+
+    return trace, rows()
+
+
 def faults(source: Source, most: int) -> list[TraceError]:
     """The faults of a file, row by row, up to `most`; a row that is faulty is passed over."""
     found: list[TraceError] = []
@@ -191,38 +210,38 @@ class _RowReader:
     def add(self, table: dict[str, Any]) -> None:
         """Check the row `table` of the line last read, and append it."""
         source = self._source
+        row = self.prompt(table, len(self._trace.rows))
+        row.after, row.delay_ns = self._after(table)
+        row.id = self._rules.id(table, "id")
+        row.arrival_ns = self._rules.ordered_arrival(table, "arrival_s", NS_PER_S)
+        row.session = string(source, table, "session")
+        row.turn = integer(source, table, "turn", 0) if "turn" in table else None
+        row.model = string(source, table, "model") if "model" in table else self._model
+        row.priority = _priority(source, table)
+        row.deadline_ns = _time(source, table, "deadline_s")
+        row.max_new_tokens = _announced(source, table, row.output_length)
+        row.ignore_eos = bool(_choice(source, table, "ignore_eos", (True, False)))
+        row.lora = string(source, table, "lora") or None if "lora" in table else None
+        row.abort_after_ns = _time(source, table, "abort_after_s")
+        row.accepted_drafts = _accepted(source, table)
+        row.tags = mapping(source, table, "tags")
+        row.observed = mapping(source, table, "observed")
+        self._rules.append(row)
+
+    def prompt(self, table: dict[str, Any], index: int) -> Row:
+        """The row `table` of the line last read, with its lengths and what its tokens are."""
+        source = self._source
         self.ignored.update(_ignored(source, table, _ROW_KEYS))
         input_length = integer(source, table, "input_length", 1)
         output_length = integer(source, table, "output_length", 1)
         self._rules.check_total(input_length, output_length, "input_length")
         content = self._contents.read(table, input_length, output_length)
-        after, delay_ns = self._after(table)
-        row = Row(
-            index=len(self._trace.rows),
-            id=self._rules.id(table, "id"),
-            line=source.line,
-            arrival_ns=self._rules.ordered_arrival(table, "arrival_s", NS_PER_S),
-            input_length=input_length,
-            output_length=output_length,
-            content=content,
-            after=after,
-            delay_ns=delay_ns,
-            session=string(source, table, "session"),
-            turn=integer(source, table, "turn", 0) if "turn" in table else None,
-            scope=self._scope(table, content),
-            salt=string(source, table, "salt"),
-            model=string(source, table, "model") if "model" in table else self._model,
-            priority=_priority(source, table),
-            deadline_ns=_time(source, table, "deadline_s"),
-            max_new_tokens=_announced(source, table, output_length),
-            ignore_eos=bool(_choice(source, table, "ignore_eos", (True, False))),
-            lora=string(source, table, "lora") or None if "lora" in table else None,
-            abort_after_ns=_time(source, table, "abort_after_s"),
-            accepted_drafts=_accepted(source, table),
-            tags=mapping(source, table, "tags"),
-            observed=mapping(source, table, "observed"),
+        scope, salt = self._scope(table, content), string(source, table, "salt")
+        return Row(
+            *(index, str(index), source.line, None, input_length, output_length, content),
+            scope=scope,
+            salt=salt,
         )
-        self._rules.append(row)
 
     def _after(self, table: dict[str, Any]) -> tuple[int, int]:
         if "after" not in table:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvsim.engine.request import Span, SpannedStream
-from kvsim.limits import BLOCKS, check_size
+from kvsim.limits import BLOCKS, REFERENCES, check_size
 from kvsim.workload.trace import Row
 
 
@@ -110,6 +110,12 @@ def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: 
         check_size("different blocks", max(chain.blocks, walk.distinct), BLOCKS)
         found.append(walk.step(chain))
     return Reuse(counting, found, walk.distinct)
+
+
+def check_references(rows: Iterable[Row], block_size: int) -> None:
+    """Raise `ConfigError` if prompts have more blocks than can be looked at one by one."""
+    blocks = sum(row.input_length // block_size for row in rows)
+    check_size("block references", blocks, REFERENCES)
 
 
 def ceiling_tokens(

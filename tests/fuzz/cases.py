@@ -11,6 +11,7 @@ from fuzz.draw import (
     draw_clients,
     draw_configuration,
     draw_cost,
+    draw_features,
     draw_heirs,
     draw_pressure,
     draw_room,
@@ -18,6 +19,7 @@ from fuzz.draw import (
     draw_trace,
 )
 from fuzz.equal import LIMIT_S, assert_equal_runs
+from fuzz.fleets import check_fleet
 
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 
@@ -106,6 +108,14 @@ def check_runs(seed: int, limit_s: float = LIMIT_S) -> str:
     return assert_equal_runs(trace, settings, f"runs {seed}", limit_s=limit_s).kind
 
 
+def check_features(seed: int, limit_s: float = LIMIT_S) -> str:
+    """vLLM V1 with groups of layers, a tier in CPU memory, or both; returns how both runs end."""
+    rng = random.Random(f"features {seed}")
+    trace = draw_trace(rng) if rng.random() < 0.6 else draw_heirs(rng)
+    settings = draw_features(rng)
+    return assert_equal_runs(trace, settings, f"features {seed}", limit_s=limit_s).kind
+
+
 _IN_RUNS = (
     ("vllm-v1", "vllm-v1-prefix-caching"),
     ("vllm-v1", "vllm-v1-prefix-caching"),
@@ -119,6 +129,8 @@ _IN_RUNS = (
 
 KINDS: dict[str, Callable[..., str]] = {
     "configurations": check_configuration,
+    "features": check_features,
+    "fleets": check_fleet,
     "policies": check_policy,
     "runs": check_runs,
     "scratch": check_scratch,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import random
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from places import ROOT
 
 from kvsim.workload.trace import (
     Content,
@@ -358,6 +365,66 @@ def _draw_vllm_v1(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any
     if rng.random() < 0.3:
         drawn["watermark"] = rng.choice((0.01, 0.1, 0.3))
     return drawn
+
+
+def draw_features(rng: random.Random) -> dict[str, Any]:
+    """vLLM V1 with a model whose layers differ, a tier in CPU memory, or both."""
+    settings = draw_settings(rng, "vllm-v1")
+    if rng.random() < 0.9:  # The others name a manager, or its rules, which groups do not have.
+        settings.pop("block_manager", None)
+        settings.pop("block_manager_args", None)
+    drawn = rng.choice((("model",), ("tier",), ("model", "tier")))
+    if rng.random() < 0.8:  # The others may be longer than the blocks of all groups hold.
+        settings["max_model_len"] = max(2, settings["max_model_len"] // 3)
+    if "model" in drawn:
+        settings["model"] = rng.choice(layered_models())
+        if rng.random() < 0.3:
+            settings["disable_hybrid_kv_cache_manager"] = True
+        if rng.random() < 0.5:
+            size = settings["block_size"]
+            settings["prefix_cache_retention_interval"] = rng.choice(("none", 0, size, 4 * size))
+    if "tier" in drawn:
+        settings["kv_offloading_size"] = rng.choice((1e-5, 1e-4, 1e-4, 1e-3))
+        settings["cost"] = {**settings["cost"], "link": {"block_us": rng.choice((1, 300, 10_000))}}
+        extra = {key: rng.choice(values) for key, values in TIER.items() if rng.random() < 0.3}
+        settings["kv_connector_extra_config"] = extra
+    return settings
+
+
+TIER: dict[str, tuple[Any, ...]] = {
+    "blocks_per_chunk": (1, 2, 3),
+    "eviction_policy": ("lru", "arc"),
+    "store_threshold": (0, 2, 3),
+    "max_tracker_size": (1, 100),
+    "offload_prompt_only": (True, False),
+    "sync_load_budget_bytes": (0, 10_000, 1 << 30),
+}
+"""Argument of the tier in CPU memory -> its values."""
+
+
+@cache
+def layered_models() -> tuple[str, ...]:
+    """Files of small models: windows and full attention, windows only, chunks, and states. They
+    last as long as this process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    plain = (ROOT / "configs" / "models" / "tiny.toml").read_text()
+    for name, lines in _LAYERED.items():
+        (folder / f"{name}.toml").write_text(plain.replace('"tiny"', f'"{name}"') + lines)
+    return tuple(sorted(str(path) for path in folder.iterdir()))
+
+
+_MIXED = "layer_types = [{first!r}, 'full_attention']\n"
+_LAYERED = {
+    "windows": "sliding_window = 9\n" + _MIXED.format(first="sliding_attention"),
+    "wide": "sliding_window = 70\n" + _MIXED.format(first="sliding_attention"),
+    "only-windows": "sliding_window = 24\n",
+    "chunks": "attention_chunk_size = 32\n" + _MIXED.format(first="chunked_attention"),
+    "states": _MIXED.format(first="linear_attention")
+    + "[linear]\nlinear_num_key_heads = 1\nlinear_num_value_heads = 1\nlinear_key_head_dim = 8\n"
+    "linear_value_head_dim = 8\nlinear_conv_kernel_dim = 2\n",
+}
+"""Name of a model -> what makes it one, in TOML."""
 
 
 def _draw_vllm033(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:

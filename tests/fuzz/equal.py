@@ -89,7 +89,7 @@ def assert_equal_runs(
 def run(trace: Trace | str, settings: Mapping[str, Any], limit_s: float = LIMIT_S) -> Run:
     """A run with all its books, or the exception that it raises."""
     try:
-        with limited(limit_s), _quick_livelocks():
+        with limited(limit_s), quick_livelocks():
             result = simulate(trace, settings)
             assert result.steps is not None
             assert result.summary is not None
@@ -218,7 +218,7 @@ def limited(limit_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def _quick_livelocks() -> Iterator[None]:
+def quick_livelocks() -> Iterator[None]:
     """Lowers the number of steps that count as a livelock."""
     usual, Host.patience_steps = Host.patience_steps, NO_PROGRESS_STEPS
     try:

@@ -6,9 +6,11 @@ the exact twin of the run, or the result that the folder held before it was dama
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import random
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +52,8 @@ def check_trace(seed: int, limit_s: float = LIMIT_S) -> str:
             return _refused(error)
         _assert_rows_are_those_of_the_file(trace, path)
         _assert_written_and_read_again(trace)
+        if rng.random() < 0.2:
+            _command(["cache", "curve", str(path), "--json"])
     engine = rng.choice(("vllm-v1", "vllm-0.6.3", "nano-vllm"))
     settings = SMALL | {"engine": engine, "max_num_batched_tokens": 512}
     if engine == "nano-vllm":
@@ -120,24 +124,24 @@ def check_flags(seed: int, limit_s: float = LIMIT_S) -> str:
     rng = random.Random(f"flags {seed}")
     strange = [_word_of(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     keys = [rng.choice(RunConfig.__struct_fields__) for _ in strange]
-    command = rng.choice(_COMMANDS)
-    if command[0] != "run":
+    name, *command = rng.choice(_COMMANDS)
+    if name != "run":
         words = [*command, *strange]
-        rng.shuffle(words)
-        words = [*command[:1], *words] if rng.random() < 0.7 else words
+        if rng.random() < 0.5:
+            rng.shuffle(words)
     else:
         flags = [f"--{key.replace('_', '-')}" for key in keys]
         words = [*command, *(word for pair in zip(flags, strange, strict=True) for word in pair)]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), limited(limit_s):
-        end, printed = _command(words)
-        if end == TAKEN and command[0] == "run" and printed.startswith("{"):
+        end, printed = _command([*name.split(), *words])
+        if end == TAKEN and name == "run" and printed.startswith("{"):
             taken = json.loads(printed)["meta"]["config"]
             for key, word in dict(zip(keys, strange, strict=True)).items():
                 if isinstance(taken.get(key), bool):  # its flag takes no word
                     continue
                 found = taken.get(key)
                 assert _same(key, word, found), f"{key}: {word!r} became {found!r}"
-    return f"{command[0]}: {end}"
+    return f"{name}: {end}"
 
 
 def check_folder(seed: int, limit_s: float = LIMIT_S) -> str:
@@ -153,6 +157,7 @@ def check_folder(seed: int, limit_s: float = LIMIT_S) -> str:
                 ["timeline", str(folder), "--out", f"{room}/t.json"],
                 ["diff", str(folder), str(whole), "--json"],
                 ["diff", str(whole), str(folder), "--out", f"{room}/diff"],
+                ["cache", "audit", str(folder), "--out", f"{room}/audit.html"],
             )
         )
         _command(words)
@@ -162,6 +167,23 @@ def check_folder(seed: int, limit_s: float = LIMIT_S) -> str:
     return end
 
 
+def check_fleet_folder(seed: int, limit_s: float = LIMIT_S) -> str:
+    """A damaged folder of a fleet: what reads it, or one of its replicas, refuses it or works."""
+    with tempfile.TemporaryDirectory() as room, limited(limit_s):
+        folder = Path(room) / "fleet"
+        damaged(_whole_fleet(), folder, seed)
+        words = random.Random(seed).choice(
+            (
+                ["cache", "audit", str(folder)],
+                ["cache", "audit", str(folder), "--out", f"{room}/audit.html"],
+                ["cache", "audit", str(folder / "replica-1"), "--json"],
+                ["report", str(folder / "replica-0")],
+                ["report", str(folder)],
+            )
+        )
+        return _command(words)[0]
+
+
 INPUTS: dict[str, Callable[..., str]] = {
     "traces": check_trace,
     "toml": check_toml,
@@ -169,6 +191,7 @@ INPUTS: dict[str, Callable[..., str]] = {
     "profiles": check_profile,
     "flags": check_flags,
     "folders": check_folder,
+    "fleet-folders": check_fleet_folder,
 }
 """Kind of malformed input -> what checks the case of a seed."""
 
@@ -202,22 +225,33 @@ _MIXED: dict[str, Any] = {
     "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
 }
 _COMMANDS: tuple[tuple[str, ...], ...] = (
-    *[("run", "--trace", "chat", "--num-prompts", "5", "--json")] * 6,
+    *[("run", "--trace", "chat", "--num-prompts", "5", "--json")] * 8,
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--replicas", "2", "--router-set"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--replicas", "2", "--router"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--json", "--replicas"),
     ("compare", "naive", "prefix-caching", "--trace", "chat", "--num-prompts", "3"),
     ("sweep", "--trace", "chat", "--num-prompts", "3", "--jobs", "1", "--out", "o", "--grid"),
     ("size", "--trace", "chat", "--num-prompts", "3", "--jobs", "1", "--slo", "--find"),
-    ("trace", "synth", "--requests", "5", "--out", "o.jsonl"),
-    ("trace", "info"),
-    ("trace", "convert", "chat", "o.jsonl", "--to"),
-    ("trace", "check", "chat"),
+    ("trace synth", "--requests", "5", "--out", "o.jsonl"),
+    ("trace info",),
+    ("trace convert", "chat", "o.jsonl", "--to"),
+    ("trace check", "chat"),
+    ("cache curve",),
+    ("cache curve", "chat", "--model", "tiny", "--gib"),
+    ("cache curve", "chat", "--json", "--warm-up"),
+    ("cache sample", "chat", "--capacity", "64", "--rate"),
+    ("cache policies", "chat", "--block-size", "512", "--capacity", "9", "--policy"),
+    ("cache audit",),
+    ("cache stream",),
     ("crossover", "--tokens", "64"),
-    ("profile", "show"),
+    ("profile show",),
     ("policies",),
     ("why", "--request"),
     ("report",),
     ("diff",),
     ("timeline", "--out", "t.json"),
 )
+"""Commands; what follows the first of the words are arguments that make sense."""
 _WORDS = (
     *("x", "", " ", "-", "--", "-1", "--help", "1K", "1k", "2M", "auto", "inf", "nan", "true"),
     *(
@@ -234,6 +268,8 @@ _WORDS = (
     *("seed=1,2", "max_num_seqs=2,8", "max_num_seqs=lin(1,4,2)", "p99_ttft<2s", "ttft:5", "a.b=c"),
     *("num_gpu_blocks_override", "request_rate", "\udcff", "\x1b[31m", "/", "/dev/null"),
     *("." * 300, "a:b", "32", "64", "8192", "0.5", "100", "fcfs", "float16", "7"),
+    *("gpt-oss-20b", "sglang", "lru", "arc", "sglang-slru", "least-loaded", "sglang-cache_aware"),
+    *("temperature=0.5", "cache_threshold=x", "use_kv_events=false", "cost.link.block_us=2"),
 )
 
 
@@ -328,8 +364,10 @@ def _same(key: str, given: Any, taken: Any) -> bool:
         return True
     if isinstance(given, dict):
         return isinstance(taken, dict) and given.items() <= taken.items()
+    if key in SIZES and str(given).strip() in ("auto", "-1", "AUTO"):
+        return taken == "auto" or isinstance(taken, int)  # A result has the length that fits.
     if key in SIZES:
-        return taken == ("auto" if str(given).strip() in ("auto", "-1", "AUTO") else _size(given))
+        return bool(taken == _size(given))
     if isinstance(taken, bool) or taken is None:
         return False
     try:
@@ -356,13 +394,66 @@ def _settings() -> list[bytes]:
     wide = {key: value for key, value in to_table(RunConfig()).items() if value is not None}
     rows = (f"{key} = {json.dumps(value)}\n" for key, value in wide.items() if value != {})
     files = sorted((ROOT / "configs" / "runs").glob("*.toml"))
-    return [path.read_bytes() for path in files] + ["".join(rows).encode()] * 10
+    texts = ["".join(rows)] * 10 + list(_FEATURES) * 4
+    return [path.read_bytes() for path in files] + [text.encode() for text in texts]
+
+
+_FEATURES = (
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "gpt-oss-20b"
+kv_offloading_size = 0.5
+prefix_cache_retention_interval = 64
+disable_hybrid_kv_cache_manager = false
+num_gpu_blocks_override = 900
+max_model_len = 2048
+cost.link.block_us = 100
+[kv_connector_extra_config]
+blocks_per_chunk = 2
+eviction_policy = "arc"
+store_threshold = 2
+max_tracker_size = 100
+offload_prompt_only = false
+sync_load_budget_bytes = 1000000
+""",
+    """engine = "sglang"
+block_size = 16
+num_gpu_blocks_override = 300
+max_model_len = 2048
+max_num_batched_tokens = 512
+async_scheduling = true
+[scheduler_args]
+schedule_policy = "lpm"
+schedule_conservativeness = 0.3
+max_prefill_tokens = 1024
+prefill_max_requests = 4
+max_queued_requests = 100
+enable_mixed_chunk = true
+prefill_decode_interval = 2
+retraction_policy = "length"
+environment = {init_new_token_ratio = 0.5}
+[block_manager_args]
+radix_eviction_policy = "slru"
+""",
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "qwen3-next-80b-a3b"
+tensor_parallel_size = 4
+mamba_cache_mode = "align"
+max_model_len = 4096
+[block_manager_args]
+""",
+)
+"""Settings of groups of layers, of a tier in CPU memory, and of SGLang."""
 
 
 @cache
 def _descriptions() -> list[tuple[str, bytes]]:
     found = [("config.json", json.dumps(each, indent=1).encode()) for each in (_LLAMA, _MIXED)] * 4
-    for name in ("tiny", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-2-2b"):
+    for name in (
+        *("tiny", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-2-2b"),
+        *("gpt-oss-20b", "qwen3-next-80b-a3b"),
+    ):
         found.append(("model.toml", (ROOT / f"configs/models/{name}.toml").read_bytes()))
     found += [("hardware.toml", (ROOT / "configs/hardware/l4.toml").read_bytes())] * 2
     for path in (ROOT / "configs" / "workloads").glob("*.toml"):
@@ -373,11 +464,16 @@ def _descriptions() -> list[tuple[str, bytes]]:
     pod = f'spec:\n  containers:\n  - name: a\n    command: ["sh", "-c"]\n    args: ["{_PLAIN}"]\n'
     docker = 'FROM vllm/vllm-openai:v0.8.5\nENTRYPOINT ["vllm", "serve"]\n'
     docker += f"CMD {json.dumps(_PLAIN.split()[2:])}\n"
-    scripts = {"s.sh": command, "p.yaml": pod, "Dockerfile": docker}
+    scripts = {"s.sh": command, "p.yaml": pod, "Dockerfile": docker, "sglang.sh": _SGLANG}
     return found + [(name, text.encode()) for name, text in scripts.items()]
 
 
 _PLAIN = "vllm serve Qwen/Qwen2.5-7B --max-num-batched-tokens 4096 --dtype bfloat16"
+_SGLANG = """SGLANG_INIT_NEW_TOKEN_RATIO=0.5 python3 -m sglang.launch_server \\
+  --model-path meta-llama/Llama-3.1-8B --page-size 16 --schedule-policy lpm --tp 2 \\
+  --mem-fraction-static 0.8 --chunked-prefill-size 2048 --radix-eviction-policy slru \\
+  --max-running-requests 64 --schedule-conservativeness 0.5 --enable-mixed-chunk
+"""
 
 
 @cache
@@ -396,15 +492,24 @@ def _chat() -> Trace:
 @cache
 def _whole_run() -> tuple[Path, dict[str, Any]]:
     """A sound run with a block map, which lasts as long as this process, and its figures."""
-    import atexit
-    import shutil
+    folder = _ran("--block-map")
+    return folder, _figures(read_results(str(folder))[0])
 
+
+@cache
+def _whole_fleet() -> Path:
+    """A sound run of two replicas, which lasts as long as this process."""
+    return _ran("--replicas", "2")
+
+
+def _ran(*how: str) -> Path:
+    """The folder of a small run."""
     folder = Path(tempfile.mkdtemp()) / "run"
     atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     small = ["--num-gpu-blocks-override", "150", "--max-model-len", "2048", "--num-prompts", "25"]
-    out = ["--out", str(folder), "--block-map", "--no-report"]
-    assert _command(["run", "--trace", "chat", *small, *out])[0] == TAKEN
-    return folder, _figures(read_results(str(folder))[0])
+    words = ["run", "--trace", "chat", *small, "--out", str(folder), "--no-report", *how]
+    assert _command(words)[0] == TAKEN
+    return folder
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:

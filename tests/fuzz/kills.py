@@ -27,6 +27,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "naive", "prefix-caching", *_SHORT, "30", "--out", "out"),
     "sweep": ("sweep", *_SHORT, "10", *_SWEEP, "--jobs", "1", "--out", "out"),
     "workers": ("sweep", *_SHORT, "10", *_SWEEP, "--jobs", "2", "--out", "out"),
+    "fleet": ("run", *_SHORT, "30", "--replicas", "3", "--out", "out", "--csv"),
+    "curve": ("cache", "curve", "chat", "--block-size", "64", "--out", "out/curve.html"),
     "synth": ("trace", "synth", "chat", "--requests", "500", "--out", "out/made.jsonl.gz"),
 }
 """The name of each says what is special about it."""

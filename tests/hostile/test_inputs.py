@@ -275,6 +275,44 @@ def test_flags_that_are_not_utf_8(flags: list[str], capsys: pytest.CaptureFixtur
     assert "a text is not UTF-8" in refused([*CONSTANT, *flags], capsys)
 
 
+@pytest.mark.parametrize("command", ["policies", "sample"])
+def test_blocks_that_are_looked_at_one_by_one_are_bounded(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A few lines of the same long prompt have few different blocks, but very many in all."""
+    row = {"input_length": 1 << 23, "output_length": 1, "prefix": [["a", 1 << 23]]}
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"kvsim_trace": 1}, *[row] * 5])))
+    said = refused(["cache", command, str(path), "--capacity", "9", "--block-size", "1"], capsys)
+    assert "block references: 41,943,040 is above the limit of 33,554,432; give less" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--replicas", "8192"], "--replicas: 8,192 is above the limit of 1,024"),
+        (["--max-num-batched-tokens", "9" * 60], "--max-num-batched-tokens: expected `int` <="),
+        (["--max-model-len", str(1 << 64)], "--max-model-len: expected `int` <="),
+        (
+            ["--engine", "sglang", "--set", "scheduler_args.prefill_decode_interval=16777216"],
+            "prefill_decode_interval: 16,777,216 is above 65,536 steps; give less",
+        ),
+        (
+            ["--engine", "sglang", "--set", "scheduler_args.environment.RATIO=0.5"],
+            "environment: unknown RATIO; known: init_new_token_ratio",
+        ),
+        (
+            ["--num-gpu-blocks-override", "1", "--max-model-len", "5", "--model", "gpt-oss-20b"],
+            "(1 blocks of 16); raise --gpu-memory-utilization",
+        ),
+    ],
+)
+def test_numbers_beyond_all_use(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refused(["run", "--trace", CHAT, "--num-prompts", "5", *flags], capsys)
+
+
 def test_half_a_surrogate_pair_in_a_model(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")

@@ -8,7 +8,7 @@ from typing import Any
 from places import ROOT
 
 from kvsim.cachelab.audit import Audit
-from kvsim.cachelab.study import study_trace
+from kvsim.cachelab.study import Asked, study_trace
 from kvsim.cachelab.wording import Audited
 from kvsim.pages.cache import build_audit, build_curve
 from kvsim.workload import open_trace
@@ -19,8 +19,7 @@ def test_the_pages_are_drawn_without_a_complaint(opened: Callable[..., Any]) -> 
     study = study_trace(
         open_trace(str(ROOT / "traces/agents.jsonl")),
         Counting(64),
-        capacities=[1024],
-        block_bytes=64 * 131_072,
+        Asked([1024], block_bytes=64 * 131_072),
     )
     page = opened("cache-curve", build_curve(study))
     assert page.noise == []

@@ -9,7 +9,7 @@ import pytest
 import worlds
 
 import kvsim
-from kvsim.cachelab.audit import Audit, audit, bounds
+from kvsim.cachelab.audit import Audit, Recorded, audit, bounds
 from kvsim.cachelab.wording import PARTS, Audited, audit_rows, audit_sentences
 from kvsim.rules.eviction import EVICTIONS
 from kvsim.workload.keys import streams
@@ -47,8 +47,8 @@ def settings(engine: str, rng: Random, **further: Any) -> dict[str, Any]:
 
 def audited(trace: Trace, table: dict[str, Any]) -> tuple[Audit, tuple[int, ...], kvsim.Result]:
     run = kvsim.simulate(trace, table)
-    found = (run.summary, run.requests, run.steps, run.transitions, streams(trace))
-    return audit(*found), bounds(*found), run
+    recorded = Recorded(run.summary, run.requests, run.steps, run.transitions, streams(trace))
+    return audit(recorded), bounds(recorded), run
 
 
 @pytest.mark.parametrize("engine", ENGINES)

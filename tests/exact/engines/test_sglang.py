@@ -279,6 +279,16 @@ def test_the_head_of_the_queue_waits_for_a_reason() -> None:
     assert few.summary["head_blocked_s"]["blocks"] == 0
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_prompts_wait_no_longer_than_there_is_something_to_decode(overlap: bool) -> None:
+    """The second prompt waits for decode steps that never come. The engine counts them at once."""
+    settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400, "max_num_seqs": 1}
+    interval = {"scheduler_args": {"prefill_decode_interval": 1000}, "async_scheduling": overlap}
+    result = simulate(requests((50, 9), (50, 9)), settings | interval)
+    assert result.meta["outcome"]["kind"] == "finished"
+    assert set(result.requests["status"]) == {"completed"}
+
+
 # -- memory ------------------------------------------------------------------------------------
 
 

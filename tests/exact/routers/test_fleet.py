@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run_here
+from made import make_trace
 from marks import mostly_long
 from places import ROOT
 
@@ -106,6 +107,29 @@ def test_every_request_is_with_one_replica(router: str) -> None:
             assert rows[id].input_length == length
         spent = replica.requests["finish_ns"] - replica.requests["released_ns"]
         assert (sum(replica.requests[name] for name in TIME_PARTS) == spent).all()
+
+
+def test_a_turn_without_delay_is_seen_by_the_next_step_as_in_a_run() -> None:
+    """The third request follows the first one, which ends while the second one runs."""
+    trace = make_trace([(20, 3, None), (20, 9, None), (20, 1, None)])
+    trace.rows[1].arrival_ns, trace.rows[2].after = 0, 0
+    config = {"model": "tiny", "engine": "vllm-v1", "async_scheduling": False}
+    alone, fleet = simulate(trace, config), simulate_fleet(trace, [config], "random")
+    assert not differences(alone.steps, fleet.replicas[0].steps)
+    assert alone.requests["waiting_step_ns"][2] == 0
+
+
+def test_replicas_with_and_without_a_prefix_cache() -> None:
+    fleet = simulate_fleet(CHAT, [BASE, {**BASE, "enable_prefix_caching": False}], "round-robin")
+    figures = summarise_fleet(fleet)
+    assert figures["prefix_cache_hit_rate"] > 0
+    assert figures["replicas"][1]["prefix_cache_hit_rate"] is None
+    assert "cold_tokens" not in fleet.requests  # Only one of them knows.
+
+
+def test_a_fleet_does_not_start_again() -> None:
+    with pytest.raises(ConfigError, match="on_engine_error: reject is for one engine"):
+        simulate_fleet(CHAT, [{**BASE, "on_engine_error": "reject"}] * 2)
 
 
 class LastOne(Router):

@@ -1,0 +1,82 @@
+"""Random fleets: several replicas behind any router decide the same, short cuts or not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from fuzz.draw import draw_settings, draw_trace
+from fuzz.equal import LIMIT_S, difference, imbalance, limited, quick_livelocks
+
+from kvsim.errors import ConfigError
+from kvsim.fleet.figures import summarise_fleet
+from kvsim.fleet.fleet import FleetResult, simulate_fleet
+from kvsim.routers import ROUTERS
+from kvsim.run import simulate
+from kvsim.workload.trace import Trace
+
+_ARGS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "dynamo-kv": {"use_kv_events": (False, False, False, True)},
+    "sglang-cache_aware": {"cache_threshold": (0.0, 0.3, 1.0)},
+}
+"""Router -> values of its arguments."""
+
+
+def check_fleet(seed: int, limit_s: float = LIMIT_S) -> str:
+    """One random fleet; returns how all its replicas end. One alone is a run."""
+    rng = random.Random(f"fleets {seed}")
+    trace = draw_trace(rng)
+    for row in trace.rows:
+        row.session = rng.choice((None, "a", "b", f"own {row.index}"))
+    settings = [draw_settings(rng)] * rng.choice((1, 2, 3, 5))
+    if rng.random() < 0.3:
+        settings = [draw_settings(rng) for _ in settings]
+    if rng.random() < 0.95:
+        settings = [{**each, "on_engine_error": "stop"} for each in settings]
+    router = rng.choice(sorted(ROUTERS))
+    args = {key: rng.choice(values) for key, values in _ARGS.get(router, {}).items()}
+    where = f"fleets {seed}: {router} {args}, {settings}"
+    with limited(limit_s), quick_livelocks():
+        fast = _played(trace, settings, router, args)
+        dull = _played(trace, [{**each, "exact_twin": True} for each in settings], router, args)
+        if isinstance(fast, str) or isinstance(dull, str):
+            assert fast == dull, f"{fast}; the twin: {dull}; {where}"
+            return "refused"
+        _assert_equal(fast, dull, where)
+        assert sorted(index for each in fast.indexes for index in each) == [
+            row.index for row in trace.rows
+        ], f"a request is with no replica, or with two; {where}"
+        if len(settings) == 1 and fast.replicas[0].meta["outcome"]["kind"] == "finished":
+            _assert_is_the_run(fast, trace, settings[0], where)
+        return " ".join(sorted({each.meta["outcome"]["kind"] for each in fast.replicas}))
+
+
+def _played(
+    trace: Trace, settings: list[dict[str, Any]], router: str, args: dict[str, Any]
+) -> FleetResult | str:
+    """What the fleet did, or the message that refuses it."""
+    try:
+        return simulate_fleet(trace, settings, router, args)
+    except ConfigError as error:
+        return str(error)
+
+
+def _assert_equal(fast: FleetResult, dull: FleetResult, where: str) -> None:
+    assert list(fast.chosen) == list(dull.chosen), f"another replica is chosen; {where}"
+    for ours, theirs in zip(fast.replicas, dull.replicas, strict=True):
+        found = difference(ours, theirs) or imbalance(ours)
+        assert not found, f"{found}; {where}"
+    figures = [summarise_fleet(fleet) for fleet in (fast, dull)]
+    for each in figures:
+        del each["meta"]  # With `exact_twin` itself.
+    assert repr(figures[0]) == repr(figures[1]), f"figures of the fleet; {where}"
+
+
+def _assert_is_the_run(
+    fleet: FleetResult, trace: Trace, settings: dict[str, Any], where: str
+) -> None:
+    alone = simulate(trace, settings)
+    for name in ("requests", "steps"):
+        ours, theirs = getattr(fleet.replicas[0], name), getattr(alone, name)
+        for key in ours:
+            assert list(ours[key]) == list(theirs[key]), f"no run of one: {name} {key}; {where}"
