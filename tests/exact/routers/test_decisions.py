@@ -28,7 +28,7 @@ from kvsim.workload.trace import SegmentContent, Trace
 CHAT = str(ROOT / "traces" / "chat.jsonl")
 BASE: dict[str, Any] = {
     "model": "llama-3-8b",
-    "num_prompts": 80,
+    "num_prompts": 60,
     "max_model_len": 4096,
     "num_gpu_blocks_override": 300,
 }
@@ -50,7 +50,7 @@ def explained(router: str, replicas: int = 3, **settings: Any) -> FleetResult:
     return simulate_fleet(CHAT, [config] * replicas, router, args, explain=True)
 
 
-@pytest.mark.parametrize("number", mostly_long(12, quick=5))
+@pytest.mark.parametrize("number", mostly_long(12, quick=2))
 def test_asking_changes_nothing_and_short_cuts_answer_alike(number: int) -> None:
     every = list(product(ROUTED, WAYS))
     router, way = every[number * 11 % len(every)]
@@ -190,8 +190,9 @@ def test_bounds_are_in_order() -> None:
     trace = open_trace(CHAT)
     bounds = find_bounds(trace, explained("round-robin"))
     assert bounds is not None
-    assert bounds.as_sent < bounds.by_session <= bounds.unlimited
-    assert bounds.pooled <= bounds.pooled_optimum <= bounds.unlimited
+    others = bounds.as_sent, bounds.by_session, bounds.pooled
+    # Caches apart are one way to use a pool, and the optimum is the best of all ways.
+    assert 0 < max(others) <= bounds.pooled_optimum <= bounds.unlimited
     alike = prompts_alike(4)
     base = {**BASE, "num_prompts": None}
     fleet = simulate_fleet(alike, [base] * 2, "round-robin", explain=True)
