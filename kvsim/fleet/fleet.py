@@ -22,9 +22,17 @@ from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
 from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result, provenance
-from kvsim.routers import make_router
+from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
-from kvsim.run import TOO_LONG, Settings, assembled, opened, read_config, show_future
+from kvsim.run import (
+    TOO_LONG,
+    Settings,
+    assembled,
+    opened,
+    read_config,
+    show_future,
+    tokens_known,
+)
 from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -112,14 +120,20 @@ def simulate_fleet(
     named = [f"replica-{number}" for number in range(len(known))]
     size = assembled(known[0], rows, named=False).blocks.block_size
     chooser = make_router(router, router_args or {}, named, seed=known[0].seed, block_size=size)
-    if chooser.heeds_events:
+    # What a cache without block ids reports leaves out blocks that no other request can hit.
+    told = "an outsider's router hears of every block" if _tells_all(chooser) else ""
+    asked = ["exact_twin" if config.exact_twin else told for config in known]
+    keyed = chooser.heeds_events and tokens_known(rows)
+    parts = [
+        assembled(config, rows, bool(why) or keyed)
+        for config, why in zip(known, asked, strict=True)
+    ]
+    sizes = {each.blocks.block_size for each in parts}
+    if chooser.heeds_events and len(sizes) > 1:
         raise ConfigError(
-            f"router: {router} goes by what workers report of their caches, and simulations send no"
-            " such events; dynamo-kv works without if use_kv_events is false"
+            f"block_size: {router} goes by KV events, so blocks of all replicas need one size, and"
+            f" here are {', '.join(map(str, sorted(sizes)))}"
         )
-    why_not = "a router measures the workers" if chooser.scrape_ns is not None else ""
-    asked = ["exact_twin" if config.exact_twin else why_not for config in known]
-    parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
     fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
     if explain:
         fleet.explain(chooser)
@@ -144,6 +158,11 @@ def _in_lock_step(
     tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
     graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
     return Ranks(env, wakers, graphs)
+
+
+def _tells_all(router: Router) -> bool:
+    """Whether a router is somebody's own, and hears of blocks."""
+    return router.heeds_events and type(router) not in ROUTERS.values()
 
 
 class _Fleet:
@@ -174,6 +193,8 @@ class _Fleet:
         self.dispatch = Dispatch(env, clients, router, prompts[: len(rows)])
         self._stops: list[Outcome | None] = [None] * len(parts)
         self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
+        news = self.dispatch.news
+        hears = router.heeds_events or router.scrape_ns is not None
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
@@ -185,6 +206,8 @@ class _Fleet:
                 lengths.__getitem__,
                 refused={},
                 asked=asked[number] or ("ranks step together" if self._ranks else ""),
+                stepwise="the router hears of each step" if hears else "",
+                step_over=news.subscribe(number, each.blocks) if router.heeds_events else None,
                 progress=progress,
                 ranks=self._ranks,
             )

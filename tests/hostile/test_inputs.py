@@ -290,7 +290,7 @@ def test_blocks_that_are_looked_at_one_by_one_are_bounded(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--replicas", "8192"], "--replicas: 8,192 is above the limit of 1,024"),
+        (["--replicas", "8192"], "replicas: 8,192 is above the limit of 1,024"),
         (["--max-num-batched-tokens", "9" * 60], "--max-num-batched-tokens: expected `int` <="),
         (["--max-model-len", str(1 << 64)], "--max-model-len: expected `int` <="),
         (
