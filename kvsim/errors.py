@@ -23,7 +23,8 @@ class KvsimError(Exception):
     """An error that the user can correct; its text is one clear line."""
 
     def __str__(self) -> str:
-        return shortened(super().__str__())
+        # Names that it quotes may hold characters that end a line.
+        return shortened(" ".join(super().__str__().splitlines()))
 
 
 class ConfigError(KvsimError):

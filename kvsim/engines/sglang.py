@@ -25,7 +25,7 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Span, Stream
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines.sglang_budget import Budget, NewTokenRatio, read_environment
+from kvsim.engines.sglang_budget import Budget, NewTokenRatio, bounded_interval, read_environment
 from kvsim.engines.sglang_prefill import (
     SLOTS,
     Group,
@@ -44,18 +44,8 @@ from kvsim.schema import SGLANG_COLUMNS
 _ZEROS = -(1 << 72)
 """Keys of prompts that replace a too long one are near this; those of a trace are not."""
 
-_LONGEST_INTERVAL = 1 << 16
-"""Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
-the same."""
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
-
-
-def _bounded(interval: int) -> int:
-    if interval > _LONGEST_INTERVAL:
-        what = f"{interval:,} is above {_LONGEST_INTERVAL:,} steps; give less"
-        raise ValueError(f"prefill_decode_interval: {what}")
-    return interval
 
 
 class Sglang(Scheduler):
@@ -112,7 +102,7 @@ class Sglang(Scheduler):
         self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
         self.max_prefill_tokens = max_prefill_tokens
         self.max_queued_requests = max_queued_requests
-        self.interval = _bounded(prefill_decode_interval)
+        self.interval = bounded_interval(prefill_decode_interval)
         self.interval_min_seqs = prefill_decode_interval_min_bs
         self.mixes = enable_mixed_chunk and enable_chunked_prefill
         self.has_priorities = enable_priority_scheduling

@@ -14,6 +14,11 @@ Life = tuple[float, int]
 """The tokens that a request is still expected to generate, and the tokens that its end frees."""
 
 
+_LONGEST_INTERVAL = 1 << 16
+"""Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
+the same."""
+
+
 class State(Enum):
     """Whether a prefill can take on more."""
 
@@ -50,6 +55,14 @@ def read_environment(values: Mapping[str, float]) -> Environment:
         known = ", ".join(Environment._fields)
         raise ValueError(f"environment: unknown {', '.join(unknown)}; known: {known}")
     return Environment(**values)
+
+
+def bounded_interval(interval: int) -> int:
+    """The decode steps between prompts. Raises `ValueError` for too many."""
+    if interval > _LONGEST_INTERVAL:
+        what = f"{interval:,} is above {_LONGEST_INTERVAL:,} steps; give less"
+        raise ValueError(f"prefill_decode_interval: {what}")
+    return interval
 
 
 class NewTokenRatio:

@@ -275,6 +275,12 @@ def test_flags_that_are_not_utf_8(flags: list[str], capsys: pytest.CaptureFixtur
     assert "a text is not UTF-8" in refused([*CONSTANT, *flags], capsys)
 
 
+def test_a_name_that_ends_a_line_is_shown_on_one() -> None:
+    with pytest.raises(ConfigError) as error:
+        simulate(CHAT, {"hardware": "h100\u2028ß../x"})
+    assert len(str(error.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", ["policies", "sample"])
 def test_blocks_that_are_looked_at_one_by_one_are_bounded(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -290,7 +296,7 @@ def test_blocks_that_are_looked_at_one_by_one_are_bounded(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--replicas", "8192"], "--replicas: 8,192 is above the limit of 1,024"),
+        (["--replicas", "8192"], "replicas: 8,192 is above the limit of 1,024"),
         (["--max-num-batched-tokens", "9" * 60], "--max-num-batched-tokens: expected `int` <="),
         (["--max-model-len", str(1 << 64)], "--max-model-len: expected `int` <="),
         (
