@@ -16,13 +16,14 @@ from math import inf
 import simpy
 
 from kvsim.engine.request import Request
-from kvsim.fleet.content import StreamContent
+from kvsim.fleet.content import asked_of
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.replica.events import Process
-from kvsim.routers.router import Asked, Router
+from kvsim.routers.router import Router
 from kvsim.serving import Serving
 from kvsim.workload.clients import Clients
-from kvsim.workload.keys import SpanStream, TokenStream
+from kvsim.workload.keys import Streams
+from kvsim.workload.trace import Row
 
 
 class Dispatch:
@@ -33,11 +34,13 @@ class Dispatch:
         env: simpy.Environment,
         clients: Clients,
         router: Router,
-        streams: Sequence[SpanStream | TokenStream],
+        rows: Sequence[Row],
+        streams: Streams,
     ) -> None:
-        """`streams`: what each prompt says, by the request's index."""
-        self._env, self._clients, self._router, self._streams = env, clients, router, streams
-        replicas, requests = len(router.workers), len(streams)
+        """`rows` and `streams` are those of the trace, by the request's index."""
+        self._env, self._clients, self._router = env, clients, router
+        self._rows, self._streams = rows, streams
+        replicas, requests = len(router.workers), len(rows)
         self._alive = list(range(replicas))
         self.mailboxes = [Mailbox(env, self._upcoming_ns, self._ended) for _ in range(replicas)]
         self.servings: list[Serving] = []
@@ -105,8 +108,7 @@ class Dispatch:
             if 0 <= other.first_token_ns < now_ns:
                 self._router.first_token(id)
                 del self._prefilling[id]
-        content = StreamContent(self._streams[request.index], request.input_length)
-        asked = Asked(request.id, request.input_length, content, request.session)
+        asked = asked_of(self._rows[request.index], self._streams[request.index])
         worker = self._router.route(asked, self._alive, now_ns)
         self._prefilling[request.id] = request
         self.chosen[request.index] = worker

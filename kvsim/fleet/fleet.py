@@ -16,18 +16,17 @@ import simpy
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
-from kvsim.result import Outcome, Result, provenance
+from kvsim.result import Outcome, Result
 from kvsim.routers import make_router
 from kvsim.routers.router import Router
 from kvsim.run import TOO_LONG, Settings, assembled, opened, read_config, show_future
 from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
-from kvsim.workload.keys import streams
-from kvsim.workload.requests import Requests
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Trace
 
 
 @dataclass
@@ -67,6 +66,7 @@ def simulate_fleet(
     router: str = "round-robin",
     router_args: Mapping[str, Any] | None = None,
     *,
+    jobs: int | None = 1,
     progress: Callable[[int], None] | None = None,
     command: str = "",
 ) -> FleetResult:
@@ -76,31 +76,47 @@ def simulate_fleet(
     first one say how clients send. `router` is a name of `kvsim.routers.ROUTERS` or a
     `package.module:Class`, `router_args` are arguments of its constructor.
 
+    Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
+    processes with equal results; None: one per core, if there are many requests.
+
     A replica whose engine stops with an error gets no more requests; the others go on. Raises
     `TraceError` and `ConfigError`.
     """
     known = [read_config(config) for config in configs]
     if not known:
         raise ConfigError("replicas: give at least one")
-    trace = opened(trace, known[0])
-    rows = trace.rows[: known[0].num_prompts]
+    first, args = known[0], dict(router_args or {})
+    trace = opened(trace, first)
+    rows = trace.rows[: first.num_prompts]
+    load = Load(trace, rows, release_times(rows, first), first.n, first.ignore_eos)
     named = [f"replica-{number}" for number in range(len(known))]
-    size = assembled(known[0], rows, named=False).blocks.block_size
-    chooser = make_router(router, router_args or {}, named, seed=known[0].seed, block_size=size)
+    size = assembled(first, rows, named=False).blocks.block_size
+
+    def new_router() -> Router:
+        return make_router(router, args, named, seed=first.seed, block_size=size)
+
+    chooser = new_router()
     if chooser.heeds_events:
         raise ConfigError(
             f"router: {router} goes by what workers report of their caches, and simulations send no"
             " such events; dynamo-kv works without if use_kv_events is false"
         )
+    if not heeds_replicas(chooser) and not clients_wait(rows, first):
+        chosen = routed(load, chooser)
+        apart = serve_apart(load, known, chosen, command, jobs, progress)
+        if apart is not None:
+            where = np.array(chosen)
+            indexes = [np.flatnonzero(where == number) for number in range(len(known))]
+            return FleetResult(router, args, apart, indexes, list(chosen))
+        chooser = new_router()
     measured = "a router measures the workers" if chooser.scrape_ns is not None else ""
     asked = ["exact_twin" if config.exact_twin else measured for config in known]
     parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
-    fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
+    fleet = _Fleet(load, parts, asked, chooser, progress)
     fleet.play()
     replicas = fleet.results(trace, command)
     indexes = [serving.indexes for serving in fleet.dispatch.servings]
-    args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
-    return FleetResult(router, args, replicas, indexes, chosen)
+    return FleetResult(router, args, replicas, indexes, list(fleet.dispatch.chosen))
 
 
 class _Fleet:
@@ -108,26 +124,19 @@ class _Fleet:
 
     def __init__(
         self,
-        trace: Trace,
-        rows: Sequence[Row],
+        load: Load,
         parts: Sequence[Parts],
         asked: Sequence[str],
         router: Router,
         progress: Callable[[int], None] | None,
     ) -> None:
         """`asked`: why a replica has no short cuts."""
-        config = parts[0].config
-        self._requests = requests = Requests(
-            trace,
-            rows,
-            n=config.n,
-            keyed=any(each.blocks.needs_keys for each in parts),
-            ignore_eos=config.ignore_eos,
-        )
+        config, rows, trace = parts[0].config, load.rows, load.trace
+        self._requests = requests = load.requests(any(each.blocks.needs_keys for each in parts))
         lengths = array("q", [row.output_length for row in rows])
         self._env = env = simpy.Environment()
-        clients = Clients(requests, rows, release_times(rows, config), config)
-        self.dispatch = Dispatch(env, clients, router, streams(trace)[: len(rows)])
+        clients = Clients(requests, rows, load.release_ns, config)
+        self.dispatch = Dispatch(env, clients, router, rows, load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
@@ -166,13 +175,8 @@ class _Fleet:
         # A request that was sent to nobody is listed with those of the first replica.
         where = np.maximum(np.array(self.dispatch.chosen), 0)
         for number, serving in enumerate(self.dispatch.servings):
-            own = int((where == number).sum())
             missing = [index for index in serving.archive.missing() if where[index] == number]
             outcome = self._stops[number] or serving.outcome(now_ns)
-            books = serving.record(outcome, missing)
-            meta = provenance(trace, own, serving.parts, outcome, [], command)
-            meta["fast_path"] = serving.shortcuts.describe(outcome.step)
-            gaps = serving.batch.token_gaps_ns
-            made.append(Result(serving.parts.config, meta, books, gaps, serving.log))
+            made.append(serving.result(trace, outcome, missing, [], command))
         self._requests.let_all_go()
         return made
