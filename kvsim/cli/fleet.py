@@ -50,6 +50,16 @@ class FleetOptions(Bundle):
         """Whether a router is asked for."""
         return self.replicas is not None or self.router is not None or bool(self.router_set)
 
+    @property
+    def args(self) -> dict[str, Any]:
+        """Arguments of the router. Raises `ConfigError`."""
+        return dict(map(_argument, self.router_set or ()))
+
+    def table(self) -> dict[str, Any]:
+        """What is said of the fleet, as keys of `FleetConfig`; empty if nothing is."""
+        given = {"replicas": self.replicas, "router": self.router, "router_args": self.args}
+        return {key: value for key, value in given.items() if value}
+
     def run(
         self, trace: Trace, config: RunConfig, out: str | None, write: Write, *, as_json: bool
     ) -> None:
@@ -57,13 +67,18 @@ class FleetOptions(Bundle):
         from kvsim.fleet.figures import summarise_fleet
         from kvsim.fleet.fleet import simulate_fleet
 
-        args = dict(map(_argument, self.router_set or ()))
         configs = [config] * (self.replicas or 1)
         total = min(len(trace.rows), config.num_prompts or len(trace.rows))
         router, command = self.router or "round-robin", command_line()
         with progress_bar(total, "simulating") as progress:
             result = simulate_fleet(
-                trace, configs, router, args, progress=progress, command=command
+                trace,
+                configs,
+                router,
+                self.args,
+                jobs=None,
+                progress=progress,
+                command=command,
             )
         summary = summarise_fleet(result)
         if out is not None:

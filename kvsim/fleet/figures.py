@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.joined import joined_figures
 from kvsim.records.tally import Tally
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import summarise_requests
@@ -43,14 +44,15 @@ def summarise_fleet(result: FleetResult) -> dict[str, Any]:
             gaps.add(int(number), int(times))
     caching = any(meta["prefix_caching"] for meta in metas)
     meta = {"goodput": metas[0]["goodput"], "prefix_caching": caching}
+    if len({meta["engine"] for meta in metas}) == 1:
+        # Look-ups of blocks have no definition that all engines share.
+        names = "block_lookups", "block_hits"
+        meta["cache"] = {name: sum(each["cache"][name] for each in metas) for name in names}
     figures = summarise_requests(result.requests, gaps, end_ns, meta)
-    # Block look-ups have no definition that all engines share.
-    del figures["prefix_cache_block_hit_rate"]
     sent = [int(replica.requests["input_length"].sum()) for replica in result.replicas]
     return {
         **figures,
-        "num_preemptions": sum(summary["num_preemptions"] for summary in each),
-        "recomputed_tokens": sum(summary["recomputed_tokens"] for summary in each),
+        **joined_figures(result.replicas),
         "input_imbalance": ratio(max(sent) * len(sent), sum(sent)),
         "replicas": [
             {

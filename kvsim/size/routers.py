@@ -1,0 +1,61 @@
+"""Sets searches for several routers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsim.fleet.settings import FleetConfig
+from kvsim.report.load import rates_words
+from kvsim.report.numerals import MISSING, show
+from kvsim.report.wording import Remark
+from kvsim.size.answer import Search
+from kvsim.size.verdict import cost_of, written
+
+
+def router_of(search: Search) -> str:
+    """The router of a search over replicas."""
+    base = search.lab.base
+    assert isinstance(base, FleetConfig)
+    return base.router
+
+
+def head(searches: Sequence[Search], price: float | None) -> list[str]:
+    """The columns of `rows`."""
+    lab = searches[0].lab
+    labels = [metric.label for metric in lab.objectives.metrics]
+    cost = [] if price is None else ["$ per million tokens"]
+    return ["router", lab.knob.name, *labels, *cost, "load"]
+
+
+def rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
+    """The answer of each search, what its figures are there, and what it costs."""
+    return [_row(search, price) for search in searches]
+
+
+def _row(search: Search, price: float | None) -> list[str]:
+    lab, found = search
+    metrics = lab.objectives.metrics
+    costs = [] if price is None else [MISSING]
+    if found.value is None or not found.meets:
+        return [router_of(search), "none", *[MISSING] * len(metrics), *costs, MISSING]
+    figures = lab.tried[found.value].figures
+    if price is not None and (cost := cost_of(lab, found, price)) is not None:
+        costs = [f"{cost.per_million_tokens:.3g}"]
+    shown = (show(figures.get(metric.key), metric.unit) for metric in metrics)
+    return [router_of(search), written(lab.knob, found.value), *shown, *costs, rates_words(figures)]
+
+
+def compared(searches: Sequence[Search]) -> Remark:
+    """Which routers have the best answer."""
+    knob = searches[0].lab.knob
+    values = {
+        router_of(search): search.found.value
+        for search in searches
+        if search.found.value is not None and search.found.meets
+    }
+    if not values:
+        return Remark(f"No router has a {knob.name} that keeps the objectives.", "bad")
+    best = max(values.values()) if knob.goal == "most" else min(values.values())
+    names = " and ".join(name for name, value in values.items() if value == best)
+    word = "highest" if knob.goal == "most" else "least"
+    return Remark(f"The {word} {knob.name}, {written(knob, best)}, is that of {names}.")
