@@ -102,7 +102,7 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     from rich.text import Text
 
     from kvsim.report.metrics import LATENCIES
-    from kvsim.report.numerals import percent, show
+    from kvsim.report.numerals import show
     from kvsim.report.rich_tables import make_table
     from kvsim.report.statistics import LISTED
 
@@ -122,14 +122,13 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
         header_style="dim",
     )
     for number, each in enumerate(replicas):
-        hits = each["prefix_cache_hit_rate"]
         table.add_row(
             str(number),
             f"{each['num_requests']:,}",
             f"{each['total_input_tokens']:,}",
-            "–" if hits is None else percent(hits),
+            show(each["prefix_cache_hit_rate"], "share"),
             f"{each['num_preemptions']:,}",
-            percent(each["kv_cache_usage_mean"]),
+            show(each["kv_cache_usage_mean"], "share"),
             show(each["p99_ttft_ms"], "ms"),
             each["outcome"],
         )

@@ -84,12 +84,15 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
+    import msgspec
+
     from kvsim.pages.size import PAGE, build_page
     from kvsim.size.answer import Search, answer, lasting_answer
     from kvsim.size.knobs import LASTING, Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
+    from kvsim.workload.repeated import beginning
     from kvsim.writing import write_together
 
     objectives = parse_slo(slo)
@@ -101,6 +104,9 @@ def size(
     if find == "request_rate" or (find == "replicas" and _has_rate(loaded)):
         loaded = _open(opened, loaded)
     if find in LASTING:
+        # The load is made longer later on.
+        opened = beginning(opened, loaded.num_prompts)
+        loaded = msgspec.structs.replace(loaded, num_prompts=None)
         objectives = objectives._replace(steady=True)
     searches = []
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)

@@ -101,7 +101,8 @@ def neighbourhood(lab: Laboratory, value: float | None) -> Tried:
     tried = lab.ascending
     if value is None or lab.knob.goal == "best":
         return tried[:: 1 + len(tried) // (2 * _MOST_ROWS)]
-    near = [each for each in tried if abs(each[0] - value) <= _WINDOW * abs(value)]
+    reach = max(_WINDOW * abs(value), lab.knob.grain)
+    near = [each for each in tried if abs(each[0] - value) <= reach]
     place = [v for v, _ in near].index(value)
     picked = {v for v, _ in near[max(place - 1, 0) : place + 2]}
     for share in _SHARES:
