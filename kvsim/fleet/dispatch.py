@@ -16,6 +16,7 @@ from math import inf
 import simpy
 
 from kvsim.engine.request import Request
+from kvsim.fast.known import overridden
 from kvsim.fleet.content import asked_of
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.replica.events import Process
@@ -47,8 +48,9 @@ class Dispatch:
         """The replicas' engines, once they are made."""
         self.chosen = array("q", [-1]) * requests
         """The replica of each request; -1: none."""
+        self._tells_tokens = "first_token" in overridden(router, Router)
         self._prefilling: dict[str, Request] = {}
-        """Requests that the router believes to have no first token."""
+        """Requests that the router believes to have no first token, if it cares."""
         self._next_arrival_ns: float = inf
         self._next_look_ns: float = inf
         env.process(self._send())
@@ -110,7 +112,8 @@ class Dispatch:
                 del self._prefilling[id]
         asked = asked_of(self._rows[request.index], self._streams[request.index])
         worker = self._router.route(asked, self._alive, now_ns)
-        self._prefilling[request.id] = request
+        if self._tells_tokens:
+            self._prefilling[request.id] = request
         self.chosen[request.index] = worker
         self.mailboxes[worker].put(request)
 
