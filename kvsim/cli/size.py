@@ -204,7 +204,7 @@ def _show(searches: Sequence[Search], price: float | None) -> None:
         for text, tone in verdict(*search, price):
             console.print(text, style=STYLES[tone])
     if len(searches) > 1:
-        table = make_table(*routers.head(searches, price), header_style="dim")
+        table = make_table(*routers.head(searches, price), texts=1, header_style="dim")
         for row in routers.rows(searches, price):
             table.add_row(*row)
         console.print(table)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsim.fleet.settings import FleetConfig
-from kvsim.report.load import rates_words
 from kvsim.report.numerals import MISSING, show
 from kvsim.report.wording import Remark
 from kvsim.size.answer import Search
 from kvsim.size.verdict import cost_of, written
+
+LOAD = [("request_rate", "requests/s"), ("request_throughput", "requests/s")]
 
 
 def router_of(search: Search) -> str:
@@ -23,8 +24,8 @@ def head(searches: Sequence[Search], price: float | None) -> list[str]:
     """The columns of `rows`."""
     lab = searches[0].lab
     labels = [metric.label for metric in lab.objectives.metrics]
-    cost = [] if price is None else ["$ per million tokens"]
-    return ["router", lab.knob.name, *labels, *cost, "load"]
+    cost = [] if price is None else ["$/M tokens"]
+    return ["router", lab.knob.name, *labels, "offered", "served", *cost]
 
 
 def rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
@@ -34,15 +35,15 @@ def rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
 
 def _row(search: Search, price: float | None) -> list[str]:
     lab, found = search
-    metrics = lab.objectives.metrics
+    shown = [(metric.key, metric.unit) for metric in lab.objectives.metrics] + LOAD
     costs = [] if price is None else [MISSING]
     if found.value is None or not found.meets:
-        return [router_of(search), "none", *[MISSING] * len(metrics), *costs, MISSING]
+        return [router_of(search), "none", *[MISSING] * len(shown), *costs]
     figures = lab.tried[found.value].figures
     if price is not None and (cost := cost_of(lab, found, price)) is not None:
         costs = [f"{cost.per_million_tokens:.3g}"]
-    shown = (show(figures.get(metric.key), metric.unit) for metric in metrics)
-    return [router_of(search), written(lab.knob, found.value), *shown, *costs, rates_words(figures)]
+    cells = (show(figures.get(key), unit) for key, unit in shown)
+    return [router_of(search), f"{found.value:,.6g}", *cells, *costs]
 
 
 def compared(searches: Sequence[Search]) -> Remark:

@@ -17,6 +17,7 @@ from kvsim.size.knobs import LASTING, Knob
 from kvsim.size.search import Laboratory, boundary
 
 _MOST_NAMED = 6
+SERVED_TOKENS = "total_token_throughput", "output_throughput"
 
 HEAD = ("from the answer", "seeds that keep all")
 """Columns of `row` between the knob and the figures."""
@@ -43,27 +44,31 @@ class Cost(NamedTuple):
     """Of a GPU for an hour."""
     gpus: int
     per_million_tokens: float
-    """Prompt and output tokens served, on average over the seeds."""
+    """Of prompt and output tokens together."""
     per_million_output_tokens: float
 
     def __str__(self) -> str:
         return (
             f"At ${self.price:.2f} per GPU hour, {plural(self.gpus, 'GPU')} cost"
             f" ${self.price * self.gpus:,.2f} an hour: ${self.per_million_tokens:.3g} per million"
-            f" tokens served, ${self.per_million_output_tokens:.3g} per million output tokens."
+            f" tokens, ${self.per_million_output_tokens:.3g} per million output tokens."
         )
 
 
 def cost_of(lab: Laboratory, found: Answer, price: float) -> Cost | None:
-    """The cost of an answer; None without one."""
+    """The cost of an answer; None without one.
+
+    A load that is kept up with is served as fast as it is offered, apart from the last outputs.
+    """
     if found.value is None or not found.meets:
         return None
     settings = lab.settings(found.value, lab.seeds[0])
     replicas = settings.replicas if isinstance(settings, FleetConfig) else 1
     gpus = replicas * settings.tensor_parallel_size * settings.pipeline_parallel_size
     figures = lab.tried[found.value].figures
-    each = (figures[key] for key in ("total_token_throughput", "output_throughput"))
-    return Cost(price, gpus, *(price * gpus / 3600 / rate * 1e6 for rate in each))
+    offered = lab.objectives.steady and "total_token_rate" in figures
+    rates = ("total_token_rate", "output_token_rate") if offered else SERVED_TOKENS
+    return Cost(price, gpus, *(price * gpus / 3600 / figures[rate] * 1e6 for rate in rates))
 
 
 def written(knob: Knob, value: float) -> str:

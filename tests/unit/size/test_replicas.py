@@ -79,7 +79,7 @@ def test_the_verdict_says_what_one_less_does_and_what_it_costs(found: list[Searc
     assert "3 GPUs cost $7.50 an hour" in text
     cost = cost_of(lab, answer, 2.5)
     assert cost is not None
-    tokens = lab.tried[3].figures["total_token_throughput"]
+    tokens = lab.tried[3].figures["total_token_rate"]
     assert cost.per_million_tokens == pytest.approx(7.5 / (tokens * 3600) * 1e6)
 
 
