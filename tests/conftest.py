@@ -11,6 +11,10 @@ sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent / "kernels"
 
 # Nothing here is timed; a random test that fails prints what repeats it.
 settings.register_profile(
-    "kvsim", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "kvsim",
+    deadline=None,
+    max_examples=50,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvsim")

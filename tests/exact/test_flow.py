@@ -104,7 +104,7 @@ rows = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(rows, settings_of_runs)
 def test_every_run_balances(drawn: list[tuple[int, int, int, int]], chosen: dict[str, Any]) -> None:
     trace = make_trace(drawn)
@@ -271,6 +271,7 @@ def ceiling(trace: Trace, block_size: int) -> int:
     return hits
 
 
+@long
 def test_tight_pools_are_where_policies_differ() -> None:
     """Waste shrinks from reservation to paging to sharing on the shipped chat trace."""
     trace = open_trace(str(TRACES / "chat.jsonl"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marks import mostly_long
+from marks import long, mostly_long
 
 from kvsim.fast import decodes, repeat
 from kvsim.run import simulate
@@ -232,6 +232,7 @@ def test_ordinary_steps_are_taken_in_stretches(settings: dict[str, Any]) -> None
         assert list(column) == list(fast.requests[name]), name
 
 
+@long
 def test_requests_are_let_go_of_when_they_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the memory of a long run is that of the requests under way."""
     rows = [Row(i, f"r{i}", i + 2, i * 500_000_000, 40, 20) for i in range(3_000)]

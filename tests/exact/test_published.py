@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from marks import long
 from places import ROOT
 
 from kvsim.cli import main
@@ -39,6 +40,7 @@ def wasted_in_order(figures: dict[str, Any]) -> bool:
     return all(list(wasted) == sorted(set(wasted)) for wasted in seeds)
 
 
+@long
 def test_preemptions_fall_with_the_watermark_and_then_stay_level(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -49,6 +51,7 @@ def test_preemptions_fall_with_the_watermark_and_then_stay_level(
     assert abs(high - highest) < (off - high) / 10
 
 
+@long
 def test_victims_waste_in_the_published_order(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*VICTIMS, "--seeds", "2", "--num-gpu-blocks-override"]
     assert wasted_in_order(compare(capsys, *arguments, "800"))

@@ -84,19 +84,18 @@ def type_checking_blocks(tree: ast.Module) -> set[str]:
     return skipped
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_modules_import_only_from_lower_layers(path: Path) -> None:
-    tree = parsed(path)
-    own, entry = layer_of(name_of(path).removesuffix(".__init__") or "__init__")
-    for name in set(imports(tree)) - type_checking_blocks(tree):
-        if not name.startswith("kvsim."):
-            continue
-        other = name.removeprefix("kvsim.")
-        try:
-            layer, other_entry = layer_of(other)
-        except AssertionError:
-            continue
-        assert other_entry == entry or layer < own, f"{name_of(path)} must not import {name}"
+def test_modules_import_only_from_lower_layers() -> None:
+    for path in FILES:
+        own, entry = layer_of(name_of(path).removesuffix(".__init__") or "__init__")
+        for name in set(imports(parsed(path))) - type_checking_blocks(parsed(path)):
+            if not name.startswith("kvsim."):
+                continue
+            other = name.removeprefix("kvsim.")
+            try:
+                layer, other_entry = layer_of(other)
+            except AssertionError:
+                continue
+            assert other_entry == entry or layer < own, f"{name_of(path)} must not import {name}"
 
 
 def _inside(name: str) -> str:
@@ -201,13 +200,13 @@ def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> No
                 assert node.func.id not in ("getattr", "hasattr"), f"{path}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_modules_and_functions_stay_short(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MOST_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < MOST_LINES_PER_FUNCTION, node.name
+def test_modules_and_functions_stay_short() -> None:
+    for path in FILES:
+        assert path.read_text().count("\n") <= MOST_LINES, path
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno
+                assert lines < MOST_LINES_PER_FUNCTION, f"{path}:{node.lineno} {node.name}"
 
 
 def test_public_modules_classes_and_functions_say_what_they_mean() -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from marks import long
 from places import ROOT
 
 PROGRAM = """
@@ -35,6 +36,7 @@ kvsim.cli.main(sys.argv[1:])
 """
 
 
+@long
 def test_modules_are_imported_and_a_trace_runs(tmp_path: Path) -> None:
     """The libraries are imported first: only kvsim is to think that this is Windows."""
     run = ["run", "--trace", "chat", "--num-prompts", "5", "--out", str(tmp_path / "out")]

@@ -2,8 +2,10 @@
 
 from batches import torch
 from kvsim_kernels.all_reduce import REPEATS, Group
+from marks import long
 
 
+@long
 def test_two_processes_sum_and_end() -> None:
     device = "cuda" if torch.cuda.device_count() > 1 else "cpu"
     group = Group(2, device)

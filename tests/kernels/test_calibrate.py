@@ -141,6 +141,7 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     done = calibrate("--model", "tiny", "--device", "cuda", "--out", str(tmp_path / "p.json"))

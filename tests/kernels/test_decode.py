@@ -92,10 +92,12 @@ def test_head_sizes(head_size: int, dtype: torch.dtype) -> None:
     check_triton(SHORT, Shape(head_size=head_size, dtype=dtype))
 
 
+@long
 def test_a_group_that_is_no_power_of_two() -> None:
     check_triton(SHORT, Shape(heads=6, kv_heads=2))
 
 
+@long
 def test_shared_prefix_blocks() -> None:
     check_triton([40, 513, 100], Shape(shared_blocks=2))
 
@@ -122,6 +124,7 @@ def test_more_partitions_than_are_merged_at_once(window: int | None) -> None:
     check_triton([8700], shape, Attention(window=window, alibi_slopes=slopes))
 
 
+@long
 def test_a_scale_of_ones_own() -> None:
     check_triton(SHORT, Shape(), Attention(scale=0.03))
 
@@ -133,6 +136,7 @@ def test_fp8_cache(layout: str) -> None:
     check_triton([0, 1, 17, 513], shape)
 
 
+@long
 def test_surplus_partitions_change_nothing() -> None:
     generator = torch.Generator().manual_seed(3)
     pages = random_pages([0, 3, 600], Shape(), generator)
@@ -172,6 +176,7 @@ def test_block_ids_beyond_int32_offsets(version: str) -> None:
     assert_close(run_triton(version, query, pages, Attention()), expected, torch.float16)
 
 
+@long
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 90), min_size=1, max_size=4),

@@ -4,6 +4,7 @@ import pytest
 from batches import DEVICE, torch
 from kvsim_kernels import checks, dense
 from kvsim_kernels.forward import Chunk, Decoder, Geometry, Step
+from marks import long
 
 GEOMETRY = Geometry(
     "toy", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=64, ffn=96, vocab=997,
@@ -73,6 +74,7 @@ def test_chunks_make_the_same_token_as_the_whole(layout: str, cut: int) -> None:
     assert run(decoder, Chunk(table, cut, PROMPT[cut:])) == [without_pages(decoder, PROMPT)]
 
 
+@long
 def test_a_mixed_step_makes_the_tokens_of_its_parts(decoder: Decoder) -> None:
     prompts = {(0, 1, 2): PROMPT, (3, 4): PROMPT[5:30], (6,): PROMPT[:9]}
     expected = [without_pages(decoder, tokens) for tokens in prompts.values()]
@@ -90,6 +92,7 @@ def test_a_mixed_step_makes_the_tokens_of_its_parts(decoder: Decoder) -> None:
     assert found == expected
 
 
+@long
 def test_attention_and_head_can_be_left_out(decoder: Decoder) -> None:
     step = Step(chunks=[Chunk([0, 1, 2], 0, PROMPT)])
     whole = decoder.forward(step).tolist()

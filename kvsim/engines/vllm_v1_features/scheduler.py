@@ -9,7 +9,7 @@ Blocks may be released later than their request ends. Source: `v1/core/sched/sch
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
@@ -23,7 +23,6 @@ from kvsim.engines.vllm_v1_features.speculation import Speculation
 from kvsim.engines.vllm_v1_groups.lookup import Hits
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import EngineStopped
-from kvsim.rules.victims import Victim
 
 
 class _Found(NamedTuple):
@@ -50,31 +49,9 @@ class VllmV1Features(VllmV1):
         speculation: Speculation | None = None,
         max_loras: int | None = None,
         pipeline_parallel_size: int = 1,
-        num_gpu_blocks: int,
-        max_model_len: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        enable_chunked_prefill: bool = True,
-        scheduling_policy: str = "fcfs",
-        watermark: float = 0.0,
-        scheduler_reserve_full_isl: bool = True,
-        long_prefill_token_threshold: int = 0,
-        victim: Victim | None = None,
-        requeue: str | None = None,
+        **plain: Any,
     ) -> None:
-        super().__init__(
-            num_gpu_blocks=num_gpu_blocks,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_chunked_prefill=enable_chunked_prefill,
-            scheduling_policy=scheduling_policy,
-            watermark=watermark,
-            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            victim=victim,
-            requeue=requeue,
-        )
+        super().__init__(**plain)
         self.blocks = blocks
         self.connector = connector or Connector()
         self.worker = worker or Worker()

@@ -104,16 +104,6 @@ class GroupTables(Tables):
 
     # -- keys ----------------------------------------------------------------------------------
 
-    @property
-    def hash_block_size(self) -> int:
-        """Tokens of a request key."""
-        return self.layout.key_tokens
-
-    @property
-    def scheduler_block_size(self) -> int:
-        """Tokens of which every hit is a multiple."""
-        return self.layout.align
-
     def keys(self, sequence: TokenSequence) -> list[int]:
         """Returns the request keys of all known tokens.
 

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from shared import SHARED
@@ -16,6 +16,8 @@ from kvsim.conform.record import Record
 
 CORPUS = SHARED / "conformance"
 WHOLE = bool(os.environ.get("KVSIM_WHOLE"))
+StepLog = Callable[[Record, list[Record]], list[Record]]
+MakeCase = Callable[[int], tuple[Record, list[Record]]]
 _BIG_BYTES = 200_000
 """Size of a log from which on a case is only run with KVSIM_WHOLE=1, and not audited."""
 
@@ -44,6 +46,23 @@ def check(engine: str, case: Case) -> None:
     log = list(run_case(engine, case.config, case.trace, audit=len(case.trace) < 1000))
     assert case.recorded is not None
     assert_equal(case.recorded, log, f"{engine}, {case.name}: recorded | kvsim")
+
+
+def check_twin(step_log: StepLog, case: Case) -> None:
+    """Assert that a twin writes the recorded log."""
+    assert case.recorded is not None
+    log = step_log(case.config, case.trace)
+    assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+
+
+def check_random(
+    engine: str, make_case: MakeCase, step_log: StepLog, seeds: Iterable[int], audit: int = 1
+) -> None:
+    """Assert that kvsim writes the log of a twin for each seed, audited for one seed of so many."""
+    for seed in seeds:
+        config, trace = make_case(seed)
+        log = list(run_case(engine, config, trace, audit=seed % audit == 0))
+        assert_equal(step_log(config, trace), log, f"{engine}, seed {seed}: twin | kvsim")
 
 
 def assert_equal(expected: list[Record], log: list[Record], what: str) -> None:

@@ -3,14 +3,17 @@
 Recorded cases, random cases recorded elsewhere, and random cases against a dull twin.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
+    StepLog,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -18,10 +21,9 @@ from exact.conformance.corpus import (
 from exact.conformance.generate_nano import make_case
 from marks import long, mostly_long
 from shared import needs_shared
-from twins import nano as twin
+from twins.nano import step_log
 
 from kvsim.conform.builders import run_case
-from kvsim.conform.record import Record
 
 HEAD, OLD = "nano-vllm", "nano-vllm-2025-08"
 FUZZ = {HEAD: "nano", OLD: "nano_aug2025"}
@@ -43,8 +45,8 @@ def test_several_samples_are_refused_by_an_engine_that_draws_one(engine: str) ->
     assert "n = 1" in record["error"]
 
 
-def by_the_rules(engine: str, config: Record, trace: list[Record]) -> list[Record]:
-    return twin.step_log(config, trace, version_2025=engine == OLD)
+def by_the_rules(engine: str) -> StepLog:
+    return partial(step_log, version_2025=engine == OLD)
 
 
 @needs_shared("conformance")
@@ -56,8 +58,9 @@ def test_recorded_cases(engine: str, folder: Path) -> None:
 @needs_shared("conformance")
 @ENGINES
 @pytest.mark.parametrize("kind", ["", "-hard"])
-def test_recorded_random_cases(engine: str, kind: str) -> None:
-    for case in recorded_lines(engine, CORPUS / "fuzz" / f"{FUZZ[engine]}{kind}.jsonl.gz", every=5):
+@pytest.mark.parametrize("every", [25, pytest.param(5, marks=long)])
+def test_recorded_random_cases(engine: str, kind: str, every: int) -> None:
+    for case in recorded_lines(engine, CORPUS / "fuzz" / f"{FUZZ[engine]}{kind}.jsonl.gz", every):
         check(engine, case)
 
 
@@ -65,20 +68,13 @@ def test_recorded_random_cases(engine: str, kind: str) -> None:
 @needs_shared("conformance")
 @pytest.mark.parametrize(("engine", "folder"), RECORDED)
 def test_the_twin_follows_the_recorded_cases(engine: str, folder: Path) -> None:
-    case = recorded_case(engine, folder)
-    assert case.recorded is not None
-    log = by_the_rules(engine, case.config, case.trace)
-    assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+    check_twin(by_the_rules(engine), recorded_case(engine, folder))
 
 
 @ENGINES
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(engine: str, group: int) -> None:
-    for seed in SEEDS[group::GROUPS]:
-        config, trace = make_case(seed)
-        log = list(run_case(engine, config, trace, audit=True))
-        expected = by_the_rules(engine, config, trace)
-        assert_equal(expected, log, f"{engine}, seed {seed}: twin | kvsim")
+    check_random(engine, make_case, by_the_rules(engine), SEEDS[group::GROUPS])
 
 
 @long
@@ -86,7 +82,7 @@ def test_random_cases_against_the_twin(engine: str, group: int) -> None:
 def test_random_cases_reach_the_rare_rules(engine: str) -> None:
     hits = preemptions = deaths = chunks = nothing_to_compute = 0
     for seed in range(300):
-        log = by_the_rules(engine, *make_case(seed))
+        log = by_the_rules(engine)(*make_case(seed))
         deaths += log[-1].get("error") == "AssertionError"
         for record in log:
             preemptions += len(record.get("preempted", ()))

@@ -9,8 +9,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -18,16 +19,16 @@ from exact.conformance.corpus import (
 from exact.conformance.generate_sglang import make_case
 from marks import long, mostly_long
 from shared import needs_shared
-from twins import sglang as twin
-
-from kvsim.conform.builders import run_case
+from twins.sglang import step_log
 
 ENGINE = "sglang"
 SEEDS = range(6000 if WHOLE else 500)
 GROUPS = 5
 
+SLOW = ("20_serving", "21_chunk_overcommit")
+
 RECORDED = [
-    pytest.param(folder, id=folder.name)
+    pytest.param(folder, id=folder.name, marks=[long] if folder.name in SLOW else [])
     for folder in recorded_folders(ENGINE, CORPUS / "sglang" / "cases")
 ]
 
@@ -40,9 +41,10 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @pytest.mark.parametrize("kind", ["", "-hard", "-small"])
-def test_recorded_random_cases(kind: str) -> None:
+@pytest.mark.parametrize("every", [50, pytest.param(10, marks=long)])
+def test_recorded_random_cases(kind: str, every: int) -> None:
     path = CORPUS / "sglang" / "fuzz" / f"sglang{kind}.jsonl.gz"
-    for case in recorded_lines(ENGINE, path, every=10):
+    for case in recorded_lines(ENGINE, path, every):
         check(ENGINE, case)
 
 
@@ -50,15 +52,9 @@ def test_recorded_random_cases(kind: str) -> None:
 @needs_shared("conformance")
 @pytest.mark.parametrize("folder", RECORDED)
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
-    case = recorded_case(ENGINE, folder)
-    assert case.recorded is not None
-    assert_equal(case.recorded, twin.step_log(case.config, case.trace), folder.name)
+    check_twin(step_log, recorded_case(ENGINE, folder))
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
-    for seed in SEEDS[group::GROUPS]:
-        config, trace = make_case(seed)
-        expected = twin.step_log(config, trace)
-        log = list(run_case(ENGINE, config, trace, audit=seed % 5 == 0))
-        assert_equal(expected, log, f"seed {seed}: twin | kvsim")
+    check_random(ENGINE, make_case, step_log, SEEDS[group::GROUPS], audit=5)

@@ -10,8 +10,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -20,8 +21,6 @@ from exact.conformance.generate_vllm033 import make_case
 from marks import long, mostly_long
 from shared import needs_shared
 from twins.vllm033 import step_log
-
-from kvsim.conform.builders import run_case
 
 ENGINE = "vllm-0.3.3"
 FOLDER = CORPUS / "vllm-0.3.3"
@@ -40,8 +39,9 @@ def test_recorded_cases(folder: Path) -> None:
 
 
 @needs_shared("conformance/vllm-0.3.3")
-def test_recorded_random_cases() -> None:
-    for case in recorded_lines(ENGINE, FOLDER / "fuzz.jsonl.gz", every=2):
+@pytest.mark.parametrize("every", [10, pytest.param(2, marks=long)])
+def test_recorded_random_cases(every: int) -> None:
+    for case in recorded_lines(ENGINE, FOLDER / "fuzz.jsonl.gz", every):
         check(ENGINE, case)
 
 
@@ -49,17 +49,12 @@ def test_recorded_random_cases() -> None:
 @needs_shared("conformance/vllm-0.3.3")
 @recorded
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
-    case = recorded_case(ENGINE, folder)
-    assert case.recorded is not None
-    assert_equal(case.recorded, step_log(case.config, case.trace), f"{case.name}: recorded | twin")
+    check_twin(step_log, recorded_case(ENGINE, folder))
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
-    for seed in SEEDS[group::GROUPS]:
-        config, trace = make_case(seed)
-        log = list(run_case(ENGINE, config, trace, audit=True))
-        assert_equal(step_log(config, trace), log, f"seed {seed}: twin | kvsim")
+    check_random(ENGINE, make_case, step_log, SEEDS[group::GROUPS])
 
 
 @long

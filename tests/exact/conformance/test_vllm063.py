@@ -10,8 +10,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -20,8 +21,6 @@ from exact.conformance.generate_vllm063 import make_case
 from marks import long, mostly_long
 from shared import needs_shared
 from twins.vllm063 import step_log
-
-from kvsim.conform.builders import run_case
 
 ENGINE = "vllm-0.6.3"
 FUZZ = pytest.mark.parametrize("name", ["v063", "v063-hard"])
@@ -42,8 +41,9 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @FUZZ
-def test_recorded_random_cases(name: str) -> None:
-    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=5):
+@pytest.mark.parametrize("every", [25, pytest.param(5, marks=long)])
+def test_recorded_random_cases(name: str, every: int) -> None:
+    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every):
         check(ENGINE, case)
 
 
@@ -51,10 +51,7 @@ def test_recorded_random_cases(name: str) -> None:
 @needs_shared("conformance")
 @FOLDERS
 def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
-    case = recorded_case(ENGINE, folder)
-    assert case.recorded is not None
-    log = step_log(case.config, case.trace)
-    assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+    check_twin(step_log, recorded_case(ENGINE, folder))
 
 
 @long
@@ -62,17 +59,12 @@ def test_the_twin_follows_the_recorded_cases(folder: Path) -> None:
 @FUZZ
 def test_the_twin_follows_the_recorded_random_cases(name: str) -> None:
     for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=10):
-        assert case.recorded is not None
-        log = step_log(case.config, case.trace)
-        assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+        check_twin(step_log, case)
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
-    for seed in (*SEEDS, *ONE_SAMPLE_LEFT)[group::GROUPS]:
-        config, rows = make_case(seed)
-        log = list(run_case(ENGINE, config, rows, audit=True))
-        assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
+    check_random(ENGINE, make_case, step_log, (*SEEDS, *ONE_SAMPLE_LEFT)[group::GROUPS])
 
 
 @long

@@ -10,8 +10,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -65,8 +66,9 @@ def test_recorded_cases(folder: Path) -> None:
 
 @needs_shared("conformance")
 @FUZZ
-def test_recorded_random_cases(name: str) -> None:
-    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=3):
+@pytest.mark.parametrize("every", [15, pytest.param(3, marks=long)])
+def test_recorded_random_cases(name: str, every: int) -> None:
+    for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every):
         check(ENGINE, case)
 
 
@@ -75,17 +77,12 @@ def test_recorded_random_cases(name: str) -> None:
 @FUZZ
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:
     for case in recorded_lines(ENGINE, CORPUS / "fuzz" / f"{name}.jsonl.gz", every=10):
-        assert case.recorded is not None
-        log = step_log(case.config, case.trace)
-        assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+        check_twin(step_log, case)
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_random_cases_against_the_twin(group: int) -> None:
-    for seed in SEEDS[group::GROUPS]:
-        config, rows = make_case(seed)
-        log = list(run_case(ENGINE, config, rows, audit=True))
-        assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
+    check_random(ENGINE, make_case, step_log, SEEDS[group::GROUPS])
 
 
 @long

@@ -4,6 +4,7 @@ Recorded cases, random cases recorded elsewhere, random cases against a dull twi
 that surprise people, each in a handful of requests.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -58,27 +60,18 @@ def test_recorded_random_cases(name: str, every: int) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:
     for case in recorded_lines(ENGINE, FEATURES / "fuzz" / f"{name}.jsonl.gz", every=20):
-        assert case.recorded is not None
-        log = step_log(case.config, case.trace)
-        assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
-
-
-def compare(family: str, seeds: range) -> None:
-    for seed in seeds:
-        config, rows = make_case(family, seed)
-        log = list(run_case(ENGINE, config, rows, audit=True))
-        assert_equal(step_log(config, rows), log, f"{family}, seed {seed}: twin | kvsim")
+        check_twin(step_log, case)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_cases_against_the_twin(family: str) -> None:
-    compare(family, range(6))
+    check_random(ENGINE, partial(make_case, family), step_log, range(6))
 
 
 @long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_more_random_cases_against_the_twin(family: str) -> None:
-    compare(family, range(6, SEEDS))
+    check_random(ENGINE, partial(make_case, family), step_log, range(6, SEEDS))
 
 
 def row(name: str, arrival: float, tokens: list[int], output: int, **wishes: Any) -> Record:

@@ -10,8 +10,9 @@ import pytest
 from exact.conformance.corpus import (
     CORPUS,
     WHOLE,
-    assert_equal,
     check,
+    check_random,
+    check_twin,
     recorded_case,
     recorded_folders,
     recorded_lines,
@@ -58,17 +59,12 @@ def test_recorded_random_cases(name: str) -> None:
 @FUZZ
 def test_the_twin_follows_the_recorded_cases(name: str) -> None:
     for case in recorded_lines(ENGINE, FEATURES / "fuzz" / f"{name}.jsonl.gz", every=10):
-        assert case.recorded is not None
-        log = step_log(case.config, case.trace)
-        assert_equal(case.recorded, log, f"{case.name}: recorded | twin")
+        check_twin(step_log, case)
 
 
 @pytest.mark.parametrize("part", mostly_long(PARTS, quick=1))
 def test_random_cases_against_the_twin(part: int) -> None:
-    for seed in SEEDS[part::PARTS]:
-        config, rows = make_case(seed)
-        log = list(run_case(ENGINE, config, rows, audit=True))
-        assert_equal(step_log(config, rows), log, f"seed {seed}: twin | kvsim")
+    check_random(ENGINE, make_case, step_log, SEEDS[part::PARTS])
 
 
 @long

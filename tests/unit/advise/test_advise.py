@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from marks import long
 
 from kvsim.advise.search import Tried, advise
 from kvsim.advise.trials import TRIALS, changed, changes_of
@@ -55,6 +56,7 @@ def few_slots(trace):
     return Asked(load, config, advised(load, config, SLO, seeds=4))
 
 
+@long
 def test_a_planted_fault_is_found_and_mended(few_slots):
     advice = few_slots.advice
     assert advice.base.met(advice.objectives) == 0

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from marks import long
 
 from kvsim.bench import repeat
 from kvsim.bench.workloads import COUNTED, WORKLOADS, Checks
@@ -23,6 +24,7 @@ def kvsim(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return int(end.value.code or 0), *capsys.readouterr()
 
 
+@long
 def test_a_stored_run_can_be_compared_with(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -51,6 +53,7 @@ def test_a_run_that_comes_to_something_else_is_marked(
     assert errors == f"kvsim: wrong results: {NAME} {COUNTED}\n"
 
 
+@long
 def test_the_parts_around_a_run_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = kvsim(capsys, "--workload", NAME, "--around")
     assert code == 0
@@ -102,6 +105,7 @@ def test_bad_input_is_one_line(
     assert errors.startswith(f"kvsim: {line}")
 
 
+@long
 def test_a_peer_runs_the_same_requests_in_turns(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from random import Random
 
 import pytest
-from marks import mostly_long
+from marks import long, mostly_long
 from trees import BLOCK, Case, most_hits, random_case
 
 from kvsim.cachelab.breakdown import by_prefix, by_session, who_reuses
@@ -56,6 +56,7 @@ def test_lru_equals_a_list_at_every_capacity() -> None:
         assert all(one <= other <= by_hand[-1] for one, other in zip(by_hand, best, strict=True))
 
 
+@long
 def test_a_stream_of_requests_gives_the_same_curve_and_remembers_owners_only() -> None:
     """More requests than slots: those that own nothing any more are given out again."""
     rng = Random(1)

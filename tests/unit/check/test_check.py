@@ -232,7 +232,9 @@ def real_run(run: str, folder: Path) -> tuple[Trace, dict[str, Any]]:
 
 
 @needs_shared("groundtruth")
-@pytest.mark.parametrize("run", GROUND_TRUTH)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=[long] if "pro" in run else []) for run in GROUND_TRUTH]
+)
 def test_real_runs(run: str, tmp_path: Path) -> None:
     *_, worst, left = GROUND_TRUTH[run]
     trace, settings = real_run(run, tmp_path)
@@ -246,6 +248,7 @@ def test_real_runs(run: str, tmp_path: Path) -> None:
         assert record["corrections"][0]["misfit"] < left
 
 
+@long
 @needs_shared("groundtruth")
 def test_a_wrong_number_of_blocks_is_found(tmp_path: Path) -> None:
     """The real run of the RTX 4090 had 2,588 blocks; 5 % fewer are given here."""

@@ -103,6 +103,7 @@ def test_a_configuration_compared_with_itself_shows_no_difference(tmp_path: Path
     assert (tmp_path / "both" / "comparison.html").stat().st_size > 100_000
 
 
+@long
 def test_step_logs_of_two_policies_part_at_a_named_decision(tmp_path: Path) -> None:
     for mode in ("recompute", "swap"):
         log = f"{mode}.steps.jsonl"

@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 import pyarrow.parquet as pq
 import pytest
 from command import run_here
+from marks import long
 from places import ROOT
 
 from kvsim.tracks.engine import STEPS
@@ -77,6 +78,7 @@ def test_the_map_of_a_run_is_on_its_page_and_stays_there(run: Path) -> None:
     assert (run / "report.html").read_text() == page
 
 
+@long
 def test_a_map_changes_nothing_else(run: Path, tmp_path: Path) -> None:
     """Nor does a step log beside it."""
     log = tmp_path / "log.jsonl"

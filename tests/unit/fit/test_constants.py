@@ -129,6 +129,7 @@ def test_errors_are_of_the_statistics(tmp_path: Path) -> None:
     assert list(errors.values()) == pytest.approx([10] * 12)
 
 
+@long
 def test_a_check_fits_first_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = with_constants(load_profile(PUBLIC), {"prompt_step_us": 4000.0})
     path, out = served(tmp_path, machine).path, tmp_path / "fitted.json"
@@ -151,6 +152,7 @@ def test_a_check_fits_first_if_asked(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "give one with --set cost.profile=FILE" in capsys.readouterr().err
 
 
+@long
 def test_the_command_writes_a_profile_that_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import long
 from shared import SHARED, needs_shared
 from startup_logs import v0_log, v1_log
 
@@ -274,6 +275,7 @@ def test_damaged_logs(
         assert "\n" not in str(error)
 
 
+@long
 @given(st.integers(0, 3 * 2**20), st.integers(1, 2**20))
 @settings(max_examples=20)
 def test_lines_keep_their_numbers_in_long_logs(

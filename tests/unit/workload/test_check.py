@@ -38,7 +38,7 @@ STRANGE: tuple[Any, ...] = (
 )
 ROW = {"input_length": 5, "output_length": 2}
 FEW = settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -79,6 +79,7 @@ def test_hits_of_agent_sessions() -> None:
     assert reuse.distinct == 412_535
 
 
+@long
 @needs_shared(CONVERSATION)
 def test_figures_of_the_conversation_trace() -> None:
     trace, _ = opened(CONVERSATION)

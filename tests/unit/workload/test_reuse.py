@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import make_trace, traces
+from marks import long
 
 from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
@@ -63,6 +64,7 @@ def min_by_hand(trace: Trace, block_size: int, capacity: int) -> int:
     return hits * block_size
 
 
+@long
 @settings(max_examples=100, deadline=None)
 @given(traces(forms="hhhsstpu", max_rows=10), st.integers(1, 5))
 def test_lru_and_min_hits_at_every_capacity(trace: Trace, block_size: int) -> None:
