@@ -84,15 +84,12 @@ def size(
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
-    import msgspec
-
     from kvsim.pages.size import PAGE, build_page
-    from kvsim.size.answer import Search, answer, lasting_answer
+    from kvsim.size.answer import searched
     from kvsim.size.knobs import LASTING, Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
-    from kvsim.workload.repeated import beginning
     from kvsim.writing import write_together
 
     objectives = parse_slo(slo)
@@ -101,12 +98,8 @@ def size(
     opened = form.requests(trace, loaded)
     if hit_rate is not None:
         opened, loaded = _sharing(opened, loaded, hit_rate, prefixes)
-    if find == "request_rate" or (find == "replicas" and _has_rate(loaded)):
-        loaded = _open(opened, loaded)
     if find in LASTING:
-        # The load is made longer later on.
-        opened = beginning(opened, loaded.num_prompts)
-        loaded = msgspec.structs.replace(loaded, num_prompts=None)
+        opened, loaded = _endless(opened, loaded, find)
         objectives = objectives._replace(steady=True)
     searches = []
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
@@ -119,9 +112,7 @@ def size(
             lab = Laboratory(
                 opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
             )
-            lasting = find in LASTING
-            found = lasting_answer(lab, varies) if lasting else Search(lab, answer(lab, varies))
-            searches.append(found)
+            searches.append(searched(lab, varies))
     _show(searches, price_per_gpu_hour)
     if out is not None:
         write_together(out, {PAGE: build_page(searches, price_per_gpu_hour)})
@@ -139,6 +130,18 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
     routers = (fleet.router or "round-robin").split(",")
     table = {"replicas": 1, **to_table(loaded), **fleet.table()}
     return [make_settings({**table, "router": name}) for name in dict.fromkeys(routers)]
+
+
+def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConfig]:
+    """The load of a search whose answer has to last, which will be made longer."""
+    import msgspec
+
+    from kvsim.workload.repeated import beginning
+
+    if find == "request_rate" or _has_rate(config):
+        config = _open(trace, config)
+    shorter = beginning(trace, config.num_prompts)
+    return shorter, msgspec.structs.replace(config, num_prompts=None)
 
 
 def _has_rate(config: RunConfig) -> bool:

@@ -60,7 +60,7 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     sections["To repeat it"] = _origin(lab)
     return document(
         "kvsim size",
-        f"{lab.knob.name}: {', '.join(map(_answer, searches))}",
+        f"{lab.knob.name}: {', '.join(_answer(each, several) for each in searches)}",
         sections,
         drawn,
         subject=" · ".join(str(each) for each in subject if each is not None),
@@ -69,10 +69,11 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     )
 
 
-def _answer(search: Search) -> str:
+def _answer(search: Search, several: bool) -> str:
     lab, found = search
-    none = found.value is None or not found.meets
-    return "none" if none else written(lab.knob, found.value or 0)
+    met = found.value is not None and found.meets
+    value = written(lab.knob, found.value) if met and found.value is not None else "none"
+    return f"{value} behind {routers.router_of(search)}" if several else value
 
 
 def _name(lab: Laboratory) -> str:
@@ -127,7 +128,8 @@ def _curves(lab: Laboratory, found: Answer, router: str) -> list[Figure]:
             reach = _NEAR * found.value
             close = [each for each in whole if abs(each[0] - found.value) <= reach]
             title = f"{metric.label} near the answer"
-            figures.append(_curve(lab, found, metric, close, f"near{of}", title))
+            if len(close) > 1:
+                figures.append(_curve(lab, found, metric, close, f"near{of}", title))
     return figures
 
 

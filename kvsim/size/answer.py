@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.certainty.estimates import paired
 from kvsim.size.cliffs import Cliff, Tried, find_cliff
+from kvsim.size.knobs import LASTING
 from kvsim.size.search import Laboratory, boundary, find_best, find_boundary, sharpen
 
 LEVEL = 0.05
@@ -66,6 +67,13 @@ def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
         _as_good(lab, value) if best and value is not None else (),
         tuple(varies),
     )
+
+
+def searched(lab: Laboratory, varies: Sequence[str]) -> Search:
+    """The search as its knob asks for it. `varies`: what differs from seed to seed, in words."""
+    if lab.knob.key in LASTING:
+        return lasting_answer(lab, varies)
+    return Search(lab, answer(lab, varies))
 
 
 def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:

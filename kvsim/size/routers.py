@@ -25,7 +25,7 @@ def head(searches: Sequence[Search], price: float | None) -> list[str]:
     lab = searches[0].lab
     labels = [metric.label for metric in lab.objectives.metrics]
     cost = [] if price is None else ["$/M tokens"]
-    return ["router", lab.knob.name, *labels, "offered", "served", *cost]
+    return ["router", lab.knob.key, *labels, "offered", "served", *cost]
 
 
 def rows(searches: Sequence[Search], price: float | None) -> list[list[str]]:
@@ -58,5 +58,5 @@ def compared(searches: Sequence[Search]) -> Remark:
         return Remark(f"No router has a {knob.name} that keeps the objectives.", "bad")
     best = max(values.values()) if knob.goal == "most" else min(values.values())
     names = " and ".join(name for name, value in values.items() if value == best)
-    word = "highest" if knob.goal == "most" else "least"
-    return Remark(f"The {word} {knob.name}, {written(knob, best)}, is that of {names}.")
+    word = "Highest" if knob.goal == "most" else "Least"
+    return Remark(f"{word} {knob.name}: {written(knob, best)}, behind {names}.")

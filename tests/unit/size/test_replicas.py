@@ -88,7 +88,7 @@ def test_routers_stand_side_by_side(found: list[Search]) -> None:
     assert found[1].found.value > 3, "sessions are not spread evenly"
     table = rows(found, 2.5)
     assert [row[0] for row in table] == ["round-robin", "session-affinity"]
-    assert compared(found).text.endswith("is that of round-robin.")
+    assert compared(found).text.endswith("replicas, behind round-robin.")
     assert "per GPU hour" not in str(verdict(*found[0]))
 
 
