@@ -87,7 +87,7 @@ def clients_wait(rows: Sequence[Row], config: RunConfig) -> bool:
 
 def routed(load: Load, router: Router) -> array[int]:
     """The replica of each request of a router that heeds none of them."""
-    chosen, everyone = array("q", [-1]) * len(load.rows), range(len(router.workers))
+    chosen, everyone = array("q", [-1]) * len(load.rows), list(range(len(router.workers)))
     for index in sorted(range(len(load.rows)), key=load.release_ns.__getitem__):
         asked = asked_of(load.rows[index], load.streams[index])
         chosen[index] = router.route(asked, everyone, load.release_ns[index])
@@ -112,12 +112,14 @@ def serve_apart(
         indexes[chosen[index]].append(index)
     shares = [Share(*each) for each in zip(configs, indexes, strict=True)]
     results = []
-    for result in _all_served(load, shares, command, _processes(len(chosen), len(shares), jobs)):
+    number = _processes(len(chosen), len(shares), jobs)
+    served = _all_served(load, shares, command, number)
+    for share, result in zip(shares, served, strict=True):
         if result is None:
             return None
         results.append(result)
         if progress is not None:
-            progress(len(result.requests["id"]))
+            progress(len(share.indexes))
     # All of them are there until the last one is done.
     end_s = max(result.meta["outcome"]["time_s"] for result in results)
     for result in results:
