@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import ABORTED, Request
 from kvsim.records.packed import PackedColumns
 from kvsim.schema import REQUESTS, TEXT, Source
 from kvsim.workload.trace import Row
@@ -19,6 +19,8 @@ _TRACE = tuple(column for column in REQUESTS.columns if column.source is Source.
 
 _values_of = attrgetter(*(column.attribute or column.name for column in _PACKED))
 _pack = Struct(f"{len(_PACKED)}q").pack
+_STATUS = {"": "completed", ABORTED: ABORTED}
+"""Reason of a request → its status; any other was rejected."""
 _PIECE_BYTES = 8 * len(_PACKED) << 15
 """Bytes of results that are packed at once."""
 
@@ -81,7 +83,7 @@ class Archive:
         order = np.argsort(self._columns["index"])
         columns: dict[str, Any] = {name: self._columns[name][order] for name in self._columns}
         reasons = [self._reasons.get(index, "") for index in columns["index"].tolist()]
-        status = ["rejected" if reason else "completed" for reason in reasons]
+        status = [_STATUS.get(reason, "rejected") for reason in reasons]
         return columns | self._said | {"status": status, "reason": reasons}
 
     def _seal(self) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvsim.assumed import complete
 from kvsim.checks import (
     Room,
+    adapts,
     check_cache,
     check_chunks,
     check_engine,
@@ -25,7 +28,7 @@ from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine, memory_formula
 from kvsim.engines.versions import Default
 from kvsim.engines.vllm_v1_groups.full import Full
 from kvsim.engines.vllm_v1_groups.group import Group
@@ -42,6 +45,7 @@ from kvsim.notes import left_out
 from kvsim.offload import Offload, offload_of, offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
+from kvsim.speculation import Speculative, speculates, speculation_of
 
 
 class Parts(NamedTuple):
@@ -65,6 +69,8 @@ class Parts(NamedTuple):
     """What a reader of the result should know of the model, and what is not simulated."""
     offload: Offload | None
     """The tier in CPU memory; None without one."""
+    speculation: Speculative | None
+    """Speculative decoding; None without it."""
 
 
 def assemble(config: RunConfig, named: bool = True) -> Parts:
@@ -87,46 +93,59 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
-    memory = budget(model, hardware, config, draft.max_num_batched_tokens, draft.max_num_seqs)
+    limits = draft.max_num_batched_tokens, draft.max_num_seqs
+    memory = budget(model, hardware, config, memory_formula(config.memory_formula), *limits)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
     room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room, engine)
-    tiered = offloads(config, engine, groups)
-    manager = GROUP_MANAGER if groups or tiered else _manager(config, engine)
+    tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
+    featured = groups or tiered or drafts or adapts(config, engine)
+    manager = GROUP_MANAGER if featured else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
         given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
         given["keyed"] = config.enable_prefix_caching or tiered
+    cost = make_cost(config, model, hardware)
+    speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
+    if speculation is not None:
+        given, cost = given | speculation.blocks(), speculation.priced(cost)
     blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = offload_of(config, model, hardware, blocks) if tiered else None
+    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
+        further |= speculation.parts() if speculation else {}
     scheduler = _scheduler(config, engine, further)
+    _check(config, scheduler, blocks, manager)
+    return Parts(
+        *(config, model, hardware, manager, scheduler, blocks, cost),
+        make_link(model, hardware, config, block_bytes(model, config)),
+        *(memory, future, assumed),
+        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config)),
+        *(offload, speculation),
+    )
+
+
+def _check(config: RunConfig, scheduler: Scheduler, blocks: Tables, manager: str) -> None:
+    """Refuse what scheduler and block manager cannot do together."""
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
         raise ConfigError(f"n: {config.engine} is asynchronous, and serves one sample; use --n 1")
     check_chunks(config, scheduler, blocks)
-    return Parts(
-        config,
-        model,
-        hardware,
-        manager,
-        scheduler,
-        blocks,
-        make_cost(config, model, hardware),
-        make_link(model, hardware, config, block_bytes(model, config)),
-        memory,
-        future,
-        assumed,
-        (*_notes_on_tables(model, config, blocks, offload), *left_out(config)),
-        offload,
-    )
+
+
+def ending_early(config: RunConfig) -> RunConfig:
+    """The settings with the parts that end requests when clients give them up, if the engine has
+    such parts and nobody chose others."""
+    known = config.engine in ENGINES and ENGINES[config.engine].grouped_schedulers
+    if not known or config.block_manager is not None:
+        return config
+    return msgspec.structs.replace(config, block_manager=GROUP_MANAGER)
 
 
 def _engine(name: str) -> Engine:
@@ -209,12 +228,16 @@ def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler
 
 
 def _notes_on_tables(
-    model: Model, config: RunConfig, blocks: Tables, offload: Offload | None
+    model: Model,
+    config: RunConfig,
+    blocks: Tables,
+    offload: Offload | None,
+    speculation: Speculative | None,
 ) -> tuple[str, ...]:
-    """What a reader should know of the block tables, and of their tier in CPU memory."""
+    """What a reader should know of the block tables, of their tier in CPU memory, and of drafts."""
     if not isinstance(blocks, GroupTables):
         return model.notes
-    further = offload.notes() if offload else ()
+    further = (offload.notes() if offload else ()) + (speculation.notes if speculation else ())
     return (*model.remarks, *notes_on_groups(blocks.groups, config), *further)
 
 

@@ -102,6 +102,8 @@ def _engine_defaults(
         "enable_prefix_caching": Default(caching, rules),
         "memory_formula": Default(engine.memory_formula, rules),
     }
+    if config.enable_lora:
+        found["max_loras"] = Default(1, rules)
     if engine.server_defaults is not None:
         chosen = engine.server_defaults(config, hardware)
         found |= {key: Default(value, rules) for key, value in chosen.items()}

@@ -12,7 +12,7 @@ from kvsim.assumed import SCHEDULER_SETTINGS
 from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
 from kvsim.engines.vllm_v1_groups.group import Group, Layout
 from kvsim.engines.vllm_v1_groups.mamba import Mamba
 from kvsim.engines.vllm_v1_groups.planning import peak_blocks
@@ -113,6 +113,21 @@ def check_retention(config: RunConfig, groups: tuple[Group, ...]) -> None:
             f"prefix_cache_retention_interval: {interval} is no multiple of the block size"
             f" ({config.block_size} tokens); use one"
         )
+
+
+def adapts(config: RunConfig, engine: Engine) -> bool:
+    """Whether requests are served by adapters. Raises `ConfigError` where the engine has none."""
+    if not config.enable_lora:
+        if config.max_loras is not None:
+            raise ConfigError("max_loras: there are no adapters; set --enable-lora")
+        return False
+    if not engine.grouped_schedulers or ":" in config.engine:
+        raise ConfigError(f"enable_lora: {config.engine} serves no adapters here; leave it out")
+    if config.block_manager not in (None, GROUP_MANAGER):
+        raise ConfigError(
+            f"enable_lora: it needs the block manager {GROUP_MANAGER}; leave out --block-manager"
+        )
+    return True
 
 
 def check_sharing(config: RunConfig, manager: str) -> None:

@@ -210,6 +210,12 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["none", "align"] | None,
         _doc(_ENGINE, "V1: align keeps states at block ends; default: with a prefix cache."),
     ] = None
+    enable_lora: Annotated[
+        bool, _doc(_ENGINE, "V1: serve requests that name an adapter (`lora` in the trace) by it.")
+    ] = False
+    max_loras: Annotated[
+        Positive | None, _doc(_ENGINE, "V1: most adapters in one step; default: 1.")
+    ] = None
     async_scheduling: Annotated[
         bool | None,
         _doc(_ENGINE, "V1: compose a step while the one before computes; default: yes."),
@@ -261,7 +267,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Positive, _doc(_MEMORY, "Groups of GPUs, each of which holds a part of the layers.")
     ] = 1
     data_parallel_size: Annotated[
-        Positive, _doc(_MEMORY, "Replicas of the whole; one of them is simulated.")
+        Positive, _doc(_MEMORY, "Replicas of the whole, behind vLLM's balancer in `kvsim run`.")
     ] = 1
     enable_expert_parallel: Annotated[
         bool, _doc(_MEMORY, "Place whole experts on GPUs; changes nothing without experts.")
@@ -304,6 +310,10 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " switches it off.",
         ),
     ] = 0.0
+    kv_offloading_backend: Annotated[
+        Literal["native", "lmcache"],
+        _doc(_MEMORY, "What keeps the blocks of --kv-offloading-size; only native is simulated."),
+    ] = "native"
     swap_space: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(_MEMORY, "GiB of CPU memory per GPU for swapped blocks."),
@@ -338,6 +348,22 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " eviction_policy, store_threshold...",
         ),
     ] = {}
+    speculative_config: Annotated[
+        dict[str, Any],
+        _doc(
+            _ENGINE,
+            "V1: speculative decoding, vLLM's own table: method, num_speculative_tokens, model...;"
+            " and how many drafts are accepted: acceptance_rate, synthetic_acceptance_rates...",
+        ),
+    ] = {}
+    kv_transfer_config: Annotated[
+        dict[str, Any],
+        _doc(
+            _MEMORY,
+            "vLLM's own table, on the command line as JSON: kv_connector (OffloadingConnector,"
+            " SimpleCPUOffloadConnector or module:Class), kv_role, kv_connector_extra_config.",
+        ),
+    ] = {}
     goodput: Annotated[
         dict[str, Annotated[float, Meta(gt=0)]],
         _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
@@ -356,7 +382,10 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
-TABLES = ("cost", "scheduler_args", "block_manager_args", "kv_connector_extra_config", "goodput")
+JSON_TABLES = ("kv_connector_extra_config", "kv_transfer_config", "speculative_config")
+"""Keys whose values are tables, given as JSON on the command line."""
+
+TABLES = ("cost", "scheduler_args", "block_manager_args", *JSON_TABLES, "goodput")
 """Keys whose values are tables."""
 
 SIZES = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes")

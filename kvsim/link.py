@@ -15,6 +15,10 @@ from kvsim.hardware import Hardware
 from kvsim.library import build
 from kvsim.models import Model
 
+BOTH_WAYS = 0.834
+"""Speed of each direction of PCIe 5 while both copy, as a share of one alone: 83.4 GB/s both
+ways together, 50 GB/s one way (H100; vLLM blog of 2026-01-08)."""
+
 
 class LinkTimes:
     """One direction of the host link of one GPU.
@@ -24,7 +28,9 @@ class LinkTimes:
     vllm/worker/cache_engine.py: one tensor per layer), or one piece per layer of latent vectors;
     `cross` has one. Bandwidth and overhead
     default to the hardware's. `block_us` sets the time of a block and replaces all of these.
-    `call_us` is added once per transfer. Raises `ValueError`.
+    `call_us` is added once per transfer. `both_ways`: speed of each direction while both copy, as a
+    share of that of one alone. Only a KV offload copies both ways at once; set 1 for links whose
+    directions do not share, as NVLink-C2C. Raises `ValueError`.
     """
 
     def __init__(
@@ -38,7 +44,11 @@ class LinkTimes:
         copy_overhead_us: float | None = None,
         block_us: float | None = None,
         call_us: float = 0.0,
+        both_ways: float = BOTH_WAYS,
     ) -> None:
+        if not 0.5 <= both_ways <= 1:
+            raise ValueError(f"both_ways: {both_ways} is not a share from 0.5 to 1")
+        self.both_ways = both_ways
         self._call_ns = _time("call_us", call_us) * 1e3
         if block_us is not None:
             if (layout, bandwidth_gb_s, copy_overhead_us) != (None, None, None):

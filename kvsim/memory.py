@@ -1,4 +1,4 @@
-"""How many KV blocks fit: bytes of a block, and the memory budget of three engines.
+"""How many KV blocks fit: bytes of a block, and the memory budget of a GPU.
 
 ```
 total x gpu_memory_utilization - weights - activations - sampler - libraries - communication
@@ -12,23 +12,20 @@ takes, often 0.5 to 2 GiB (github.com/vllm-project/vllm/issues/54122 and 54383).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.engines.versions import MASKING_BYTES, gpu_memory_utilization, startup
+from kvsim.engines.versions import gpu_memory_utilization
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
 from kvsim.models import DTYPE_BYTES, Model, Shard
 from kvsim.models.cache_groups import CacheGroup, block_layers, cache_groups, is_plain
 
 MIB = 2**20
-
-NANO_SAMPLING_BYTES = MASKING_BYTES
-"""Bytes per logit of nano-vllm's sampler: logits, their float32 copy, probabilities, noise."""
 
 NVLINK_BUFFER_BYTES = int(1.8 * GIB)
 """Buffers of NCCL and of the custom all-reduce on each of several GPUs that NVLink connects.
@@ -41,16 +38,6 @@ github.com/vllm-project/vllm/issues/13074); the middle one is taken.
 PCIE_BUFFER_BYTES = int(0.1 * GIB)
 """Buffers of NCCL where PCIe connects the GPUs: 0.09 GiB with 2 x RTX 4090
 (github.com/vllm-project/vllm/issues/13061), 0.04 with 16 x RTX 3090 (pull/14447)."""
-
-CUDAGRAPH_POOL_BYTES = int(0.1 * GIB)
-"""Memory that the CUDA graphs share, and `CUDAGRAPH_BYTES` for each of them.
-
-Fitted to `Estimated CUDA graph memory` in start-up logs of models of 0.6 to 27 B: 0.52 to 0.55 GiB
-for 86 graphs (github.com/LMCache/LMCache/issues/3430), 0.48 for 70, 0.40 for 54, 0.13 for 5
-(github.com/noonghunna/club-3090/issues/104). An RTX 5090 had 0.63 GiB for 86.
-"""
-
-CUDAGRAPH_BYTES = int(5.4 * MIB)
 
 
 def kv_dtype(model: Model, config: RunConfig) -> str:
@@ -157,46 +144,63 @@ class Budget(Struct, frozen=True):
         )
 
 
-class _Terms(NamedTuple):
-    """What is in use on one GPU apart from KV blocks; names as in `Budget`."""
+class Stage(NamedTuple):
+    """A GPU when its engine starts."""
 
-    weight_bytes: int
-    cpu_offload_bytes: int
-    activation_bytes: int
-    sampler_bytes: int
-    overhead_bytes: int
-    communication_bytes: int
-    cudagraph_bytes: int
+    shard: Shard
+    hardware: Hardware
+    config: RunConfig
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    layers: range
+    """The layers of its pipeline stage."""
 
     @property
-    def used_bytes(self) -> int:
-        return sum(self) - self.cpu_offload_bytes
+    def last(self) -> bool:
+        """Whether it samples."""
+        return self.layers.stop == self.shard.model.num_hidden_layers
+
+
+class Taken(NamedTuple):
+    """What a start takes from a GPU beside weights and the buffers between GPUs; names as in
+    `Budget`."""
+
+    overhead_bytes: float
+    activation_bytes: int = 0
+    sampler_bytes: int = 0
+    cudagraph_bytes: int = 0
+
+
+class Formula(Protocol):
+    """How an engine counts its KV blocks: (memory x utilization - what is taken) // block."""
+
+    is_vllm: bool
+    """Whether it has a release, and `swap_space` gives it blocks in CPU memory."""
+
+    def taken(self, stage: Stage) -> Taken:
+        """Returns what is in use on a GPU, or kept for the model. Raises `ConfigError` for settings
+        with which the engine does not start."""
+        ...
 
 
 def budget(
     model: Model,
     hardware: Hardware,
     config: RunConfig,
+    formula: Formula,
     max_num_batched_tokens: int,
     max_num_seqs: int,
 ) -> Budget:
-    """Blocks that fit on each GPU, by `config.memory_formula` and `config.vllm_version`.
-
-    `vllm`: (total x utilization - the other terms) // block; the CUDA context was there before the
-    engine started to measure and is not charged (vLLM 0.6.3, vllm/worker/worker.py,
-    `determine_num_available_blocks`; 0.33.0, v1/worker/gpu_worker.py,
-    `determine_available_memory`).
-    `sglang`: (total - context) x utilization - weights (SGLang 0.5.23,
-    mem_cache/kv_cache_configurator.py, `_profile_available_bytes`).
-    `nano-vllm`: as vLLM, but everything in use is charged, the context too, and no blocks for
-    swapping (nano-vllm, engine/model_runner.py, `allocate_kv_cache`).
+    """Blocks that fit on each GPU, by the formula of an engine.
 
     Raises `ConfigError` with all terms if not one block fits and nothing is overridden: vLLM would
     go on with 0 blocks and refuse to serve, nano-vllm asserts.
     """
     shard = model.shard(config.tensor_parallel_size, expert_parallel_size(config))
     stages = [
-        _stage_budget(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
+        _stage_budget(
+            formula, Stage(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
+        )
         for layers in model.stages(config.pipeline_parallel_size)
     ]
     result = min(stages, key=lambda stage: stage.kv_bytes // stage.block_bytes)
@@ -221,34 +225,37 @@ def expert_parallel_size(config: RunConfig) -> int:
     return 1
 
 
-def _stage_budget(
-    shard: Shard,
-    hardware: Hardware,
-    config: RunConfig,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    layers: range,
-) -> Budget:
-    """The budget of a GPU of the pipeline stage with these layers."""
-    vllm = config.memory_formula in (None, "vllm")
-    terms = _terms(shard, hardware, config, max_num_batched_tokens, max_num_seqs, layers)
+def _stage_budget(formula: Formula, stage: Stage) -> Budget:
+    """The budget of a GPU of a pipeline stage."""
+    shard, hardware, config, _, _, layers = stage
+    taken, weights = formula.taken(stage), shard.weight_bytes(config.dtype, layers)
+    offloaded = min(weights, int(config.cpu_offload_gb * GIB))
+    gpus = config.tensor_parallel_size * config.pipeline_parallel_size
+    buffers = NVLINK_BUFFER_BYTES if hardware.nvlink else PCIE_BUFFER_BYTES
+    terms = {
+        "weight_bytes": weights - offloaded,
+        **taken._asdict(),
+        "overhead_bytes": int(taken.overhead_bytes),
+        "communication_bytes": buffers if gpus > 1 else 0,
+    }
     utilization = config.gpu_memory_utilization
     if utilization is None:
         utilization = gpu_memory_utilization(config.vllm_version)
-    left = int(hardware.memory_bytes * utilization - terms.used_bytes)
+    left = int(hardware.memory_bytes * utilization - sum(terms.values()))
     given = config.kv_cache_memory_bytes
     left = left if given is None else given
     block = _block_bytes(shard, config, layers)
     fitting = max(left // block, 0)
-    swap = 0 if not vllm else int(config.swap_space * GIB // block)
+    swap = int(config.swap_space * GIB // block) if formula.is_vllm else 0
     gpu, cpu = config.num_gpu_blocks_override, config.num_cpu_blocks_override
     return Budget(
         formula=config.memory_formula or "vllm",
-        vllm_version=config.vllm_version if vllm else None,
+        vllm_version=config.vllm_version if formula.is_vllm else None,
         memory_bytes=hardware.memory_bytes,
         gpu_memory_utilization=utilization,
         num_hidden_layers=len(layers),
-        **terms._asdict(),
+        **terms,
+        cpu_offload_bytes=offloaded,
         kv_bytes=left,
         kv_bytes_given=given is not None,
         block_bytes=block,
@@ -260,73 +267,7 @@ def _stage_budget(
     )
 
 
-def _terms(
-    shard: Shard, hardware: Hardware, config: RunConfig, tokens: int, seqs: int, layers: range
-) -> _Terms:
-    """What is in use on a GPU of the pipeline stage with these layers."""
-    model, weights = shard.model, shard.weight_bytes(config.dtype, layers)
-    last = layers.stop == model.num_hidden_layers
-    offloaded = min(weights, int(config.cpu_offload_gb * GIB))
-    overhead, sampler, graphs = hardware.library_gib * GIB, 0, 0
-    if config.memory_formula == "sglang":
-        # Activations and graphs are what `mem_fraction_static` leaves; of what was in use when the
-        # engine began to measure, the same share is charged.
-        activations, graphs = 0, 0
-        overhead = hardware.context_gib * GIB * (config.gpu_memory_utilization or 1.0)
-    elif config.memory_formula == "nano-vllm":
-        activations = _nano_activation_bytes(shard, config, tokens, seqs)
-        overhead += hardware.context_gib * GIB
-    else:
-        charged = startup(config.vllm_version)
-        sampled = min(seqs, tokens) * charged.sampling_bytes if last else 0
-        activations = _peak_bytes(shard, config, tokens, sampled)
-        sampler = seqs * model.vocab_size * charged.sampler_bytes if last else 0
-        if charged.charges_cudagraphs and not config.enforce_eager:
-            graphs = CUDAGRAPH_POOL_BYTES + CUDAGRAPH_BYTES * cudagraphs(tokens, seqs)
-    gpus = config.tensor_parallel_size * config.pipeline_parallel_size
-    buffers = NVLINK_BUFFER_BYTES if hardware.nvlink else PCIE_BUFFER_BYTES
-    return _Terms(
-        weight_bytes=weights - offloaded,
-        cpu_offload_bytes=offloaded,
-        activation_bytes=activations,
-        sampler_bytes=sampler,
-        overhead_bytes=int(overhead),
-        communication_bytes=buffers if gpus > 1 else 0,
-        cudagraph_bytes=graphs,
-    )
-
-
-def cudagraphs(max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """CUDA graphs that vLLM captures: pieces of the model at each size, and whole decode steps.
-
-    Sizes are 1, 2, 4, multiples of 8 below 256 and of 16 from there to twice `max_num_seqs`, at
-    most 512. Decode steps are captured up to `max_num_seqs`. Source: vLLM 0.33.0,
-    vllm/config/vllm.py, `_set_cudagraph_sizes`; GPUs of compute capability 10 go on to 1,024.
-    """
-    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-    most = min(2 * max_num_seqs, max_num_batched_tokens)
-    return sum((size <= most) + (size <= min(max_num_seqs, most)) for size in sizes)
-
-
-def _nano_activation_bytes(shard: Shard, config: RunConfig, tokens: int, seqs: int) -> int:
-    """nano-vllm's warm-up: as many prompts of the longest length as `tokens` and `seqs` allow.
-
-    Source: nano-vllm, engine/model_runner.py, `warmup_model`. Raises `ConfigError` for more GPUs
-    than key/value heads, which nano-vllm does not replicate.
-    """
-    model, longest = shard.model, config.max_model_len
-    if model.num_key_value_heads % config.tensor_parallel_size:
-        raise ConfigError(
-            f"memory_formula: nano-vllm cannot share {model.num_key_value_heads} key/value heads"
-            f" among tensor_parallel_size {config.tensor_parallel_size} GPUs; use fewer GPUs, or"
-            " the vllm formula, which replicates heads"
-        )
-    length = min(longest if isinstance(longest, int) else model.max_position_embeddings, tokens)
-    prompts = min(tokens // length, seqs)
-    return _peak_bytes(shard, config, prompts * length, prompts * NANO_SAMPLING_BYTES)
-
-
-def _peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int) -> int:
+def peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int) -> int:
     """Estimated peak above the weights: the larger of the widest layer stage and of sampling.
 
     A layer holds the residual and its normalised copy of every token, and either gate, up and

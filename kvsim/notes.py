@@ -1,12 +1,18 @@
 """What the settings ask for and a run does not simulate.
 
-A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler. Of
-replicas that share experts, each step waits for the others (`kvsim.cost.experts`).
+A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler.
+`kvsim run` simulates all replicas of `data_parallel_size` (`kvsim.fleet`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from kvsim.config import RunConfig
+
+if TYPE_CHECKING:
+    from kvsim.workload.trace import Row
 
 
 def left_out(config: RunConfig) -> tuple[str, ...]:
@@ -16,13 +22,6 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
         lines.append(
             f"pipeline_parallel_size {config.pipeline_parallel_size}: each step passes all stages"
             " before the next begins; overlapping steps and their bubbles are not simulated"
-        )
-    if config.data_parallel_size > 1:
-        lines.append(
-            f"data_parallel_size {config.data_parallel_size}: one replica is simulated, and it"
-            " serves the whole trace; give it its share, with --request-rate or a smaller trace."
-            " Where replicas share experts, all are taken to have as many tokens in each step;"
-            " uneven and idle replicas are not simulated"
         )
     if config.enable_expert_parallel:
         lines.append(
@@ -37,5 +36,33 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
     if config.enforce_eager:
         lines.append(
             "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs"
+        )
+    return tuple(lines)
+
+
+def one_of_several(config: RunConfig) -> tuple[str, ...]:
+    """What is not simulated where one of several replicas is, one line each."""
+    if config.data_parallel_size == 1:
+        return ()
+    return (
+        f"data_parallel_size {config.data_parallel_size}: one replica is simulated, and it serves"
+        " the whole trace; `kvsim run` simulates all of them. Where replicas share experts, the"
+        " others are taken to have as many tokens in each step",
+    )
+
+
+def unheeded_wishes(rows: Iterable[Row], config: RunConfig, goes_on: bool) -> tuple[str, ...]:
+    """What requests of a trace ask for and a run does not simulate, one line each. `goes_on`: the
+    engine goes on with requests that their clients give up."""
+    lines = []
+    if not config.enable_lora and any(row.lora for row in rows):
+        lines.append(
+            "lora: requests name adapters, but all are served by the model itself (they share no"
+            " prefixes across adapters); --enable-lora of vllm-v1 serves them by their adapters"
+        )
+    if goes_on:
+        lines.append(
+            f"abort_after_s: clients give requests up, but {config.engine} goes on with them here;"
+            " vllm-v1 ends them"
         )
     return tuple(lines)

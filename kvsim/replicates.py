@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isinf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -24,13 +24,24 @@ from kvsim.certainty.looks import plan_looks
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
-from kvsim.result import Result
 from kvsim.run import simulate
 from kvsim.workers import in_processes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
 from kvsim.workload.trace import Trace
 
 T = TypeVar("T")
+
+
+class Simulated(Protocol):
+    """What a simulation gives: a `Result`, or a run of several replicas."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of `kvsim.report.summary`."""
+
+
+Simulate = Callable[..., Any]
+"""Runs a trace with settings: `simulate`, or another function with its first arguments."""
 Progress = Callable[[int], None]
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
@@ -99,8 +110,9 @@ def replicate(
     load: Load,
     configs: Sequence[RunConfig],
     seeds: Sequence[int],
-    reduce: Callable[[Result], T],
+    reduce: Callable[[Any], T],
     *,
+    simulate: Simulate = simulate,
     jobs: int | None = None,
     progress: Progress | None = None,
     command: str = "",
@@ -112,7 +124,7 @@ def replicate(
     """
     tasks = [(load, msgspec.structs.replace(c, seed=s)) for s in seeds for c in configs]
     done: list[T] = []
-    for each in _run_all(partial(_run, reduce, command), tasks, jobs):
+    for each in _run_all(partial(_run, simulate, reduce, command), tasks, jobs):
         done.append(each)
         if progress is not None:
             progress(1)
@@ -128,11 +140,14 @@ def compare_seeds(
     *,
     level: float = LEVEL,
     margin: float = MARGIN,
+    simulate: Simulate = simulate,
     jobs: int | None = None,
     progress: Progress | None = None,
     command: str = "",
-) -> tuple[Comparison, list[Result]]:
+) -> tuple[Comparison, list[Any]]:
     """Run at most `seeds` seeds; stop earlier if all headline figures are settled.
+
+    `simulate` makes the results; fleets have one of their own (`kvsim.fleet.contender`).
 
     Returns the comparison and every configuration's result on the first seed. Looks before the last
     one spend a part of `level` (`kvsim.certainty.looks`): with `level` 0.05, the chance that the
@@ -142,13 +157,14 @@ def compare_seeds(
     first = _common("seed", configs)
     varied = redrawn(load, configs)
     summaries: list[list[Summary]] = []
-    results: list[Result] = []
-    run = partial(replicate, load, [config for _, config in configs], reduce=partial(_kept, first))
+    results: list[Any] = []
+    settings, keep = [config for _, config in configs], partial(_kept, first)
+    run = partial(replicate, load, settings, reduce=keep, simulate=simulate)
     for look in plan_looks(seeds, level):
         fresh = range(first + len(summaries), first + look.seeds)
         for row in run(fresh, jobs=jobs, progress=progress, command=command):
-            results = results or [each for each in row if isinstance(each, Result)]
-            summaries.append([e.summary if isinstance(e, Result) else e for e in row])
+            results = results or [result for _, result in row]
+            summaries.append([summary for summary, _ in row])
         comparison = _judged(configs, varied, summaries, look.level, margin)
         if _settled(comparison):
             break
@@ -241,13 +257,15 @@ def _foreign(config: RunConfig) -> bool:
     return any(":" in str(name) for name in names)
 
 
-def _kept(first: int, result: Result) -> Result | Summary:
-    """The whole result for the first seed; for other seeds, the summary alone."""
+def _kept(first: int, result: Simulated) -> tuple[Summary, Simulated | None]:
+    """The summary, and for the first seed the whole result."""
     summary = result.summary
-    return result if result.config.seed == first else summary
+    return summary, result if summary["meta"]["seed"] == first else None
 
 
-def _run(reduce: Callable[[Result], T], command: str, load: Load, config: RunConfig) -> T:
+def _run(
+    simulate: Simulate, reduce: Callable[[Any], T], command: str, load: Load, config: RunConfig
+) -> T:
     return reduce(simulate(load.of(config.seed), config, command=command))
 
 

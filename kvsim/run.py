@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from kvsim.assembly import Parts, assemble
+from kvsim.assembly import Parts, assemble, ending_early
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.engine.future import Future
@@ -18,6 +18,7 @@ from kvsim.engine.loop import Watcher
 from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.limits import check_run
+from kvsim.notes import one_of_several, unheeded_wishes
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result
 from kvsim.serving import Serving
@@ -79,7 +80,9 @@ def simulate(
         if config.on_engine_error == "stop" or outcome.request in ("", *refused):
             break
         errors.append(outcome)
-    return run.result(trace, outcome, errors, command)
+    result = run.result(trace, outcome, errors, command)
+    result.meta["notes"] += one_of_several(config)
+    return result
 
 
 def read_config(config: Settings) -> RunConfig:
@@ -110,9 +113,17 @@ def assembled(
 
     Raises `ConfigError`, also for a run that would be too long.
     """
+    given_up = any(row.abort_after_ns is not None for row in rows)
+    if given_up:
+        config = ending_early(config)
     parts = parts_of(config, named)
     if parts.blocks.prefixes_only and _tokens_known(rows):
         parts = parts_of(config, True)
+    unheeded = unheeded_wishes(rows, config, given_up and not parts.scheduler.ends_early)
+    if unheeded:
+        parts = parts._replace(notes=(*parts.notes, *unheeded))
+    if parts.speculation is not None:
+        parts.speculation.learn(rows)
     check_run(len(rows), _least_steps(rows, parts))
     return parts
 
@@ -200,10 +211,12 @@ def _tokens_known(rows: Sequence[Row]) -> bool:
 
 
 def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
-    """Steps that the outputs take, each step one token of as many sequences as may run."""
+    """Steps that the outputs take, each step one token of as many sequences as may run, or with
+    drafts as many tokens as can be accepted."""
     outputs = [row.output_length for row in rows]
     full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
-    return max([full, *outputs])
+    spec = parts.speculation
+    return max([full, *outputs]) // (1 if spec is None else 1 + spec.proposer.num_spec_tokens)
 
 
 def _check_sum(released_ns: np.ndarray, finish_ns: np.ndarray, now_ns: int) -> None:

@@ -20,6 +20,8 @@ from kvsim.ledger.account import account_prompts, account_times
 from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver, SimulatedTime
+from kvsim.replica.lockstep import Ranks, RankTime
+from kvsim.replica.patience import Patience
 from kvsim.result import Outcome, Result, provenance
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
@@ -44,19 +46,21 @@ class Serving:
         asked: str = "",
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`output_length` tells how long the output of a request becomes, by its index. `refused`:
-        request id → why it is turned away; `asked`: why there are no short cuts."""
+        request id → why it is turned away; `asked`: why there are no short cuts; `ranks`: whose
+        steps begin and end with its own."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
-        self.recorder = Recorder(parts.blocks.block_size)
+        self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged)
         endings = Endings(output_length, parts.scheduler.longest_sequence)
         self.batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked)
         link = Link(env, parts.link)
-        full_plans = not declares_sums(parts.cost)
+        time = env, parts.cost, link, inbox, not declares_sums(parts.cost)
         self._loop = Loop(
-            SimulatedTime(env, parts.cost, link, inbox, full_plans),
+            SimulatedTime(*time) if ranks is None else RankTime(*time, ranks),
             parts.scheduler,
             self.batch,
             record=self.recorder.packed,
@@ -68,6 +72,7 @@ class Serving:
             repetition=self.shortcuts.repetition(
                 self.recorder, self._arrive, inbox.upcoming, inbox.listens
             ),
+            clients=Patience(rows) if parts.scheduler.ends_early else None,
         )
 
     def run(self) -> Process:
@@ -119,6 +124,7 @@ class Serving:
         self.indexes = own = archive.column("index")
         self._log = log = self.batch.transitions.columns()
         blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
+        drafts = parts.speculation and parts.speculation.log
         prompts = requests.streams if blocks.needs_keys else None
         if len(own) < len(requests):
             log["request"] = np.searchsorted(own, log["request"])
@@ -127,7 +133,8 @@ class Serving:
         # It refers to no part that leads to the rows of the trace.
         def keep_books() -> Books:
             columns = archive.columns() | {"index": np.arange(len(own))}
-            steps, times = account_times(cost, recorder.columns(), columns, log, in_flight)
+            rows = recorder.columns()
+            steps, times = account_times(cost, rows, columns, log, in_flight, drafts)
             if prompts is None:
                 return steps, columns | times
             withheld, size = blocks.full_hit.withheld, blocks.block_size

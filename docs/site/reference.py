@@ -47,6 +47,7 @@ UNITS = {
     "num_prompts": "requests",
     "n": "samples",
     "seed": "",
+    "max_loras": "adapters",
     "block_size": "tokens",
     "max_num_seqs": "sequences",
     "max_num_batched_tokens": "tokens",

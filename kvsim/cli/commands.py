@@ -48,14 +48,14 @@ def run(
     settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    if fleet.asked:
-        refuse_watching(block_map, step_log)
     watcher = _map_watcher(out) if block_map else None
     word = server.word()
     loaded = settings.load(config, word)
-    if fleet.asked:
+    if fleet.asked(loaded):
+        refuse_watching(block_map, step_log)
         write = partial(_write, watcher=None, csv=csv, page=page)
-        fleet.run(form.requests(trace, loaded), loaded, out, write, as_json=as_json)
+        requests = form.requests(trace, loaded)
+        fleet.run(requests, loaded, out, write, page=page, as_json=as_json)
         return
     # No name for the trace here, so that its memory is free when the run is over.
     result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
@@ -78,9 +78,15 @@ def run(
 def report(directory: RunDir) -> None:
     """Rebuild report.html from the results in a folder."""
     from kvsim.pages.run import build_page
-    from kvsim.report.files import PAGE, read_block_map, read_results
+    from kvsim.report.files import PAGE, is_fleet, read_block_map, read_results
     from kvsim.writing import write_text
 
+    if is_fleet(directory):
+        from kvsim.fleet.folder import read_fleet
+        from kvsim.pages.fleet import build_fleet
+
+        print(write_text(Path(directory) / PAGE, build_fleet(read_fleet(directory))))
+        return
     summary, requests, steps = read_results(directory)
     block_map = read_block_map(directory, summary)
     print(write_text(Path(directory) / PAGE, build_page(summary, requests, steps, block_map)))

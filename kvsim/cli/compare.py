@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.commands import simulate_shown
 from kvsim.cli.console import command_line, make_console, tell_written
+from kvsim.cli.contenders import Way, of_engines, of_fleets
+from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
     from kvsim.certainty.comparison import Comparison
     from kvsim.replicates import Load
-    from kvsim.report.explanation import Run
-    from kvsim.result import Result
+    from kvsim.server import ServerWord
 
 PAGE = "comparison.html"
-Results = list[tuple[str, "Result"]]
+Configs = list[tuple[str, RunConfig]]
+Results = list[tuple[str, Any]]
 
 Seeds = Annotated[
     int | None,
@@ -57,8 +58,9 @@ CostUncertainty = Annotated[
 def compare(
     *,
     configs: Annotated[
-        list[str], typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs."),
+    ] = None,
     trace: TracePath = None,
     form: TraceForm,
     out: OutDir = None,
@@ -70,18 +72,17 @@ def compare(
     as_json: Annotated[
         bool, typer.Option("--json", help="With --seeds: print figures and verdicts as JSON.")
     ] = False,
+    fleet: FleetOptions,
     server: ServerOptions,
     settings: SettingOptions,
 ) -> None:
     """Run each configuration on the same requests and show what differs.
 
-    Flags apply to every configuration. With --seeds, requests, arrivals and random policies are
-    drawn anew for each seed, and every difference has an interval and a verdict.
+    Flags apply to every configuration. With --replicas N --router A,B,C, routers are compared. With
+    --seeds, requests, arrivals and random policies are drawn anew for each seed, and every
+    difference has an interval and a verdict.
     """
-    if len(configs) < 2:
-        raise ConfigError("compare: give two configurations or more")
-    word = server.word()
-    loaded = [(_run_name(configs, i), settings.load(path, word)) for i, path in enumerate(configs)]
+    loaded, way = _contenders(configs or [], fleet, settings, server.word())
     if seeds is None and (cost_uncertainty or as_json):
         flag = "--cost-uncertainty" if cost_uncertainty else "--json"
         raise ConfigError(f"{flag}: needs --seeds N")
@@ -94,28 +95,59 @@ def compare(
     load = load_of(None if trace is None else form.open(trace), loaded)
     note_arrivals(load.of(loaded[0][1].seed), (config for _, config in loaded))
     if seeds is None:
-        _compare_once(load, loaded, out)
+        _compare_once(load, loaded, way, out)
         return
-    comparison, results = _compare_seeds(load, loaded, seeds, 1 - confidence, margin, jobs)
-    _show(comparison, results, out, as_json=as_json)
+    comparison, results = _compare_seeds(load, loaded, way, seeds, 1 - confidence, margin, jobs)
+    _show(comparison, results, way, out, as_json=as_json)
 
 
-def _compare_once(load: Load, configs: list[tuple[str, RunConfig]], out: str | None) -> None:
+def _contenders(
+    configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
+) -> tuple[Configs, Way]:
+    """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
+    paths: list[str | None] = [*configs]
+    routers = fleet.routers
+    if routers and not paths:
+        paths = [None]
+    if len(paths) * max(len(routers), 1) < 2:
+        raise ConfigError(
+            "compare: give two configurations or more, or several routers, as in --replicas 4"
+            " --router round-robin,least-loaded"
+        )
+    names = [_run_name(configs, place) for place in range(len(configs))] or [""]
+    loaded = [(name, settings.load(path, word)) for name, path in zip(names, paths, strict=True)]
+    if not fleet.given:
+        return loaded, of_engines()
+    from kvsim.fleet.contender import contender
+
+    found: Configs = [
+        (
+            " ".join(filter(None, (name, router))) if routers[1:] or not name else name,
+            contender([config] * (fleet.replicas or 1), router, fleet.args),
+        )
+        for name, config in loaded
+        for router in routers
+    ]
+    return found, of_fleets()
+
+
+def _compare_once(load: Load, configs: Configs, way: Way, out: str | None) -> None:
     from kvsim.report.terminal import render_comparison
 
     opened = load.of(configs[0][1].seed)
-    results = [(name, simulate_shown(opened, config, name)) for name, config in configs]
+    results = [(name, way.once(opened, config, name)) for name, config in configs]
     console = make_console()
     render_comparison([(name, result.summary) for name, result in results], console)
-    _render_why(results, "Why", console)
+    _render_why(results, way, "Why", console)
     if out is not None:
-        _write(results, out)
+        _write(results, way, out)
         tell_written(out, PAGE)
 
 
 def _compare_seeds(
     load: Load,
-    configs: list[tuple[str, RunConfig]],
+    configs: Configs,
+    way: Way,
     seeds: int,
     level: float,
     margin: float,
@@ -137,6 +169,7 @@ def _compare_seeds(
                 seeds,
                 level=level,
                 margin=margin,
+                simulate=way.simulate,
                 jobs=jobs,
                 progress=progress,
                 command=command,
@@ -144,7 +177,14 @@ def _compare_seeds(
             return comparison, list(zip(names, results, strict=True))
         runs = [config for _, config in configs]
         [results] = replicate(
-            load, runs, [runs[0].seed], _whole, jobs=jobs, progress=progress, command=command
+            load,
+            runs,
+            [runs[0].seed],
+            _whole,
+            simulate=way.simulate,
+            jobs=jobs,
+            progress=progress,
+            command=command,
         )
     named = list(zip(names, results, strict=True))
     tables = [(name, result.summary, result.requests) for name, result in named]
@@ -154,6 +194,7 @@ def _compare_seeds(
 def _show(
     comparison: Comparison,
     results: Results,
+    way: Way,
     out: str | None,
     *,
     as_json: bool,
@@ -168,50 +209,42 @@ def _show(
     else:
         summaries = [(name, result.summary) for name, result in results]
         render_comparison(summaries, make_console(), comparison)
-        _render_why(results, f"Why, on seed {results[0][1].config.seed}", make_console())
+        seed = results[0][1].summary["meta"]["seed"]
+        _render_why(results, way, f"Why, on seed {seed}", make_console())
     if out is not None:
-        _write(results, out, comparison, {"comparison.json": record})
+        _write(results, way, out, comparison, {"comparison.json": record})
         if not as_json:
             tell_written(out, PAGE)
 
 
-def _render_why(results: Results, title: str, console: Console) -> None:
+def _render_why(results: Results, way: Way, title: str, console: Console) -> None:
     from rich.text import Text
 
-    from kvsim.report.explanation import explain
-
-    first, *others = (_run_of(name, result) for name, result in results)
+    first, *others = results
     for i, other in enumerate(others):
         subject = f"{title}: {other[0]} against {first[0]}" if others[1:] else title
         console.print(Text(f"\n{subject}" if i else subject, style="bold"))
-        for sentence in explain(first, other).headline:
+        for sentence in way.explain(first, other).headline:
             console.print(Text(f"  {sentence}"))
-
-
-def _run_of(name: str, result: Result) -> Run:
-    return name, result.summary, result.requests, result.steps
 
 
 def _write(
     results: Results,
+    way: Way,
     out: str,
     comparison: Comparison | None = None,
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write the results of every run, then the page with the `others`, texts by file name."""
-    from kvsim.pages.compare import build_comparison
-    from kvsim.report.files import write_results
     from kvsim.writing import write_together
 
-    runs = [_run_of(name, result) for name, result in results]
-    page = build_comparison(runs, comparison)
+    page = way.page(results, comparison)
     for name, result in results:
-        tables = result.summary, result.requests, result.steps
-        write_results(Path(out) / name, *tables, transitions=result.transitions)
+        way.write(result, Path(out) / name)
     write_together(out, {**others, PAGE: page})
 
 
-def _whole(result: Result) -> Result:
+def _whole(result: Any) -> Any:
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvsim.report.carriers import Carrier
-    from kvsim.report.explanation import Explanation, Run
+    from kvsim.report.explanation import Explanation
 
 
 def diff(
@@ -27,36 +28,66 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say why two runs of the same requests differ: which decision, which time, which requests."""
-    from kvsim.report.explanation import explain, explanation_record
+    from kvsim.report.explanation import explanation_record
+    from kvsim.report.files import is_fleet
     from kvsim.writing import json_text, write_together
 
-    runs = _read(first, other)
-    explanation = explain(*runs)
+    several = is_fleet(first) and is_fleet(other)
+    explanation, page, replicas = (_of_fleets if several else _of_runs)(first, other)
     record = json_text(explanation_record(explanation))
     if as_json:
         print(record, end="")
     else:
-        _render(explanation, make_console())
+        _render(explanation, make_console(), replicas)
     if out is None:
         return
-    from kvsim.pages.diff import build_diff
-
-    write_together(out, {"diff.json": record, "diff.html": build_diff(*runs)})
+    write_together(out, {"diff.json": record, "diff.html": page()})
     if not as_json:
         tell_written(out, "diff.html")
 
 
-def _read(first: str, other: str) -> tuple[Run, Run]:
-    """Both runs, named after their folders, or by their whole paths if the names are equal."""
+Explained = tuple["Explanation", Callable[[], str], list[list[str]]]
+"""An explanation, what makes its page, and rows of replicas."""
+
+
+def _of_runs(first: str, other: str) -> Explained:
+    from kvsim.report.explanation import explain
     from kvsim.report.files import read_results
 
-    names = [Path(folder).resolve().name for folder in (first, other)]
-    if names[0] == names[1]:
-        names = [first, other if other != first else f"{other} again"]
-    return (names[0], *read_results(first)), (names[1], *read_results(other))
+    names = _names(first, other)
+    runs = (names[0], *read_results(first)), (names[1], *read_results(other))
+
+    def page() -> str:
+        from kvsim.pages.diff import build_diff
+
+        return build_diff(*runs)
+
+    return explain(*runs), page, []
 
 
-def _render(explanation: Explanation, console: Console) -> None:
+def _of_fleets(first: str, other: str) -> Explained:
+    from kvsim.fleet.difference import explain_fleets, replica_differences
+    from kvsim.fleet.folder import read_fleet
+
+    names = _names(first, other)
+    one, two = read_fleet(first), read_fleet(other)
+    named = (names[0], one), (names[1], two)
+
+    def page() -> str:
+        from kvsim.pages.fleet_diff import build_fleet_diff
+
+        return build_fleet_diff(*named)
+
+    return explain_fleets(*named), page, replica_differences(one, two)
+
+
+def _names(first: str, other: str) -> tuple[str, str]:
+    """The names of both folders, or their whole paths if the names are equal."""
+    names = Path(first).resolve().name, Path(other).resolve().name
+    return names if names[0] != names[1] else (first, other if other != first else f"{other} again")
+
+
+def _render(explanation: Explanation, console: Console, replicas: list[list[str]]) -> None:
     from rich.text import Text
 
     for sentence in explanation.headline:
@@ -66,6 +97,10 @@ def _render(explanation: Explanation, console: Console) -> None:
     console.print(Text("First divergent decision", style="bold"))
     for sentence in explanation.divergence_words:
         console.print(Text(f"  {sentence}"))
+    if replicas:
+        from kvsim.fleet.difference import REPLICA_DIFF_HEAD
+
+        console.print(make_table(*REPLICA_DIFF_HEAD, rows=replicas, header_style="dim"))
     if explanation.share is None:
         return
     _render_parts(explanation, console)

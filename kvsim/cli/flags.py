@@ -14,9 +14,9 @@ import msgspec
 import typer
 
 from kvsim.cli.bundles import Bundle
-from kvsim.config import GOODPUT_METRICS, SIZES, RunConfig, nearest, read_size
+from kvsim.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, nearest, read_size
 from kvsim.errors import ConfigError
-from kvsim.parsing import typed
+from kvsim.parsing import parse_json, typed
 
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
 """Keys that hold tables; `--cost-model`, `--goodput` and `--set` reach into them."""
@@ -47,6 +47,8 @@ def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _typed(key: str, value: Any, hint: Any) -> Any:
     flag = f"--{key.replace('_', '-')}"
+    if key in JSON_TABLES:
+        return _table(flag, value)
     if key in SIZES:
         value = read_size(key, value, flag)
     if _plain(hint) is float or float in get_args(_plain(hint)):
@@ -68,6 +70,16 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
             ) from None
         text = str(error)
         raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}, got {value!r}") from None
+
+
+def _table(flag: str, text: str) -> dict[str, Any]:
+    try:
+        table = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{flag}: expected a table of keys in JSON, got {text!r}")
+    return table
 
 
 def _objective(text: str) -> tuple[str, float]:
@@ -107,11 +119,13 @@ def _setting(key: str, hint: Any, text: str, panel: str) -> inspect.Parameter:
     if _plain(hint) is bool:
         return _option(key, bool, f"{flag}/--no-{flag[2:]}", None, text, panel)
     default = RunConfig.__struct_defaults__[RunConfig.__struct_fields__.index(key)]
-    if default not in (None, ""):
+    if default not in (None, "") and key not in JSON_TABLES:
         text = f"{text} [default: {default}]"
     choices = [choice for choice in _choices(hint) if choice is not None]
     kind = _plain(hint)
     metavar = "|".join(choices) or {int: "N", float: "X"}.get(kind, "TEXT")
+    if key in JSON_TABLES:
+        return _option(key, str, flag, "JSON", text, panel)
     if not choices and get_origin(kind) is not None:
         metavar = "X" if float in get_args(kind) else "N" if str not in get_args(kind) else "TEXT"
     return _option(key, str, flag, metavar, text, panel)

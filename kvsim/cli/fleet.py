@@ -1,11 +1,10 @@
-"""`run --replicas`: several replicas behind a router."""
+"""`run --replicas` and `run --data-parallel-size`: several replicas behind a router."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
 
-SUMMARY, ROUTING = "fleet.json", "routing.json"
 Write = Callable[["Result", str], None]
 """Writes the folder of one replica."""
 
@@ -46,9 +44,25 @@ class FleetOptions(Bundle):
     ] = None
 
     @property
-    def asked(self) -> bool:
-        """Whether a router is asked for."""
-        return self.replicas is not None or self.router is not None or bool(self.router_set)
+    def given(self) -> bool:
+        """Whether a flag asks for replicas or a router."""
+        return self.router is not None or bool(self.router_set or self.replicas)
+
+    def asked(self, config: RunConfig) -> bool:
+        """Whether there are several replicas, or a router is asked for. Raises `ConfigError` for
+        replicas of data-parallel engines."""
+        ranks = config.data_parallel_size
+        if ranks > 1 and self.replicas not in (None, ranks):
+            raise ConfigError(
+                f"--replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
+                " one of the two out"
+            )
+        return ranks > 1 or self.given
+
+    @property
+    def routers(self) -> list[str]:
+        """The routers named, in order; round robin if only replicas are asked for."""
+        return (self.router or "round-robin").split(",") if self.given else []
 
     @property
     def args(self) -> dict[str, Any]:
@@ -61,78 +75,83 @@ class FleetOptions(Bundle):
         return {key: value for key, value in given.items() if value}
 
     def run(
-        self, trace: Trace, config: RunConfig, out: str | None, write: Write, *, as_json: bool
+        self,
+        trace: Trace,
+        config: RunConfig,
+        out: str | None,
+        write: Write,
+        *,
+        page: bool,
+        as_json: bool,
     ) -> None:
-        """Simulates engines with equal settings, prints the figures, and writes their folders."""
+        """Simulates engines with equal settings, prints the figures, and writes their folders;
+        `page`: with a page for all."""
+        from kvsim.fleet.bounds import find_bounds
         from kvsim.fleet.figures import summarise_fleet
         from kvsim.fleet.fleet import simulate_fleet
 
-        configs = [config] * (self.replicas or 1)
+        args = self.args
+        ranks = config.data_parallel_size
+        configs = [config] * (self.replicas or ranks)
         total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-        router, command = self.router or "round-robin", command_line()
+        own = "vllm-dp" if ranks > 1 else "round-robin"
+        router, command = self.router or own, command_line()
         with progress_bar(total, "simulating") as progress:
             result = simulate_fleet(
-                trace,
-                configs,
-                router,
-                self.args,
-                jobs=None,
-                progress=progress,
-                command=command,
+                trace, configs, router, args, explain=True, progress=progress, command=command
             )
-        summary = summarise_fleet(result)
+        summary = summarise_fleet(result, find_bounds(trace, result))
         if out is not None:
-            _write(result, summary, out, write)
+            _write(result, summary, out, write, page)
         if as_json:
             print(json.dumps(summary, indent=1))
             return
         render(summary, make_console())
         if out is not None:
-            tell_written(out, "replica-0")
+            tell_written(out, "report.html" if page else "fleet.json")
 
 
 def refuse_watching(block_map: bool, step_log: str | None) -> None:
     """Raises `ConfigError` for what shows one engine."""
     if block_map or step_log is not None:
-        raise ConfigError("--replicas: --block-map and --step-log show one engine; leave them out")
+        raise ConfigError("--block-map and --step-log show one engine, of several; leave them out")
 
 
 def render(summary: Mapping[str, Any], console: Console) -> None:
-    """Prints the latencies of all requests, and a line for each replica."""
+    """Prints the verdict, the latencies of all requests, a line for each replica, and what the
+    router's decisions cost."""
     from rich.text import Text
 
     from kvsim.report.metrics import LATENCIES
     from kvsim.report.numerals import show
     from kvsim.report.rich_tables import make_table
+    from kvsim.report.routing import (
+        HITS_HEAD,
+        REGRET_HEAD,
+        REPLICA_HEAD,
+        fleet_title,
+        fleet_verdict,
+        hit_rows,
+        regret_rows,
+        replica_rows,
+    )
     from kvsim.report.statistics import LISTED
 
-    replicas = summary["replicas"]
-    name = summary["meta"]["router"]["name"]
-    console.print(Text(f"{len(replicas)} replicas behind {name}", style="bold"))
-    served = f"{summary['completed']:,} of {summary['num_requests']:,} requests completed"
-    console.print(f"{served} in {summary['duration']:,.1f} s", highlight=False)
+    console.print(Text(fleet_title(summary), style="bold"))
+    for sentence, _ in fleet_verdict(summary):
+        console.print(Text(sentence))
     console.print()
-    latencies = make_table("latency", *LISTED, pad_edge=False, header_style="dim")
-    for kind, label in LATENCIES.items():
-        latencies.add_row(label, *(show(summary[f"{key}_{kind}_ms"], "ms") for key in LISTED))
-    console.print(latencies)
-    table = make_table(
-        *("replica", "sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended"),
-        pad_edge=False,
-        header_style="dim",
+    look: dict[str, Any] = {"pad_edge": False, "header_style": "dim"}
+    latencies = (
+        [label, *(show(summary[f"{key}_{kind}_ms"], "ms") for key in LISTED)]
+        for kind, label in LATENCIES.items()
     )
-    for number, each in enumerate(replicas):
-        table.add_row(
-            str(number),
-            f"{each['num_requests']:,}",
-            f"{each['total_input_tokens']:,}",
-            show(each["prefix_cache_hit_rate"], "share"),
-            f"{each['num_preemptions']:,}",
-            show(each["kv_cache_usage_mean"], "share"),
-            show(each["p99_ttft_ms"], "ms"),
-            each["outcome"],
-        )
-    console.print(table)
+    console.print(make_table("latency", *LISTED, rows=latencies, **look))
+    replicas = ([str(i), *row] for i, row in enumerate(replica_rows(summary)))
+    console.print(make_table("replica", *REPLICA_HEAD, rows=replicas, **look))
+    if summary["routing"] and summary["meta"]["prefix_caching"]:
+        console.print(make_table(*REGRET_HEAD, rows=regret_rows(summary["routing"]), **look))
+        console.print(make_table(*HITS_HEAD, rows=hit_rows(summary["routing"]), **look))
 
 
 def _argument(assignment: str) -> tuple[str, Any]:
@@ -146,11 +165,15 @@ def _argument(assignment: str) -> tuple[str, Any]:
         return key, value
 
 
-def _write(result: FleetResult, summary: Mapping[str, Any], out: str, write: Write) -> None:
-    """Writes each replica's folder, then the figures of all and where each request went."""
-    from kvsim.writing import json_text, write_together
+def _write(
+    result: FleetResult, summary: Mapping[str, Any], out: str, write: Write, page: bool
+) -> None:
+    """Writes each replica's folder, then what they have in common."""
+    from kvsim.fleet.folder import fleet_run, write_fleet
 
-    for number, replica in enumerate(result.replicas):
-        write(replica, str(Path(out) / f"replica-{number}"))
-    routing = dict(zip(result.requests["id"], result.requests["replica"].tolist(), strict=True))
-    write_together(out, {SUMMARY: json_text(summary), ROUTING: json_text(routing)})
+    run, html = fleet_run(result, summary), None
+    if page:
+        from kvsim.pages.fleet import build_fleet
+
+        html = build_fleet(run)
+    write_fleet(out, run, lambda number, folder: write(result.replicas[number], folder), html)

@@ -25,7 +25,7 @@ class ServerOptions(Bundle):
         typer.Option(
             "--startup-log",
             metavar="FILE",
-            help="Settings and block count from the log of a real vLLM server; .gz too.",
+            help="Settings and block count from the log of a vLLM or SGLang server; .gz too.",
         ),
     ] = None
     vllm: Annotated[

@@ -35,8 +35,8 @@ Find = Annotated[
     str,
     typer.Option(
         metavar="KNOB",
-        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size, replicas, request_rate,"
-        " watermark, max_num_batched_tokens or max_num_seqs.",
+        help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size (or cpu_offload_gib),"
+        " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
     ),
 ]
 Low = Annotated[float | None, typer.Option("--from", metavar="X", help="Try nothing below.")]
@@ -123,13 +123,13 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
     """The settings of each search: one for each router, where there are replicas."""
     from kvsim.fleet.settings import make_settings
 
-    if not fleet.asked and find != "replicas":
+    if not fleet.given and find != "replicas":
         return [loaded]
     if fleet.replicas is not None and find == "replicas":
         raise ConfigError("--replicas: is what --find replicas looks for; leave it out")
-    routers = (fleet.router or "round-robin").split(",")
     table = {"replicas": 1, **to_table(loaded), **fleet.table()}
-    return [make_settings({**table, "router": name}) for name in dict.fromkeys(routers)]
+    names = dict.fromkeys(fleet.routers or ["round-robin"])
+    return [make_settings({**table, "router": name}) for name in names]
 
 
 def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConfig]:

@@ -24,10 +24,14 @@ def why(
     ] = None,
 ) -> None:
     """Tell one request's story: what it waited for, what delayed it, where its time went."""
-    from kvsim.report.files import read_results, read_transitions
+    from kvsim.report.files import is_fleet, read_results, read_transitions
     from kvsim.report.story import find_request, tell
     from kvsim.writing import write_text
 
+    if is_fleet(directory):
+        from kvsim.fleet.folder import read_fleet, replica_of
+
+        directory = replica_of(directory, read_fleet(directory), request)
     summary, requests, steps = read_results(directory)
     index = find_request(requests, request)
     story = tell(summary, requests, steps, read_transitions(directory, summary), index)

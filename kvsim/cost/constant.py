@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ConstantCost:
-    """step + prompt tokens, decoding sequences and their context, each times a constant.
+    """step + prompt tokens and drafts, decoding sequences and their context, each times a constant.
 
     The defaults describe an 8 B model on a data-centre GPU in round numbers. Times are whole
     nanoseconds, so sums are exact: `ValueError` for anything finer. Block copies are free.
@@ -49,6 +49,7 @@ class ConstantCost:
             + plan.decode_seqs * self._decode_seq_ns
             + plan.context_tokens * self._context_token_ns
         )
+        ns += plan.draft_tokens * self._prefill_token_ns
         for tokens, _ in plan.chunks:
             ns += tokens * self._prefill_token_ns
         return ns
@@ -72,9 +73,8 @@ class ConstantCost:
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps (`kvsim.cost.explain`); prompt and decode tokens count as dense."""
-        dense = (
-            work.prefill_tokens * self._prefill_token_ns + work.decode_seqs * self._decode_seq_ns
-        )
+        prompts = work.prefill_tokens + work.draft_tokens
+        dense = prompts * self._prefill_token_ns + work.decode_seqs * self._decode_seq_ns
         return {
             "host": self._step_ns,
             "dense": dense,

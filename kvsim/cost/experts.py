@@ -4,10 +4,11 @@ Of E experts, of which each token has k, t tokens need E (1 - (1 - k / E)^t) in 
 every token drew its experts by chance. Only these are read; t k rows are multiplied.
 
 Replicas divide the experts among them and run in lock step: a layer begins when all of them have
-sent their tokens. Each is taken to have as many tokens as any other, and each GPU's experts as many
-rows. Tokens are gathered before a layer and their sums scattered after it, which takes the steps
-and bytes of one ring all-reduce of the tokens of all replicas. Which experts a token has, sent with
-it, is not counted.
+sent their tokens. Where only one replica is simulated, each is taken to have as many tokens as any
+other (`Plan.rank_tokens`). Each GPU's experts are always taken to have as many rows. Tokens are
+gathered before a layer and their sums scattered after it, which takes the steps and bytes of one
+ring all-reduce of the tokens of all replicas. Which experts a token has, sent with it, is not
+counted.
 
 Source: vLLM 0.33.0, distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, and
 model_executor/layers/fused_moe/config.py, `FusedMoEParallelConfig.make`.
@@ -90,7 +91,7 @@ class ExpertLayers:
         self.terms["experts"] += ", as many read as tokens need by chance"
         if self._routing.replicas > 1:
             self.terms["exchange of replicas"] = (
-                f"figures of {hardware.name}; all replicas are taken to have as many tokens"
+                f"figures of {hardware.name}; replicas that are not simulated have as many tokens"
             )
         self.estimated = grid is None or self._routing.replicas > 1
 

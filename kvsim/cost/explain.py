@@ -24,16 +24,29 @@ class Work(NamedTuple):
     context_tokens: Ints
     samples: Ints
     copied_blocks: Ints
+    draft_tokens: Ints | int = 0
 
     @property
     def tokens(self) -> Ints:
         """Tokens that the linear layers see."""
-        return self.prefill_tokens + self.decode_seqs
+        return self.prefill_tokens + self.decode_seqs + self.draft_tokens
+
+    @property
+    def decode_tokens(self) -> Ints:
+        """Tokens of decoding sequences, drafts included."""
+        return self.decode_seqs + self.draft_tokens
 
     def without_prompts(self) -> Work:
         """These steps without their prompts."""
-        none = np.zeros_like(self.decode_seqs)
-        return Work(none, none, self.decode_seqs, self.context_tokens, self.decode_seqs, none)
+        none, seqs = np.zeros_like(self.decode_seqs), self.decode_seqs
+        drafts = self.draft_tokens
+        return Work(none, none, seqs, self.context_tokens, seqs + drafts, none, drafts)
+
+    def at(self, places: Any) -> Work:
+        """Some of these steps."""
+        drafts = self.draft_tokens
+        picked = Work(*(column[places] for column in self[:6]))
+        return picked._replace(draft_tokens=drafts if isinstance(drafts, int) else drafts[places])
 
 
 @runtime_checkable

@@ -83,7 +83,7 @@ class Kernels:
         self.outside = False
         us = 0.0
         if entries or chunks:
-            tokens, dense = entries, self._dense
+            tokens, dense = entries + plan.draft_tokens, self._dense
             for new, _ in chunks:
                 tokens += new
             entries += len(chunks)
@@ -100,12 +100,16 @@ class Kernels:
         host_us = self._a0 + self._prompt_step_us if chunks else self._a0
         return host_us + self._a1 * us + self._a2 * entries
 
+    def scaled_ns(self, us: float) -> int:
+        """Nanoseconds that so many microseconds of kernels add to a step."""
+        return round(self._a1 * us * 1000)
+
     def uneven_ns(self, sequences: int, context_tokens: int, longest: Sequence[int]) -> int:
         """Nanoseconds that a pure decode step takes longer as its sequences are uneven."""
         if self._uneven is None:
             return 0
         us = self._uneven.decode_us(sequences, context_tokens, longest)
-        return round(self._a1 * self._layers * us * 1000)
+        return self.scaled_ns(self._layers * us)
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""

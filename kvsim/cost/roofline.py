@@ -116,16 +116,18 @@ class RooflineCost:
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        seqs, samples = plan.decode_seqs, plan.samples
-        if samples == seqs and seqs and not (plan.chunks or plan.copies):
+        seqs, samples, even = plan.decode_seqs, plan.samples, plan.rank_tokens is None
+        if even and samples == seqs and seqs and not (plan.chunks or plan.copies):
             return self.decode_ns(seqs, plan.context_tokens)
-        tokens, attention_ns = seqs, self._attention.decodes_ns(seqs, plan.context_tokens)
+        tokens = seqs + plan.draft_tokens
+        attention_ns = self._attention.decodes_ns(seqs, plan.context_tokens)
         if plan.chunks:
             for new, _ in plan.chunks:
                 tokens += new
             attention_ns += self._attention.prompts_ns(plan.chunks)
         copies_ns = plan.copied_blocks * self._copy_ns
-        return round(attention_ns + self._others_ns(tokens, samples) + copies_ns)
+        others_ns = self._others_ns(tokens, samples, plan.rank_tokens)
+        return round(attention_ns + others_ns + copies_ns)
 
     def decode_ns(self, sequences: int, context_tokens: int) -> int:
         """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
@@ -151,16 +153,17 @@ class RooflineCost:
         times = [round(priced(sequences, context) + others) for context in contexts]
         return cut(times, within_ns)
 
-    def _others_ns(self, tokens: int, samples: int) -> float:
-        """Nanoseconds of a step without attention and copies."""
+    def _others_ns(self, tokens: int, samples: int, rank_tokens: float | None = None) -> float:
+        """Nanoseconds of a step without attention and copies (`Plan.rank_tokens`)."""
         ns = self._step_ns
         if tokens:
             ns += self._layers_ns + 1e3 * self._reduces.us(tokens)
             ns += max(tokens * self._token_ns, self._weights_ns)
             if self._experts_read_ns:
-                read_ns = self._experts_read_ns * self._routing.active(tokens)
-                ns += max(tokens * self._experts_token_ns, read_ns)
-                ns += 1e3 * self._exchange.us(tokens)
+                mean = tokens if rank_tokens is None else rank_tokens
+                read_ns = self._experts_read_ns * self._routing.active(mean)
+                ns += max(mean * self._experts_token_ns, read_ns)
+                ns += 1e3 * self._exchange.us(mean)
         if samples:
             ns += max(samples * self._sample_ns, self._head_ns)
         return ns

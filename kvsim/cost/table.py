@@ -146,6 +146,16 @@ class TableCost:
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
+        ns = self._even_ns(plan)
+        if plan.rank_tokens is None or self._experts is None or not plan.tokens:
+            return ns
+        us = self._experts.us(plan.rank_tokens) - self._experts.us(plan.tokens)
+        more = max(self._kernels.scaled_ns(us), -ns)
+        self.priced_ns += more
+        return ns + more
+
+    def _even_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step if all ranks have as many tokens."""
         seqs, chunks = plan.decode_seqs, plan.chunks
         if plan.samples == seqs and seqs and not (chunks or plan.copies):
             longest = plan.longest(self.longest_decodes) if self._uneven is not None else ()

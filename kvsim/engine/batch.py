@@ -334,7 +334,7 @@ class Batch:
             request.lost_tokens = lost
         request.num_preemptions += 1
         self.plan.preempted.append((request, RECOMPUTE))
-        self._note(request, transitions.PREEMPTED, lost)
+        self.note(request, transitions.PREEMPTED, lost)
 
     def swap_out(self, request: Request) -> list[tuple[int, int]]:
         """Moves the blocks of a running request to the CPU and returns the copies.
@@ -352,7 +352,7 @@ class Batch:
         request.num_preemptions += 1
         request.swapped_out_blocks += len(pairs)
         self.plan.preempted.append((request, SWAP))
-        self._note(request, transitions.SWAPPED_OUT, len(pairs))
+        self.note(request, transitions.SWAPPED_OUT, len(pairs))
         return pairs
 
     def swap_in(self, request: Request) -> None:
@@ -366,7 +366,7 @@ class Batch:
         request.swapped_in_blocks += len(pairs)
         self.plan.swaps_in.extend(pairs)
         self.plan.swapped_in.append(request)
-        self._note(request, transitions.SWAPPED_IN, len(pairs))
+        self.note(request, transitions.SWAPPED_IN, len(pairs))
 
     def run_prefill(self, request: Request, scheduled: int, charged: int | None = None) -> None:
         """Adds a chunk of `scheduled` known tokens to the step. Tokens that hit the prefix cache
@@ -398,7 +398,7 @@ class Batch:
         plan.single_decodes.append(request)
         if tokens > 1:
             plan.chunks.append((tokens - 1, 0))
-            self._note(request, transitions.RESUMED)
+            self.note(request, transitions.RESUMED)
         for sequence in request.sequences:
             if sequence.state == RUNNING:
                 scheduled(sequence, now_ns)
@@ -417,15 +417,14 @@ class Batch:
         plan.single_lengths.append(context_tokens)
         request.sequences[0].access_ns = self.now_ns
 
-    def run_verify(self, request: Request, tokens: int, context_tokens: int) -> None:
-        """Adds the next token of a request with one sequence and the drafts behind it, together
-        `tokens` tokens behind `context_tokens` tokens of context. The step verifies them."""
+    def run_verify(self, request: Request, drafts: int, context_tokens: int) -> None:
+        """Adds the next token of a request with one sequence, and `drafts` drafts behind it, which
+        the step verifies. With that token, the sequence has `context_tokens` tokens."""
         plan = self.plan
-        plan.singles.append((request, tokens, True))
-        plan.single_decodes.append(request)
-        plan.chunks.append((tokens, context_tokens))
-        plan.samples += tokens
-        request.sequences[0].access_ns = self.now_ns
+        self.run_token(request, context_tokens)
+        plan.singles[-1] = request, 1 + drafts, True
+        plan.draft_tokens += drafts
+        plan.samples += drafts
 
     def composed(self) -> Plan:
         """Completes the step and returns its plan."""
@@ -466,6 +465,14 @@ class Batch:
         sequence.__class__ = kind
         # Who decodes together with others has more to come.
         return kind is Sequence and self._endings.left(sequence) <= 0
+
+    def further_token(self, sequence: Sequence) -> bool:
+        """Books a token that the client gets in one message with the token before it, so that no
+        time lies between them (`vllm bench serve` counts time between messages). Returns whether it
+        is the last one."""
+        sequence.length += 1
+        self.tokens += 1
+        return self.stopped(sequence)
 
     def add_token(self, sequence: Sequence) -> None:
         """Appends one token to a sequence, without the stop test."""
@@ -542,11 +549,11 @@ class Batch:
         if again > 0:
             request.recomputed_tokens += again
         elif request.first_token_ns < 0:
-            self._note(request, transitions.CAUGHT_UP)
+            self.note(request, transitions.CAUGHT_UP)
         if samples:
-            self._note(request, transitions.RESUMED)
+            self.note(request, transitions.RESUMED)
         elif request.first_token_ns >= 0 and end == length - 1:
-            self._note(request, transitions.RECOVERED)
+            self.note(request, transitions.RECOVERED)
         return cached, samples
 
     def scheduled(self, request: Request) -> None:
@@ -554,16 +561,15 @@ class Batch:
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
             if self.busy_until_ns > self.now_ns:
-                self._note(request, transitions.SCHEDULED)
+                self.note(request, transitions.SCHEDULED)
         else:
-            self._note(request, transitions.READMITTED)
+            self.note(request, transitions.READMITTED)
 
-    def _note(self, request: Request, kind: int, value: int = 0) -> None:
-        """Logs a transition with the start time of the step being composed."""
-        now_ns = self.now_ns
-        if self.busy_until_ns > now_ns:
-            now_ns = self.busy_until_ns
-        self.transitions.rows += transitions.pack(request.index, kind, now_ns, value)
+    def note(self, request: Request, kind: int, value: int = 0, time_ns: int = -1) -> None:
+        """Logs a transition; by default, at the start of the step being composed."""
+        if time_ns < 0:
+            time_ns = max(self.now_ns, self.busy_until_ns)
+        self.transitions.rows += transitions.pack(request.index, kind, time_ns, value)
 
     def audit(self) -> None:
         """Asserts that queues, request states, block tables and pools agree."""

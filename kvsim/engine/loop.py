@@ -18,15 +18,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from math import inf
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from kvsim.engine.batch import Batch
-from kvsim.engine.plan import RECOMPUTE, Flight, Plan
+from kvsim.engine.plan import NOTHING_MOVED, RECOMPUTE, Flight, Moved, Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
-from kvsim.schema import completed_row, pack
+from kvsim.schema import completed_row, gauge_row, pack
 
 Waiting = Generator[Any, Any, Any]
 """What a host yields while time passes. Only the driver of the loop interprets it."""
@@ -57,6 +58,9 @@ class Host:
     """Number of consecutive steps without a new token or an ended request that counts as a
     livelock."""
 
+    meets: bool = False
+    """Whether other engines take part in each step (`meet`)."""
+
     now_ns: int = 0
     """The current time. It advances only in `wait`, `copy` and `sleep`."""
 
@@ -72,6 +76,10 @@ class Host:
 
     def tell(self, ended: list[Request]) -> None:
         """Tells the clients that these requests have ended, so that they may send more."""
+
+    def meet(self, plan: Plan) -> Waiting:
+        """Waits for the engines that take part in the same step, before it is priced."""
+        yield from ()
 
     def step_ns(self, plan: Plan) -> int:
         """Returns the duration of a step in nanoseconds, without the copies that `copy` makes."""
@@ -105,6 +113,23 @@ class Host:
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
         """Whether the engine composes another step while this one runs, if it may."""
         return plan.computes
+
+
+class Clients(Protocol):
+    """Clients that give up requests."""
+
+    @property
+    def next_ns(self) -> float:
+        """When the next request in progress is given up; infinite: never."""
+        ...
+
+    def begins(self, request: Request) -> None:
+        """A request was sent."""
+        ...
+
+    def over(self, now_ns: int) -> list[Request]:
+        """Takes out the requests in progress that are given up until now, in order."""
+        ...
 
 
 class Progress:
@@ -150,13 +175,16 @@ class Loop:
         progress: Callable[[int], None] | None = None,
         over: Callable[[Request], None] | None = None,
         repetition: Repetition | None = None,
+        clients: Clients | None = None,
     ) -> None:
         """`record` is called with the row of each step. `refused` maps a request id to the
         reason why it is rejected on arrival. `progress` is called with the number of requests that
-        have just ended. `over` is called with each ended request once no step refers to it."""
+        have just ended. `over` is called with each ended request once no step refers to it.
+        `clients` give up requests, which the scheduler then ends early."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
         self._record, self._refused, self._watcher = record, refused, watcher
         self._told, self._over, self._repetition = progress, over, repetition
+        self._clients = clients
         self._progress = Progress(host.patience_steps)
         self._tokens = 0
         self._flying: deque[Flight] = deque()
@@ -172,8 +200,11 @@ class Loop:
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
         most, records = self._scheduler.in_flight, self._record is not None
+        clients = self._clients
         while (arrived := host.arrived()) is not None:
             came = self.take_in(arrived) if arrived else 0
+            if clients is not None:
+                self._give_up(clients)
             if self._repeated():
                 yield from host.wait(batch.now_ns)
                 self._landed()
@@ -183,22 +214,27 @@ class Loop:
                 plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
+                if host.meets:
+                    yield from host.meet(plan)
                 timed = plan.computes or host.takes_time(plan, len(flying))
                 step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
                 ended = self._drain() if batch.ended else []
                 if timed or plan.waits:
-                    moved = (0, 0)
-                    row = composed_row(batch, plan) if records else b""
+                    moved = NOTHING_MOVED
+                    row = self._row(plan) if records else b""
                     if plan.swaps_out or plan.swaps_in:
-                        moved = yield from host.copy(plan)
+                        moved = Moved(*(yield from host.copy(plan)))
                     elif plan.waits:
-                        moved = 0, self._waits_ns(plan)
+                        moved = self._waits(plan)
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    row = composed_row(batch, plan) if records else b""
-                    self._step_over(Flight(plan, now_ns, now_ns, (0, 0), row), len(ended))
+                    row = self._row(plan) if records else b""
+                    self._step_over(Flight(plan, now_ns, now_ns, NOTHING_MOVED, row), len(ended))
+                elif not flying and clients is not None and clients.next_ns < inf:
+                    yield from host.wait(int(min(clients.next_ns, host.next_ns)))
+                    continue
                 elif not flying:
                     # Nothing can change before a request arrives.
                     if (yield from host.sleep()):
@@ -212,22 +248,32 @@ class Loop:
             if watcher is not None:
                 watcher.settled(batch, ended)
 
-    def _waits_ns(self, plan: Plan) -> int:
+    def _give_up(self, clients: Clients) -> None:
+        """Ends the requests that their clients have given up."""
+        now_ns = self._host.now_ns
+        for request in clients.over(now_ns):
+            self._batch.now_ns = now_ns
+            self._scheduler.abort(self._batch, request)
+
+    def _waits(self, plan: Plan) -> Moved:
         """Returns how long a step waits for transfers once those in flight are over."""
         host, flying = self._host, self._flying
         start_ns = flying[-1].end_ns if flying else host.now_ns
-        return self._scheduler.waits_ns(self._batch, plan, start_ns, host.next_ns)
+        return self._scheduler.waits(self._batch, plan, start_ns, host.next_ns)
 
-    def _dispatch(
-        self, plan: Plan, row: bytes, start_ns: int, moved: tuple[int, int], step_ns: int
-    ) -> None:
+    def _row(self, plan: Plan) -> bytes:
+        """Returns the row of the step composed last."""
+        row, scheduler = composed_row(self._batch, plan), self._scheduler
+        return row + gauge_row(scheduler.gauges(self._batch)) if scheduler.gauged else row
+
+    def _dispatch(self, plan: Plan, row: bytes, start_ns: int, moved: Moved, step_ns: int) -> None:
         """Starts a step after those in flight. `moved` is the time of its swap copies, which come
         first and block it (vLLM 0.6.3 `worker/worker.py`, `execute_worker`)."""
         flying, ready_ns = self._flying, start_ns + sum(moved)
         if flying:
-            assert not moved[0], "copies block a step, so none may be in flight"
+            assert not moved.copy_ns, "copies block a step, so none may be in flight"
             start_ns = flying[-1].end_ns
-            ready_ns = start_ns + moved[1]
+            ready_ns = start_ns + sum(moved)
         self._batch.busy_until_ns = end_ns = ready_ns + step_ns
         flying.append(Flight(plan, start_ns, end_ns, moved, row))
 
@@ -240,12 +286,15 @@ class Loop:
 
     def _step_over(self, flight: Flight, ended: int) -> None:
         """Records a step in which `ended` requests ended, and checks for progress."""
-        plan, start_ns, end_ns, (copy_ns, wait_ns), row = flight
+        plan, start_ns, end_ns, moved, row = flight
         if self._record is not None:
-            self._record(completed_row(row, start_ns, end_ns, copy_ns, wait_ns, ended))
+            self._record(completed_row(row, start_ns, end_ns, *moved, ended))
         progress, tokens = self._progress, self._batch.tokens
         progress.steps += 1
-        progress.idle_steps = 0 if ended or tokens != self._tokens else progress.idle_steps + 1
+        if ended or tokens != self._tokens:
+            progress.idle_steps = 0
+        elif not plan.empty or plan.waits:
+            progress.idle_steps += 1
         self._tokens = tokens
         if progress.idle_steps >= progress.patience_steps or progress.steps >= self._next_audit:
             self._check(plan)
@@ -278,6 +327,8 @@ class Loop:
                 batch.refuse(request, refused[request.id])
             else:
                 self._scheduler.arrive(batch, request)
+            if self._clients is not None:
+                self._clients.begins(request)
         return len(arrived)
 
     def _drain(self) -> list[Request]:
@@ -330,7 +381,7 @@ def composed_row(batch: Batch, plan: Plan) -> bytes:
         recomputes += means == RECOMPUTE
     # By position: matching this many names would take as long as all the rest.
     return pack(
-        *(0, 0, 0, 0),
+        *(0, 0, 0, 0, 0),
         len(plan.prefills),
         prefill_tokens,
         cached_tokens,

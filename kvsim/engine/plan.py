@@ -39,6 +39,9 @@ class Plan:
     """Whether transfers of KV go with the step, so that it takes place even if it computes nothing,
     and may wait for them (`Scheduler.waits_ns`)."""
 
+    drafter_ns = 0
+    """How much longer the step takes because drafts are made at its end."""
+
     __slots__ = (
         "_lengths",
         "_longest",
@@ -49,11 +52,13 @@ class Plan:
         "context_tokens",
         "copies",
         "decode_seqs",
+        "draft_tokens",
         "ignored",
         "left",
         "place",
         "preempted",
         "prefills",
+        "rank_tokens",
         "samples",
         "single_decodes",
         "single_lengths",
@@ -102,8 +107,19 @@ class Plan:
         self.decode_seqs = 0
         self.context_tokens = 0
         """Sum of the lengths of decoding sequences, the token of this step included."""
+        self.draft_tokens = 0
+        """Drafts that the step verifies behind the next tokens of decoding sequences: so many
+        tokens more go through the linear layers, and get logits."""
         self.samples = 0
         """Number of positions for which logits are computed."""
+        self.rank_tokens: float | None = None
+        """Mean tokens of the ranks that share experts, padding included; None: all have as many as
+        this one."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes."""
+        return self.decode_seqs + sum([new for new, _ in self.chunks])
 
     @property
     def entries(self) -> list[tuple[Request, int, bool]]:
@@ -168,13 +184,26 @@ class Plan:
         return not (self.singles or self.together or self.ignored or self.preempted)
 
 
+class Moved(NamedTuple):
+    """What a step spends on copies before it computes, in nanoseconds."""
+
+    copy_ns: int = 0
+    """On the link."""
+    wait_ns: int = 0
+    """Waiting for the link, or for loads."""
+    flush_ns: int = 0
+    """Waiting for stores of blocks that it reuses."""
+
+
+NOTHING_MOVED = Moved()
+
+
 class Flight(NamedTuple):
     """A step in flight."""
 
     plan: Plan
     start_ns: int
     end_ns: int
-    moved: tuple[int, int]
-    """Time spent on the link and time spent waiting for it, in nanoseconds."""
+    moved: Moved
     row: bytes
     """Its row without times and finished requests (`kvsim.schema.completed_row`)."""

@@ -254,6 +254,8 @@ class Request:
         "session",
         "swapped_in_blocks",
         "swapped_out_blocks",
+        "tier1_hit_tokens",
+        "tier2_hit_tokens",
     )
 
     def __init__(
@@ -301,6 +303,8 @@ class Request:
         self.num_preemptions = 0
         self.cached_tokens = 0
         """Prompt tokens that prefix hits saved from computation at the first admission."""
+        self.tier1_hit_tokens = self.tier2_hit_tokens = 0
+        """Of `cached_tokens`, those loaded from the tier in CPU memory and from that below it."""
         self.recached_tokens = 0
         """Tokens that prefix hits saved from computation at later admissions."""
         self.lost_tokens = 0

@@ -14,7 +14,7 @@ where none of the methods that they reproduce is overridden (`kvsim.fast.known`)
 from __future__ import annotations
 
 from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
+from kvsim.engine.plan import NOTHING_MOVED, Moved, Plan
 from kvsim.engine.request import FINISHED, RUNNING, SWAPPED, Request, Sequence
 
 Asked = tuple[list[int], int, int, int, int]
@@ -61,9 +61,13 @@ class Scheduler:
     names_blocks: bool = True
     """Whether it reads block ids: entries of tables, references of pools. If your scheduler does
     not, set it to False: a faster prefix cache without ids may then be used."""
+    ends_early: bool = False
+    """Whether it ends requests that their clients give up (`abort`); if not, they go on."""
     lingers: bool = False
     """Whether a request takes part in one more step after its last token, as in vLLM 0.6.3's
     asynchronous output processing."""
+    gauged: tuple[str, ...] = ()
+    """Columns of `kvsim.schema.STEPS` that its steps have beyond those of every engine."""
 
     def arrive(self, batch: Batch, request: Request) -> None:
         """Accepts a new request into the waiting queue, or rejects it (`Batch.refuse`)."""
@@ -73,17 +77,26 @@ class Scheduler:
         """Composes the next step through the moves of `batch`, and returns its plan."""
         raise NotImplementedError
 
+    def abort(self, batch: Batch, request: Request) -> bool:
+        """Ends a request that its client gave up. Returns whether it was in progress. Asked only of
+        schedulers that have `ends_early` set."""
+        raise NotImplementedError
+
     def remarks(self) -> list[str]:
         """Returns what a reader of the result should know about this run, one line each."""
         return []
 
+    def gauges(self, batch: Batch) -> tuple[int, ...]:
+        """Returns the values of `gauged` in the step composed last."""
+        return ()
+
     def overlap(self, batch: Batch, now_ns: int) -> None:
         """Work that the engine's host does while the model runs. By default there is none."""
 
-    def waits_ns(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> int:
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
         """Returns how long a step that begins at `start_ns` waits for transfers before it computes.
         The next request arrives at `next_ns`. Asked only where `Plan.waits`."""
-        return 0
+        return NOTHING_MOVED
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, samples fork, requests end."""

@@ -126,6 +126,12 @@ class Tables:
         `match` returned."""
         return min(len(hits) * self.block_size, sequence.length - self.full_hit.least)
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Returns the tokens of a new sequence whose computation an admission would save now.
+        Asking changes nothing, not even what counts as used."""
+        hits = self.match(sequence)
+        return self.hit_tokens(sequence, hits) if hits else 0
+
     def tables(self, sequence: Sequence) -> list[list[int]]:
         """Returns its block tables: one for each group of layers that keep the same of a sequence.
         An entry of 0 stands for no block where there are several groups."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvsim.engine.scheduler import Scheduler
     from kvsim.engine.tables import Tables
     from kvsim.hardware import Hardware
+    from kvsim.memory import Formula
 
 GROUP_MANAGER = "vllm-v1-groups"
 """The block manager of models with several KV cache groups."""
@@ -193,6 +194,19 @@ BLOCK_MANAGERS = _Classes(
     }
 )
 """Values of `--block-manager`: who holds which KV block, and what can still be hit."""
+
+_FORMULAS = {
+    "vllm": "vllm_memory:VllmMemory",
+    "sglang": "sglang_server:SglangMemory",
+    "nano-vllm": "nano_memory:NanoMemory",
+}
+"""Values of `--memory-formula`."""
+
+
+def memory_formula(name: str | None) -> Formula:
+    """Returns the rule by which an engine counts its KV blocks; vLLM's for None."""
+    formula: Formula = _found(_FORMULAS[name or "vllm"])()
+    return formula
 
 
 def __getattr__(name: str) -> Any:

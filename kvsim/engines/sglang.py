@@ -39,6 +39,7 @@ from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
 from kvsim.engines.sglang_remarks import remarks
 from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
 from kvsim.errors import EngineStopped
+from kvsim.schema import SGLANG_COLUMNS
 
 _ZEROS = -(1 << 72)
 """Keys of prompts that replace a too long one are near this; those of a trace are not."""
@@ -56,6 +57,7 @@ class Sglang(Scheduler):
     """
 
     counts_composed = True
+    gauged = SGLANG_COLUMNS
 
     def __init__(
         self,
@@ -148,6 +150,10 @@ class Sglang(Scheduler):
     def ratio(self) -> float:
         """The expected share of the announced output tokens."""
         return self._ratio.now
+
+    def gauges(self, batch: Batch) -> tuple[int, int]:
+        """Returns the protected pages, and the new-token ratio in parts per million."""
+        return tables_of(batch).gpu.tree.locked_pages, self._ratio.ppm
 
     def free_slots(self, batch: Batch) -> int:
         """Returns how many more requests could hold pages."""
@@ -294,9 +300,8 @@ class Sglang(Scheduler):
         engine = Engine(blocks, running, self._computed_tokens, self.standings)
         batch.waiting = self.order.sort(batch.waiting, engine)
         riders = len(running) if self.mixes else 0
-        expected, ratio, clip = 0.0, self.ratio, self._rules.clip_tokens
-        for request in running:
-            expected += expected_tokens(request, self.standings[request], ratio, clip)
+        clip = self._rules.clip_tokens
+        expected = expected_tokens(running, self.standings, self.ratio, clip)
         chunk = self.max_num_batched_tokens if self.chunked else None
         prefill = Prefill(
             self._rules,
@@ -388,12 +393,13 @@ class Sglang(Scheduler):
         running.extends = False
         return running
 
-    def decoded(self, steps: int) -> None:
-        """Counts decode steps of the running batch that had memory for all of it."""
-        self._ratio.decay(steps)
+    def decoded(self, steps: int) -> list[int]:
+        """Counts decode steps of the running batch that had memory for all of it. Returns the
+        new-token ratio in the first of them, in parts per million, until it falls no more."""
         self._computed_tokens += steps * self.running.computed_tokens
         self.running.extends = False
         self.last = self.running
+        return self._ratio.decay(steps)
 
     def drop_finishing(self) -> bool:
         """Removes requests from the running batch whose last token is in flight. Returns whether

@@ -238,6 +238,10 @@ class SglangRadixTables(SglangTables):
     def find(self, sequence: Sequence) -> tuple[int, Node]:
         return self._match(sequence, sequence.length - 1)
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        size = self.block_size
+        return size * self.gpu.tree.found(self.keys(sequence, (sequence.length - 1) // size))
+
     def _match(self, sequence: Sequence, tokens: int) -> tuple[int, Node]:
         size = self.block_size
         pages, node = self.gpu.tree.match(self.keys(sequence, tokens // size))

@@ -57,13 +57,20 @@ class NewTokenRatio:
         self.now = self.lowest = self.highest = first
         """The share in this step, and its bounds so far."""
 
-    def decay(self, steps: int = 1) -> None:
-        """Lowers the share after decode steps that had memory for all requests."""
-        for _ in range(steps):
-            if self.now == self._least:
-                break
+    @property
+    def ppm(self) -> int:
+        """The share in this step, in parts per million."""
+        return round(1e6 * self.now)
+
+    def decay(self, steps: int = 1) -> list[int]:
+        """Lowers the share in decode steps that have memory for all requests. Returns it in the
+        first of these steps, in parts per million, until it falls no more."""
+        shares: list[int] = []
+        while self.now != self._least and len(shares) < steps:
             self.now = max(self.now - self._decay, self._least)
+            shares.append(self.ppm)
         self.lowest = min(self.lowest, self.now)
+        return shares
 
     def estimate(self, generated_tokens: int, limits_tokens: list[int]) -> None:
         """Sets the share after a retraction, from what the remaining requests have generated."""

@@ -277,16 +277,24 @@ class Prefill:
         return tokens // size * size
 
     def _expected(self, request: Request) -> float:
-        standing = self._standings[request]
-        return expected_tokens(request, standing, self._ratio, self._rules.clip_tokens)
+        return expected_tokens([request], self._standings, self._ratio, self._rules.clip_tokens)
 
 
-def expected_tokens(request: Request, standing: Standing, ratio: float, clip_tokens: int) -> float:
-    """Returns the tokens that a running request is still expected to generate."""
-    rest = standing.limit_tokens - request.sequences[0].length + request.input_length
-    if rest > clip_tokens:
-        rest = clip_tokens
-    return rest if standing.ignore_eos else rest * ratio
+def expected_tokens(
+    requests: Iterable[Request],
+    standings: Mapping[Request, Standing],
+    ratio: float,
+    clip_tokens: int,
+) -> float:
+    """Returns the tokens that running requests are still expected to generate."""
+    expected = 0.0
+    for request in requests:
+        standing = standings[request]
+        rest = standing.limit_tokens - request.sequences[0].length + request.input_length
+        if rest > clip_tokens:
+            rest = clip_tokens
+        expected += rest if standing.ignore_eos else rest * ratio
+    return expected
 
 
 def generated_tokens(request: Request) -> int:

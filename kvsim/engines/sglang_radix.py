@@ -188,6 +188,17 @@ class RadixTree:
             each, behind = each.parent, behind - 1
         return found, node
 
+    def found(self, keys: Keys) -> int:
+        """Returns the number of leading pages that are cached. Nothing counts as used."""
+        node, found, number = self.root, 0, len(keys)
+        while found < number and (child := node.children.get(keys[found])) is not None:
+            same = self._agreement(child.keys, keys, found)
+            found += same
+            if same < len(child.pages):
+                break
+            node = child
+        return found
+
     def path(self, node: Node) -> list[int]:
         """Returns the pages from the root to the end of a node."""
         return [page for each in self._down_to(node) for page in each.pages]

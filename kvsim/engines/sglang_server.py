@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvsim.config import RunConfig
-from kvsim.hardware import Hardware
-
-MIB = 2**20
+from kvsim.hardware import GIB, Hardware
+from kvsim.memory import MIB, Stage, Taken
 
 _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8),
@@ -68,6 +67,21 @@ def max_running_requests(pool_tokens: int, context_tokens: int) -> int:
     """Returns the most running requests (`model_executor/model_runner.py`)."""
     most = min(max(int(pool_tokens / context_tokens * 512), 2048), 4096)
     return max(1, min(most, pool_tokens // 2))
+
+
+class SglangMemory:
+    """(total - context) x `mem_fraction_static` - weights (`mem_cache/kv_cache_configurator.py`,
+    `_profile_available_bytes`).
+
+    Activations and graphs are what the share leaves. Of what was in use when the engine began to
+    measure, the same share is charged.
+    """
+
+    is_vllm = False
+
+    def taken(self, stage: Stage) -> Taken:
+        share = stage.config.gpu_memory_utilization or 1.0
+        return Taken(stage.hardware.context_gib * GIB * share)
 
 
 def server_defaults(config: RunConfig, hardware: Hardware) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from kvsim.engine.loop import Progress
-from kvsim.engine.plan import Flight, Plan
+from kvsim.engine.plan import NOTHING_MOVED, Flight, Plan
 from kvsim.engine.request import Request
-from kvsim.fast.course import MOST_STEPS, Course
+from kvsim.fast.course import Course
 from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Chunk, Intake
+from kvsim.fast.series import Series
 from kvsim.schema import completed_row, decode_row, finished_row, prompt_row
 
 
@@ -84,11 +85,10 @@ class Ahead:
         """
         course, batch, cohort = self._course, self._batch, self._cohort
         next_ns, horizon_ns = upcoming()
-        cut_ns, listens = min(next_ns, horizon_ns), course.listens
-        steps, idle, tokens = 0, progress.idle_steps, batch.tokens
+        cut_ns, series = min(next_ns, horizon_ns), Series(batch, progress, course.listens)
         self._start_ns, self._end_ns = flight.start_ns, flight.end_ns
         step: Step | None = None
-        batch.now_ns, course.ended = now_ns, []
+        batch.now_ns, course.ended = now_ns, series.ended
         while True:
             if cohort.composed in cohort.ends:
                 cohort.seat()
@@ -96,23 +96,12 @@ class Ahead:
             if step is not None and not (batch.others or cohort.sitting):
                 alike = self._take_alike(step, cut_ns)
             if alike is not None:
-                step = alike
-                steps += len(step.ends_ns)
+                step, taken = alike, len(alike.ends_ns)
             elif self._goes_on():
-                step = self._take_one(step, flight)
-                steps += 1
+                step, taken = self._take_one(step, flight), 1
             else:
                 break
-            if batch.tokens != tokens or batch.ended:
-                tokens, idle = batch.tokens, 0
-            else:
-                idle += 1
-            if batch.ended:
-                course.ended += batch.ended
-                batch.ended = []
-                if listens:
-                    break
-            if steps >= MOST_STEPS or idle >= progress.patience_steps:
+            if series.count(taken):
                 break
             start_ns = self._start_ns
             if start_ns >= cut_ns:
@@ -125,8 +114,7 @@ class Ahead:
         if step is None:
             return 0, flight
         batch.busy_until_ns = self._end_ns
-        progress.steps, progress.idle_steps = progress.steps + steps, idle
-        return steps, self._handed_over(step)
+        return series.close(), self._handed_over(step)
 
     def _take_one(self, step: Step | None, flight: Flight) -> Step:
         """Composes the next step and settles the one in flight: `step`, or `flight` if it is None.
@@ -370,4 +358,4 @@ class Ahead:
             (request, tokens, request in step.sampling) for request, tokens, _ in step.chunks
         ]
         plan.batched_tokens = step.decodes + sum([charged for _, _, charged in step.chunks])
-        return Flight(plan, self._start_ns, self._end_ns, (0, 0), row)
+        return Flight(plan, self._start_ns, self._end_ns, NOTHING_MOVED, row)

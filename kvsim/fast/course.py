@@ -13,9 +13,6 @@ from kvsim.fast.cohort import Cohort
 from kvsim.fast.known import Terms
 from kvsim.records.recorder import Recorder
 
-MOST_STEPS = 10_000
-"""Most steps taken at once, so that a progress display is updated regularly."""
-
 
 class Course:
     """The parts of a run, and what all kinds of repeated steps share."""

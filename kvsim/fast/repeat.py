@@ -23,10 +23,11 @@ from kvsim.engine.loop import Progress
 from kvsim.engine.plan import Flight
 from kvsim.engine.request import Request
 from kvsim.fast.ahead import Ahead
-from kvsim.fast.course import MOST_STEPS, Course
+from kvsim.fast.course import Course
 from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Intake
 from kvsim.fast.prompts import Prompts
+from kvsim.fast.series import Series
 
 
 class Repeat:
@@ -77,20 +78,10 @@ class Repeat:
         """
         next_ns, horizon_ns = self._upcoming()
         course, batch, cohort = self._course, self._course.batch, self._course.cohort
-        batch.now_ns, course.ended = now_ns, []
-        steps, idle, tokens = 0, progress.idle_steps, batch.tokens
+        batch.now_ns, series = now_ns, Series(batch, progress, course.listens)
+        course.ended = series.ended
         while taken := self._steps(min(next_ns, horizon_ns)):
-            steps += taken
-            if batch.tokens != tokens or batch.ended:
-                tokens, idle = batch.tokens, 0
-            else:
-                idle += taken
-            if batch.ended:
-                course.ended += batch.ended
-                batch.ended = []
-                if course.listens:
-                    break
-            if batch.now_ns >= horizon_ns or steps >= MOST_STEPS or idle >= progress.patience_steps:
+            if series.count(taken) or batch.now_ns >= horizon_ns:
                 break
             if cohort.lingering and not self._may_part():
                 break
@@ -103,10 +94,9 @@ class Repeat:
         if course.untold:
             course.scheduler.last_tokens(batch, course.untold)
             course.untold = []
-        if steps:
+        if series.steps:
             batch.busy_until_ns = max(batch.busy_until_ns, batch.now_ns)
-            progress.steps, progress.idle_steps = progress.steps + steps, idle
-        return steps
+        return series.close()
 
     def _may_begin(self) -> bool:
         course, cohort = self._course, self._course.cohort

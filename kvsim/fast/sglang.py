@@ -24,18 +24,18 @@ from typing import NamedTuple
 from kvsim.cost import PricesDecodes, longest_asked
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Progress, composed_row
-from kvsim.engine.plan import Flight, Plan
+from kvsim.engine.plan import NOTHING_MOVED, Flight, Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines.sglang import Sglang, SglangOverlap
 from kvsim.engines.sglang_prefill import generated_tokens
 from kvsim.engines.sglang_runs import SglangCounts, SglangRuns
-from kvsim.fast.course import MOST_STEPS
 from kvsim.fast.decodes import LONG_STEPS
 from kvsim.fast.known import overridden
+from kvsim.fast.series import Series
 from kvsim.records.recorder import Recorder
-from kvsim.schema import completed_row, pack
+from kvsim.schema import completed_row, gauge_row, pack
 
 
 class Step(NamedTuple):
@@ -158,25 +158,14 @@ class SglangSteps:
 
     def _stretch(self, step: Step | None, now_ns: int, progress: Progress) -> int:
         """Takes steps until the loop or the scheduler has to act. Returns how many were settled."""
-        batch, steps = self._batch, 0
+        batch, series = self._batch, Series(self._batch, progress, self._listens)
         next_ns, horizon_ns = self._upcoming()
         cut_ns = min(next_ns, horizon_ns)
-        batch.now_ns, self.ended = now_ns, []
-        idle, tokens = progress.idle_steps, batch.tokens
+        batch.now_ns, self.ended = now_ns, series.ended
         while True:
             step = self._advance(step, cut_ns)
             taken, self._taken = self._taken, 0
-            steps += taken
-            if batch.tokens != tokens or batch.ended:
-                tokens, idle = batch.tokens, 0
-            else:
-                idle += taken
-            if batch.ended:
-                self.ended += batch.ended
-                batch.ended = []
-                if self._listens:
-                    break
-            if steps >= MOST_STEPS or idle >= progress.patience_steps:
+            if series.count(taken):
                 break
             if batch.now_ns >= cut_ns:
                 if batch.now_ns >= horizon_ns:
@@ -190,8 +179,8 @@ class SglangSteps:
         self._sync()
         self._step = step
         batch.busy_until_ns = batch.now_ns if step is None else step.end_ns
-        self._steps = progress.steps = progress.steps + steps
-        progress.idle_steps = idle
+        steps = series.close()
+        self._steps = progress.steps
         return steps
 
     def _resumed(self, flight: Flight | None, steps: int) -> Step | None:
@@ -210,7 +199,7 @@ class SglangSteps:
         if plan is None:
             plan = Plan()
             plan.run_together(len(step.requests), lambda: step.requests, list)
-        return Flight(plan, step.start_ns, step.end_ns, (0, 0), step.row)
+        return Flight(plan, step.start_ns, step.end_ns, NOTHING_MOVED, step.row)
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -247,7 +236,7 @@ class SglangSteps:
                 self._ends, self._filed = {}, []
         self._regroup()
         plan = scheduler.composed(batch, group)
-        row = composed_row(batch, plan)
+        row = composed_row(batch, plan) + self._gauges()
         if plan.computes:
             return Step([], plan, start_ns, start_ns + self._cost.step_ns(plan), row)
         if not plan.empty:
@@ -274,7 +263,8 @@ class SglangSteps:
         number, context = len(self._group), self._filled + len(self._group)
         end_ns = start_ns + self._cost.decode_ns(number, context, *self._longest(0))
         self._grow(1)
-        return Step(self._group, None, start_ns, end_ns, self._row(start_ns, end_ns, context))
+        row = self._row(start_ns, end_ns, context) + self._gauges()
+        return Step(self._group, None, start_ns, end_ns, row)
 
     def _settle(self, step: Step) -> None:
         """Settles a step: its tokens exist, and requests end."""
@@ -349,19 +339,20 @@ class SglangSteps:
         context = self._filled + number
         row = self._row(start_ns, 0, context)
         ends_ns = self._price(start_ns, most, cut_ns)
-        opened, evicted = self._grow(len(ends_ns))
+        opened, evicted, ratios = self._grow(len(ends_ns))
         following = None
         if step is not None:
             self._settle(step)
             context += number * (len(ends_ns) - 1)
             *ends_ns, end_ns = ends_ns
             start_ns = ends_ns[-1] if ends_ns else start_ns
-            last = self._row(start_ns, end_ns, context)
+            last = self._row(start_ns, end_ns, context) + self._gauges()
             following = Step(self._group, None, start_ns, end_ns, last)
             self._scheduler.pending.append(self._group)
         if ends_ns:
             steps = len(ends_ns)
-            self._recorder.decodes(row, ends_ns, opened[:steps], evicted[:steps])
+            row += self._gauges()
+            self._recorder.decodes(row, ends_ns, opened[:steps], evicted[:steps], ratios[:steps])
             self._taken += steps
             self._book(number, ends_ns)
         return following
@@ -439,9 +430,9 @@ class SglangSteps:
         """Returns the number of pages that the next step takes."""
         return self._phases[-self._composed % self._size]
 
-    def _grow(self, steps: int) -> tuple[list[int], list[int]]:
-        """Composes decode steps: takes slots. Returns the pages that each step takes, and the pages
-        with content that are lost up to each."""
+    def _grow(self, steps: int) -> tuple[list[int], list[int], list[int]]:
+        """Composes decode steps: takes slots. Returns the pages that each step takes, the pages
+        with content that are lost up to each, and the new-token ratio as far as it falls."""
         number, size, blocks, pool = len(self._group), self._size, self._blocks, self._blocks.gpu
         opened, evicted, before = [], [], pool.tree.pages
         for _ in range(steps):
@@ -456,8 +447,8 @@ class SglangSteps:
         self._filled += number * steps
         self._slots += steps
         self.together_steps += steps
-        self._scheduler.decoded(steps)
-        return opened, evicted if pool.tree.pages < before else []
+        ratios = self._scheduler.decoded(steps)
+        return opened, evicted if pool.tree.pages < before else [], ratios
 
     def _book(self, number: int, ends_ns: list[int]) -> None:
         """Books the tokens of `number` requests in steps that end at these times."""
@@ -484,11 +475,15 @@ class SglangSteps:
         lengths = sorted([each.filled for each in self._sequences], reverse=True)
         return ([length + more for length in lengths[: self._asked]],)
 
+    def _gauges(self) -> bytes:
+        """Returns the end of a row."""
+        return gauge_row(self._scheduler.gauges(self._batch))
+
     def _row(self, start_ns: int, end_ns: int, context_tokens: int) -> bytes:
-        """Returns the row of a decode step of the running batch."""
+        """Returns the row of a decode step of the running batch, without its end."""
         batch, number = self._batch, len(self._group)
         return pack(
-            *(start_ns, end_ns, 0, 0, 0, 0, 0, number, context_tokens, number),
+            *(start_ns, end_ns, 0, 0, 0, 0, 0, 0, number, context_tokens, number),
             *(0, 0, 0, 0, 0, 0, 0, len(batch.waiting), len(batch.others), 0),
             *(*batch.blocks.census(), self._scheduler.blocked(batch), 0),
         )

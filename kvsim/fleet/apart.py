@@ -35,7 +35,10 @@ from kvsim.workload.keys import Streams, streams
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
 
-_OWN = {"__init__", "choose", "route", "sent", "worker_lost", "worker_added"}
+_OWN = {
+    *("__init__", "choose", "route", "sent", "worker_lost", "worker_added"),
+    *("expected", "index_limit_tokens"),
+}
 """What a router may override without heeding workers that stay alive."""
 _WORTHWHILE = 10_000
 """Requests from which on further processes save more time than they take to start."""
@@ -90,7 +93,7 @@ def routed(load: Load, router: Router) -> array[int]:
     chosen, everyone = array("q", [-1]) * len(load.rows), list(range(len(router.workers)))
     for index in sorted(range(len(load.rows)), key=load.release_ns.__getitem__):
         asked = asked_of(load.rows[index], load.streams[index])
-        chosen[index] = router.route(asked, everyone, load.release_ns[index])
+        chosen[index] = router.route(asked, everyone, load.release_ns[index]).worker
     return chosen
 
 

@@ -18,6 +18,7 @@ import simpy
 from kvsim.engine.request import Request
 from kvsim.fast.known import overridden
 from kvsim.fleet.content import asked_of
+from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.replica.events import Process
 from kvsim.routers.router import Router
@@ -48,6 +49,10 @@ class Dispatch:
         """The replicas' engines, once they are made."""
         self.chosen = array("q", [-1]) * requests
         """The replica of each request; -1: none."""
+        self.decisions: Decisions | None = None
+        """Notes what is decided, if anybody asks."""
+        self._in_flight = [0] * replicas
+        """Requests that each replica was sent and that are not over."""
         self._tells_tokens = "first_token" in overridden(router, Router)
         self._prefilling: dict[str, Request] = {}
         """Requests that the router believes to have no first token, if it cares."""
@@ -111,7 +116,11 @@ class Dispatch:
                 self._router.first_token(id)
                 del self._prefilling[id]
         asked = asked_of(self._rows[request.index], self._streams[request.index])
-        worker = self._router.route(asked, self._alive, now_ns)
+        if self.decisions is None:
+            worker = self._router.route(asked, self._alive, now_ns).worker
+        else:
+            worker = self.decisions.route(request, asked, self._alive, now_ns, self._in_flight)
+        self._in_flight[worker] += 1
         if self._tells_tokens:
             self._prefilling[request.id] = request
         self.chosen[request.index] = worker
@@ -122,6 +131,7 @@ class Dispatch:
         for request in requests:
             self._prefilling.pop(request.id, None)
             self._router.ended(request.id)
+            self._in_flight[self.chosen[request.index]] -= 1
             sent, later = self._clients.ended(request, now_ns)
             for other in sent:
                 self._route(other)

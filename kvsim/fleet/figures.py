@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from kvsim.fleet.bounds import Bounds
 from kvsim.fleet.fleet import FleetResult
-from kvsim.fleet.joined import joined_figures
+from kvsim.fleet.joined import joined_figures, joined_lookups
+from kvsim.fleet.routing import load_imbalance, routing_figures
 from kvsim.records.tally import Tally
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import summarise_requests
@@ -28,32 +31,60 @@ OF_A_REPLICA = (
 """Figures of a run (`kvsim.report.summary`) that are set side by side."""
 
 
-def summarise_fleet(result: FleetResult) -> dict[str, Any]:
+def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[str, Any]:
     """All figures of a run of several replicas.
 
     Those of requests stand at the top, under the keys of a run; `replicas` has a table for each
     replica. `input_imbalance` is the greatest number of prompt tokens that a replica was sent, over
-    the mean.
+    the mean. `routing` explains the decisions (`kvsim.fleet.routing`), if they were noted, and
+    has the `bounds`, if given.
     """
-    each = [replica.summary for replica in result.replicas]
-    metas = [summary["meta"] for summary in each]
-    end_ns = max(round(summary["duration"] * 1e9) for summary in each)
     gaps = Tally()
     for replica in result.replicas:
         for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
             gaps.add(int(number), int(times))
-    caching = any(meta["prefix_caching"] for meta in metas)
-    meta = {"goodput": metas[0]["goodput"], "prefix_caching": caching}
-    if len({meta["engine"] for meta in metas}) == 1:
-        # Look-ups of blocks have no definition that all engines share.
-        names = "block_lookups", "block_hits"
-        meta["cache"] = {name: sum(each["cache"][name] for each in metas) for name in names}
-    figures = summarise_requests(result.requests, gaps, end_ns, meta)
-    sent = [int(replica.requests["input_length"].sum()) for replica in result.replicas]
+    meta = _provenance(result, [replica.summary for replica in result.replicas])
+    known = None if bounds is None else bounds.record()
+    return fleet_figures(result.replicas, result.requests, result.decisions, gaps, meta, known)
+
+
+class Served(Protocol):
+    """What a replica did: a `Result`, or what was read from its folder."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of a run."""
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """The requests that it was sent."""
+
+    @property
+    def steps(self) -> Mapping[str, Any]:
+        """Its steps."""
+
+
+def fleet_figures(
+    replicas: Sequence[Served],
+    requests: Mapping[str, Any],
+    decisions: Mapping[str, Any] | None,
+    gaps: Mapping[int, int],
+    meta: Mapping[str, Any],
+    bounds: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    """The figures of `summarise_fleet`, from tables. `gaps`: time between tokens → how often."""
+    each = [replica.summary for replica in replicas]
+    end_ns = max(round(summary["duration"] * 1e9) for summary in each)
+    figures = summarise_requests(requests, gaps, end_ns, meta)
+    sent = [int(replica.requests["input_length"].sum()) for replica in replicas]
+    routing = None
+    if decisions is not None:
+        routing = {**routing_figures(decisions, requests), "bounds": bounds}
     return {
         **figures,
-        **joined_figures(result.replicas),
+        **joined_figures(each, [replica.steps for replica in replicas]),
         "input_imbalance": ratio(max(sent) * len(sent), sum(sent)),
+        "load_imbalance": load_imbalance(requests, len(each)),
         "replicas": [
             {
                 **{key: summary[key] for key in OF_A_REPLICA},
@@ -61,12 +92,28 @@ def summarise_fleet(result: FleetResult) -> dict[str, Any]:
             }
             for summary in each
         ],
-        "meta": {
-            "kvsim_version": metas[0]["kvsim_version"],
-            "command": metas[0]["command"],
-            "router": {"name": result.router, "args": result.router_args},
-            "trace": {**metas[0]["trace"], "requests": len(result.chosen)},
-            "seed": metas[0]["seed"],
-            "cost": [meta["cost"]["source"] for meta in metas],
+        "routing": routing,
+        "meta": meta,
+    }
+
+
+def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What made the run. Settings are those of the first replica; each folder has its own."""
+    metas = [summary["meta"] for summary in each]
+    first = metas[0]
+    outcomes = [meta["outcome"] for meta in metas]
+    stopped = (outcome for outcome in outcomes if outcome["kind"] != "finished")
+    kept = ("kvsim_version", "command", "config", "assumed", "seed", "cost", "goodput")
+    return {
+        **{key: first[key] for key in kept},
+        **{
+            key: first[key]
+            for key in ("engine", "model", "hardware", "block_size", "num_gpu_blocks")
         },
+        "trace": {**first["trace"], "requests": len(result.chosen)},
+        "router": {"name": result.router, "args": result.router_args},
+        "replicas": len(metas),
+        "prefix_caching": any(meta["prefix_caching"] for meta in metas),
+        "cache": joined_lookups(metas),
+        "outcome": next(stopped, outcomes[0]),
     }

@@ -15,10 +15,14 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
+from kvsim.config import RunConfig
+from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
+from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
+from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result
 from kvsim.routers import make_router
 from kvsim.routers.router import Router
@@ -41,22 +45,33 @@ class FleetResult:
     """The requests of each replica, as places in the trace."""
     chosen: Sequence[int]
     """The replica of each request, in the order of the trace; -1: it was sent to none."""
+    decisions: Mapping[str, np.ndarray] | None = None
+    """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
 
     @cached_property
     def requests(self) -> dict[str, Any]:
         """The requests of all replicas in the order of the trace, with the column `replica`."""
-        each = [result.requests for result in self.replicas]
-        indexes = np.concatenate(self.indexes)
-        order = np.argsort(indexes, kind="stable")
-        joined: dict[str, Any] = {}
-        for name in each[0]:
-            values = [columns[name] for columns in each]
-            if isinstance(values[0], np.ndarray):
-                joined[name] = np.concatenate(values)[order]
-            else:
-                flat = [value for column in values for value in column]
-                joined[name] = [flat[place] for place in order]
-        return {**joined, "index": indexes[order], "replica": np.array(self.chosen)[indexes[order]]}
+        return together([each.requests for each in self.replicas], self.indexes, self.chosen)
+
+
+def together(
+    each: Sequence[Mapping[str, Any]], indexes: Sequence[np.ndarray], chosen: Sequence[int]
+) -> dict[str, Any]:
+    """Returns the requests of all replicas in the order of the trace, with the column `replica`.
+
+    `indexes`: the requests of each replica, as places in the trace; `chosen`: the replica of each.
+    """
+    places = np.concatenate(indexes)
+    order = np.argsort(places, kind="stable")
+    joined: dict[str, Any] = {}
+    for name in each[0]:
+        values = [columns[name] for columns in each]
+        if isinstance(values[0], np.ndarray):
+            joined[name] = np.concatenate(values)[order]
+        else:
+            flat = [value for column in values for value in column]
+            joined[name] = [flat[place] for place in order]
+    return {**joined, "index": places[order], "replica": np.array(chosen)[places[order]]}
 
 
 @collector_paused()
@@ -66,6 +81,7 @@ def simulate_fleet(
     router: str = "round-robin",
     router_args: Mapping[str, Any] | None = None,
     *,
+    explain: bool = False,
     jobs: int | None = 1,
     progress: Callable[[int], None] | None = None,
     command: str = "",
@@ -74,13 +90,16 @@ def simulate_fleet(
 
     `configs` are the settings of each replica, in any form that `simulate` takes. Those of the
     first one say how clients send. `router` is a name of `kvsim.routers.ROUTERS` or a
-    `package.module:Class`, `router_args` are arguments of its constructor.
+    `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
+    each decision chose from, which asks every replica's cache about every request.
 
     Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
-    processes with equal results; None: one per core, if there are many requests.
+    processes with equal results, unless decisions are explained; None: one per core, if there are
+    many requests.
 
-    A replica whose engine stops with an error gets no more requests; the others go on. Raises
-    `TraceError` and `ConfigError`.
+    Replicas with a `data_parallel_size` of their number are the ranks of one engine, which step
+    together if the model has experts. A replica whose engine stops with an error gets no more
+    requests; the others go on. Raises `TraceError` and `ConfigError`.
     """
     known = [read_config(config) for config in configs]
     if not known:
@@ -101,7 +120,8 @@ def simulate_fleet(
             f"router: {router} goes by what workers report of their caches, and simulations send no"
             " such events; dynamo-kv works without if use_kv_events is false"
         )
-    if not heeds_replicas(chooser) and not clients_wait(rows, first):
+    coupled = first.data_parallel_size > 1 or heeds_replicas(chooser) or clients_wait(rows, first)
+    if not (explain or coupled):
         chosen = routed(load, chooser)
         apart = serve_apart(load, known, chosen, command, jobs, progress)
         if apart is not None:
@@ -109,14 +129,45 @@ def simulate_fleet(
             indexes = [np.flatnonzero(where == number) for number in range(len(known))]
             return FleetResult(router, args, apart, indexes, list(chosen))
         chooser = new_router()
-    measured = "a router measures the workers" if chooser.scrape_ns is not None else ""
-    asked = ["exact_twin" if config.exact_twin else measured for config in known]
-    parts = [assembled(config, rows, bool(why)) for config, why in zip(known, asked, strict=True)]
-    fleet = _Fleet(load, parts, asked, chooser, progress)
+    fleet = _together(load, known, chooser, explain, progress)
+    replicas, dispatch = fleet.results(trace, command), fleet.dispatch
+    indexes = [serving.indexes for serving in dispatch.servings]
+    decisions = None if dispatch.decisions is None else dispatch.decisions.columns()
+    return FleetResult(router, args, replicas, indexes, list(dispatch.chosen), decisions)
+
+
+def _together(
+    load: Load,
+    configs: Sequence[RunConfig],
+    router: Router,
+    explain: bool,
+    progress: Callable[[int], None] | None,
+) -> _Fleet:
+    """Runs the replicas in one event loop."""
+    measured = "a router measures the workers" if router.scrape_ns is not None else ""
+    asked = ["exact_twin" if config.exact_twin else measured for config in configs]
+    parts = [
+        assembled(config, load.rows, bool(why)) for config, why in zip(configs, asked, strict=True)
+    ]
+    fleet = _Fleet(load, parts, asked, router, progress)
+    if explain:
+        fleet.explain(router)
     fleet.play()
-    replicas = fleet.results(trace, command)
-    indexes = [serving.indexes for serving in fleet.dispatch.servings]
-    return FleetResult(router, args, replicas, indexes, list(fleet.dispatch.chosen))
+    return fleet
+
+
+def _in_lock_step(
+    env: simpy.Environment, parts: Sequence[Parts], wakers: Sequence[Callable[[], None]]
+) -> Ranks | None:
+    """Returns the ranks of one engine if that is what the replicas are, and if their steps depend
+    on each other: if the model has experts (vLLM 0.33.0, v1/engine/core.py, `run_engine_core`)."""
+    sizes = {each.config.data_parallel_size for each in parts}
+    first = parts[0]
+    if len(parts) == 1 or sizes != {len(parts)} or first.model.experts is None:
+        return None
+    tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
+    graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
+    return Ranks(env, wakers, graphs)
 
 
 class _Fleet:
@@ -138,6 +189,7 @@ class _Fleet:
         clients = Clients(requests, rows, load.release_ns, config)
         self.dispatch = Dispatch(env, clients, router, rows, load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
+        self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
@@ -148,11 +200,18 @@ class _Fleet:
                 self.dispatch.mailboxes[number],
                 lengths.__getitem__,
                 refused={},
-                asked=asked[number],
+                asked=asked[number] or ("ranks step together" if self._ranks else ""),
                 progress=progress,
+                ranks=self._ranks,
             )
             self.dispatch.servings.append(serving)
             env.process(self._serve(number, serving))
+
+    def explain(self, router: Router) -> None:
+        """Notes what each decision of the router chooses from."""
+        blocks = [serving.batch.blocks for serving in self.dispatch.servings]
+        requests = self._requests
+        self.dispatch.decisions = Decisions(router, blocks, requests.streams, len(requests))
 
     def _serve(self, number: int, serving: Serving) -> Process:
         """Runs a replica. If its engine stops, the others go on without it."""
@@ -161,6 +220,8 @@ class _Fleet:
         except EngineStopped as stop:
             self._stops[number] = serving.outcome(int(self._env.now), stop)
             self.dispatch.lost(number)
+            if self._ranks is not None:
+                self._ranks.leave()
 
     def play(self) -> None:
         """Runs the event loop until nothing more can happen."""

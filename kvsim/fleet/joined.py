@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from kvsim.report.statistics import ratio
-from kvsim.result import Result
 
 SUMMED = (
     "num_preemptions",
@@ -17,6 +16,7 @@ SUMMED = (
     "swapped_in_blocks",
     "copied_blocks",
     "link_wait_s",
+    "flush_s",
     "steps",
 )
 SUMMED_TABLES = "num_preemptions_by_mode", "head_blocked_s"
@@ -34,14 +34,13 @@ SHARES = (
 """The mean of the replicas, each over its own time."""
 
 
-def joined_figures(results: Sequence[Result]) -> dict[str, Any]:
-    """The figures of a run that steps decide, for all replicas together."""
-    each = [result.summary for result in results]
+def joined_figures(
+    each: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The figures of a run that steps decide, for all replicas together: from the summary and the
+    steps of each."""
     longest_s = max(summary["duration"] for summary in each)
-    computed = sum(
-        int(result.steps["prefill_tokens"].sum() + result.steps["decode_seqs"].sum())
-        for result in results
-    )
+    computed = sum(int(own["prefill_tokens"].sum() + own["decode_seqs"].sum()) for own in steps)
     recomputed = sum(summary["recomputed_tokens"] for summary in each)
     return {
         **{key: sum(summary[key] for summary in each) for key in SUMMED},
@@ -51,6 +50,15 @@ def joined_figures(results: Sequence[Result]) -> dict[str, Any]:
         **{key: fmean(known) if (known := _known(each, key)) else None for key in SHARES},
         "recompute_tax": ratio(recomputed, computed),
     }
+
+
+def joined_lookups(metas: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The look-ups of blocks and their hits; empty for different engines, which have no definition
+    in common."""
+    if len({meta["engine"] for meta in metas}) > 1:
+        return {}
+    names = "block_lookups", "block_hits"
+    return {name: sum(meta["cache"][name] for meta in metas) for name in names}
 
 
 def _summed(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:

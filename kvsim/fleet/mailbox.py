@@ -39,6 +39,10 @@ class Mailbox:
     def put(self, request: Request) -> None:
         """A request arrives."""
         self._arrived.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends the wait."""
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
@@ -58,7 +62,7 @@ class Mailbox:
         return arrived
 
     def wait(self) -> Process:
-        """Waits until a request arrives."""
+        """Waits until a request arrives, or `wake` is called."""
         if not self._arrived:
             self._wake = self._env.event()
             yield self._wake

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 from kvsim.ledger import kernels, standings, time
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
+from kvsim.records.drafts import DraftLog
 from kvsim.records.packed import PackedColumns
 from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]
 
-_NAMES = ("start_ns", "transfer_ns", "link_wait_ns", "swap_out_blocks", "swap_in_blocks")
+_NAMES = (
+    "start_ns",
+    "transfer_ns",
+    "link_wait_ns",
+    "flush_ns",
+    "swap_out_blocks",
+    "swap_in_blocks",
+)
 
 
 def account_times(
@@ -29,14 +37,18 @@ def account_times(
     requests: Mapping[str, Any],
     transitions: Mapping[str, Ints],
     in_flight: int,
+    drafts: DraftLog | None = None,
 ) -> tuple[Mapping[str, Ints], dict[str, Ints]]:
     """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
     `steps`: the columns of a recorder; packed columns are widened in place. `transitions`: the
     columns of `kvsim.records.transitions`. `in_flight`: how many steps the engine composes before
-    the oldest is settled.
+    the oldest is settled. `drafts`: what was drafted; its columns are added to `steps`, too.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
+    drafted = drafts.columns(ends) if drafts is not None else {}
+    drafter_ns = drafted.pop("drafter_ns", None)
+    steps = _widened(steps, drafted)
     run_end_ns = max(
         int(column.max(initial=0))
         for column in (ends, requests["finish_ns"], requests["arrival_ns"])
@@ -50,7 +62,8 @@ def account_times(
     copies = time.own_copies(transitions, ended, starts)
     step_times = time.StepTimes(starts, until, why)
     split = time.Split(spells, copies, step_times, len(ended))
-    book = _Book(cost, steps, kernels.samples_of(steps, requests, transitions), step_times, split)
+    samples = kernels.samples_of(steps, requests, transitions)
+    book = _Book(cost, kernels.Rows(steps, drafter_ns), samples, step_times, split)
     if isinstance(steps, PackedColumns):
         steps.widen(KERNELS, book.pieces())
     else:
@@ -91,20 +104,29 @@ def check_sums(
     assert not len(wrong), f"parts of {whose} (number {wrong[0]}) do not add up"
 
 
+def _widened(steps: Mapping[str, Ints], columns: Mapping[str, Ints]) -> Mapping[str, Ints]:
+    """The columns of steps with further ones; packed columns are widened in place."""
+    if columns and isinstance(steps, PackedColumns):
+        steps.widen(tuple(columns), [np.stack([*columns.values()], axis=1)])
+        return steps
+    return {**steps, **columns} if columns else steps
+
+
 class _Book:
     """Goes through the steps once, piece by piece, and splits the time of requests on the way."""
 
     def __init__(
         self,
         cost: object,
-        steps: Mapping[str, Ints],
+        rows: kernels.Rows,
         samples: Ints,
         times: time.StepTimes,
         split: time.Split,
     ) -> None:
-        self._cost, self._rows, self._samples = cost, kernels.Rows(steps), samples
+        self._cost, self._rows, self._samples = cost, rows, samples
         self._times, self._split = times, split
-        self._total = np.zeros((1, len(time.TIMES)), dtype=np.int64)
+        kinds = len(time.TIMES) + len(time.DRAFT_TIMES) * rows.drafted
+        self._total = np.zeros((1, kinds), dtype=np.int64)
 
     def pieces(self) -> Iterator[Ints]:
         """`KERNELS` of the steps, as arrays of some rows each."""
@@ -115,10 +137,11 @@ class _Book:
     def _piece(self, first: int, last: int) -> Ints:
         rows = self._rows
         work = kernels.work_of(rows, first, last, self._samples)
-        computing = kernels.computing_ns(rows, first, last)
+        computing, drafter = kernels.computing_ns(rows, first, last)
         split = kernels.split_piece(self._cost, work, computing)
         assert (split >= 0).all(), "a step has a kernel of negative time"
         assert (split.sum(axis=1) == computing).all(), "the kernels of a step do not add up"
+        split[:, KERNELS.index("drafter_ns")] = drafter
         host = split[:, KERNELS.index("host_ns")]
         alone = kernels.alone_ns(self._cost, work, computing, host)
         # In a step without decodes, the host time counts as interference as well.
@@ -132,6 +155,10 @@ class _Book:
             self._times.until[first:last],
             self._times.why[first:last],
         )
+        if rows.drafted:
+            verifying = alone - kernels.undrafted_ns(self._cost, work, alone)
+            accepted = rows.part("accepted_tokens", first, last)
+            table = time.with_drafts(table, drafter, verifying, work.draft_tokens, accepted)
         sums = np.concatenate((self._total, self._total + np.cumsum(table, axis=0)))
         self._split.add(first, table, sums[:-1])
         self._total = sums[-1:]

@@ -31,9 +31,12 @@ _PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
 class Rows:
     """Columns of steps, read in pieces, so that a long run is never in memory as a whole."""
 
-    def __init__(self, steps: Mapping[str, Any]) -> None:
-        self._steps = steps
+    def __init__(self, steps: Mapping[str, Any], drafter_ns: Ints | None = None) -> None:
+        """`drafter_ns`: how long the drafter made each step; None without drafts."""
+        self._steps, self._drafter_ns = steps, drafter_ns
         self.number = rows_in(steps)
+        self.drafted = drafter_ns is not None
+        """Whether there is speculative decoding."""
 
     def pieces(self) -> list[tuple[int, int]]:
         """(first, last + 1) of each piece."""
@@ -46,11 +49,16 @@ class Rows:
         """Rows `first .. last - 1` of a column."""
         return part_of(self._steps, name, first, last)
 
+    def drafter_ns(self, first: int, last: int) -> Ints | int:
+        """How long the drafter made the rows `first .. last - 1`."""
+        return 0 if self._drafter_ns is None else self._drafter_ns[first:last]
+
 
 def samples_of(
     steps: Mapping[str, Any], requests: Mapping[str, Any], transitions: Mapping[str, Ints]
 ) -> Ints:
-    """Rows of logits that each step computed: one per decoding sequence and completed prompt.
+    """Rows of logits that each step computed: one per decoding sequence, draft and completed
+    prompt.
 
     vLLM V1 runs the last token of a prompt as a decode where a chunk leaves it alone. Such a step
     may be counted one row too many if it has chunks of other requests.
@@ -68,7 +76,7 @@ def samples_of(
     for places in (rows, again[known]):
         np.add.at(samples, places[places < len(samples)], 1)
     most: Ints = np.minimum(samples, steps["decode_seqs"] + steps["prefill_seqs"])
-    return most
+    return most + steps["draft_tokens"] if "draft_tokens" in steps else most
 
 
 def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
@@ -78,18 +86,20 @@ def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
         rows.part(name, first, last) for name in names
     )
     copied = rows.part("copied_blocks", first, last)
-    return Work(
-        prefill_tokens, prefill_seqs, decode_seqs, context_tokens, samples[first:last], copied
-    )
+    drafts = rows.part("draft_tokens", first, last) if rows.drafted else 0
+    counts = prefill_tokens, prefill_seqs, decode_seqs, context_tokens
+    return Work(*counts, samples[first:last], copied, drafts)
 
 
-def computing_ns(rows: Rows, first: int, last: int) -> Ints:
-    """The time of steps without swap copies and without the wait for the link."""
-    start, end, transfer, link_wait = (
+def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:
+    """The time of steps without swap copies, without the waits for the link and for stores, and
+    without the drafter; and the time of the drafter."""
+    start, end, transfer, link_wait, flush = (
         rows.part(name, first, last)
-        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns")
+        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns", "flush_ns")
     )
-    return end - start - transfer - link_wait
+    drafter = rows.drafter_ns(first, last)
+    return end - start - transfer - link_wait - flush - drafter, drafter
 
 
 def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:
@@ -121,12 +131,35 @@ def alone_ns(cost: object, work: Work, computing: Ints, host: Ints) -> Ints:
     if not mixed.any():
         return alone
     if isinstance(cost, Explains):
-        terms = cost.explain(Work(*(column[mixed] for column in work)).without_prompts())
-        price = sum(np.floor(terms[name]) for name in terms if name not in ("host", "rest"))
-        share = np.asarray(price, dtype=np.int64)
+        share = _price_ns(cost, work.at(mixed).without_prompts())
     else:
-        tokens = work.tokens[mixed]
-        share = kernels[mixed] // tokens * work.decode_seqs[mixed]
-        share += kernels[mixed] % tokens * work.decode_seqs[mixed] // tokens
+        share = _part_ns(kernels[mixed], work.decode_tokens[mixed], work.tokens[mixed])
     alone[mixed] = np.clip(share, 0, kernels[mixed])
     return alone
+
+
+def undrafted_ns(cost: object, work: Work, alone: Ints) -> Ints:
+    """What the decodes of each step would take of the time `alone` without drafts."""
+    drafted, own = np.asarray(work.draft_tokens) > 0, alone.copy()
+    if not drafted.any():
+        return own
+    some = work.at(drafted).without_prompts()
+    if isinstance(cost, Explains):
+        share = _price_ns(cost, some._replace(samples=some.decode_seqs, draft_tokens=0))
+    else:
+        share = _part_ns(alone[drafted], some.decode_seqs, some.tokens)
+    own[drafted] = np.clip(share, 0, alone[drafted])
+    return own
+
+
+def _price_ns(cost: Explains, work: Work) -> Ints:
+    """The kernels of steps as the cost model explains them, host time excluded."""
+    terms = cost.explain(work)
+    price = sum(np.floor(terms[name]) for name in terms if name not in ("host", "rest"))
+    return np.asarray(price, dtype=np.int64)
+
+
+def _part_ns(whole: Ints, part: Ints, of: Ints) -> Ints:
+    """`whole * part // of`, without sums beyond 64 bits."""
+    share: Ints = whole // of * part + whole % of * part // of
+    return share

@@ -12,13 +12,21 @@ from kvsim.records import transitions as kinds
 
 Ints = NDArray[np.int64]
 
-WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED = range(6)
+WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED, HELD, LOADING, RELOADING, LATE = range(10)
 """The standing of a request: it has never run; it has no token yet; it decodes; it recomputes lost
-KV; it is preempted and has no blocks; it is swapped, its blocks are on the CPU."""
+KV; it is preempted and has no blocks; it is swapped, its blocks are on the CPU; it waits for KV in
+a tier that cannot be read yet; it loads before its first step, or after a preemption; it is passed
+over because blocks are released late."""
+_AS_BEFORE = -1
+"""Stands for the last standing but `LATE`."""
+_BEFORE_FIRST_STEP = (kinds.HELD, kinds.LOOKED_UP, kinds.LOADING, kinds.LOADED)
+"""Transitions of requests that have never run."""
 
 
 _AT_ONCE = 1 << 16
 """Requests that are laid out at once, to bound the memory."""
+_FIRST = 1 << 61
+"""More than the log has entries."""
 
 
 class Spells(NamedTuple):
@@ -61,23 +69,25 @@ def lay_out(
     times = _times(transitions, starts_ns, step_ends_ns)
     log = np.flatnonzero(_matters(transitions))
     log = log[np.argsort(transitions["request"][log], kind="stable")]
+    early = np.isin(transitions["kind"][log], _BEFORE_FIRST_STEP)
     logged = _Changes(
         transitions["request"][log],
         times[log],
         _standings(transitions, times, first_token)[log],
-        log,
+        log - early * _FIRST,
     )
-    begins = ((WAITING, arrival), (PREFILL, first_step), (DECODE, first_token))
+    begins = ((WAITING, arrival, -2 * _FIRST), (PREFILL, first_step, -2), (DECODE, first_token, -1))
     ends = ends_ns(requests, run_end_ns)
     pieces = []
     for first in range(0, max(len(arrival), 1), _AT_ONCE):
         last = min(first + _AT_ONCE, len(arrival))
         low, high = np.searchsorted(logged.request, (first, last))
         changes = [_Changes(*(column[low:high] for column in logged))]
-        for standing, when in begins:
+        for standing, when, order in begins:
             request = first + np.flatnonzero(when[first:last] >= 0)
-            # At one instant these come first, then the transitions in the order of the log.
-            same = (np.full(len(request), each) for each in (standing, standing - 3))
+            # At one instant these come first, then the transitions in the order of the log; but
+            # those of requests that have never run come between their arrival and their first step.
+            same = (np.full(len(request), each) for each in (standing, order))
             changes.append(_Changes(request, when[request], *same))
         together = _Changes(*(np.concatenate(columns) for columns in zip(*changes, strict=True)))
         pieces.append(_spells(together, ends))
@@ -131,6 +141,14 @@ def _standings(transitions: Mapping[str, Ints], times: Ints, first_token: Ints) 
         kinds.CAUGHT_UP: PREFILL,
         kinds.RECOVERED: DECODE,
         kinds.RESUMED: DECODE,
+        kinds.HELD: HELD,
+        kinds.LOOKED_UP: WAITING,
+        kinds.LOADING: LOADING,
+        kinds.LOADED: WAITING,
+        kinds.RELOADING: RELOADING,
+        kinds.RELOADED: PREEMPTED,
+        kinds.PASSED_OVER: LATE,
+        kinds.CONTINUED: _AS_BEFORE,
     }
     standings: Ints = running
     for kind, standing in constant.items():
@@ -142,6 +160,8 @@ def _spells(changes: _Changes, ends: Ints) -> Spells:
     """A spell lasts from one change of a request to its next, or to the request's end."""
     sorting = np.lexsort((changes.order, changes.time_ns, changes.request))
     request, when, what, _ = (column[sorting] for column in changes)
+    known = np.where((what == LATE) | (what == _AS_BEFORE), 0, np.arange(len(what)))
+    what = np.where(what == _AS_BEFORE, what[np.maximum.accumulate(known)], what)
     same = np.append(request[1:] == request[:-1], False)
     following = np.where(same, np.append(when[1:], _NEVER), _NEVER)
     begin, end = np.minimum(when, ends[request]), np.minimum(following, ends[request])

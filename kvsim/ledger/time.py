@@ -27,13 +27,19 @@ from kvsim.schema import BLOCKED
 
 Ints = NDArray[np.int64]
 
-TIMES = ("link_wait", "out", "in", "kernels", "alone", "interference", *WAITING_FOR.values())
-"""Kinds of time in a step. A running request spends the wait for the link, the copies out and in,
-and the kernels; the rest is host time. Of the kernels, a decoding request counts those of decodes
-as its own, the others as interference. A waiting request waits from the start of the step to the
-start of the next, for one reason (`WAITING_FOR`)."""
-_LINK_WAIT, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(6)
-_REASONS = slice(6, len(TIMES))
+TIMES = (
+    *("link_wait", "flush", "out", "in", "kernels", "alone", "interference"),
+    *WAITING_FOR.values(),
+)
+"""Kinds of time in a step. A running request spends the waits for the link and for stores, the
+copies out and in, and the kernels; the rest is host time. Of the kernels, a decoding request counts
+those of decodes as its own, the others as interference. A waiting request waits from the start of
+the step to the start of the next, for one reason (`WAITING_FOR`)."""
+DRAFT_TIMES = ("drafting", "accepted_drafts", "rejected_drafts")
+"""Further kinds behind those, in runs with speculative decoding: the drafter, and what drafts add
+to the kernels of decodes."""
+_LINK_WAIT, _FLUSH, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(7)
+_REASONS = slice(7, len(TIMES))
 
 _AT_ONCE = 1 << 16
 """Begins and ends of spells that are taken in at once; a long run has too many for one array."""
@@ -47,6 +53,10 @@ _OWN = {
 _AWAY = {
     standings.PREEMPTED: "preempted_waiting_ns",
     standings.SWAPPED: "swapped_waiting_ns",
+    standings.HELD: "waiting_tier_ns",
+    standings.LOADING: "waiting_load_ns",
+    standings.RELOADING: "reload_ns",
+    standings.LATE: "deferred_free_ns",
 }
 
 
@@ -99,11 +109,26 @@ def table(
     out = transfer * out_blocks // np.maximum(out_blocks + in_blocks, 1)
     rows = np.zeros((len(why), len(TIMES)), dtype=np.int64)
     for place, column in enumerate(
-        (steps["link_wait_ns"], out, transfer - out, kernels, alone, others)
+        (steps["link_wait_ns"], steps["flush_ns"], out, transfer - out, kernels, alone, others)
     ):
         rows[:, place] = column
     rows[np.arange(len(why)), _REASONS.start + why] = until - steps["start_ns"]
     return rows
+
+
+def with_drafts(
+    table: Ints, drafter: Ints | int, verifying: Ints, drafts: Ints | int, accepted: Ints
+) -> Ints:
+    """The `TIMES` of some steps with their `DRAFT_TIMES`.
+
+    `verifying`: nanoseconds that `drafts` drafts of which `accepted` are accepted add to decodes.
+    """
+    taken = verifying // np.maximum(drafts, 1) * accepted
+    taken += verifying % np.maximum(drafts, 1) * accepted // np.maximum(drafts, 1)
+    further = np.zeros((len(table), len(DRAFT_TIMES)), dtype=np.int64)
+    for place, column in enumerate((drafter, taken, verifying - taken)):
+        further[:, place] = column
+    return np.concatenate((table, further), axis=1)
 
 
 class Split:
@@ -152,7 +177,7 @@ class Split:
         held = np.where(over[:, None], sums, -sums)
         length = np.where(over, end_ns - begin_ns, 0)
         standing = spells.standing[spell]
-        for each in range(standings.SWAPPED + 1):
+        for each in range(standings.LATE + 1):
             here = np.flatnonzero(standing == each)
             request, within = spells.request[spell[here]], held[here]
             if each == standings.WAITING:
@@ -197,12 +222,22 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     own, others = held[:, _KERNELS], np.zeros_like(length)
     if standing == standings.DECODE:
         own, others = held[:, _ALONE], held[:, _INTERFERENCE]
-    stall, link_wait = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT]
+    stall, link_wait, flush = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT], held[:, _FLUSH]
+    rest = length - own - others - stall - link_wait - flush
+    if held.shape[1] > len(TIMES):
+        drafting, accepted, rejected = held[:, len(TIMES) :].T
+        rest = rest - drafting
+        _add(parts, request, "drafting_ns", drafting)
+        if standing == standings.DECODE:
+            own = own - accepted - rejected
+            _add(parts, request, "accepted_drafts_ns", accepted)
+            _add(parts, request, "rejected_drafts_ns", rejected)
     _add(parts, request, _OWN[standing], own)
     _add(parts, request, "interference_ns", others)
     _add(parts, request, "swap_stall_ns", stall)
     _add(parts, request, "link_queue_ns", link_wait)
-    _add(parts, request, "host_overhead_ns", length - own - others - stall - link_wait)
+    _add(parts, request, "flush_stall_ns", flush)
+    _add(parts, request, "host_overhead_ns", rest)
 
 
 def _own_copies(parts: Ints, copies: Copies, held: Ints) -> None:

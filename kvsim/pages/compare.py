@@ -44,10 +44,12 @@ from kvsim.report.compare import (
     interval_words,
     value_words,
 )
-from kvsim.report.explanation import Run, explain
+from kvsim.report.explanation import Explanation, Run, explain
 from kvsim.report.metrics import HEADLINES, LATENCIES
 from kvsim.report.numerals import count, percent, plural, show, signed
 from kvsim.report.pairing import Pairs, pair
+from kvsim.report.phases import durations_ns
+from kvsim.report.routing import fleet_verdict
 
 COLOURS = 8
 POINTS = 400
@@ -60,7 +62,6 @@ LEVELS = (
     ("running", "Requests running", "requests"),
 )
 _ROW_PX, _FRAME_PX = 44, 64
-_OF_ONE_SEED = ("Why", "Request by request", "Latency", "Over time")
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
 
@@ -71,40 +72,56 @@ def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) 
     All runs are compared with the first. With a `comparison`, figures are its means and verdicts,
     and the runs are those of its first seed.
     """
+    names = [name for name, *_ in runs]
+    levels = _level_figures(names, [look_at(*run) for _, *run in runs])
+    return comparison_page(
+        [run[:3] for run in runs],
+        [explain(runs[0], other) for other in runs[1:]],
+        comparison,
+        {"Over time": (join((run_key(names), placed(levels))), levels)},
+    )
+
+
+def comparison_page(
+    runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
+    explained: Sequence[Explanation],
+    comparison: Comparison | None,
+    further: Mapping[str, tuple[Html, Sequence[Figure]]],
+) -> str:
+    """The page of runs, each (name, summary, requests), and of what explains each of the others.
+
+    `further` are sections of one seed, with the figures in them.
+    """
     summaries, names = [run[:2] for run in runs], [name for name, *_ in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
-    views = [look_at(*run) for _, *run in runs]
     spread = distribution_figures(
         [
-            (name, run_colour(i), v.durations)
-            for i, (name, v) in enumerate(zip(names, views, strict=True))
+            (name, run_colour(i), durations_ns(requests))
+            for i, (name, _, requests) in enumerate(runs)
         ]
     )
-    paired = [(name, pair(runs[0][2], requests)) for name, _, requests, _ in runs[1:]]
+    paired = [(name, pair(runs[0][2], requests)) for name, _, requests in runs[1:]]
     differences = _difference_figures(paired)
-    levels = _level_figures(names, views)
-    explained = [explain(runs[0], other) for other in runs[1:]]
     falls = [waterfall_figures(each, f"fall-{i}") for i, each in enumerate(explained)]
     intervals = [] if comparison is None else _interval_figures(comparison, rows)
-    reasons = (
-        part
-        for each, drawn in zip(explained, falls, strict=True)
-        for part in (element("h3", each.names[1]) if explained[1:] else None, why(each, drawn))
-    )
-    sections = {
-        "Differences": _headlines(names, rows),
-        "Certainty": _certainty(comparison, rows, intervals) if comparison else None,
-        "Why": join(reasons),
-        "Settings": settings_panel(names, config_differences(summaries)),
-        "All figures": _all_figures(names, rows),
+    of_one_seed = {
+        "Why": _reasons(explained, falls),
         "Request by request": _request_by_request(names, paired, differences),
-        "Latency": join((_key(names), placed(spread, "trio"))),
-        "Over time": join((_key(names), placed(levels))),
+        "Latency": join((run_key(names), placed(spread, "trio"))),
+        **{name: section for name, (section, _) in further.items()},
     }
     seeds = comparison.seeds if comparison is not None else ()
     if comparison is not None and comparison.method == "seeds":
         note = lead(f"Of seed {seeds[0]} alone.")
-        sections |= {name: join((note, sections[name])) for name in _OF_ONE_SEED}
+        of_one_seed = {name: join((note, section)) for name, section in of_one_seed.items()}
+    sections = {
+        "Differences": _headlines(names, rows),
+        "Certainty": _certainty(comparison, rows, intervals) if comparison else None,
+        "Why": of_one_seed.pop("Why"),
+        "Settings": settings_panel(names, config_differences(summaries)),
+        "All figures": _all_figures(names, rows),
+        **of_one_seed,
+    }
     return document(
         "kvsim compare",
         f"{', '.join(names[1:])} against {names[0]}",
@@ -114,12 +131,21 @@ def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) 
             *(figure for fall in falls for figure in fall),
             *differences,
             *spread,
-            *levels,
+            *(figure for _, drawn in further.values() for figure in drawn),
         ],
         about=[
             run_line(name, summary, run_colour(i)) for i, (name, summary) in enumerate(summaries)
         ],
         remarks=(*_verdicts(names, rows), *_remarks(summaries, seeds)),
+    )
+
+
+def _reasons(explained: Sequence[Explanation], falls: Sequence[Sequence[Figure]]) -> Html:
+    """Why each run differs from the first, with the name of the run if there are several."""
+    return join(
+        part
+        for each, drawn in zip(explained, falls, strict=True)
+        for part in (element("h3", each.names[1]) if explained[1:] else None, why(each, drawn))
     )
 
 
@@ -146,7 +172,8 @@ def _remarks(runs: Summaries, seeds: Sequence[int]) -> Iterable[tuple[str, str]]
     for caution in cautions(runs, max(1, len(seeds))):
         yield caution, "warning"
     for name, summary in runs:
-        fate, *others = wording.verdict(summary)
+        several = "replicas" in summary
+        fate, *others = fleet_verdict(summary) if several else wording.verdict(summary)
         for text, tone in (fate, *(remark for remark in others if remark.tone != "plain")):
             yield f"{name}{which}: {text}", tone
 
@@ -203,7 +230,7 @@ def _certainty(comparison: Comparison, rows: Sequence[Row], drawn: Sequence[Figu
     names = comparison.names
     parts: list[Html] = [lead(sentence) for sentence in method_words(comparison)]
     if names[2:]:
-        parts.append(_key(names, skip=1))
+        parts.append(run_key(names, skip=1))
     parts.append(placed(drawn))
     for other, name in enumerate(names[1:], 1):
         lines = [
@@ -296,7 +323,7 @@ def _request_by_request(
         else:
             parts += [_pairs_lead(first, name, pairs), _pairs_table(pairs)]
     if paired[1:]:
-        parts.append(_key(names, skip=1))
+        parts.append(run_key(names, skip=1))
     return join((*parts, placed(figures, "trio")))
 
 
@@ -374,6 +401,6 @@ def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
     return figures
 
 
-def _key(names: Sequence[str], skip: int = 0) -> Html:
+def run_key(names: Sequence[str], skip: int = 0) -> Html:
     """A legend: the colour of each run."""
     return key_of([(run_colour(i), name) for i, name in enumerate(names)][skip:])

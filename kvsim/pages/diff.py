@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 from kvsim.pages.document import document, placed
@@ -28,7 +29,16 @@ _GAP = 0.2
 
 def build_diff(first: Run, other: Run) -> str:
     """The page that says why the second run differs from the first."""
-    explanation = explain(first, other)
+    summaries = [(name, summary) for name, summary, *_ in (first, other)]
+    return diff_page(explain(first, other), summaries)
+
+
+def diff_page(
+    explanation: Explanation,
+    summaries: Sequence[tuple[str, Mapping[str, Any]]],
+    further: Mapping[str, Html] = MappingProxyType({}),
+) -> str:
+    """The page of an explanation, with `further` sections before the settings."""
     figures = waterfall_figures(explanation)
     settings = settings_panel(explanation.names, explanation.settings)
     sections = {
@@ -37,14 +47,12 @@ def build_diff(first: Run, other: Run) -> str:
         "Requests that carry it": _carriers(explanation),
         "Blocks that carry it": _blocks(explanation),
         "All parts": _parts(explanation),
-        "Settings": settings,
     }
-    summaries = [(name, summary) for name, summary, *_ in (first, other)]
     remarks = [(text, "plain") for text in explanation.headline]
     return document(
         "kvsim diff",
-        f"{other[0]} against {first[0]}",
-        sections if explanation.waterfalls else {"Settings": settings},
+        f"{explanation.names[1]} against {explanation.names[0]}",
+        {**(sections if explanation.waterfalls else {}), **further, "Settings": settings},
         figures,
         about=[run_line(name, summary) for name, summary in summaries],
         remarks=[*remarks, *((caution, "warning") for caution in cautions(summaries))],

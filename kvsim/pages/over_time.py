@@ -38,7 +38,7 @@ from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import count, milliseconds, percent, seconds
 from kvsim.report.statistics import percentiles
 from kvsim.report.summary import good_requests
-from kvsim.schema import BLOCKED
+from kvsim.schema import BLOCKED, SGLANG_COLUMNS
 
 FINE, COARSE, BARS = 1500, 240, 200
 """Numbers of bins: for levels, which are drawn as lines; for averages, which must not flicker; for
@@ -65,7 +65,8 @@ class Cut(NamedTuple):
     x: Points
     """Edges in the unit of the time axis."""
     bins: Bins
-    """Columns: `LEVELS`; or `AVERAGES` and `blocked_CAUSE`, the share of time with this cause."""
+    """Columns: `LEVELS` and those that SGLang alone has; or `AVERAGES` and `blocked_CAUSE`, the
+    share of time with this cause."""
 
 
 class View(NamedTuple):
@@ -101,7 +102,8 @@ def look_at(
         bins = binning.bin_states(rows["start_ns"], end_ns, names, part, limit)
         return Cut(axis.of(bins.edges_ns), bins)
 
-    fine, coarse = cut(LEVELS, FINE), cut((*AVERAGES, *causes), COARSE)
+    own = [name for name in SGLANG_COLUMNS if name in steps]
+    fine, coarse = cut((*LEVELS, *own), FINE), cut((*AVERAGES, *causes), COARSE)
     durations = phases.durations_ns(requests)
     return View(summary, requests, steps, durations, end_ns, axis, fine, coarse)
 
@@ -112,14 +114,17 @@ def time_figures(run: View) -> list[Figure]:
         return []
     makers = (
         *(_rates, _tokens, _ttft, _itl, _queues, _blocked, _gpu_blocks, _cpu_blocks),
-        *(_preemptions, _swaps, _batch, _hit_rate, _fragmentation),
+        *(_preemptions, _new_token_ratio, _swaps, _batch, _hit_rate, _fragmentation),
     )
-    figures = [figure for make in makers for figure in make(run)]
-    # One time axis: its name is below the last figure.
+    return one_axis([figure for make in makers for figure in make(run)])
+
+
+def one_axis(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures below each other whose one time axis has its name below the last one."""
     bare = {"xaxis": {"title": {"text": ""}}, "margin": {"b": 26}}
     return [
         *(f._replace(layout=merge(f.layout, bare), height=f.height - 14) for f in figures[:-1]),
-        figures[-1],
+        *figures[-1:],
     ]
 
 
@@ -314,11 +319,22 @@ def _blocked(run: View) -> Iterator[Figure]:
 def _gpu_blocks(run: View) -> Iterator[Figure]:
     meta, mean = run.summary["meta"], run.fine.bins.mean
     total, kept_free = (int(meta.get(k) or 0) for k in ("num_gpu_blocks", "watermark_blocks"))
-    kinds = (("used", "In use"), ("cached", "Cached, free to reuse"), ("free", "Free"))
+    parts = [
+        (mean["used_blocks"], "used", "In use"),
+        (mean["cached_blocks"], "cached", "Cached, free to reuse"),
+        (mean["free_blocks"], "free", "Free"),
+    ]
+    if "protected_blocks" in mean:
+        protected = mean["protected_blocks"]
+        parts[:2] = [
+            (protected, "used", "Protected: in the radix tree, in use"),
+            (mean["used_blocks"] - protected, "internal", "Private to a request"),
+            (mean["cached_blocks"], "cached", "Evictable: in the radix tree, free to reuse"),
+        ]
     shown = (
-        (held(mean[f"{kind}_blocks"]), kind, label)
-        for kind, label in kinds
-        if kind != "cached" or mean["cached_blocks"].any()
+        (held(heights), colour, label)
+        for heights, colour, label in parts
+        if colour in ("used", "free") or heights.any()
     )
     drawn = [*_lined(run.fine.x, shown, "one"), *_peak(run, "used_blocks")]
     used, most = run.summary["kv_cache_usage_mean"], run.summary["kv_cache_usage_max"]
@@ -361,6 +377,17 @@ def _preemptions(run: View) -> Iterator[Figure]:
     ]
     note = "Requests that lost their blocks, per bar."
     yield from _event_bars(run, "preemptions", "Preemptions", note, "requests", kinds)
+
+
+def _new_token_ratio(run: View) -> Iterator[Figure]:
+    if "new_token_ratio_ppm" not in run.fine.bins.mean:
+        return
+    ratio = held(run.fine.bins.mean["new_token_ratio_ppm"] / 1e6)
+    note = "Share of the announced tokens for which SGLang reserves memory. It falls with every"
+    note += " decode step; a retraction estimates it anew."
+    drawn = _lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
+    y = titled("ratio", rangemode="tozero")
+    yield _figure(run, "new-token-ratio", "New-token ratio", note, y, drawn)
 
 
 def _swaps(run: View) -> Iterator[Figure]:

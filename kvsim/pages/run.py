@@ -23,6 +23,7 @@ from kvsim.report.ledger_summary import SHOWN, bare
 from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import count, milliseconds, percent, seconds, show
 from kvsim.report.statistics import LISTED, ratio
+from kvsim.report.tiers import tier_figures
 
 _TIME = {bare(name): label for name, label in TIME_LABELS.items()}
 
@@ -66,6 +67,7 @@ def build_page(
         "Lengths": _lengths(lengths),
         "Requests": _requests(run),
         "Prefix cache": _hit_rates(summary) if meta.get("prefix_caching") else None,
+        "Tiers": _tiers(summary),
         "Memory": memory_panel(meta),
         "Provenance": provenance_panels(meta),
     }
@@ -184,6 +186,12 @@ def _hit_rates(summary: Mapping[str, Any]) -> Html:
     """The hit rate under each definition in use."""
     rows = [[*words, show(summary[key], "share")] for key, words in HIT_RATES.items()]
     return panel(None, table_of(["Hit rate of", "Definition", ""], rows, text_columns=2))
+
+
+def _tiers(summary: Mapping[str, Any]) -> Html | None:
+    """What was copied to and from the tiers below the GPU; None without any."""
+    rows = [[label, ", ".join(parts)] for label, parts in tier_figures(summary)]
+    return panel(None, table_of(["KV offload", ""], rows, text_columns=2)) if rows else None
 
 
 def _ledger(summary: Mapping[str, Any]) -> Html | None:

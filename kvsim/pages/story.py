@@ -21,6 +21,10 @@ _COLOURS = {
     "recompute": "part-recompute",
     "preempted, waiting": "part-preempted_waiting",
     "swapped out": "part-swapped_waiting",
+    "waiting for a store or a load of another": "part-waiting_tier",
+    "loading": "part-waiting_load",
+    "loading again": "part-reload",
+    "passed over": "part-deferred_free",
 }
 
 

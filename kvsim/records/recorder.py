@@ -6,7 +6,7 @@ One row per step, written once by the replica; its columns are declared in `kvsi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim import limits
 from kvsim.schema import STEP_COLUMNS
@@ -21,12 +21,13 @@ PIECE_STEPS = 1 << 15
 class Recorder:
     """Keeps the rows of one run, packed (`kvsim.records.packed`)."""
 
-    def __init__(self, block_size: int = 1) -> None:
-        """`block_size`: tokens per block, for `decodes`."""
+    def __init__(self, block_size: int = 1, gauged: tuple[str, ...] = ()) -> None:
+        """`block_size`: tokens per block, for `decodes`. `gauged`: columns that follow those of
+        every engine."""
         from kvsim.records.packed import PackedColumns
 
         self._block_size = block_size
-        self._columns = PackedColumns(STEP_COLUMNS)
+        self._columns = PackedColumns(STEP_COLUMNS + gauged)
         self._number = 0
         self._full = PIECE_STEPS
         """Number of steps at which the next piece is packed."""
@@ -36,6 +37,7 @@ class Recorder:
         self._ends_ns: list[int] = []
         self._opened: list[int] = []
         self._evicted: dict[int, Sequence[int]] = {}
+        self._lasts: dict[int, Sequence[int]] = {}
 
     def packed(self, row: bytes) -> None:
         """Append one step, given as `kvsim.schema.step_row` returns it."""
@@ -51,6 +53,7 @@ class Recorder:
         ends_ns: Sequence[int],
         opened: Sequence[int],
         evicted: Sequence[int] = (),
+        lasts: Sequence[int] = (),
     ) -> None:
         """Append consecutive decode steps of the same sequences, given by one row.
 
@@ -58,10 +61,13 @@ class Recorder:
         free ones. `row` describes the first step, with three exceptions: its counts of blocks and
         empty slots are those before the step; requests that have `finished` do so with the last
         step; its `end_ns` is not read. `evicted`: how many blocks with content are lost up to each
-        step; empty: those that are taken once no blank one is left.
+        step; empty: those that are taken once no blank one is left. `lasts`: the values of the last
+        column in the first of these steps; the others have that of `row`.
         """
         if evicted:
             self._evicted[len(self._ends_ns)] = evicted
+        if lasts:
+            self._lasts[len(self._ends_ns)] = lasts
         self._ends_ns += ends_ns
         self._opened += opened
         self._rows += row
@@ -84,38 +90,43 @@ class Recorder:
         import numpy as np
 
         limits.check_size("steps", self._number, limits.STEPS)
-        rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(STEP_COLUMNS))
-        columns = unfold(
-            rows, self._steps, self._ends_ns, self._opened, self._evicted, self._block_size
-        )
-        self._columns.add(columns.T)
+        rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(self._columns))
+        series = Series(self._steps, self._ends_ns, self._opened, self._evicted, self._lasts)
+        self._columns.add(unfold(rows, series, self._block_size).T)
         self._rows, self._steps, self._ends_ns, self._opened = bytearray(), [], [], []
-        self._evicted = {}
+        self._evicted, self._lasts = {}, {}
         self._full = self._number + PIECE_STEPS
 
 
-def unfold(
-    rows: np.ndarray,
-    steps: list[int],
-    ends_ns: list[int],
-    opened: list[int],
-    evicted: Mapping[int, Sequence[int]],
-    block_size: int,
-) -> np.ndarray:
-    """Write out the rows that stand for several decode steps (`Recorder.decodes`).
+class Series(NamedTuple):
+    """What rows that stand for several decode steps do not say (`Recorder.decodes`)."""
 
-    `rows` has the shape (rows, columns), the result (columns, steps). `steps`: for each row the
-    number of decode steps that it stands for; 0 for the row of a single step, which stays as it is.
-    `ends_ns`, `opened`: end of each of these decode steps and number of blocks that it takes.
-    `evicted`: place in `ends_ns` → what `Recorder.decodes` was given for the steps from there on.
+    steps: list[int]
+    """For each row, the number of decode steps that it stands for; 0 for the row of a single step,
+    which stays as it is."""
+    ends_ns: list[int]
+    """When each of these decode steps ends."""
+    opened: list[int]
+    """Number of blocks that each takes."""
+    evicted: Mapping[int, Sequence[int]]
+    """Place in `ends_ns` → what `Recorder.decodes` was given for the steps from there on."""
+    lasts: Mapping[int, Sequence[int]]
+    """The same."""
+
+
+def unfold(rows: np.ndarray, series: Series, block_size: int) -> np.ndarray:
+    """Write out the rows that stand for several decode steps.
+
+    `rows` has the shape (rows, columns), the result (columns, steps).
     """
     import numpy as np
 
+    steps, ends_ns, opened, evicted, lasts = series
     number = np.array(steps)
     columns = np.repeat(np.ascontiguousarray(rows.T), np.maximum(number, 1), axis=1)
     if not ends_ns:
         return columns
-    column = dict(zip(STEP_COLUMNS, columns, strict=True))
+    column = dict(zip(STEP_COLUMNS, columns, strict=False))
     folded = np.repeat(number > 0, np.maximum(number, 1))
     number = number[number > 0]
     first = np.cumsum(number) - number
@@ -137,4 +148,7 @@ def unfold(
     column["cached_blocks"][folded] -= lost
     column["empty_slots"][folded] += block_size * blocks - (place + 1) * tokens
     column["finished"][folded] *= place == np.repeat(number, number) - 1
+    rows_folded = np.flatnonzero(folded)
+    for at, values in lasts.items():
+        columns[-1][rows_folded[at : at + len(values)]] = values
     return columns

@@ -1,4 +1,4 @@
-"""The log of changes in a request's standing: preempted, swapped, admitted again.
+"""The log of changes in a request's standing: preempted, swapped, loaded, admitted again.
 
 A request that is never preempted needs an entry only if its first step begins later than it was
 composed. So the log grows with preemptions and hardly with steps.
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     CAUGHT_UP,
     RECOVERED,
     RESUMED,
+    HELD,
+    LOOKED_UP,
+    LOADING,
+    LOADED,
+    RELOADING,
+    RELOADED,
+    PASSED_OVER,
+    CONTINUED,
 ) = range(len(KINDS))
 
 TRANSITION_COLUMNS = TRANSITIONS.names(Source.TRANSITION)

@@ -84,6 +84,11 @@ class _Cache(Struct):
     block_hits: Count | None = None
 
 
+class _Router(Struct):
+    name: str
+    args: dict[str, Any]
+
+
 class Meta(Struct):
     """The types of what a summary keeps under `meta`; keys may be missing, and others there."""
 
@@ -115,6 +120,8 @@ class Meta(Struct):
     engine_errors: list[_Outcome] | None = None
     block_map: _Map | None = None
     server: dict[str, str] | None = None
+    router: _Router | None = None
+    replicas: Count | None = None
 
 
 def problem_of_meta(meta: Any) -> str:
@@ -200,7 +207,12 @@ def problem_of_figures(
     summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Any]
 ) -> str:
     """The first figure that is not what checked tables give, in words; empty if all are."""
-    expected = summarise(steps, requests, {}, summary["meta"])
+    return problem_of_summary(summary, summarise(steps, requests, {}, summary["meta"]))
+
+
+def problem_of_summary(summary: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """The first figure that is not the `expected` one, in words; empty if all are. Of gaps between
+    tokens, only that they are numbers."""
     for key, value in expected.items():
         if key == "meta":
             continue

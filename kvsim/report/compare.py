@@ -169,6 +169,9 @@ def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a run: its configuration, its trace, its pool, its source of times."""
     trace, cost = meta.get("trace") or {}, meta.get("cost") or {}
     return {
+        "router": (meta.get("router") or {}).get("name"),
+        **{f"router.{key}": text for key, text in flat(_router_args(meta)).items()},
+        "replicas": meta.get("replicas"),
         **flat(meta.get("config") or {}),
         "trace sha256": trace.get("sha256"),
         "GPU blocks": meta.get("num_gpu_blocks"),
@@ -178,6 +181,10 @@ def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:
         "seed": meta.get("seed"),
         "kvsim version": meta.get("kvsim_version"),
     }
+
+
+def _router_args(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (meta.get("router") or {}).get("args") or {}
 
 
 def _text(setting: Any) -> str:

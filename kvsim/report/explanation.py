@@ -58,15 +58,32 @@ class Explanation(NamedTuple):
 def explain(first: Run, other: Run) -> Explanation:
     """Compare the second run with the first."""
     names = first[0], other[0]
-    summaries = [(first[0], first[1]), (other[0], other[1])]
     pools = (first[1]["meta"].get("num_gpu_blocks"), other[1]["meta"].get("num_gpu_blocks"))
+    explanation = explain_requests(first[:3], other[:3])
+    if not explanation.waterfalls:
+        return explanation
+    pairs, found = explanation.pairs, first_divergence(first[3], other[3])
+    assert pairs is not None, "waterfalls are of pairs"
+    words = [
+        *divergence_words(found, names, pools),
+        *concerned_words(first_concerned(pairs, first[2], other[2]), names),
+    ]
+    return explanation._replace(divergence=found, divergence_words=words)
+
+
+def explain_requests(
+    first: tuple[str, Mapping[str, Any], Mapping[str, Any]],
+    other: tuple[str, Mapping[str, Any], Mapping[str, Any]],
+) -> Explanation:
+    """What names, figures and requests alone explain: all but the first divergent decision."""
+    names = first[0], other[0]
+    summaries = [(first[0], first[1]), (other[0], other[1])]
     pairs = pair(first[2], other[2])
     settings = config_differences(summaries)
     if pairs is None or not pairs.number:
         what = "had different requests" if pairs is None else "completed no request both"
         text = f"{names[1]} and {names[0]} {what}, so there is nothing to compare."
         return Explanation(names, pairs, [text], settings, None, [], [])
-    found = first_divergence(first[3], other[3])
     falls = waterfalls(pairs, first[2], other[2])
     share, listed = carriers(pairs, first[2], other[2])
     block_size = int(first[1]["meta"].get("block_size") or 1)
@@ -75,11 +92,8 @@ def explain(first: Run, other: Run) -> Explanation:
         pairs,
         headline_words(names, first[1], other[1], falls),
         settings,
-        found,
-        [
-            *divergence_words(found, names, pools),
-            *concerned_words(first_concerned(pairs, first[2], other[2]), names),
-        ],
+        None,
+        [],
         falls,
         share,
         tuple(listed),

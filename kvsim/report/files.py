@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUMMARY, PAGE = "summary.json", "report.html"
+FLEET = "fleet.json"
+"""The figures of a folder with several replicas (`kvsim.fleet.folder`)."""
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
 Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -57,10 +59,10 @@ def write_results(
         _fill(partial, summary, requests, steps, csv=csv, page=page)
         if transitions is not None:
             log = tables.transitions_table(transitions)
-            _write_table(partial / TRANSITIONS.name, iter([log]), csv=False)
+            write_table(partial / TRANSITIONS.name, iter([log]), csv=False)
         if block_map is not None:
             cells = tables.block_map_table(block_map)
-            _write_table(partial / BLOCK_MAP.name, iter([cells]), csv=False)
+            write_table(partial / BLOCK_MAP.name, iter([cells]), csv=False)
         written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
         return move_all(written, out)
 
@@ -70,27 +72,35 @@ def read_results(directory: str | Path) -> Results:
     folder = Path(directory)
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder; {_REMEDY}")
-    summary = _read_summary(folder / SUMMARY)
+    if is_fleet(folder):
+        one = folder / "replica-0"
+        raise OutputError(f"{folder}: holds several replicas; give the folder of one, as {one}")
+    summary = read_summary(folder / SUMMARY, "num_requests", "steps")
     meta = summary["meta"]
-    requests, steps = _read_columns(folder, REQUESTS, meta), _read_columns(folder, STEPS, meta)
+    requests, steps = read_table(folder, REQUESTS, meta), read_table(folder, STEPS, meta)
     if len(requests["id"]) != summary["num_requests"] or len(steps["start_ns"]) != summary["steps"]:
         raise OutputError(
             f"{folder}: {SUMMARY} counts {summary['num_requests']} requests and {summary['steps']}"
             f" steps, its tables hold {len(requests['id'])} and {len(steps['start_ns'])}: files of"
             " different runs; run it again"
         )
-    _refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
-    _refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
-    _refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
+    refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
+    refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
+    refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
     return summary, requests, steps
+
+
+def is_fleet(directory: str | Path) -> bool:
+    """Whether a folder holds a run of several replicas."""
+    return not (Path(directory) / SUMMARY).exists() and (Path(directory) / FLEET).exists()
 
 
 def read_transitions(directory: str | Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read the transitions of a run. Raises `OutputError` naming the file and the remedy."""
     folder, meta = Path(directory), summary["meta"]
-    transitions = _read_columns(folder, TRANSITIONS, meta)
+    transitions = read_table(folder, TRANSITIONS, meta)
     problem = checked.problem_of_transitions(transitions, summary["num_requests"])
-    _refuse(_path(folder, TRANSITIONS), problem, meta)
+    refuse(_path(folder, TRANSITIONS), problem, meta)
     return transitions
 
 
@@ -104,10 +114,10 @@ def read_block_map(directory: str | Path, summary: Mapping[str, Any]) -> BlockMa
     if not meta.get("block_map"):
         return None
     folder = Path(directory)
-    columns = _read_columns(folder, BLOCK_MAP, meta)
+    columns = read_table(folder, BLOCK_MAP, meta)
     samples = meta["block_map"]["samples"]
     problem = checked.problem_of_block_map(columns, samples, summary["num_requests"])
-    _refuse(_path(folder, BLOCK_MAP), problem, meta)
+    refuse(_path(folder, BLOCK_MAP), problem, meta)
     return tables.block_map_of(columns)
 
 
@@ -123,11 +133,11 @@ def _fill(
     (folder / SUMMARY).write_bytes(encoded(json_text(summary)))
     if page is not None:
         (folder / PAGE).write_bytes(encoded(page))
-    _write_table(folder / REQUESTS.name, tables.requests_tables(requests), csv=csv)
-    _write_table(folder / STEPS.name, tables.steps_tables(steps), csv=csv)
+    write_table(folder / REQUESTS.name, tables.requests_tables(requests), csv=csv)
+    write_table(folder / STEPS.name, tables.steps_tables(steps), csv=csv)
 
 
-def _write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
+def write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
     """Write `path`.parquet and, if asked, `path`.csv, piece by piece to bound the memory."""
     import pyarrow.parquet as pq
 
@@ -158,17 +168,18 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
     return {"compression": "zstd", "use_dictionary": others, "column_encoding": encodings}
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path, *keys: str) -> dict[str, Any]:
+    """Read figures that have `meta` and these keys. Raises `OutputError` naming the file."""
     with _reading(path):
         summary = parse_json(path.read_bytes())
     known = isinstance(summary, dict) and isinstance(summary.get("meta"), dict)
-    if not known or not {"num_requests", "steps"} <= summary.keys():
+    if not known or not set(keys) <= summary.keys():
         raise OutputError(f"{path}: not a kvsim summary; {_REMEDY}")
-    _refuse(path, checked.problem_of_meta(summary["meta"]), summary["meta"])
+    refuse(path, checked.problem_of_meta(summary["meta"]), summary["meta"])
     return dict(summary)
 
 
-def _refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
+def refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
     """Raise `OutputError` if there is a problem; names the version of kvsim if it was another."""
     if not problem:
         return
@@ -180,7 +191,8 @@ def _refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
     raise OutputError(f"{path}: {problem}; run it again with this version of kvsim")
 
 
-def _read_columns(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[str, Any]:
+def read_table(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the columns of a table. Raises `OutputError` naming the file."""
     import pyarrow.parquet as pq
 
     path = _path(folder, table)
@@ -188,12 +200,12 @@ def _read_columns(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[s
     # still closes its file when the interpreter exits aborts the process.
     with _reading(path), path.open("rb") as opened:
         file = pq.ParquetFile(opened, pre_buffer=False)
-        _refuse(path, tables.misfit(file.schema_arrow, table), meta)
+        refuse(path, tables.misfit(file.schema_arrow, table), meta)
         kept = [column.name for column in table.held(file.schema_arrow.names)]
         read = file.read(kept, use_threads=False)
-        _refuse(path, tables.missing(read, table), meta)
+        refuse(path, tables.missing(read, table), meta)
         columns = tables.columns_of(read)
-    _refuse(path, checked.problem_of_table(table, columns), meta)
+    refuse(path, checked.problem_of_table(table, columns), meta)
     return columns
 
 

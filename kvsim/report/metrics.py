@@ -23,6 +23,11 @@ class Metric(NamedTuple):
     group: str
 
     @property
+    def always(self) -> bool:
+        """Whether every run has the figure, be it undefined."""
+        return self.key != "aborted" and not self.key.startswith(("spec_decode_", "routing."))
+
+    @property
     def whole(self) -> bool:
         """Whether the figure is a count."""
         return self.unit in ("requests", "tokens", "blocks", "steps", "preemptions")
@@ -58,6 +63,7 @@ BLOCKED_BY = {
     "watermark": "held by the watermark",
     "swapped": "swapped requests go first",
     "preempted": "a preemption in this step",
+    "loras": "max_loras reached",
 }
 """Why the head of the waiting queue was refused: labels for people."""
 
@@ -68,6 +74,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
     "Requests": (
         ("completed", "Completed", "requests", "higher"),
         ("rejected", "Rejected", "requests", "lower"),
+        ("aborted", "Aborted", "requests", ""),
         ("unfinished", "Unfinished", "requests", "lower"),
     ),
     "Throughput": (
@@ -102,6 +109,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("copied_blocks", "Blocks copied on write", "blocks", "lower"),
         ("link_busy_share", "Link busy", "share", ""),
         ("link_wait_s", "Waiting for the link", "s", "lower"),
+        ("flush_s", "Waiting for flushed stores", "s", "lower"),
     ),
     "Memory": (
         ("kv_cache_usage_mean", "KV cache usage mean", "share", ""),
@@ -114,10 +122,24 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
     "Prefix cache": (
         ("prefix_cache_hit_tokens", "Hit tokens", "tokens", "higher"),
         ("prefix_cache_preempted_hit_tokens", "Hit tokens after preemption", "tokens", ""),
+        ("tier1_hit_tokens", "Hit tokens from CPU memory", "tokens", ""),
+        ("tier2_hit_tokens", "Hit tokens from the tier below", "tokens", ""),
         ("prefix_cache_hit_rate", "Hit rate", "share", "higher"),
         ("prefix_cache_hit_rate_with_preempted", "Hit rate with preempted", "share", ""),
         ("prefix_cache_block_hit_rate", "Hit rate of block look-ups", "share", ""),
         ("prefix_cache_request_hit_share", "Requests with a hit", "share", "higher"),
+    ),
+    "Speculative decoding": (
+        ("spec_decode_draft_tokens", "Drafts verified", "tokens", ""),
+        ("spec_decode_accepted_tokens", "Drafts accepted", "tokens", ""),
+        ("spec_decode_acceptance_length", "Acceptance length", "", "higher"),
+    ),
+    "Routing": (
+        ("load_imbalance", "Load imbalance", "", "lower"),
+        ("input_imbalance", "Imbalance of prompt tokens", "", "lower"),
+        ("routing.regret_share", "Regret of the router", "share", "lower"),
+        ("routing.affinity_share", "Hits by affinity", "share", "higher"),
+        ("routing.duplicate_share", "Cached in further replicas", "share", ""),
     ),
     "Queues": (
         ("waiting_mean", "Waiting mean", "", "lower"),

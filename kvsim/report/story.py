@@ -13,7 +13,7 @@ from kvsim.errors import OutputError, nearest
 from kvsim.ledger import standings
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR
 from kvsim.ledger.time import reasons
-from kvsim.records.transitions import PREEMPTED, SWAPPED_OUT
+from kvsim.records.transitions import LOADING, PREEMPTED, RELOADING, SWAPPED_OUT
 from kvsim.report.ledger_summary import parts_of
 from kvsim.report.numerals import count, percent, plural, seconds
 from kvsim.report.timeline import run_end_ns
@@ -35,11 +35,19 @@ _STANDINGS = {
     standings.RECOMPUTE: "recompute",
     standings.PREEMPTED: "preempted, waiting",
     standings.SWAPPED: "swapped out",
+    standings.HELD: "waiting for a store or a load of another",
+    standings.LOADING: "loading",
+    standings.RELOADING: "loading again",
+    standings.LATE: "passed over",
 }
 _PASSED = {
     _STANDINGS[standings.PREEMPTED]: "admitted again after {}",
     _STANDINGS[standings.RECOMPUTE]: "recomputed its lost KV in {}",
     _STANDINGS[standings.SWAPPED]: "its blocks began to come back after {}",
+    _STANDINGS[standings.HELD]: "waited {} for a store, or a load of another request",
+    _STANDINGS[standings.LOADING]: "its load was over after {}",
+    _STANDINGS[standings.RELOADING]: "its load was over after {}",
+    _STANDINGS[standings.LATE]: "went on after {} without a slot, as blocks were released late",
 }
 """Text for the end of a time in this standing."""
 
@@ -210,11 +218,18 @@ def _about(run: _Run, index: int) -> str:
 
 def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     """Everything that happened to a request that was sent, in order."""
-    moments = [*_arrival(run, index), *_waits(run, index), *_first_step(run, index)]
+    moments = _arrival(run, index)
+    for spell in spells:
+        if spell.standing == _STANDINGS[standings.WAITING]:
+            moments += _waits(run, index, spell.begin_ns, spell.end_ns)
+    turns, begun = _turns(run, index, spells), int(run.first_steps[index])
+    # At one instant, loads come before the first step, and losses after the first token.
+    moments += [turn for turn in turns if turn.time_ns <= begun]
+    moments += _first_step(run, index)
     first = int(run.requests["first_token_ns"][index])
     if first >= 0:
         moments.append(Moment(first, "first token"))
-    moments += _turns(run, index, spells)
+    moments += [turn for turn in turns if turn.time_ns > begun]
     moments.append(_end(run, index))
     return sorted(moments, key=lambda moment: moment.time_ns)
 
@@ -228,8 +243,8 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     own = run.transitions["request"] == index
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
-        if kind in _LOSSES:
-            turns.append((time_ns, partial(_LOSSES[kind], run, index, time_ns, value)))
+        if kind in _HAPPENED:
+            turns.append((time_ns, partial(_HAPPENED[kind], run, index, time_ns, value)))
     turns.sort(key=lambda turn: turn[0])
     left_out = len(turns) - BEGINNING - END
     if left_out <= 1:
@@ -262,11 +277,8 @@ def _arrival(run: _Run, index: int) -> list[Moment]:
     return [*moments, Moment(arrival, text)]
 
 
-def _waits(run: _Run, index: int) -> list[Moment]:
-    """What it waited for before its first step."""
-    arrival, end = int(run.requests["arrival_ns"][index]), int(run.ends[index])
-    begun = int(run.first_steps[index])
-    end = end if begun < 0 else min(begun, end)
+def _waits(run: _Run, index: int, arrival: int, end: int) -> list[Moment]:
+    """What it waited for from `arrival` to `end`, before its first step."""
     first, last = np.searchsorted(run.starts, (arrival, end), side="left")
     moments = []
     lead = (int(run.starts[first]) if first < last else end) - arrival
@@ -316,6 +328,9 @@ def _first_step(run: _Run, index: int) -> list[Moment]:
     if PROMPT_PARTS[1] in requests:
         prompt = int(requests["input_length"][index])
         text += f": {count(cached)} of {plural(prompt, 'prompt token')} hit"
+        for tier in (1, 2):
+            loaded = int(requests[f"tier{tier}_hit_tokens"][index])
+            text += f", {count(loaded)} of them in tier {tier}" if loaded else ""
     state = run.state(begun)
     if state.get("start_ns") == begun:
         tokens, seqs = state["prefill_tokens"], state["prefill_seqs"]
@@ -347,7 +362,17 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
     return text
 
 
-_LOSSES = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out}
+def _loads(run: _Run, index: int, time_ns: int, value: int) -> str:
+    return f"began to load {plural(value, 'token')} from a lower tier"
+
+
+_HAPPENED = {
+    PREEMPTED: _preempted,
+    SWAPPED_OUT: _swapped_out,
+    LOADING: _loads,
+    RELOADING: _loads,
+}
+"""Kind of transition → what happened."""
 
 
 def _end(run: _Run, index: int) -> Moment:

@@ -48,6 +48,7 @@ def summarise(
             **_memory(rows, held_ns, meta),
             **_queues(rows, held_ns, steps),
             **_link(steps, end_ns),
+            **_drafts(steps),
             **ledger_figures(steps, requests),
             "steps": len(steps["start_ns"]),
             "meta": meta,
@@ -90,7 +91,8 @@ def _requests(requests: Mapping[str, Any]) -> dict[str, Any]:
         "completed": statuses["completed"],
         "failed": total - statuses["completed"],
         "rejected": statuses["rejected"],
-        "unfinished": total - statuses["completed"] - statuses["rejected"],
+        **({"aborted": statuses["aborted"]} if statuses["aborted"] else {}),
+        "unfinished": total - sum(statuses[each] for each in ("completed", "rejected", "aborted")),
         "rejected_by_reason": dict(sorted(reasons.items())),
     }
 
@@ -171,7 +173,8 @@ def _latencies(
 def _preemptions(steps: Columns, requests: Mapping[str, Any]) -> dict[str, Any]:
     by_mode = {mode: int(steps[f"preempted_{mode}"].sum()) for mode in ("recompute", "swap")}
     recomputed = int(_ints(requests["recomputed_tokens"]).sum())
-    computed = int(steps["prefill_tokens"].sum() + steps["decode_seqs"].sum())
+    parts = ("prefill_tokens", "decode_seqs", "draft_tokens")
+    computed = sum(int(np.sum(steps[name])) for name in parts if name in steps)
     return {
         "num_preemptions": sum(by_mode.values()),
         "num_preemptions_by_mode": by_mode,
@@ -240,6 +243,9 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
         "prefix_cache_query_tokens": queries,
         "prefix_cache_hit_tokens": hits,
         "prefix_cache_preempted_hit_tokens": preempted_hits,
+        **{
+            f"tier{k}_hit_tokens": int(_ints(requests[f"tier{k}_hit_tokens"]).sum()) for k in (1, 2)
+        },
         **(rates if meta.get("prefix_caching") else dict.fromkeys(rates)),
     }
 
@@ -265,6 +271,24 @@ def _link(steps: Columns, end_ns: int) -> dict[str, Any]:
     return {
         "link_busy_share": ratio(int(steps["transfer_ns"].sum()), end_ns),
         "link_wait_s": int(steps["link_wait_ns"].sum()) / NS_PER_S,
+        "flush_s": int(steps["flush_ns"].sum()) / NS_PER_S,
+    }
+
+
+def _drafts(steps: Columns) -> dict[str, Any]:
+    """Figures of speculative decoding, as `vllm bench serve` counts them: the rate in percent, the
+    length with the token that every step yields. Nothing without it."""
+    if "draft_tokens" not in steps:
+        return {}
+    names = ("verified_seqs", "draft_tokens", "accepted_tokens")
+    drafts, tokens, accepted = (int(np.sum(steps[name])) for name in names)
+    rate, further = ratio(100 * accepted, tokens), ratio(accepted, drafts)
+    return {
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": tokens,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_acceptance_rate": rate,
+        "spec_decode_acceptance_length": None if further is None else 1 + further,
     }
 
 

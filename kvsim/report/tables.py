@@ -16,7 +16,7 @@ from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
 from kvsim.report.arrow import numbers, texts
 from kvsim.report.phases import Floats
-from kvsim.schema import BLOCK_MAP, REQUESTS, STEPS, TEXT, TRANSITIONS, Column, Table
+from kvsim.schema import BLOCK_MAP, REQUESTS, ROUTING, STEPS, TEXT, TRANSITIONS, Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,6 +59,11 @@ def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
 def transitions_table(transitions: Mapping[str, Any]) -> pa.Table:
     """One row per transition."""
     return _table(TRANSITIONS, transitions)
+
+
+def routing_table(decisions: Mapping[str, Any]) -> pa.Table:
+    """One row per request that a router was asked about."""
+    return _table(ROUTING, decisions)
 
 
 def block_map_table(block_map: BlockMap) -> pa.Table:

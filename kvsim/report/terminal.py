@@ -13,6 +13,7 @@ from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import percent, show
 from kvsim.report.rich_tables import make_table
 from kvsim.report.statistics import LISTED
+from kvsim.report.tiers import tier_figures
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +56,12 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     grid = Table.grid(padding=(0, 3))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    for label, parts in (*_figures(summary), *_ledger(summary), *_head_waits(summary)):
+    for label, parts in (
+        *_figures(summary),
+        *_tiers(summary),
+        *_ledger(summary),
+        *_head_waits(summary),
+    ):
         grid.add_row(label, Text(" · ".join(part for part in parts if part)))
     console.print(grid)
 
@@ -244,7 +250,18 @@ def _figures(summary: Mapping[str, Any]) -> Lines:
     }
     if not summary["meta"].get("prefix_caching"):
         del lines["prefix cache"]
+    if "spec_decode_num_drafts" in summary:
+        lines["drafts"] = line(
+            ("spec_decode_draft_tokens", "tokens", "{} verified"),
+            ("spec_decode_accepted_tokens", "tokens", "{} accepted"),
+            ("spec_decode_acceptance_length", "", "{} tokens a step"),
+        )
     return list(lines.items())
+
+
+def _tiers(summary: Mapping[str, Any]) -> Lines:
+    """One line for each way of the copies to and from lower tiers, if there are any."""
+    return [(f"tiers: {label}", parts) for label, parts in tier_figures(summary)]
 
 
 def _ledger(summary: Mapping[str, Any]) -> Lines:

@@ -23,7 +23,7 @@ from kvsim.schema import STEPS, Source
 Columns = Mapping[str, NDArray[Any]]
 Ints = NDArray[np.int64]
 
-HELD = STEPS.names(Source.STATE)
+HELD = STEPS.names(Source.STATE, Source.SGLANG)
 """Columns that describe the engine until the next step is composed."""
 
 UNDER_WAY = ("prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs", "batched_tokens")
@@ -76,17 +76,17 @@ class States(Mapping[str, Ints]):
             column[self._idle[first:last]] = 0
             return column
         empty = self._empty[first:last]
-        if name in ("used_blocks", "empty_slots", "running"):
+        if name in ("used_blocks", "protected_blocks", "empty_slots", "running"):
             column[empty] = 0
         elif name == self._freed:
             column[empty] += self._from_zero("used_blocks", low, high)[row[empty] - low]
         return column
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("start_ns", *HELD, *UNDER_WAY))
+        return iter(("start_ns", *(name for name in HELD if name in self._steps), *UNDER_WAY))
 
     def __len__(self) -> int:
-        return 1 + len(HELD) + len(UNDER_WAY)
+        return sum(1 for _ in self)
 
     def _from_zero(self, name: str, low: int = 0, high: int | None = None) -> Ints:
         """Entries of a column of the steps, preceded by the state before the first one."""
@@ -94,7 +94,13 @@ class States(Mapping[str, Ints]):
         column = part_of(self._steps, name, max(low - 1, 0), max(last, 0))
         if low:
             return column
-        return np.concatenate(([self._pool if name == "free_blocks" else 0], column))
+        return np.concatenate(([self._before(name)], column))
+
+    def _before(self, name: str) -> int:
+        """The value of a column before the first step."""
+        if name == "new_token_ratio_ppm" and rows_in(self._steps):
+            return int(part_of(self._steps, name, 0, 1)[0])
+        return self._pool if name == "free_blocks" else 0
 
 
 def durations_ns(rows: Mapping[str, Ints], end_ns: int) -> Ints:

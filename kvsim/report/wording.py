@@ -119,6 +119,8 @@ def fate(summary: Mapping[str, Any]) -> Remark:
             reason if len(reasons) == 1 else f"{count(n)} {reason}" for reason, n in reasons.items()
         )
         parts.append(f"{count(summary['rejected'])} rejected ({named})")
+    if aborted := summary.get("aborted"):
+        parts.append(f"{count(aborted)} given up by their clients")
     if summary["unfinished"]:
         parts.append(f"{count(summary['unfinished'])} unfinished")
     return Remark(f"{plural(total, 'request')}{within}: {', '.join(parts)}.", "warning")

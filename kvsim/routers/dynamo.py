@@ -7,7 +7,7 @@ plus the blocks that its requests hold. The least cost wins.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvsim.routers.dynamo_books import Books, Reservation
@@ -102,6 +102,11 @@ class DynamoKv(Router):
         return Standing(
             worker, overlap, books.prefill_tokens, new_tokens, decode, books.requests, cost
         )
+
+    def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        self._forget(now_ns)
+        keys, size = asked.content.keys(self.block_size), self.block_size
+        return {worker: size * sum(self._overlap(worker, keys)) for worker in alive}
 
     def _overlap(self, worker: int, keys: Sequence[Hashable]) -> tuple[int, int, int]:
         device, host, disk = self.caches[worker]

@@ -8,7 +8,7 @@ score wins, by chance among equals.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import xxhash
 
@@ -55,6 +55,11 @@ class _Scored(Router):
         """Returns the share of the prompt, between 0 and 1, that each worker is taken to have."""
         raise NotImplementedError
 
+    def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        most = min(asked.input_length, self.index_limit_tokens or asked.input_length)
+        shares = self.known(asked, alive)
+        return {worker: round(share * most) for worker, share in shares.items()}
+
     def snapshot(self, loads: _Loads) -> None:
         self._loads = list(loads)
 
@@ -90,6 +95,7 @@ class Default(_Scored):
             prefix_weight=prefix_weight,
         )
         self._characters = 4 * block_size
+        self.index_limit_tokens = self.PIECES * block_size
         self._capacity = lru_capacity
         self._pieces: list[OrderedDict[int, None]] = [OrderedDict() for _ in self.workers]
         """Pieces that each worker was sent, the least recent first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import md5
 from itertools import count
 from operator import itemgetter
@@ -114,6 +114,11 @@ class PrefixAware(_Rated):
                 break
             node, holders, matched = following, left, matched + self.CHARACTERS
         return matched, holders
+
+    def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        text, size = asked.content.text, max(len(asked.content.text), 1)
+        shares = {worker: min(self.match(text, [worker])[0] / size, 1.0) for worker in alive}
+        return {worker: round(share * asked.input_length) for worker, share in shares.items()}
 
     def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
         matched, holders = self.match(asked.content.text, alive)

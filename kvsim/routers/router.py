@@ -6,7 +6,7 @@ nothing inside an engine. Workers are numbered from 0.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -44,6 +44,13 @@ class Choice(NamedTuple):
     """The rule that decided, in one word."""
 
 
+class Routed(NamedTuple):
+    """A request's way."""
+
+    worker: int
+    choice: Choice
+
+
 class Router:
     """Names a worker for each request.
 
@@ -61,14 +68,23 @@ class Router:
         chosen, in the order in which the router was given them."""
         raise NotImplementedError
 
-    def route(self, asked: Asked, alive: Sequence[int], now_ns: int) -> int:
+    def route(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Routed:
         """Chooses a worker and books the request for it."""
-        workers, weights, _ = self.choose(asked, alive, now_ns)
+        choice = self.choose(asked, alive, now_ns)
+        workers, weights, _ = choice
         chosen = workers[0]
         if len(workers) > 1:
             (chosen,) = self._random.choices(workers, weights)
         self.sent(asked, chosen, now_ns)
-        return chosen
+        return Routed(chosen, choice)
+
+    index_limit_tokens: int | None = None
+    """Tokens of a prompt at which its index ends: prompts that agree so far are equal to it."""
+
+    def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        """Returns the leading tokens of a prompt that it takes each worker to have cached; None if
+        it keeps no index of prompts. Asking changes no decision."""
+        return None
 
     # -- news ------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvsim.routers import plain
 from kvsim.routers.router import Asked, Choice, InFlight
@@ -69,6 +69,11 @@ class CacheAware(InFlight):
             # The real one names whichever holder its hash map lists first; nobody is told which.
             node.named = min(node.holders, default=None)
         return Choice([least], why="low")
+
+    def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        text = asked.content.text
+        held, size = self.tree.held_of(text), max(len(text), 1)
+        return {worker: round(held[worker] / size * asked.input_length) for worker in alive}
 
     def sent(self, asked: Asked, worker: int, now_ns: int) -> None:
         super().sent(asked, worker, now_ns)

@@ -66,16 +66,30 @@ class Tree:
 
     def search(self, text: str) -> tuple[int, Node]:
         """Returns how many characters match, and the node in which the match ends."""
-        node, at = self.root, 0
-        while at < len(text) and (child := node.children.get(text[at])) is not None:
-            shared = _shared(child.text, text, at)
-            node, at = child, at + shared
-            if shared < len(child.text):
-                break
+        node, at = [(self.root, 0), *self._along(text)][-1]
         if node.named in node.holders and self.stamp % STAMPED_EVERY == 0:
             node.holders[node.named] = self.stamp
         self.stamp += 1
         return at, node
+
+    def held_of(self, text: str) -> list[int]:
+        """Returns how many leading characters each worker was sent and still holds."""
+        held = [0] * len(self.held)
+        for node, at in self._along(text):
+            for worker in node.holders:
+                held[worker] = at
+        return held
+
+    def _along(self, text: str) -> Iterator[tuple[Node, int]]:
+        """The nodes that match a text, each with the characters matched so far; of the last one, a
+        part may."""
+        node, at = self.root, 0
+        while at < len(text) and (child := node.children.get(text[at])) is not None:
+            shared = _shared(child.text, text, at)
+            node, at = child, at + shared
+            yield node, at
+            if shared < len(child.text):
+                break
 
     def evict(self, most: int) -> None:
         """Takes leaves from each worker that holds more than `most` characters, the least recent

@@ -11,28 +11,34 @@ step_row ──► STEPS            requests, trace ──► REQUESTS      + in
 from kvsim.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
 from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
+from kvsim.schema.routing import CAUSES, ROUTING
 from kvsim.schema.steps import (
     BLOCKED,
+    SGLANG_COLUMNS,
     STEP_COLUMNS,
     STEPS,
     Census,
     completed_row,
     decode_row,
     finished_row,
+    gauge_row,
     pack,
     prompt_row,
     step_row,
 )
 
-TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP)
+TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP, ROUTING)
 
 __all__ = [
     "BLOCKED",
     "BLOCK_MAP",
+    "CAUSES",
     "FLOAT",
     "INTEGER",
     "KINDS",
     "REQUESTS",
+    "ROUTING",
+    "SGLANG_COLUMNS",
     "STEPS",
     "STEP_COLUMNS",
     "TABLES",
@@ -45,6 +51,7 @@ __all__ = [
     "completed_row",
     "decode_row",
     "finished_row",
+    "gauge_row",
     "pack",
     "prompt_row",
     "step_row",

@@ -15,6 +15,8 @@ class Source(Enum):
 
     STEP = "step"
     STATE = "engine, after composing"
+    SGLANG = "SGLang, after composing"
+    DRAFTS = "speculative decoding"
     KERNEL = "ledger: time of the step"
     TRACE = "trace"
     REQUEST = "request"
@@ -25,10 +27,11 @@ class Source(Enum):
     PROMPT = "ledger: prompt tokens"
     TRANSITION = "log of transitions"
     BLOCK_MAP = "watcher of blocks"
+    ROUTING = "decision of the router"
 
 
-LEDGER = (Source.KERNEL, Source.TIME, Source.PROMPT)
-"""Sources of the ledger. A result has all columns of such a source, or none."""
+OPTIONAL = (Source.DRAFTS, Source.SGLANG, Source.KERNEL, Source.TIME, Source.PROMPT)
+"""Sources of which a result has all columns, or none: the ledger, and what few runs have."""
 
 
 class Column(NamedTuple):
@@ -77,7 +80,7 @@ class Table(NamedTuple):
     def expected(self, names: Container[str]) -> tuple[Column, ...]:
         """Returns the columns that a result must have if it has `names`."""
         kept = {column.source for column in self.columns if column.name in names}
-        return tuple(c for c in self.columns if c.source not in LEDGER or c.source in kept)
+        return tuple(c for c in self.columns if c.source not in OPTIONAL or c.source in kept)
 
     def held(self, names: Container[str] = ()) -> tuple[Column, ...]:
         """Returns the `expected` columns that are also held in memory."""

@@ -19,13 +19,21 @@ _KINDS = (
     ("caught_up", "a chunk that computes nothing for the second time, before the first token"),
     ("recovered", "a chunk that leaves but the newest token: a decode, unless `resumed` follows"),
     ("resumed", "the last chunk of a re-admitted request: it decodes from the end of the step on"),
+    ("held", "the KV that it could load is still being stored, or another request loads it"),
+    ("looked_up", "after `held`: it is known what it can load"),
+    ("loading", "waiting, it has blocks into which KV is loaded; value: tokens"),
+    ("loaded", "its load is over"),
+    ("reloading", "as `loading`, after it was preempted"),
+    ("reloaded", "as `loaded`, after it was preempted"),
+    ("passed_over", "running, it gets no slot: blocks are released late"),
+    ("continued", "after `passed_over`: it gets its slot"),
 )
 KINDS = tuple(name for name, _ in _KINDS)
 """Names of the values of a transition's column `kind`."""
 
 TRANSITIONS = Table(
     "transitions",
-    "One row per preemption, swap and re-admission, in order of composing.",
+    "One row per preemption, swap, load and re-admission, in order of composing.",
     (
         _transition("request", "", "its `index`"),
         _transition("kind", "", "what happened", codes=_KINDS),

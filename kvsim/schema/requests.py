@@ -34,8 +34,8 @@ REQUESTS = Table(
         _text("id", meaning="from the trace, or the number of the row", source=Source.TRACE),
         _request("index", "", "place in the trace, from 0"),
         _text("session", meaning="of which it is a turn, or empty", source=Source.TRACE),
-        _text("status", meaning="`completed` or `rejected`", source=Source.ENDING),
-        _text("reason", meaning="why it was rejected; else empty", source=Source.ENDING),
+        _text("status", meaning="`completed`, `rejected` or `aborted`", source=Source.ENDING),
+        _text("reason", meaning="why it did not complete; else empty", source=Source.ENDING),
         *map(seconds, ("released", "client_queue", "arrival", "first_scheduled", "first_token")),
         seconds("finish"),
         _trace("input_length", "tokens", "of the prompt"),
@@ -55,6 +55,12 @@ REQUESTS = Table(
             label="hit",
             attribute="cached_tokens",
         ),
+        _request(
+            "tier1_hit_tokens",
+            "tokens",
+            "of `num_cached_tokens`, loaded from the tier in CPU memory",
+        ),
+        _request("tier2_hit_tokens", "tokens", "of `num_cached_tokens`, from the tier below it"),
         _request("recached_tokens", "tokens", "the same at later admissions, after a preemption"),
         _request("recomputed_tokens", "tokens", "computed, lost to a preemption, computed again"),
         _request("swapped_out_blocks", "blocks", "copied to the CPU, in all"),
@@ -99,6 +105,22 @@ REQUESTS = Table(
             "waiting behind preemptions",
             "the head is refused because of a preemption in that step",
         ),
+        _time(
+            "waiting_loras_ns",
+            "waiting for an adapter's place",
+            "nobody else can be admitted, and who waits has another adapter (`max_loras`)",
+        ),
+        _time(
+            "waiting_tier_ns",
+            "waiting for a store, or a load of another request",
+            "what it could load is being stored, or another request loads it",
+        ),
+        _time(
+            "waiting_load_ns",
+            "waiting for its load",
+            "before its first step: the queue of the link, the copy, and the rest of the step that"
+            " reports it",
+        ),
         _time("own_prefill_ns", "own prefill", "kernels of its steps up to the first token"),
         _time(
             "own_decode_ns",
@@ -112,10 +134,18 @@ REQUESTS = Table(
             "the rest of the kernels of such steps; of steps without any decode, all",
         ),
         _time(
+            "accepted_drafts_ns",
+            "verifying accepted drafts",
+            "what drafts add to the kernels of later steps, by the share that is accepted",
+        ),
+        _time("rejected_drafts_ns", "verifying rejected drafts", "the rest of it"),
+        _time("drafting_ns", "drafting", "the drafter makes drafts at the end of its steps"),
+        _time(
             "preempted_waiting_ns",
             "preempted, waiting",
             "without blocks, until it is admitted again",
         ),
+        _time("reload_ns", "load after a preemption", "as `waiting_load_ns`, until it is reported"),
         _time(
             "recompute_ns",
             "recompute",
@@ -128,7 +158,17 @@ REQUESTS = Table(
         _time(
             "link_queue_ns",
             "queue of the link",
-            "the wait for the link, by its own copies or by those of others",
+            "the wait for the link, by its own copies or by those of others; loads within a step",
+        ),
+        _time(
+            "flush_stall_ns",
+            "held up by flushes",
+            "its steps wait for stores of blocks that are reused",
+        ),
+        _time(
+            "deferred_free_ns",
+            "passed over, blocks are released late",
+            "it needs a block of a request whose last step is still in flight",
         ),
         _time(
             "host_overhead_ns",

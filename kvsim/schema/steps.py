@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from functools import partial
 from struct import Struct
 
@@ -10,7 +11,9 @@ from kvsim.schema.column import Column, Source, Table, part, seconds
 
 _step = partial(Column, source=Source.STEP)
 _state = partial(Column, source=Source.STATE)
+_sglang = partial(Column, source=Source.SGLANG)
 _kernel = partial(part, source=Source.KERNEL)
+_drafts = partial(Column, source=Source.DRAFTS)
 
 _BLOCKED = (
     ("", "no request waits, or none was refused"),
@@ -20,13 +23,14 @@ _BLOCKED = (
     ("watermark", "enough free blocks, but the watermark holds them"),
     ("swapped", "prompts wait until every swapped request is back"),
     ("preempted", "a preemption in this step"),
+    ("loras", "`max_loras`: those who wait have other adapters than those who run"),
 )
 BLOCKED = tuple(name for name, _ in _BLOCKED)
 """Names of the values of column `blocked`."""
 
 STEPS = Table(
     "steps",
-    "One row per step. Kernels, swap copies and the wait for the link add up to its time.",
+    "One row per step. Kernels, swap copies, the wait for the link and flushes add up to its time.",
     (
         seconds("start"),
         seconds("end"),
@@ -34,6 +38,7 @@ STEPS = Table(
         _step("end_ns", "ns", "its tokens exist"),
         _step("transfer_ns", "ns", "on the link", label="swap copies"),
         _step("link_wait_ns", "ns", "before its copies", label="waiting for the link"),
+        _step("flush_ns", "ns", "for stores of blocks that it reuses", label="flushed stores"),
         _step("prefill_seqs", "requests", "with prompt tokens in this step"),
         _step("prefill_tokens", "tokens", "prompt tokens computed; prefix hits are not among them"),
         _step("cached_tokens", "tokens", "prompt tokens whose computation a prefix hit saved"),
@@ -60,12 +65,26 @@ STEPS = Table(
         _state("stranded_blocks", "blocks", "free, unfit for admissions: external fragmentation"),
         _state("blocked", "", "why the head of the waiting queue was refused", codes=_BLOCKED),
         _step("finished", "requests", "that end with this step"),
+        _sglang(
+            "protected_blocks",
+            "blocks",
+            "of `used_blocks`, in the radix tree; the rest are private to a request",
+        ),
+        _sglang(
+            "new_token_ratio_ppm",
+            "ppm",
+            "new-token ratio: share of the announced tokens that requests are expected to generate",
+        ),
+        _drafts("verified_seqs", "sequences", "whose drafts it verifies"),
+        _drafts("draft_tokens", "tokens", "drafts that it verifies"),
+        _drafts("accepted_tokens", "tokens", "of these, accepted"),
         _kernel("host_ns", "host", "the host's part, and what nothing else explains"),
         _kernel("dense_ns", "linear layers", "but for the logits"),
         _kernel("attention_decode_ns", "attention, decode", "one token per sequence"),
         _kernel("attention_prefill_ns", "attention, prompts", "the rest of a step with prompts"),
         _kernel("head_ns", "logits", "of the tokens sampled"),
         _kernel("copies_ns", "copied blocks", "copy-on-write"),
+        _kernel("drafter_ns", "drafter", "makes the drafts of the next step"),
         _kernel(
             "unexplained_ns",
             "not explained by the cost model",
@@ -76,6 +95,9 @@ STEPS = Table(
 
 STEP_COLUMNS = STEPS.names(Source.STEP, Source.STATE)
 """Columns recorded for every step, in the order of its row."""
+
+SGLANG_COLUMNS = STEPS.names(Source.SGLANG)
+"""Columns that a row of SGLang has after these (`Scheduler.gauges`)."""
 
 Census = tuple[int, int, int, int, int, int]
 """How many blocks are in which state: GPU blocks used, idle with content, and blank; CPU blocks
@@ -115,6 +137,7 @@ def step_row(
     end_ns: int = 0,
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
+    flush_ns: int = 0,
     prefill_seqs: int = 0,
     prefill_tokens: int = 0,
     cached_tokens: int = 0,
@@ -140,7 +163,7 @@ def step_row(
     `census`: the columns from `used_blocks` to `stranded_blocks`, as `Tables.census` returns them.
     """
     return pack(
-        start_ns, end_ns, transfer_ns, link_wait_ns, prefill_seqs, prefill_tokens,
+        start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, prefill_seqs, prefill_tokens,
         cached_tokens, decode_seqs, context_tokens, batched_tokens, preempted_recompute,
         preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks, copied_blocks,
         ignored, waiting, running, swapped, *census, blocked, finished,
@@ -153,16 +176,24 @@ def completed_row(
     end_ns: int,
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
+    flush_ns: int = 0,
     finished: int = 0,
 ) -> bytes:
     """A row that was made when its step was composed, with what is known when it is over."""
-    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns)
-    return times + row[_TIMES.size : -_FINISHED.size] + _FINISHED.pack(finished)
+    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns)
+    return times + row[_TIMES.size : _FINISHED_AT] + _FINISHED.pack(finished) + row[_FINISHED_END:]
 
 
 def finished_row(row: bytes, finished: int) -> bytes:
     """A row that was complete, but for who finishes with the step."""
-    return row[: -_FINISHED.size] + _FINISHED.pack(finished)
+    return row[:_FINISHED_AT] + _FINISHED.pack(finished) + row[_FINISHED_END:]
 
 
-_TIMES, _FINISHED = Struct("4q"), Struct("q")
+def gauge_row(values: Iterable[int]) -> bytes:
+    """The end of a row: the values of columns that one engine has beyond `STEP_COLUMNS`."""
+    return array("q", values).tobytes()
+
+
+_TIMES, _FINISHED = Struct("5q"), Struct("q")
+_FINISHED_AT = STEP_COLUMNS.index("finished") * _FINISHED.size
+_FINISHED_END = _FINISHED_AT + _FINISHED.size

@@ -12,7 +12,9 @@ _UNUSED = {
     "vllm-0.6.3": (
         "async_scheduling",
         "disable_hybrid_kv_cache_manager",
+        "enable_lora",
         "long_prefill_token_threshold",
+        "max_loras",
         "prefix_cache_retention_interval",
         "scheduler_reserve_full_isl",
         "watermark",

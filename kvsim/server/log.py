@@ -97,7 +97,8 @@ def read_starts(path: str) -> list[Start]:
                 take(starts[-1], match, _Line(path, number, text))
     if not starts:
         raise ConfigError(
-            f"{path}: no line of a vLLM start; give the log from the server's first line on"
+            f"{path}: no line of a vLLM or SGLang start; give the log from the server's first line"
+            " on"
         )
     return starts
 

@@ -11,6 +11,7 @@ from kvsim.server.generations import ENGINES, leave_unused
 from kvsim.server.log import Start, read_starts
 from kvsim.server.notes import notes
 from kvsim.server.pool import pool_of
+from kvsim.server.sglang_log import is_sglang, settings_of_sglang
 from kvsim.server.vllm_arguments import VLLM
 
 
@@ -19,6 +20,8 @@ def settings_of_log(path: str) -> tuple[Meaning, list[str]]:
 
     Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
     """
+    if is_sglang(path):
+        return settings_of_sglang(path)
     starts = read_starts(path)
     sized = [start for start in starts if start.sized]
     if not sized:

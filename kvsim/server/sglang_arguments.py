@@ -12,7 +12,7 @@ from typing import Any
 from kvsim.errors import ConfigError
 from kvsim.parsing import parse_json
 from kvsim.server import values
-from kvsim.server.arguments import Flag, Meaning, Table, Used
+from kvsim.server.arguments import Flag, Meaning, Table, Used, spelled
 from kvsim.server.vllm_arguments import NO_EFFECT, SLIGHT, flags, or_else, unsimulated, used
 
 _SCHEDULER: dict[str, Callable[[Any], Any]] = {
@@ -32,6 +32,21 @@ _SCHEDULER: dict[str, Callable[[Any], Any]] = {
     "schedule_policy": values.text,
 }
 """Arguments of `kvsim.engines.sglang.Sglang` under their own names."""
+
+
+BACKENDS = ("attention_backend", "decode_attention_backend")
+"""Arguments that are no settings, but may decide the page size."""
+
+_PAGES = {
+    "cutedsl_mla": (32, 64),
+    "cutlass_mla": (128,),
+    "flashmla": (64,),
+    "tokenspeed_mla": (32, 64),
+    "trtllm_mha": (16, 32, 64),
+    "trtllm_mla": (32, 64),
+}
+"""Attention backend → the page sizes that it can have; in place of another it takes the last one
+(`srt/arg_groups/overrides.py`, `_mla_backend_page_constraints`)."""
 
 
 def _off(value: Any) -> bool:
@@ -69,6 +84,7 @@ _USED = [
     used("radix_eviction_policy", values.text, "block_manager_args.radix_eviction_policy"),
     used("radix_eviction_policy_config", _table, "block_manager_args.radix_eviction_policy_config"),
     *(used(name, read, f"scheduler_args.{name}") for name, read in _SCHEDULER.items()),
+    *(used(name, values.text) for name in BACKENDS),
 ]
 
 _IGNORED = [
@@ -99,8 +115,8 @@ _IGNORED = [
             enable-tokenizer-batch-encode enable-torch-compile
         """,
         values="""
-            attention-backend cuda-graph-max-bs decode-attention-backend fp8-gemm-backend
-            max-micro-batch-size mm-attention-backend moe-a2a-backend moe-runner-backend
+            cuda-graph-max-bs fp8-gemm-backend max-micro-batch-size mm-attention-backend
+            moe-a2a-backend moe-runner-backend
             prefill-attention-backend sampling-backend torch-compile-max-bs
         """,
         lists="cuda-graph-bs",
@@ -176,9 +192,17 @@ _SPELLED = {
 def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None:
     """Gives the arguments the form of kvsim's settings, and adds what the environment says.
 
-    A pool is counted in pages; without chunks (-1), a step has no limit. Raises `ConfigError`.
+    An attention backend may have page sizes of its own. A pool is counted in pages; without chunks
+    (-1), a step has no limit. Raises `ConfigError`.
     """
     said = meaning.settings
+    for name in BACKENDS:
+        if name in said:
+            sizes, at = _PAGES.get(said.pop(name), ()), meaning.sources.pop(name)
+            if sizes and said.get("block_size", 1) not in sizes:
+                meaning.set("block_size", sizes[-1], at)
+            elif not sizes:
+                meaning.ignored.setdefault(SLIGHT.why, []).append(spelled(name))
     if "num_gpu_blocks_override" in said:
         said["num_gpu_blocks_override"] //= max(said.get("block_size", 1), 1)
     if said.get("max_num_batched_tokens", 1) <= 0:

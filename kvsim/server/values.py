@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kvsim.parsing import parse_json
+from kvsim.server.reprs import pairs
 from kvsim.sizes import human_readable_int
 
 _DTYPES = {
@@ -20,6 +22,8 @@ _DTYPES = {
     "float": "float32",
     "float32": "float32",
 }
+_PRINTED = {"num_spec_tokens": "num_speculative_tokens"}
+"""Names of a `SpeculativeConfig` in logs (vLLM 0.33.0 `config/speculative.py`, `__repr__`)."""
 _CACHED_MODEL = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)(?:/|$)")
 """A folder of Hugging Face's cache: `models--ORGANISATION--NAME`."""
 
@@ -57,6 +61,25 @@ def number(value: Any) -> float:
         return float(value)
     except (ValueError, TypeError):
         raise ValueError("a number") from None
+
+
+def table(value: Any) -> dict[str, Any] | None:
+    """A table, as JSON on a command line; an empty one says nothing."""
+    try:
+        found = parse_json(value) if isinstance(value, str) else value
+        if found is not None and not isinstance(found, dict):
+            raise ValueError
+        return found or None
+    except ValueError:
+        raise ValueError("a table of keys in JSON") from None
+
+
+def speculation(value: Any) -> dict[str, Any] | None:
+    """A speculative configuration: a table, or what a log prints of it."""
+    if not str(value).startswith("SpeculativeConfig("):
+        return table(value)
+    found = {key: each for key, each in pairs(value) if each is not None}
+    return {_PRINTED.get(key, key): each for key, each in found.items()}
 
 
 def switch(value: Any) -> bool:

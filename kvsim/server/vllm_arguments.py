@@ -87,6 +87,7 @@ _USED = [
     used("enable_prefix_caching", values.switch),
     used("cpu_offload_gb", values.number),
     used("kv_offloading_size", values.number),
+    used("kv_transfer_config", values.table),
     used("tensor_parallel_size", values.whole),
     used("pipeline_parallel_size", values.whole),
     used("data_parallel_size", values.whole),
@@ -101,6 +102,9 @@ _USED = [
     used("prefix_cache_retention_interval", values.interval),
     used("watermark", values.number),
     used("async_scheduling", values.switch),
+    used("speculative_config", values.speculation),
+    used("enable_lora", values.switch),
+    used("max_loras", values.whole),
 ]
 
 _NO_EFFECT = [
@@ -183,16 +187,15 @@ _NO_EFFECT = [
             reasoning-parser-plugin structured-outputs-config watermark-config
         """,
     ),
-    # Adapters, without `--enable-lora`.
+    # What adapters are: a trace names them.
     *flags(
         NO_EFFECT,
         switches="""
             enable-mixed-moe-lora-format enable-moe-shared-loras enable-tower-connector-lora
             fully-sharded-loras specialize-active-lora
         """,
-        values="default-mm-loras lora-dtype max-cpu-loras max-lora-cls-labels max-lora-rank"
-        " max-loras",
-        lists="lora-target-modules",
+        values="default-mm-loras lora-dtype max-cpu-loras max-lora-cls-labels max-lora-rank",
+        lists="lora-modules lora-target-modules",
     ),
 ]
 
@@ -241,18 +244,14 @@ _SLIGHT = [
 _UNSIMULATED = [
     *unsimulated(
         "speculative decoding makes several tokens in a step",
-        values="speculative-config spec-method spec-model spec-tokens",
+        values="spec-method spec-model spec-tokens",
     ),
     *unsimulated("text is made by diffusion, not token by token", values="diffusion-config"),
-    *unsimulated("KV moves between servers or tiers of memory", values="kv-transfer-config"),
     *unsimulated("encodings move between servers", values="ec-transfer-config"),
     *unsimulated(
         "another program keeps the offloaded KV blocks",
         values="kv-offloading-backend",
         off=or_else("native"),
-    ),
-    *unsimulated(
-        "adapters take memory and time", switches="enable-lora", lists="lora-modules", off=_empty
     ),
     *unsimulated(
         "the tokens of a request are spread over GPUs (context parallelism)",

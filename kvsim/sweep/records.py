@@ -20,7 +20,7 @@ Record = dict[str, Any]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Figure = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | float | None
 
-_ALWAYS = {metric.key for metric in METRICS} | {"failed"}
+_ALWAYS = {metric.key for metric in METRICS if metric.always} | {"failed"}
 """Figures of every run that was not refused."""
 _WHOLE = {metric.key for metric in METRICS if metric.whole} | {"failed"}
 

@@ -25,8 +25,10 @@ COUNTERS = {
     "CPU blocks": {"used": "cpu_used_blocks"},
     "requests": {"running": "running", "waiting": "waiting", "swapped": "swapped"},
     "batched tokens": {"tokens": "batched_tokens"},
+    "radix cache": {"protected": "protected_blocks", "evictable": "cached_blocks"},
+    "new-token ratio (ppm)": {"ratio": "new_token_ratio_ppm"},
 }
-"""Name of a counter → series → column of `report.timeline.States`."""
+"""Name of a counter → series → column of `report.timeline.States`. Only SGLang has the last two."""
 
 _LISTED = schema.STEPS.names(Source.STEP, Source.KERNEL)[2:]
 """Columns of a step that its slice lists where they are not 0: all but its start and end."""
@@ -67,6 +69,8 @@ def counter_events(
     last = int(np.searchsorted(starts, window.end_ns, side="left"))
     times = np.maximum(starts[first:last], window.begin_ns)
     for name, series in COUNTERS.items():
+        if not states.keys() >= set(series.values()):
+            continue
         values = np.stack([states[column][first:last] for column in series.values()], axis=1)
         if not values.any():
             continue
@@ -106,6 +110,7 @@ def _copies(row: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
     outward = row["transfer_ns"] * out // max(out + back, 1)
     return (
         ("wait for the link", row["link_wait_ns"], out + back),
+        ("flush", row["flush_ns"], 0),
         ("swap out", outward, out),
         ("swap in", row["transfer_ns"] - outward, back),
     )

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import ABORTED, Request
 from kvsim.workload.arrivals import think_times, waits_for
 from kvsim.workload.source import MAX_NS
 from kvsim.workload.trace import Row
@@ -121,13 +121,14 @@ class Clients:
         return request in self._open_gate(now_ns)
 
     def ended(self, request: Request, now_ns: int) -> Released:
-        """The requests that `request` releases, completed or rejected (it has a reason)."""
+        """The requests that `request` releases, completed or rejected (it has a reason). What was
+        given up releases them, too: their prompts are in the trace."""
         self._slots += 1
         if not self._gate and request.index not in self._next:
             return NOTHING
         later: list[tuple[int, Request]] = []
         for index in self._next.get(request.index, ()):
-            if request.reason:
+            if request.reason not in ("", ABORTED):
                 self._skip(index)
             else:
                 later.append((now_ns + self._think_ns[index], self._requests[index]))

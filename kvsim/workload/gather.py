@@ -46,6 +46,7 @@ class Gathered:
         scope: str | None = None,
         model: str | None = None,
         max_new_tokens: int | None = None,
+        lora: str | None = None,
         observed: dict[str, Any] | None = None,
     ) -> Row:
         """Keep a request; `time_ns` may count from any moment, but is given for all or for none."""
@@ -69,6 +70,7 @@ class Gathered:
             scope=scope,
             model=model,
             max_new_tokens=max_new_tokens,
+            lora=lora,
             observed=observed,
         )
         self.rows.append(row)

@@ -429,7 +429,7 @@ class _Builder:
         self._rows = len(trace.rows)
         self._block_size = trace.block_size or 1
         self.streams = Streams(self._rows, self._block_size)
-        self.salts: dict[str | None, int] = {None: 0}
+        self.salts: dict[str | tuple[str, str | None] | None, int] = {None: 0}
         self._roots: dict[str | None, int] = {}
         """Scope → the node before its first ids, a negative number."""
         self._edges: dict[tuple[int, int], tuple[int, int]] = {}
@@ -443,7 +443,7 @@ class _Builder:
 
     def add(self, row: Row) -> None:
         """Set the stream of the next row."""
-        salt = -_SALT * self.salts.setdefault(row.salt, len(self.salts))
+        salt = -_SALT * self.salts.setdefault(_salt_of(row), len(self.salts))
         index, rows, length = row.index, self._rows, row.input_length
         content, unit = row.content, self._block_size
         stream: SpanStream | TokenStream
@@ -516,6 +516,11 @@ def _sample_of(
     return SpanStream(
         row + index * rows, rows, input_length, base=base, keep=input_length, salt=salt
     )
+
+
+def _salt_of(row: Row) -> str | tuple[str, str | None] | None:
+    """What keeps a row apart from others of equal content: its adapter computes other KV."""
+    return (row.lora, row.salt) if row.lora else row.salt
 
 
 def _salted(keys: list[int], salt: int) -> list[int]:

@@ -29,8 +29,10 @@ from kvsim.workload.contents import (
 from kvsim.workload.head import Head
 from kvsim.workload.rows import RowRules
 from kvsim.workload.source import (
+    MAX_TOKENS,
     Source,
     integer,
+    integers,
     mapping,
     nanoseconds,
     parse,
@@ -47,7 +49,7 @@ _HEADER_KEYS = frozenset({"kvsim_trace", *_HASH_KEYS, "hash_scope", "model", "or
 _ROW_KEYS = frozenset(
     {"id", "session", "turn", "arrival_s", "after", "delay_s", "input_length", "output_length"}
     | {"scope", "salt", "model", "priority", "deadline_s", "tags", "observed"}
-    | {"max_new_tokens", "ignore_eos"}
+    | {"max_new_tokens", "ignore_eos", "lora", "abort_after_s", "accepted_drafts"}
     | CONTENT_KEYS
 )
 
@@ -214,6 +216,9 @@ class _RowReader:
             deadline_ns=_time(source, table, "deadline_s"),
             max_new_tokens=_announced(source, table, output_length),
             ignore_eos=bool(_choice(source, table, "ignore_eos", (True, False))),
+            lora=string(source, table, "lora") or None if "lora" in table else None,
+            abort_after_ns=_time(source, table, "abort_after_s"),
+            accepted_drafts=_accepted(source, table),
             tags=mapping(source, table, "tags"),
             observed=mapping(source, table, "observed"),
         )
@@ -259,6 +264,15 @@ def _announced(source: Source, table: dict[str, Any], output_length: int) -> int
     return most
 
 
+def _accepted(source: Source, table: dict[str, Any]) -> tuple[int, ...]:
+    if "accepted_drafts" not in table:
+        return ()
+    found = tuple(integers(source, table, "accepted_drafts", MAX_TOKENS))
+    if not found:
+        raise source.error("is empty; give one number a step, or leave it out", "accepted_drafts")
+    return found
+
+
 def _header_table(trace: Trace) -> dict[str, Any]:
     table: dict[str, Any] = {"kvsim_trace": VERSION}
     if trace.block_size is not None:
@@ -289,6 +303,9 @@ def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, An
         "deadline_s": _seconds(row.deadline_ns),
         "max_new_tokens": row.max_new_tokens,
         "ignore_eos": row.ignore_eos or None,
+        "lora": row.lora,
+        "abort_after_s": _seconds(row.abort_after_ns),
+        "accepted_drafts": list(row.accepted_drafts) or None,
         "tags": row.tags,
         "observed": row.observed,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import PLAIN, Options, Request
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.trace import Row, Trace
 
@@ -57,6 +57,7 @@ class Requests(Sequence[Request]):
             session=row.session,
             max_new_tokens=row.output_length if self._ignore_eos else row.max_new_tokens,
             ignore_eos=self._ignore_eos or row.ignore_eos,
+            options=Options(lora=row.lora) if row.lora else PLAIN,
         )
         return request
 

@@ -89,6 +89,12 @@ class Row:
     """Tokens that its client allows it to generate, as it says when it sends it; None: unsaid."""
     ignore_eos: bool = False
     """Whether it generates as many, whatever the model says."""
+    lora: str | None = None
+    """Name of its adapter; None: the model itself."""
+    abort_after_ns: int | None = None
+    """Its client gives it up so long after it was sent; None: it waits for the end."""
+    accepted_drafts: tuple[int, ...] = ()
+    """With speculative decoding: how many drafts the model accepts in each of its steps."""
     tags: dict[str, Any] | None = None
     observed: dict[str, Any] | None = None
     """Measurements of a real system; no policy sees them."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from marks import long, mostly_long
 
-from kvsim.fast import decodes, repeat
+from kvsim.fast import decodes, series
 from kvsim.run import simulate
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
@@ -249,7 +249,7 @@ def test_requests_are_let_go_of_when_they_are_over(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(Requests, "__getitem__", counting)
-    monkeypatch.setattr(repeat, "MOST_STEPS", 100)
+    monkeypatch.setattr(series, "MOST_STEPS", 100)
     for twin in (False, True):
         most = 0
         result = simulate(trace, {**settings, "exact_twin": twin})

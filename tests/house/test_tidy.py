@@ -24,7 +24,7 @@ LAYERS = [
     {"assumed", "conform", "fast", "report"},
     {"cachelab", "pages.figures", "pages.html"},
     {"pages.distribution", "pages.over_time", "workload.info"},
-    {"checks", "offload"},
+    {"checks", "offload", "speculation"},
     {"assembly", "notebook"},
     {"result", "tracks"},
     {"serving"},

@@ -72,6 +72,8 @@ def _requests():
         "finish_ns": ms(60, 100, 250, -1),
         "num_preemptions": numbers(0, 0, 1, 0),
         "num_cached_tokens": numbers(0, 4, 0, 0),
+        "tier1_hit_tokens": numbers(0, 0, 0, 0),
+        "tier2_hit_tokens": numbers(0, 0, 0, 0),
         "recached_tokens": numbers(0, 0, 4, 0),
         "recomputed_tokens": numbers(0, 0, 1, 0),
         "swapped_out_blocks": numbers(0, 0, 0, 0),

@@ -17,7 +17,7 @@ from kvsim.workload.trace import Trace
 REASONS = dict(
     zip(
         BLOCKED[1:],
-        ("slots", "prefills", "blocks", "watermark", "swap_ins", "preemptions"),
+        ("slots", "prefills", "blocks", "watermark", "swap_ins", "preemptions", "loras"),
         strict=True,
     )
 )

@@ -10,23 +10,28 @@ from msgspec.structs import replace
 from shared import SHARED
 
 from kvsim.config import RunConfig, make_config
+from kvsim.engines import memory_formula
+from kvsim.engines.vllm_memory import CUDAGRAPH_BYTES, CUDAGRAPH_POOL_BYTES, cudagraphs
 from kvsim.errors import ConfigError
-from kvsim.hardware import GIB, load_hardware
+from kvsim.hardware import GIB, Hardware, load_hardware
 from kvsim.memory import (
-    CUDAGRAPH_BYTES,
-    CUDAGRAPH_POOL_BYTES,
     NVLINK_BUFFER_BYTES,
     PCIE_BUFFER_BYTES,
     Budget,
     block_bytes,
     budget,
-    cudagraphs,
 )
 from kvsim.models import Model, load_model
 
 
 def fit(model: str, hardware: str, tokens: int = 8192, seqs: int = 256, **keys: Any) -> Budget:
-    return budget(load_model(model), load_hardware(hardware), make_config(keys), tokens, seqs)
+    return counted(load_model(model), load_hardware(hardware), make_config(keys), tokens, seqs)
+
+
+def counted(model: Model, hardware: Hardware, config: RunConfig, tokens: int, seqs: int) -> Budget:
+    """The budget by the formula that the settings name."""
+    formula = memory_formula(config.memory_formula)
+    return budget(model, hardware, config, formula, tokens, seqs)
 
 
 def test_a_block_holds_a_pair_and_keys_are_half_of_it() -> None:
@@ -276,7 +281,7 @@ def geometry(name: str) -> Model:
 def in_log(log: Log) -> Budget:
     hardware = msgspec.structs.replace(load_hardware(log.hardware), memory_gib=log.memory_gib)
     config = make_config(log.keys)
-    return budget(geometry(log.model), hardware, config, log.tokens, log.seqs)
+    return counted(geometry(log.model), hardware, config, log.tokens, log.seqs)
 
 
 @pytest.mark.parametrize("log", LOGS, ids=[log.name for log in LOGS])
@@ -292,7 +297,7 @@ def test_against_blocks_of_llama_2_70b_on_four_a100s_in_2023() -> None:
     pass, which later ones give back (0.6.4, vllm/worker/worker.py)."""
     model = msgspec.structs.replace(load_model("llama-3-70b"), vocab_size=32_000)
     config = make_config({"vllm_version": "0.2.6", "tensor_parallel_size": 4})
-    found = budget(model, load_hardware("a100-sxm-80gb"), config, 4096, 256).num_gpu_blocks
+    found = counted(model, load_hardware("a100-sxm-80gb"), config, 4096, 256).num_gpu_blocks
     assert found == pytest.approx(20_865, rel=0.1)
 
 
@@ -301,8 +306,8 @@ def test_tokens_of_the_dummy_pass_against_two_starts_of_one_server() -> None:
     `max_num_batched_tokens` 2048, and 36,720 with 8192."""
     keys = {"vllm_version": "0.26.0", "gpu_memory_utilization": 0.9}
     hardware, config, model = load_hardware("rtx-4090"), make_config(keys), geometry("Qwen3-8B")
-    few = budget(model, hardware, config, 2048, 256).num_gpu_blocks
-    many = budget(model, hardware, config, 8192, 256).num_gpu_blocks
+    few = counted(model, hardware, config, 2048, 256).num_gpu_blocks
+    many = counted(model, hardware, config, 8192, 256).num_gpu_blocks
     assert few - many == pytest.approx((40_464 - 36_720) / 16, abs=2)
     assert few == pytest.approx(40_464 / 16, rel=0.03)
 

@@ -12,7 +12,6 @@ from kvsim.notes import left_out
     ("keys", "word"),
     [
         ({"pipeline_parallel_size": 2}, "bubbles"),
-        ({"data_parallel_size": 4}, "one replica"),
         ({"enable_expert_parallel": True}, "experts"),
         ({"cpu_offload_gb": 4}, "host link"),
         ({"enforce_eager": True}, "CUDA graphs"),

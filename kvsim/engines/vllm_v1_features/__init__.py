@@ -8,7 +8,9 @@
 | `search.py` | how much of a sequence such a tier restores |
 | `speculation.py` | who proposes draft tokens, and what that costs |
 | `lora.py` | how many adapters may run together |
-| `live.py`, `plan.py` | the state of a request, and of a step |
+| `timed.py`, `lanes.py` | how long copies take, and who waits for them |
+| `storage.py` | a tier below CPU memory |
+| `live.py`, `plan.py`, `standing.py` | the state of a request and of a step, and notes on it |
 
 Without any of them, `kvsim.engines.vllm_v1` makes the same decisions, faster.
 """

@@ -13,8 +13,10 @@ of your own is a subclass of `Connector`. vLLM 0.33.0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvsim.engine.plan import NOTHING_MOVED, Moved
 from kvsim.engine.request import Request
 from kvsim.engines.vllm_v1_features.plan import FeaturePlan
 
@@ -26,6 +28,8 @@ class Match(NamedTuple):
     """Tokens behind those that are in blocks of the GPU already."""
     asynchronous: bool = False
     """Whether the request waits for the load in a queue; if not, its step does."""
+    below: int = 0
+    """Those of the tokens that came from a tier below the first one."""
 
 
 class Job(NamedTuple):
@@ -55,6 +59,8 @@ class Transfers(NamedTuple):
     """Ended requests whose blocks another engine reads from now on."""
     flush_all: bool = False
     """Whether all earlier transfers must be over before the step computes."""
+    below: Sequence[Any] = ()
+    """Copies between CPU memory and a tier below it (`storage.Below`)."""
 
 
 class Done(NamedTuple):
@@ -63,9 +69,11 @@ class Done(NamedTuple):
     loads: list[Any]
     """Jobs, or whatever else the connector calls its transfers."""
     stores: list[Any]
+    below: Sequence[Any] = ()
+    """Copies between CPU memory and a tier below it."""
 
     def __bool__(self) -> bool:
-        return bool(self.loads or self.stores)
+        return bool(self.loads or self.stores or self.below)
 
 
 class Reported(NamedTuple):
@@ -86,6 +94,10 @@ class Connector:
     loads = False
     """Whether it can load into blocks at any time. With several batches in flight, blocks that one
     of them still writes are then released late."""
+    stores_at_once = False
+    """Whether a store begins with the step that asks for it, as its tokens were computed before."""
+    capacity_blocks = 0
+    """Number of blocks of the GPU that its tier has room for; 0: unknown."""
     delivers = False
     """Whether an output is worthless without the KV it was computed with, as where another engine
     continues the request: a preemption then discards outputs in flight."""
@@ -112,6 +124,20 @@ class Connector:
         """Takes in what the worker reports."""
         return Reported([], [])
 
+    def remarks(self) -> list[str]:
+        """Returns what a reader of the result should know about this run, one line each."""
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what it did, in plain values, for `meta.kv_offload` of the summary."""
+        return {}
+
+    @property
+    def restless(self) -> bool:
+        """Whether an engine without requests steps on until its transfers are over, because others
+        follow from them."""
+        return False
+
     @property
     def busy(self) -> bool:
         """Whether an engine without requests has to step on, because of its transfers."""
@@ -124,17 +150,24 @@ class Worker:
     def start(self, transfers: Transfers | None) -> None:
         """A step was composed."""
 
-    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float) -> int:
+    def launch(
+        self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float
+    ) -> Moved:
         """A step begins at `start_ns`, or later, as it waits for transfers. Returns how long.
 
         `idle`: there is nothing to compute although requests wait, so that the engine does nothing
         before a transfer is over or, at `next_ns`, a request arrives.
         """
-        return 0
+        return NOTHING_MOVED
 
     def collect(self, now_ns: int) -> Done:
         """Returns the transfers that the oldest step in flight reports as it ends."""
         return NOTHING
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is under way, or begins with the step that was composed."""
+        return False
 
     @property
     def unsent(self) -> bool:

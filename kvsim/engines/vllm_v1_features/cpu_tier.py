@@ -8,8 +8,9 @@ Loads that read it keep it. vLLM 0.33.0 `v1/kv_offload/cpu/manager.py`, `policie
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 Key = tuple[int, int]
 """Identity of a chunk's tokens and of all before them, and the number of its group."""
@@ -259,11 +260,9 @@ class CpuTier:
         self._evictable = 0
         self.pending = 0
         """Number of chunks that are being written."""
-        self.refused = 0
-        """Number of offers that found no room."""
 
-    def state(self, key: Key) -> int | None:
-        """Returns the state of a chunk; None if it is absent."""
+    def look_up(self, key: Key) -> int | None:
+        """Returns the state of a chunk that a request looks for; None if it is absent."""
         return self._state.get(key)
 
     @property
@@ -291,30 +290,9 @@ class CpuTier:
         ready = {key for key in keys if self._state.get(key, PENDING) >= READY}
         used = ready.union(wanted)
         self._accessed([key for key in keys if key in used], access, ready)
-        lacking = len(wanted) - self.free
-        if lacking > 0:
-            offered = set(keys)
-            evicted = None
-            if lacking <= self._evictable:
-                evicted = self._policy.evict(
-                    lacking, lambda key: self._state[key] == READY and key not in offered
-                )
-            if evicted is None:
-                self.refused += 1
-                return None
-            self._evictable -= len(evicted)
-            for key in evicted:
-                self._returned.append(self._places.pop(key))
-                del self._state[key]
-        for key in wanted:
-            self._places[key] = self._take()
-            self._state[key] = PENDING
-            self._policy.inserted(key, access)
-        self.pending += len(wanted)
-        access.inserted.update(wanted)
-        return {key: self._places[key] for key in wanted}
+        return self._inserted(wanted, access, set(keys))
 
-    def stored(self, keys: Iterable[Key]) -> None:
+    def stored(self, keys: list[Key]) -> None:
         """Chunks were written."""
         for key in keys:
             self._state[key] = READY
@@ -324,13 +302,34 @@ class CpuTier:
 
     def load(self, keys: list[Key], access: Access) -> list[int]:
         """A request begins to read chunks. Returns their places."""
-        for key in keys:
-            self._evictable -= self._state[key] == READY
-            self._state[key] += 1
+        self._pin(keys)
         self._accessed(keys, access, keys)
         return [self._places[key] for key in keys]
 
-    def loaded(self, keys: Iterable[Key]) -> None:
+    def copies(self) -> Sequence[Any]:
+        """Returns the copies to and from a tier below that begin with this step."""
+        return ()
+
+    def copied(self, copy: Any) -> None:
+        """A copy to or from a tier below is over."""
+
+    cascades = False
+    """Whether what is stored goes on to a tier below."""
+
+    @property
+    def copying(self) -> bool:
+        """Whether chunks are copied to or from a tier below."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """Returns its figures in plain values."""
+        return {"capacity_chunks": self.capacity}
+
+    def risen(self, keys: list[Key]) -> int:
+        """Returns how many of these chunks come from a tier below: none, as there is none."""
+        return 0
+
+    def loaded(self, keys: list[Key]) -> None:
         """A request has read chunks."""
         for key in keys:
             self._state[key] -= 1
@@ -348,6 +347,38 @@ class CpuTier:
             access.seen.update(dict.fromkeys(new))
             self._policy.accessed(new, access, self._is_ready)
         access.reused.update(key for key in reused if key not in access.inserted)
+
+    def _inserted(
+        self, wanted: list[Key], access: Access, spared: set[Key]
+    ) -> dict[Key, int] | None:
+        """Makes room for chunks, without eviction of those that are spared. Returns their places;
+        None if there is too little room."""
+        lacking = len(wanted) - self.free
+        if lacking > 0:
+            evicted = None
+            if lacking <= self._evictable:
+                evicted = self._policy.evict(
+                    lacking, lambda key: self._state[key] == READY and key not in spared
+                )
+            if evicted is None:
+                return None
+            self._evictable -= len(evicted)
+            for key in evicted:
+                self._returned.append(self._places.pop(key))
+                del self._state[key]
+        for key in wanted:
+            self._places[key] = self._take()
+            self._state[key] = PENDING
+            self._policy.inserted(key, access)
+        self.pending += len(wanted)
+        access.inserted.update(wanted)
+        return {key: self._places[key] for key in wanted}
+
+    def _pin(self, keys: list[Key]) -> None:
+        """Chunks are read, and stay meanwhile."""
+        for key in keys:
+            self._evictable -= self._state[key] == READY
+            self._state[key] += 1
 
     def _is_ready(self, key: Key) -> bool:
         return self._state.get(key) == READY

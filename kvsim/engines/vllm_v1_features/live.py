@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kvsim.engines.vllm_v1_features.connector import Match
+
 UNLOADED, LOADING, LOADED = range(3)
 """Whether a connector loads into the blocks of a waiting request. LOADED: the load has been
 reported, and the request has not been looked at since."""
@@ -10,7 +12,10 @@ reported, and the request has not been looked at since."""
 class Live:
     """The state of one request."""
 
-    __slots__ = ("batch", "drafts", "drop", "fly", "load", "mid_prompt", "resumes_at", "stale")
+    __slots__ = (
+        *("batch", "drafts", "drop", "fly", "held", "load", "match", "mid_prompt", "passed_over"),
+        *("resumes_at", "stale"),
+    )
 
     def __init__(self) -> None:
         self.drafts = 0
@@ -22,6 +27,12 @@ class Live:
         self.drop = False
         """Whether such outputs are thrown away instead."""
         self.load = UNLOADED
+        self.held = False
+        """Whether the connector could not say yet what it can load."""
+        self.match = Match()
+        """What was loaded, or is being loaded, for its last admission."""
+        self.passed_over = False
+        """Whether it runs and got no slot, because blocks are released late."""
         self.mid_prompt = False
         """Whether known tokens were left over by its last step."""
         self.resumes_at = 0

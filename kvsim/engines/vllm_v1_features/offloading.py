@@ -8,9 +8,12 @@ a store reads are not held: who reuses one of them waits for the store (a *flush
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from kvsim.engine.request import ABORTED, Request
+from kvsim.engines.vllm_v1_features import offload_remarks as events
 from kvsim.engines.vllm_v1_features.connector import (
     Connector,
     Done,
@@ -43,14 +46,18 @@ class _Chunks:
 class _Known:
     """What the tier knows of a request."""
 
-    __slots__ = ("access", "groups", "jobs", "junction", "local", "over")
+    __slots__ = ("access", "events", "groups", "jobs", "junction", "local", "over", "stored")
 
     def __init__(self, groups: int) -> None:
         self.access = Access()
         self.groups = [_Chunks() for _ in range(groups)]
+        self.events: set[str] = set()
+        """What happened to it (`offload_remarks`)."""
         self.jobs: set[int] = set()
         """Its transfers in flight."""
         self.over = False
+        self.stored = False
+        """Whether it runs and nothing of it will be offered before it ends."""
         self.junction = 0
         """Tokens of a prefix that only some groups had when it was last looked up; 0: none."""
         self.local = 0
@@ -89,9 +96,12 @@ class Offloading(Connector):
         happen while their requests wait. `bytes_per_token`: of all layers together."""
         self._blocks, self.tier = blocks, tier
         self.blocks_per_chunk = self._size = blocks_per_chunk
+        self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only
-        self.flushed = 0
-        """Number of transfers that a step had to wait for."""
+        self.happened: Counter[str] = Counter()
+        """Event (`offload_remarks`) → how many requests or transfers it happened to."""
+        self._unstored: set[Key] = set()
+        """The first chunk of each answer that was not stored, as prompts only are."""
         self._sync_budget = self._sync_left = sync_load_budget_bytes
         self._bytes_per_token = bytes_per_token
         self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
@@ -111,10 +121,12 @@ class Offloading(Connector):
 
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match | None:
         known = self._known_of(request)
+        known.stored = False
         for chunks in known.groups:
             chunks.blocks.clear()
             chunks.next = 0
         if known.jobs:
+            self._happens(events.OWN_STORES, known)
             return None
         self._extend_keys(request, known)
         known.local = computed
@@ -124,18 +136,23 @@ class Offloading(Connector):
         found = self._search(request, known)
         if not found:
             return None if found is None else Match()
+        below = self._from_below(known, found)
         needed = found * self._bytes_per_token
         within = computed + found < request.sequences[0].length and needed <= self._sync_left
         if self._sync_budget and within:
             self._sync_left -= needed
-            return Match(found, asynchronous=False)
-        return Match(found, asynchronous=True)
+            return Match(found, asynchronous=False, below=below)
+        return Match(found, asynchronous=True, below=below)
 
     def _search(self, request: Request, known: _Known) -> int | None:
         """Returns the tokens of a request in the tier behind its local ones; None: they may change
         before the next step."""
         keys = [chunks.keys for chunks in known.groups]
         found = self._tiers.longest(keys, known.local, request.sequences[0].length)
+        if found is None:
+            self._happens(events.PENDING, known)
+            return None
+        self._note_answers(known, known.local + found)
         if found and self._blocks.caching and self._being_loaded:
             end = known.local + found
             for group, present in zip(self._groups, keys, strict=True):
@@ -143,8 +160,23 @@ class Offloading(Connector):
                 if group.window:
                     wanted = wanted[-group.load_chunks(end) :]
                 if not self._being_loaded.isdisjoint(wanted):
+                    self._happens(events.LOADED_BY_OTHERS, known)
                     return None
         return found
+
+    def _from_below(self, known: _Known, found: int) -> int:
+        """Returns how many of the tokens found came from a tier below."""
+        group, chunks = self._groups[0], known.groups[0]
+        first, last = known.local // group.tokens, (known.local + found) // group.tokens
+        return min(found, self.tier.risen(chunks.keys[first:last]) * group.tokens)
+
+    def _note_answers(self, known: _Known, end: int) -> None:
+        """Notes whether a prompt goes on behind its hits with an answer that was not stored."""
+        if self._unstored:
+            for group, chunks in zip(self._groups, known.groups, strict=True):
+                following = chunks.keys[end // group.tokens : end // group.tokens + 1]
+                if not self._unstored.isdisjoint(following):
+                    self._happens(events.ANSWERS, known)
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         tables = self._blocks.tables(request.sequences[0])
@@ -191,20 +223,22 @@ class Offloading(Connector):
             if request in self._known
             for number in self._known[request].jobs - new
         }
+        self.happened[events.PREEMPTED] += len(flush)
         for block in self._touched & self._fences.keys():
             flush |= self._fences[block]
         stores: list[Job] = []
         for move in plan.moves:
-            computed = move.request.sequences[0].computed + move.tokens
-            stores += self._stored(move.request, computed, flush)
+            if not self._known[move.request].stored:
+                computed = move.request.sequences[0].computed + move.tokens
+                stores += self._stored(move.request, computed, flush)
         for request in plan.finished:
             stores += self._stored(request, _written(request), flush)
         for request in plan.finished:
             self._over(request)
-        self.flushed += len(flush)
+        self.happened[events.FLUSHED] += len(flush)
         self._touched.clear()
         self._sync_left = self._sync_budget
-        return Transfers(loads, stores, sorted(flush), [])
+        return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
 
     def _note_tables(self, moves: list[Move]) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
@@ -212,16 +246,19 @@ class Offloading(Connector):
         before: dict[Request, list[int]] = {}
         for move in moves:
             known = self._known_of(move.request)
-            self._extend_keys(move.request, known)
+            if not known.stored:
+                self._extend_keys(move.request, known)
             tables = self._blocks.tables(move.request.sequences[0])
             if move.resumed:
                 for chunks in known.groups:
                     chunks.blocks.clear()
-            before[move.request] = [len(chunks.blocks) for chunks in known.groups]
+            if sparse:
+                before[move.request] = [len(chunks.blocks) for chunks in known.groups]
             for chunks, table in zip(known.groups, tables, strict=True):
-                new = table[len(chunks.blocks) :]
-                chunks.blocks += new
-                self._touched.update(new)
+                if len(table) > len(chunks.blocks):
+                    new = table[len(chunks.blocks) :]
+                    chunks.blocks += new
+                    self._touched.update(new)
         self._touched.discard(0)
         if not (sparse and self._touched):
             return
@@ -254,11 +291,16 @@ class Offloading(Connector):
         ]
         places = self.tier.offer(keys, known.access) if keys else {}
         if places is None:
+            self.happened[events.REFUSED] += 1
             return []
         for chunks, end in zip(known.groups, ends, strict=True):
             chunks.next = max(chunks.next, end)
+        known.stored = self.prompts_only and all(
+            chunks.next >= request.input_length // group.tokens for group, chunks in pairs
+        )
         if not places:
             return []
+        self._unstored.difference_update(places)
         sources: list[list[int]] = []
         watched: list[int] = []
         later: list[int] = []
@@ -308,6 +350,9 @@ class Offloading(Connector):
         if end <= first:
             return []
         kept = self._kept(group, first, end, mask)
+        if kept is None and passed is None:
+            held = chunks.blocks
+            return [at for at in range(first, end) if 0 not in held[at * size : (at + 1) * size]]
         before = None if passed is None else self._kept(group, first, end, passed)
         found = []
         for at in range(first, end):
@@ -357,6 +402,8 @@ class Offloading(Connector):
             keys = self._done(job)
             self.tier.loaded(keys)
             self._being_loaded.difference_update(keys)
+        for copy in done.below:
+            self.tier.copied(copy)
         return Reported([job.request for job in done.loads if not job.within_step], [])
 
     def _done(self, job: Job) -> list[Key]:
@@ -375,7 +422,24 @@ class Offloading(Connector):
 
     @property
     def busy(self) -> bool:
-        return bool(self._copies)
+        return bool(self._copies) or self.tier.copying
+
+    @property
+    def restless(self) -> bool:
+        return self.tier.cascades and self.busy
+
+    def remarks(self) -> list[str]:
+        return events.remarks(self.happened)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self.tier.describe(),
+            "blocks_per_chunk": self.blocks_per_chunk,
+            "flushed_jobs": self.happened[events.FLUSHED],
+            "refused_stores": self.happened[events.REFUSED],
+            "waited_for_stores": self.happened[events.PENDING],
+            "waited_for_loads_of_others": self.happened[events.LOADED_BY_OTHERS],
+        }
 
     # -- the connector's own ---------------------------------------------------------------------
 
@@ -384,9 +448,23 @@ class Offloading(Connector):
         known = self._known.get(request)
         if known is not None:
             known.over = True
+            self._note_unstored(request, known)
             self.tier.ended(known.access)
             if not known.jobs:
                 del self._known[request]
+
+    def _note_unstored(self, request: Request, known: _Known) -> None:
+        """Notes where the answer of a request begins, if it is not stored."""
+        if self.prompts_only:
+            for group, chunks in zip(self._groups, known.groups, strict=True):
+                first = request.input_length // group.tokens
+                self._unstored.update(chunks.keys[first : first + 1])
+
+    def _happens(self, event: str, known: _Known) -> None:
+        """Counts what happens to a request, once."""
+        if event not in known.events:
+            known.events.add(event)
+            self.happened[event] += 1
 
     def _fence(self, number: int, blocks: Iterable[int]) -> None:
         """Watches blocks that a store reads: who reuses them waits for it."""

@@ -25,11 +25,12 @@ class Move(NamedTuple):
 class FeaturePlan(Plan):
     """A plan with the moves of the batch, and the transfers that go with it."""
 
-    __slots__ = ("finished", "moves", "transfers", "waits")
+    __slots__ = ("drafter_ns", "finished", "moves", "transfers", "waits")
 
     def __init__(self) -> None:
         super().__init__()
         self.waits = False
+        self.drafter_ns = 0
         self.moves: list[Move] = []
         """The batch in order."""
         self.finished: list[Request] = []

@@ -9,12 +9,14 @@ Blocks may be released later than their request ends. Source: `v1/core/sched/sch
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
+from kvsim.engine.plan import Moved, Plan
 from kvsim.engine.request import ABORTED, RUNNING, Request, Sequence
 from kvsim.engines.vllm_v1 import BLOCKS, PREEMPTED, SLOTS, TOKENS, VllmV1
+from kvsim.engines.vllm_v1_features import standing
 from kvsim.engines.vllm_v1_features.connector import Connector, Done, Match, Worker
 from kvsim.engines.vllm_v1_features.live import LOADED, LOADING, UNLOADED, Budget, Live
 from kvsim.engines.vllm_v1_features.lora import LoraSlots
@@ -23,6 +25,10 @@ from kvsim.engines.vllm_v1_features.speculation import Speculation
 from kvsim.engines.vllm_v1_groups.lookup import Hits
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import EngineStopped
+from kvsim.records.drafts import DraftLog
+from kvsim.schema import BLOCKED
+
+LORAS = BLOCKED.index("loras")
 
 
 class _Found(NamedTuple):
@@ -37,6 +43,7 @@ class _Found(NamedTuple):
 class VllmV1Features(VllmV1):
     """vLLM V1 0.33.0 with features, and synchronous scheduling."""
 
+    ends_early = True
     _ahead = 0
     """Number of steps composed ahead of those that the stages of a pipeline work on."""
 
@@ -47,6 +54,7 @@ class VllmV1Features(VllmV1):
         connector: Connector | None = None,
         worker: Worker | None = None,
         speculation: Speculation | None = None,
+        draft_log: DraftLog | None = None,
         max_loras: int | None = None,
         pipeline_parallel_size: int = 1,
         **plain: Any,
@@ -56,6 +64,7 @@ class VllmV1Features(VllmV1):
         self.connector = connector or Connector()
         self.worker = worker or Worker()
         self.speculation = speculation or Speculation()
+        self.draft_log = draft_log or DraftLog()
         self.loras = LoraSlots(max_loras)
         self.pipeline_parallel_size = pipeline_parallel_size
         self.in_flight = pipeline_parallel_size + self._ahead
@@ -79,6 +88,9 @@ class VllmV1Features(VllmV1):
         into them begins."""
         return self.in_flight > 1 and self.connector.loads
 
+    def remarks(self) -> list[str]:
+        return [*super().remarks(), *self.connector.remarks(), *self.loras.remarks()]
+
     def arrive(self, batch: Batch, request: Request) -> None:
         """Accepts a request, or rejects it if its prompt leaves no room for a token."""
         super().arrive(batch, request)
@@ -97,7 +109,7 @@ class VllmV1Features(VllmV1):
         batch.begin(now_ns, plan)
         self.blocks.begin()
         if self._sent == self._known:
-            self._hear(self.worker.pause(now_ns))
+            self._hear(batch, self.worker.pause(now_ns))
         self._call += 1
         budget = Budget(self.max_num_batched_tokens, self.speculation.slots)
         most = self.long_prefill_token_threshold
@@ -111,13 +123,16 @@ class VllmV1Features(VllmV1):
         plan.finished, self.finished = self.finished, []
         plan.transfers = self.connector.build_connector_meta(plan)
         self.worker.start(plan.transfers)
-        plan.waits = self.connector.busy and self._steps_on(batch, plan)
+        moving = self.connector.busy or self.worker.busy
+        plan.waits = moving and self._steps_on(batch, plan)
         if plan.moves:
             self._sent += 1
         for move in plan.moves:
             self._take_on(batch, move)
         plan.batched_tokens = self.max_num_batched_tokens - budget.tokens
-        return batch.composed()
+        batch.composed()
+        plan.drafter_ns = self.speculation.drafter_ns(plan)
+        return plan
 
     def _steps_on(self, batch: Batch, plan: FeaturePlan) -> bool:
         """Whether a step takes place for the sake of transfers: to begin them, or because requests
@@ -125,12 +140,13 @@ class VllmV1Features(VllmV1):
         return (
             len(batch) > 0
             or self.worker.unsent
-            or bool(plan.transfers.loads or plan.transfers.stores)
+            or self.connector.restless
+            or bool(plan.transfers.loads or plan.transfers.stores or plan.transfers.below)
         )
 
-    def waits_ns(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> int:
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
         assert isinstance(plan, FeaturePlan)
-        idle = len(batch) > 0 and not plan.moves
+        idle = not plan.moves and (len(batch) > 0 or self.connector.restless)
         return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
 
     def _continued(self, batch: Batch, budget: Budget, most: int) -> list[Move]:
@@ -155,6 +171,7 @@ class VllmV1Features(VllmV1):
                 victim = self.victim(batch.others, blocks)
                 if self._in_flight(victim):
                     # Its blocks would be released too late.
+                    self._pass_over(batch, request)
                     return [*moves.values()]
                 batch.others.remove(victim)
                 if victim in moves:
@@ -165,6 +182,7 @@ class VllmV1Features(VllmV1):
             else:
                 drafts = max(0, min(live.drafts, tokens + computed - known))
                 live.drafts = 0
+                standing.goes_on(batch, request, live)
                 moves[request] = Move(request, tokens, drafts)
                 budget.spend(tokens)
         return [*moves.values()]
@@ -172,6 +190,13 @@ class VllmV1Features(VllmV1):
     def _pauses(self, batch: Batch, sequence: Sequence, live: Live) -> bool:
         """Whether a running request takes on nothing, whatever is known of it."""
         return False
+
+    def _pass_over(self, batch: Batch, first: Request) -> None:
+        """A running request and those behind it get no slots in this step."""
+        for request in islice(batch.others, batch.others.index(first), None):
+            live = self.live[request]
+            if not self._pauses(batch, request.sequences[0], live):
+                standing.passed_over(batch, request, live)
 
     def _in_flight(self, request: Request) -> bool:
         """Whether the blocks of a request cannot be released before a batch in flight is known."""
@@ -181,7 +206,7 @@ class VllmV1Features(VllmV1):
         super()._preempt(batch, victim)
         live, sequence = self.live[victim], victim.sequences[0]
         live.drop = self.connector.delivers or (live.drop and live.stale > 0)
-        live.stale, sequence.placeholders, live.drafts = live.fly, 0, 0
+        live.stale, sequence.placeholders, live.drafts, live.passed_over = live.fly, 0, 0, False
         self._prefills.pop(victim, None)
 
     # -- admissions ------------------------------------------------------------------------------
@@ -198,7 +223,7 @@ class VllmV1Features(VllmV1):
                 queue[0].blocked_steps += 1
                 break
             request = queue[0]
-            found = self._found(request) if self._ready(batch, request) else None
+            found = self._found(batch, request) if self._ready(batch, request) else None
             if found is not None:
                 move = self._chunk(request, found, budget, most, plan.moves)
                 if move is None or not self._allocated(batch, move, found):
@@ -215,6 +240,8 @@ class VllmV1Features(VllmV1):
                 self._load(batch, request, found)
             queue.popleft()
             aside[self._holds(request)].append(request)
+        if self.loras.refuses and not plan.blocked:
+            plan.blocked = LORAS
         for queue, passed in zip((batch.waiting, batch.holding), aside, strict=True):
             self._put_back(queue, passed)
         return admitted
@@ -231,7 +258,7 @@ class VllmV1Features(VllmV1):
                 sequence.computed -= 1
         return (live.drop or not live.stale) and self.loras.admits(request)
 
-    def _found(self, request: Request) -> _Found | None:
+    def _found(self, batch: Batch, request: Request) -> _Found | None:
         """Returns what is computed already of a waiting request; None if the connector cannot say
         it yet."""
         sequence, nothing = request.sequences[0], self.blocks.nothing
@@ -240,6 +267,7 @@ class VllmV1Features(VllmV1):
         skips = request.options.skip_reading_prefix_cache
         hits = nothing if skips else self.blocks.lookup(sequence)
         match = self.connector.get_num_new_matched_tokens(request, hits.tokens)
+        standing.looked_up(batch, request, self.live[request], match)
         if skips:
             match = Match()
         return None if match is None else _Found(hits, match, hits.tokens + match.tokens)
@@ -293,6 +321,8 @@ class VllmV1Features(VllmV1):
         )
         if allocated:
             self.connector.update_state_after_alloc(request, found.hits.tokens, found.match)
+            if found.match.tokens:
+                self.live[request].match = found.match
         return allocated
 
     def _reserved(self) -> int:
@@ -308,6 +338,7 @@ class VllmV1Features(VllmV1):
         """A connector loads the KV of a waiting request, which has its blocks."""
         request.sequences[0].computed = found.computed
         self.live[request].load = LOADING
+        standing.load_begins(batch, request, found.match)
         self._prefills[request] = None
 
     def _admit(self, batch: Batch, move: Move, found: _Found) -> None:
@@ -341,12 +372,13 @@ class VllmV1Features(VllmV1):
         if move.resumed:
             sequence.computed = 0
             batch.run_prefill(request, before + tokens, charged=tokens)
+            standing.admitted(request, live.match)
         elif before < known - 1:
             batch.run_prefill(request, tokens)
         elif tokens == 1:
             batch.run_token(request, known)
         else:
-            batch.run_verify(request, tokens, before)
+            batch.run_verify(request, tokens - 1, known)
         sequence.computed = before + tokens
         live.fly += tokens
         live.batch = self._sent
@@ -371,10 +403,11 @@ class VllmV1Features(VllmV1):
         over = len(self.finished)
         for move, (_, _, samples) in zip(plan.moves, plan.singles, strict=True):
             self._book(batch, move, samples)
+        self.draft_log.end_step(now_ns, plan.drafter_ns)
         if len(self.finished) > over:
             self._remove_ended(batch)
         self._propose(plan)
-        self._hear(self.worker.collect(now_ns))
+        self._hear(batch, self.worker.collect(now_ns))
 
     def _book(self, batch: Batch, move: Move, samples: bool) -> None:
         """Books the tokens that a step yielded for a request."""
@@ -389,13 +422,16 @@ class VllmV1Features(VllmV1):
         if not samples or (stale and live.drop):
             return
         sequence = request.sequences[0]
-        accepted = 0 if move.padded else self.speculation.accepted(sequence, move.drafts)
+        accepted = 0
+        if move.drafts and not move.padded:
+            accepted = self.speculation.accepted(sequence, move.drafts)
+            self.draft_log.verified(move.drafts, accepted)
         expected = sequence.placeholders > 0
         if not stale:
             self._take_back(sequence, move.drafts - accepted)
-        stopped, new = False, 0
+        stopped, new = batch.token(sequence), 1
         while not stopped and new <= accepted:
-            stopped, new = batch.token(sequence), new + 1
+            stopped, new = batch.further_token(sequence), new + 1
         if not stale:
             sequence.computed -= 1 + accepted - new
             if sequence.placeholders:
@@ -452,7 +488,7 @@ class VllmV1Features(VllmV1):
                 drafts = self.speculation.propose(move.request.sequences[0])
                 live.drafts = 0 if live.mid_prompt else drafts
 
-    def _hear(self, done: Done) -> None:
+    def _hear(self, batch: Batch, done: Done) -> None:
         """The worker reports which transfers are over."""
         if not done:
             return
@@ -461,6 +497,7 @@ class VllmV1Features(VllmV1):
             live = self.live.get(request)
             if live is not None:
                 live.load = LOADED
+                standing.load_is_over(batch, request)
             else:
                 self._drop_kept(request)
         for request in sent:

@@ -121,7 +121,7 @@ class Search:
         """Returns the number of leading chunks that are present; None if one is being written."""
         pending, count = False, 0
         for key in keys:
-            state = self._tier.state(key)
+            state = self._tier.look_up(key)
             if state is None:
                 break
             pending = pending or state == PENDING
@@ -134,7 +134,7 @@ class Search:
         `first_window` chunks."""
         run, pending, needed = 0, False, first_window
         for place in range(len(keys) - 1, -1, -1):
-            state = self._tier.state(keys[place])
+            state = self._tier.look_up(keys[place])
             if state is None:
                 run, pending, needed = 0, False, window
                 continue

@@ -8,6 +8,7 @@ while they are copied. vLLM 0.33.0 `v1/simple_kv_offload/manager.py`.
 from __future__ import annotations
 
 from itertools import dropwhile, islice
+from typing import Any
 
 from kvsim.engine.request import Request, Sequence
 from kvsim.engines.vllm_v1_features.connector import (
@@ -50,6 +51,7 @@ class SimpleOffload(Connector):
     """
 
     loads = True
+    stores_at_once = True
 
     def __init__(
         self, blocks: GroupTables, cpu_blocks: int, max_num_batched_tokens: int, lazy: bool = False
@@ -61,6 +63,9 @@ class SimpleOffload(Connector):
         self._blocks = blocks
         size = cpu_blocks - 1 if blocks.caching else 0
         self.cpu = GroupPool(size, 1, LeastRecentlyUsed)
+        self.capacity_blocks = size
+        self._preemptions = 0
+        """Number of steps that waited for all transfers because of a preemption."""
         self._lazy = lazy
         self._ahead = 2 * sum(
             -(-group.window // group.block_size) + 1
@@ -147,6 +152,7 @@ class SimpleOffload(Connector):
             loads.append(self._event(0, gpu, cpu))
             self._loading[loads[0].number], self._new_loads = self._new_loads, []
         waits = self._blocks.caching and bool(plan.preempted)
+        self._preemptions += waits
         return Transfers(loads, stores, [], [], flush_all=waits)
 
     def _confirmed(self, plan: FeaturePlan) -> list[Copy]:
@@ -257,6 +263,15 @@ class SimpleOffload(Connector):
     @property
     def busy(self) -> bool:
         return bool(self._storing) or any(gpu for gpu, _ in self._waiting)
+
+    def remarks(self) -> list[str]:
+        if not self._preemptions:
+            return []
+        steps = f"{self._preemptions:,} steps with a preemption"
+        return [f"SimpleCPUOffloadConnector: {steps} waited for all copies under way"]
+
+    def describe(self) -> dict[str, Any]:
+        return {"capacity_blocks": self.capacity_blocks, "lazy_offload": self._lazy}
 
     # -- the connector's own ---------------------------------------------------------------------
 

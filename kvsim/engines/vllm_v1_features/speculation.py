@@ -6,8 +6,10 @@ and yields 1 to 1 + d. vLLM 0.33.0 `config/speculative.py`, `v1/core/sched/sched
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
+from kvsim.engine.plan import Plan
 from kvsim.engine.request import Sequence
 
 
@@ -33,6 +35,15 @@ METHODS: dict[str, Method] = {
 Source: vLLM 0.33.0 `config/speculative.py`, `max_num_new_slots_for_drafting`."""
 
 
+class Verifier(Protocol):
+    """Knows which drafts the model accepts. Your own is `package.module:Class`."""
+
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        """Returns how many of `drafts` drafts behind the known tokens of a sequence the model
+        accepts."""
+        ...
+
+
 class Speculation:
     """Proposes drafts, and tells which ones the model accepts. This one proposes none."""
 
@@ -47,29 +58,40 @@ class Speculation:
     """Whether the key of a block covers the token after it, so that hits lose nothing."""
 
     def propose(self, sequence: Sequence) -> int:
-        """Returns how many drafts follow the known tokens of a sequence."""
+        """Returns how many drafts follow the known tokens of a sequence. Not asked with
+        asynchronous scheduling: there, a step is composed before its drafts are known, and has room
+        for `num_spec_tokens` of them."""
         return 0
 
     def accepted(self, sequence: Sequence, drafts: int) -> int:
         """Returns how many of `drafts` drafts the model accepts after the known tokens."""
         return 0
 
+    def drafter_ns(self, plan: Plan) -> int:
+        """Returns how much longer a step takes because drafts are made at its end."""
+        return 0
+
 
 class Drafts(Speculation):
-    """Always as many drafts as configured, of which the model accepts as many as a rule says."""
+    """Always as many drafts as configured, of which the model accepts as many as a verifier
+    says."""
 
     def __init__(
         self,
         method: str,
         num_spec_tokens: int,
         *,
+        verifier: Verifier | None = None,
+        drafter: Callable[[Plan], int] | None = None,
         connector: bool = False,
         draft_slots: int | None = None,
         disable_eagle_block_drop: bool = False,
         disable_lookahead_block_hashes: bool = False,
     ) -> None:
-        """`connector`: whether there is a KV connector. Lookahead keys would be unknown to it."""
-        kind = METHODS[method]
+        """`drafter` tells how long the drafts of a step take to make, in nanoseconds. `connector`:
+        whether there is a KV connector. Lookahead keys would be unknown to it."""
+        kind = METHODS.get(method, Method())
+        self._verifier, self._drafter = verifier or Speculation(), drafter
         self.num_spec_tokens = num_spec_tokens
         self.lookahead = 0 if kind.lookahead < 0 else num_spec_tokens + kind.lookahead
         self.slots = kind.slots if draft_slots is None else draft_slots
@@ -79,3 +101,9 @@ class Drafts(Speculation):
 
     def propose(self, sequence: Sequence) -> int:
         return self.num_spec_tokens
+
+    def accepted(self, sequence: Sequence, drafts: int) -> int:
+        return min(drafts, self._verifier.accepted(sequence, drafts)) if drafts else 0
+
+    def drafter_ns(self, plan: Plan) -> int:
+        return 0 if self._drafter is None else self._drafter(plan)

@@ -1,4 +1,4 @@
-"""How long the copies to and from a CPU tier take, and which steps wait for them.
+"""How long the copies to and from lower tiers take, and which steps wait for them.
 
 ```
  step             ── computes ──┬───── computes ─────┬── waits ──┬─ computes ─
@@ -6,82 +6,119 @@
  loads                 └─── copy, while the request waits in the queue
 ```
 
-Each direction copies one job after another. A store of the blocks that a step computes begins with
-the next step. A load within a step is a queue of its own. vLLM 0.33.0 `v1/kv_offload/cpu/
-gpu_worker.py`, `distributed/kv_transfer/kv_connector/v1/offloading/worker.py`.
+A store of the blocks that a step computes begins with the next step; one of blocks that earlier
+steps computed, with its own. A load within a step is a lane of its own. vLLM 0.33.0
+`v1/kv_offload/cpu/gpu_worker.py`, `distributed/kv_transfer/kv_connector/v1/offloading/worker.py`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
-from kvsim.engines.vllm_v1_features.connector import Done, Job, Transfers, Worker
-
-
-class Lane:
-    """Copies of one direction, one after another."""
-
-    def __init__(self, transfer_ns: Callable[[int], int]) -> None:
-        """`transfer_ns` maps a number of GPU blocks to the nanoseconds of their copy."""
-        self._transfer_ns = transfer_ns
-        self.jobs: deque[tuple[int, Job]] = deque()
-        """(end in nanoseconds, copy) in order."""
-        self.blocks = 0
-        """GPU blocks copied so far, or being copied."""
-        self.busy_ns = 0
-        """Time of these copies."""
-        self._free_ns = 0
-
-    def submit(self, job: Job, now_ns: int) -> None:
-        """A copy is asked for."""
-        blocks = sum(map(len, job.gpu))
-        copy_ns = self._transfer_ns(blocks)
-        self._free_ns = max(self._free_ns, now_ns) + copy_ns
-        self.jobs.append((self._free_ns, job))
-        self.blocks += blocks
-        self.busy_ns += copy_ns
-
-    def over(self, now_ns: int) -> list[Job]:
-        """Takes out the copies that are over."""
-        done = []
-        while self.jobs and self.jobs[0][0] <= now_ns:
-            done.append(self.jobs.popleft()[1])
-        return done
+from kvsim.engine.plan import NOTHING_MOVED, Moved
+from kvsim.engines.vllm_v1_features.connector import NOTHING, Done, Job, Transfers, Worker
+from kvsim.engines.vllm_v1_features.lanes import Lane, Lanes
+from kvsim.engines.vllm_v1_features.storage import Below
 
 
 class TimedWorker(Worker):
-    """Copies blocks at the speed of the host link."""
+    """Copies blocks at the speed of the host link, and chunks at that of a storage device."""
 
-    def __init__(self, transfer_ns: Callable[[int], int]) -> None:
-        self.stores, self.loads, self.within = (Lane(transfer_ns) for _ in range(3))
+    def __init__(
+        self,
+        transfer_ns: Callable[[int], int],
+        *,
+        both_ways: float = 1.0,
+        stores_at_once: bool = False,
+    ) -> None:
+        """`transfer_ns` maps a number of GPU blocks to the nanoseconds of their copy alone.
+        `both_ways`: as in `Lanes`. `stores_at_once`: stores begin with the step that asks."""
+        self._transfer_ns, self._at_once = transfer_ns, stores_at_once
+        self.stores, self.loads, self.within = Lane[Job](), Lane[Job](), Lane[Job]()
+        self._all = (self.stores, self.loads, self.within)
+        self._link = Lanes([[self.stores], [self.loads, self.within]], both_ways)
+        self.reads, self.writes = Lane[Below](), Lane[Below]()
+        self._device = Lanes([[self.reads], [self.writes]])
         self._later: list[Job] = []
+        self._begins = False
+        self.blocks = {"stored": 0, "loaded": 0}
+        """GPU blocks copied so far, or being copied."""
 
-    def launch(self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float) -> int:
+    def launch(
+        self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float
+    ) -> Moved:
         assert transfers is not None
+        self._link.advance(start_ns)
+        self._device.advance(start_ns)
+        before = [len(lane.copies) if transfers.flush_all else 0 for lane in self._all]
         flush = set(transfers.flush)
-        for job in self._later + [job for job in transfers.stores if job.number in flush]:
-            self.stores.submit(job, start_ns)
-        self._later = [job for job in transfers.stores if job.number not in flush]
-        for job in transfers.loads:
-            (self.within if job.within_step else self.loads).submit(job, start_ns)
-        lanes = (self.stores, self.loads, self.within)
-        until = [end for lane in lanes for end, job in lane.jobs if job.number in flush]
-        until += [end for end, _ in self.within.jobs]
-        if idle and not until:
-            heads = [lane.jobs[0][0] for lane in lanes if lane.jobs]
-            until = [min(heads)] if heads else []
-            if until and start_ns < next_ns < until[0]:
-                until = [int(next_ns)]
-        return max(0, *until, start_ns) - start_ns
+        self._submit(transfers, flush)
+        if flush:
+            before = [_last(lane, flush) for lane in self._all]
+        flushed = any(before)
+        if flushed:
+            self._wait(before)
+        flush_ns = self._link.now_ns - start_ns
+        if self.within.copies:
+            self._wait([0, 0, len(self.within.copies)])
+        elif idle and not flushed:
+            # Until the first transfer is over, or somebody arrives.
+            until = min(self._link.next_ns(), self._device.next_ns())
+            if until != float("inf"):
+                until = next_ns if start_ns < next_ns < until else until
+                self._link.advance(int(until))
+        wait_ns = self._link.now_ns - start_ns - flush_ns
+        return Moved(0, wait_ns, flush_ns) if wait_ns or flush_ns else NOTHING_MOVED
+
+    def start(self, transfers: Transfers | None) -> None:
+        assert transfers is not None
+        self._begins = bool(transfers.loads or transfers.stores or transfers.below)
+
+    @property
+    def busy(self) -> bool:
+        return self._begins or any(lane.copies for lane in self._all)
 
     @property
     def unsent(self) -> bool:
         return bool(self._later)
 
     def collect(self, now_ns: int) -> Done:
-        loads = self.loads.over(now_ns) + self.within.over(now_ns)
-        return Done(loads, self.stores.over(now_ns))
+        self._link.advance(now_ns)
+        self._device.advance(now_ns)
+        stores, loads = self.stores.take(now_ns), self.loads.take(now_ns)
+        loads += self.within.take(now_ns)
+        below = self.reads.take(now_ns) + self.writes.take(now_ns)
+        return Done(loads, stores, below) if loads or stores or below else NOTHING
 
     def pause(self, now_ns: int) -> Done:
         return self.collect(now_ns)
+
+    def _submit(self, transfers: Transfers, flush: set[int]) -> None:
+        """Begins the transfers of a step."""
+        now = transfers.stores
+        if not self._at_once:
+            now = self._later + [job for job in transfers.stores if job.number in flush]
+            self._later = [job for job in transfers.stores if job.number not in flush]
+        for job in now:
+            self._copy(self.stores, job, "stored")
+        for job in transfers.loads:
+            self._copy(self.within if job.within_step else self.loads, job, "loaded")
+        for each in transfers.below:
+            (self.reads if each.upward else self.writes).submit(each, each.copy_ns)
+
+    def _copy(self, lane: Lane[Job], job: Job, way: str) -> None:
+        blocks = sum(map(len, job.gpu))
+        self.blocks[way] += blocks
+        lane.submit(job, self._transfer_ns(blocks))
+
+    def _wait(self, numbers: list[int]) -> None:
+        """Lets time pass until so many copies of each lane are over."""
+        ends = [lane.finished + number for lane, number in zip(self._all, numbers, strict=True)]
+        while any(lane.finished < end for lane, end in zip(self._all, ends, strict=True)):
+            self._link.advance(int(self._link.next_ns()))
+
+
+def _last(lane: Lane[Job], wanted: set[int]) -> int:
+    """Returns the place behind the last wanted copy of a lane."""
+    places = [place for place, job in enumerate(lane.copies, 1) if job.number in wanted]
+    return places[-1] if places else 0

@@ -153,6 +153,11 @@ class GroupTables(Tables):
             self._junctions[sequence] = junction
         return hits
 
+    def cached_tokens(self, sequence: TokenSequence) -> int:
+        if not self.caching:
+            return 0
+        return self._find_common(self.keys(sequence), sequence.length - 1, self.find)[0].tokens
+
     @property
     def nothing(self) -> Hits:
         """No hits."""

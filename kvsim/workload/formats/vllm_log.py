@@ -20,6 +20,7 @@ _LINE = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) (\d\d-\d\d \d\d:\d\d:\d\d)\b
 _DETAILS = re.compile(r"Request (\S+) details: ")
 _RECEIVED = re.compile(r"Received request ([^\s:]+): ")
 _PROMPT_IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
+_LORA = re.compile(r"\bLoRARequest\(lora_name='([^']+)'")
 _LIMIT = re.compile(r"\bmax_tokens=(\d+|None)")
 _LEAP_YEAR = "2000"
 """Stands in for the year that the log does not have."""
@@ -57,7 +58,9 @@ def read(source: Source) -> Trace:
         elif not prompt:
             gathered.drop(f"no prompt token ids; {_HOW}")
         else:
-            _add(source, gathered, request[1], time[1], prompt, limit[1])
+            lora = _LORA.search(line)
+            adapter = None if lora is None else lora[1]
+            _add(source, gathered, request[1], time[1], prompt, limit[1], adapter)
     if not received:
         what = (
             "a log of vLLM without requests; for its settings give it as --startup-log, for a trace"
@@ -67,7 +70,13 @@ def read(source: Source) -> Trace:
 
 
 def _add(
-    source: Source, gathered: Gathered, name: str, time: str, prompt: tuple[int, ...], limit: str
+    source: Source,
+    gathered: Gathered,
+    name: str,
+    time: str,
+    prompt: tuple[int, ...],
+    limit: str,
+    lora: str | None,
 ) -> None:
     most = tokens(source, "max_tokens", limit)
     gathered.add(
@@ -77,6 +86,7 @@ def _add(
         id=name,
         content=TokenContent(prompt),
         max_new_tokens=most,
+        lora=lora,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +15,14 @@ from kvsim.config import make_config
 from kvsim.engine.request import Span
 from kvsim.engines.sglang import SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables
-from kvsim.engines.sglang_budget import Environment, NewTokenRatio
 from kvsim.engines.sglang_radix import Node
-from kvsim.engines.sglang_remarks import remarks
 from kvsim.engines.sglang_runs import SglangRuns, SpanKeys, agreement
 from kvsim.engines.sglang_server import MIB, mem_fraction_static
+from kvsim.pages.over_time import look_at, time_figures
+from kvsim.report.files import read_results, write_results
 from kvsim.run import simulate
+from kvsim.tracks.engine import counter_events
+from kvsim.tracks.export import run_window
 from kvsim.workload.trace import Row, Trace
 
 CHAT: dict[str, Any] = {
@@ -147,6 +149,46 @@ def test_keys_in_runs_are_those_written_out(
     assert agreement(mine[start:], theirs, start) == next(differs, pages) - start
 
 
+# -- columns of its own ------------------------------------------------------------------------
+
+
+def test_steps_have_the_ratio_and_the_protected_pages() -> None:
+    """Worked out by hand. Two prompts of 4 and 6 tokens are computed in one step. Each decode step
+    lowers the ratio from 0.7 by 0.7 x (1 - 0.14) / 600; what a prompt computed is protected."""
+    settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400}
+    settings |= {"num_gpu_blocks_override": 200, "async_scheduling": False}
+    for twin in (False, True):
+        both = requests((4, 4), (6, 2), max_new_tokens=4)
+        steps = simulate(both, settings | {"exact_twin": twin}).steps
+        assert steps["prefill_seqs"].tolist() == [2, 0, 0, 0]
+        ppm = [round(1e6 * (0.7 - 0.7 * 0.86 / 600 * decodes)) for decodes in range(4)]
+        assert steps["new_token_ratio_ppm"].tolist() == ppm
+        assert steps["protected_blocks"].tolist() == [0, 10, 4, 4]
+        assert steps["used_blocks"].tolist() == [10, 12, 6, 7]
+        assert steps["cached_blocks"].tolist() == [0, 0, 7, 7]
+
+
+def test_other_engines_have_no_such_columns() -> None:
+    steps = simulate(requests((4, 4)), {"model": "tiny", "engine": "vllm-v1"}).steps
+    assert not {"new_token_ratio_ppm", "protected_blocks"} & set(steps)
+
+
+def test_what_sglang_alone_has_is_kept_drawn_and_shown(tmp_path: Path) -> None:
+    result = simulate("chat", CHAT | {"num_prompts": 20})
+    kept = result.summary, result.requests, result.steps
+    figures = {figure.id: figure for figure in time_figures(look_at(*kept))}
+    [ratio] = figures["new-token-ratio"].data
+    assert 0 < min(ratio["y"]) < max(ratio["y"]) <= 0.7
+    kinds = [entry.label.split()[0] for entry in figures["gpu-blocks"].legend]
+    assert kinds[:4] == ["Protected:", "Private", "Evictable:", "Free"]
+    write_results(tmp_path / "out", *kept)
+    _, _, steps = read_results(tmp_path / "out")
+    assert steps["protected_blocks"].tolist() == result.steps["protected_blocks"].tolist()
+    window = run_window(result.steps, result.requests, None, None)
+    counted = "".join(counter_events(result.steps, result.meta, window))
+    assert '"protected"' in counted and "new-token ratio" in counted
+
+
 # -- surprises ---------------------------------------------------------------------------------
 
 EAGER = {"schedule_conservativeness": 0.01}
@@ -197,9 +239,34 @@ def test_prompts_of_nearly_the_pool_are_told() -> None:
 
 
 def test_forgotten_prompts_are_told() -> None:
-    [said] = remarks(Counter(forgotten=2), NewTokenRatio(Environment(), 1.0))
-    assert said.startswith("2 times, a prompt was cut while another was unfinished")
-    assert remarks(Counter(), NewTokenRatio(Environment(), 1.0)) == []
+    """A prompt is cut at a page, so that a part of the chunk is left, and without a radix cache
+    one that ignores the end of sequence is cut anywhere."""
+    settings = {"block_size": 16, "max_num_batched_tokens": 40, "enable_prefix_caching": False}
+    trace = requests((100, 4), (100, 4), max_new_tokens=4)
+    assert "a prompt was cut" not in notes(trace, 640, **settings)
+    trace.rows[1].ignore_eos = True
+    assert "1 times, a prompt was cut while another was unfinished" in notes(trace, 640, **settings)
+
+
+def test_a_chunk_without_memory_ends_the_run_and_says_so() -> None:
+    trace = requests((20, 75), (70, 5))
+    trace.rows[0].max_new_tokens, trace.rows[1].max_new_tokens = 75, 5
+    trace.rows[1].arrival_ns = 20_000_000
+    settings = {
+        "model": "tiny",
+        "engine": "sglang",
+        "max_model_len": 400,
+        "async_scheduling": False,
+        "max_num_batched_tokens": 20,
+        "cost": {"model": "constant"},
+        "scheduler_args": EAGER
+        | {"prefill_decode_interval": 5, "environment": {"clip_max_new_tokens": 2}},
+    }
+    outcome = simulate(trace, settings | {"num_gpu_blocks_override": 100}).meta["outcome"]
+    assert (outcome["kind"], outcome["request"]) == ("engine-error", "r1")
+    assert "the next chunk of a prompt is taken on without a look" in outcome["explanation"]
+    more = simulate(trace, settings | {"num_gpu_blocks_override": 200}).meta["outcome"]
+    assert more["kind"] == "finished"
 
 
 def test_the_head_of_the_queue_waits_for_a_reason() -> None:

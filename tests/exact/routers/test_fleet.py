@@ -19,6 +19,7 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.content import StreamContent
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
+from kvsim.fleet.folder import read_fleet
 from kvsim.ledger.parts import TIME_PARTS
 from kvsim.routers import ROUTERS
 from kvsim.routers.router import Asked, Choice, Router
@@ -212,12 +213,12 @@ def test_the_command_writes_a_folder_for_each_replica(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "2 replicas behind sglang-cache_aware" in result.stdout
     figures = json.loads((tmp_path / "out" / "fleet.json").read_text())
-    routing = json.loads((tmp_path / "out" / "routing.json").read_text())
+    run = read_fleet(tmp_path / "out")
     assert figures["meta"]["router"]["args"] == {"cache_threshold": 0.9}
-    assert len(routing) == 60
+    assert len(run.requests["id"]) == 60
     for number, each in enumerate(figures["replicas"]):
         summary = json.loads((tmp_path / "out" / f"replica-{number}" / "summary.json").read_text())
-        sent = sum(replica == number for replica in routing.values())
+        sent = int((run.decisions["replica"] == number).sum())
         assert summary["num_requests"] == each["num_requests"] == sent
     again = run_here(("report", "out/replica-1"), tmp_path)
     assert again.returncode == 0, again.stderr

@@ -40,7 +40,7 @@ def test_every_router_chooses_who_is_alive_and_repeats_itself(name: str) -> None
             if name == "vllm-dp":  # it knows no rank that is not there
                 alive = list(EVERYONE)
             request = asked(f"r{number}", f"s{number % 7}", 1 + number % 5, f"p{number % 3}")
-            chosen.append(router.route(request, alive, number * 10**9))
+            chosen.append(router.route(request, alive, number * 10**9).worker)
             assert chosen[-1] in alive
             if number % 2:
                 router.first_token(f"r{number - 1}")
@@ -141,7 +141,7 @@ def test_the_books_of_dynamo_are_those_of_the_requests_that_are_left() -> None:
                     del live[id]
             else:
                 request = asked(f"r{number}", None, rng.randint(1, 6), f"p{rng.randint(0, 2)}")
-                live[request.id] = (router.route(request, (0, 1), 0), request, 0)
+                live[request.id] = (router.route(request, (0, 1), 0).worker, request, 0)
             for worker, books in enumerate(router.books):
                 own = [(each, n) for where, each, n in live.values() if where == worker]
                 distinct = {key for each, _ in own for key in each.content.keys(16)}
@@ -152,7 +152,7 @@ def test_the_books_of_dynamo_are_those_of_the_requests_that_are_left() -> None:
 
 def test_without_events_dynamo_forgets_what_it_sent() -> None:
     router = DynamoKv(("a", "b"), use_kv_events=False, ttl_secs=1.0)
-    first = router.route(asked("r0", None, 4), (0, 1), 0)
+    first = router.route(asked("r0", None, 4), (0, 1), 0).worker
     router.ended("r0")
     assert router.choose(asked("r1", None, 4), (0, 1), 10**9 - 1).workers == [first]
     assert router.choose(asked("r1", None, 4), (0, 1), 10**9).workers == [0, 1]
@@ -179,14 +179,15 @@ def test_power_of_two_draws_as_often_as_pairs_say() -> None:
 def test_a_bounded_hash_never_gives_a_worker_more_than_its_share() -> None:
     router = BoundedHash(FOUR)
     for number in range(200):
-        worker = router.route(asked(f"r{number}", "one and the same"), EVERYONE, 0)
+        worker = router.route(asked(f"r{number}", "one and the same"), EVERYONE, 0).worker
         assert router.load[worker] <= -(-(1.25 * (number + 1)) // 4)
 
 
 def test_a_session_keeps_its_worker_while_it_lives() -> None:
     router = SessionAffinity(FOUR)
-    assert len({router.route(asked(f"r{n}", "s"), EVERYONE, n) for n in range(20)}) == 1
-    assert len(drawn(lambda: router.route(asked("r", str(random.random())), EVERYONE, 0))) == 4
+    assert len({router.route(asked(f"r{n}", "s"), EVERYONE, n).worker for n in range(20)}) == 1
+    others = {router.route(asked("r", f"s{n}"), EVERYONE, 0).worker for n in range(100)}
+    assert others == set(EVERYONE)
 
 
 def test_llm_d_weighs_queues_caches_and_prefixes() -> None:

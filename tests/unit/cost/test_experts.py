@@ -1,10 +1,12 @@
 """Layers with experts beside the tables: by chance, whole or shared, measured or from geometry."""
 
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from command import run_here
 from msgspec.structs import replace
 from places import ROOT
 from plans import plan
@@ -17,6 +19,7 @@ from kvsim.cost import RooflineCost, TableCost, make_cost
 from kvsim.cost.experts import Routing
 from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
 from kvsim.cost.profile import ExpertGrid
+from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.fit.constants import with_constants
 from kvsim.hardware import load_hardware
@@ -117,6 +120,48 @@ def test_replicas_share_experts_and_wait_for_each_other(
     assert cost.kind == "estimated"
     assert "exchange of replicas: figures of h100-sxm" in cost.source
     assert "as many tokens" in cost.describe()["terms"]["exchange of replicas"]
+
+
+@pytest.mark.parametrize("step", [plan(chunks=[(32, 0)]), plan((), 16, 1_600, 16)])
+def test_uneven_replicas_pay_for_the_tokens_of_all(
+    folder: Path, config_json: str, step: Plan
+) -> None:
+    """Only the experts and the exchange know of other replicas."""
+    cost = table(folder, config_json, data_parallel_size=2, enable_expert_parallel=True)
+    even_ns, tokens = cost.step_ns(step), step.tokens
+    step.rank_tokens = tokens
+    assert cost.step_ns(step) == even_ns
+
+    def experts_us(mean: float) -> float:
+        exchange = LAYERS * LINK.us(round(2 * mean * MODEL.hidden_size * 2), 2)
+        return LAYERS * measured_us(mean, 8 * (1 - (1 - 2 / 16) ** (2 * mean))) + exchange
+
+    step.rank_tokens = tokens / 2 + 0.5
+    less_us = experts_us(tokens) - experts_us(step.rank_tokens)
+    assert (even_ns - cost.step_ns(step)) / 1000 == pytest.approx(less_us, rel=0.02)
+    roofline = RooflineCost(
+        load_model("qwen3-30b-a3b"), H100, make_config({"data_parallel_size": 2})
+    )
+    few_ns, step.rank_tokens = roofline.step_ns(step), tokens
+    same_ns, step.rank_tokens = roofline.step_ns(step), None
+    assert few_ns < same_ns == roofline.step_ns(step)
+
+
+def test_an_imported_profile_prices_ranks_that_share_experts(
+    folder: Path, config_json: str, tmp_path: Path
+) -> None:
+    """From the tables to the figures of two ranks, by commands alone."""
+    importing = ["profile", "import", str(folder), "--model", config_json, "--out", "p.json"]
+    assert run_here(importing, tmp_path).returncode == 0
+    running = ["run", "--trace", "chat", "--num-prompts", "12", "--model", config_json]
+    running += ["--hardware", "h100", "--dtype", "bfloat16", "--set", "cost.profile=p.json"]
+    running += ["--data-parallel-size", "2", "--enable-expert-parallel", "--json"]
+    done = run_here([*running, "--num-gpu-blocks-override", "2000"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["completed"] == 12 and len(figures["replicas"]) == 2
+    for source in figures["meta"]["cost"]:
+        assert "experts: measured" in source and "exchange of replicas: figures of" in source
 
 
 def test_pure_decodes_pay_for_experts_as_other_steps_do(folder: Path, config_json: str) -> None:

@@ -178,10 +178,11 @@ def test_gzipped_and_coloured(tmp_path: Path) -> None:
     assert server_settings(startup_log=str(path)).settings["vllm_version"] == "0.19.0"
 
 
-def test_speculative_decoding_is_refused_with_its_line(tmp_path: Path) -> None:
-    text = v1_log().replace("speculative_config=None", "speculative_config=SpeculativeConfig(a=1)")
-    with pytest.raises(ConfigError, match=r"vllm\.log:6: --speculative-config: .*several tokens"):
-        read(text, tmp_path)
+def test_speculative_decoding_is_taken_over(tmp_path: Path) -> None:
+    said = "SpeculativeConfig(method='eagle3', model='a/b', num_spec_tokens=3)"
+    text = v1_log().replace("speculative_config=None", f"speculative_config={said}")
+    expected = {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}
+    assert read(text, tmp_path).settings["speculative_config"] == expected
 
 
 def test_arguments_that_nobody_knows_are_noted(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_blocks_follow_from_tokens(blocks: int, block_size: int, max_model_len: 
     ("text", "words"),
     [
         ("", ["empty"]),
-        ("hello\nworld\n", ["no line of a vLLM start"]),
+        ("hello\nworld\n", ["no line of a vLLM or SGLang start"]),
         ("\n".join(v1_log().splitlines()[:6]), ["line 1", "how many KV blocks"]),
         ("INFO GPU KV cache size: 0 tokens\n", [":1", "no KV blocks"]),
         ("a\0b", ["not a text"]),

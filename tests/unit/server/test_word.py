@@ -137,7 +137,7 @@ def test_every_command_that_simulates_takes_a_server(command: str, tmp_path: Pat
         (b"", "empty"),
         (b"\x7fELF\0\0", "not a text"),
         (b"\x1f\x8b\x08\0\0", "gzip"),
-        (b"hello\n" * 9, "no line of a vLLM start"),
+        (b"hello\n" * 9, "no line of a vLLM or SGLang start"),
     ],
 )
 def test_a_bad_log_is_one_line(content: bytes, words: str, tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""A KV connector of one's own: an unlimited store of prompts, from which only long hits are loaded.
+
+    PYTHONPATH=docs/examples kvsim run --trace traces/agents.jsonl --num-prompts 80 \
+        --request-rate 4 --model llama-3.1-8b --hardware h100 --num-gpu-blocks-override 2500 \
+        --max-model-len 30000 --kv-transfer-config '{"kv_connector": "prompt_store:PromptStore",
+        "kv_role": "kv_both", "kv_connector_extra_config": {"min_tokens": 512}}'
+"""
+
+from itertools import takewhile
+
+from kvsim.engine.request import Request
+from kvsim.engines.vllm_v1_features.connector import (
+    Connector,
+    Done,
+    Job,
+    Match,
+    Reported,
+    Transfers,
+)
+from kvsim.engines.vllm_v1_features.plan import FeaturePlan
+from kvsim.engines.vllm_v1_groups.manager import GroupTables
+
+
+class PromptStore(Connector):
+    """Keeps every block of every prompt. For models with one group of layers."""
+
+    loads = True
+
+    def __init__(self, *, blocks: GroupTables, min_tokens: int = 256) -> None:
+        self._blocks, self._size, self._least = blocks, blocks.hash_block_size, min_tokens
+        self._kept: set[int] = set()
+        self._loads: list[Job] = []
+        self._jobs: dict[int, list[int]] = {}
+        """Number of each copy under way → blocks that are held for it."""
+        self._number = 0
+
+    def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match:
+        keys = self._blocks.keys(request.sequences[0])[computed // self._size :]
+        tokens = self._size * len([*takewhile(self._kept.__contains__, keys)])
+        return Match(tokens, asynchronous=True) if tokens >= self._least else Match()
+
+    def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
+        if match.tokens:
+            first, last = local // self._size, (local + match.tokens) // self._size
+            table = self._blocks.tables(request.sequences[0])[0]
+            self._loads.append(self._job(request, table[first:last], []))
+
+    def build_connector_meta(self, plan: FeaturePlan) -> Transfers:
+        loads, self._loads = self._loads, []
+        stores = []
+        for move in plan.moves:
+            sequence = move.request.sequences[0]
+            tokens = min(sequence.computed + move.tokens, move.request.input_length)
+            whole = range(sequence.computed // self._size, tokens // self._size)
+            keys, table = self._blocks.keys(sequence), self._blocks.tables(sequence)[0]
+            new = [place for place in whole if keys[place] not in self._kept]
+            if new:
+                self._kept.update(keys[place] for place in new)
+                source = [table[place] for place in new]
+                self._blocks.pin(source)  # until they are copied
+                stores.append(self._job(move.request, source, source))
+        return Transfers(loads, stores, [], [])
+
+    def update_connector_output(self, done: Done) -> Reported:
+        for job in (*done.loads, *done.stores):
+            self._blocks.unpin(self._jobs.pop(job.number))
+        return Reported([job.request for job in done.loads], [])
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    def _job(self, request: Request, blocks: list[int], pinned: list[int]) -> Job:
+        self._number += 1
+        self._jobs[self._number] = pinned
+        return Job(self._number, request, [blocks], None)

@@ -1,0 +1,144 @@
+"""The folder of a run of several replicas.
+
+```
+DIR/fleet.json        figures of all requests, and a table for each replica
+DIR/routing.parquet   one row per request: where it was sent, and what that decision chose from
+DIR/report.html       the page, if given
+DIR/replica-0/ ...    what a run of one engine writes (`kvsim.report.files`)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import ValidationError
+
+from kvsim.errors import OutputError
+from kvsim.fleet.figures import fleet_figures
+from kvsim.fleet.fleet import FleetResult, together
+from kvsim.parsing import typed
+from kvsim.report.checked import problem_of_summary
+from kvsim.report.files import (
+    FLEET,
+    PAGE,
+    read_results,
+    read_summary,
+    read_table,
+    read_transitions,
+    refuse,
+    write_table,
+)
+from kvsim.report.story import find_request
+from kvsim.report.tables import routing_table
+from kvsim.schema import ROUTING
+from kvsim.writing import encoded, json_text, move_all, temporary_folder
+
+
+class Replica(NamedTuple):
+    """What one replica did, in the shapes of `kvsim.report.files`."""
+
+    summary: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    steps: Mapping[str, Any]
+    transitions: Mapping[str, Any]
+
+
+class FleetRun(NamedTuple):
+    """A run of several replicas, just made or read from a folder."""
+
+    summary: Mapping[str, Any]
+    """As `kvsim.fleet.figures.summarise_fleet` returns it."""
+    requests: Mapping[str, Any]
+    """Of all replicas, in the order of the trace, with the column `replica`."""
+    decisions: Mapping[str, Any]
+    """Columns of `kvsim.schema.ROUTING`."""
+    replicas: Sequence[Replica]
+
+
+def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
+    """Returns a result that was explained, as its folder would give it."""
+    assert result.decisions is not None, "the decisions were not noted"
+    each = [
+        Replica(one.summary, one.requests, one.steps, one.transitions) for one in result.replicas
+    ]
+    return FleetRun(summary, result.requests, result.decisions, each)
+
+
+def write_fleet(
+    out: str | Path,
+    run: FleetRun,
+    write: Callable[[int, str], None],
+    page: str | None = None,
+) -> None:
+    """Lets `write` write the folder of each replica, by its number, and writes what they have in
+    common, all or none.
+
+    Raises `OutputError` naming the folder.
+    """
+    folder = Path(out)
+    for number in range(len(run.replicas)):
+        write(number, str(_replica(folder, number)))
+    with temporary_folder(folder, folder) as partial:
+        write_table(partial / ROUTING.name, iter([routing_table(run.decisions)]), csv=False)
+        if page is not None:
+            (partial / PAGE).write_bytes(encoded(page))
+        (partial / FLEET).write_bytes(encoded(json_text(run.summary)))
+        move_all(sorted(partial.iterdir(), key=lambda path: (path.name == FLEET, path)), folder)
+
+
+def read_fleet(directory: str | Path) -> FleetRun:
+    """Reads what `write_fleet` wrote. Raises `OutputError` naming the file and the remedy."""
+    folder = Path(directory)
+    summary = read_summary(folder / FLEET, "num_requests", "replicas", "routing")
+    meta = summary["meta"]
+    decisions = read_table(folder, ROUTING, meta)
+    # A request that was sent to nobody is listed with those of the first replica.
+    where = np.maximum(decisions["replica"], 0)
+    replicas = [_read_replica(_replica(folder, i)) for i in range(meta.get("replicas") or 0)]
+    indexes = [np.flatnonzero(where == number) for number in range(len(replicas))]
+    counts = [len(replica.requests["id"]) for replica in replicas]
+    if not counts or counts != list(map(len, indexes)) or sum(counts) != len(where):
+        raise OutputError(f"{folder}: {_MIXED}")
+    requests = together([each.requests for each in replicas], indexes, decisions["replica"])
+    sent = decisions["replica"] >= 0
+    if not np.array_equal(requests["arrival_ns"][sent], decisions["time_ns"][sent]):
+        raise OutputError(f"{folder}: {_MIXED}")
+    bounds = _bounds(summary["routing"])
+    figures = fleet_figures(replicas, requests, decisions, {}, meta, bounds)
+    refuse(folder / FLEET, problem_of_summary(summary, figures), meta)
+    return FleetRun(summary, requests, decisions, replicas)
+
+
+def _bounds(routing: Any) -> dict[str, int] | None:
+    """The bounds among figures, which no table gives; None if they are no numbers by name."""
+    try:
+        bounds: dict[str, int] | None = typed(routing["bounds"], dict[str, int] | None)
+    except (KeyError, TypeError, ValidationError):
+        return None
+    return bounds
+
+
+_MIXED = (
+    f"{ROUTING.name}.parquet and the folders of the replicas hold different requests: files of"
+    " different runs; run it again"
+)
+
+
+def _read_replica(folder: Path) -> Replica:
+    summary, requests, steps = read_results(folder)
+    return Replica(summary, requests, steps, read_transitions(folder, summary))
+
+
+def _replica(folder: Path, number: int) -> Path:
+    return folder / f"replica-{number}"
+
+
+def replica_of(directory: str, run: FleetRun, request: str) -> str:
+    """Returns the folder of the replica that a request was sent to. Raises `OutputError` with the
+    nearest id."""
+    place = find_request(run.requests, request)
+    return str(_replica(Path(directory), max(int(run.requests["replica"][place]), 0)))

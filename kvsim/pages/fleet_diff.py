@@ -1,0 +1,31 @@
+"""Writes why two runs of several replicas differ."""
+
+from __future__ import annotations
+
+from kvsim.fleet.difference import (
+    REPLICA_DIFF_HEAD,
+    NamedFleet,
+    explain_fleets,
+    replica_differences,
+)
+from kvsim.pages.diff import diff_page
+from kvsim.pages.html import join, panel, table
+from kvsim.report.routing import HITS_HEAD, REGRET_HEAD, hit_rows, regret_rows
+
+
+def build_fleet_diff(first: NamedFleet, other: NamedFleet) -> str:
+    """The page that says why the second run differs from the first."""
+    rows = replica_differences(first[1], other[1])
+    routing = (
+        panel(f"{name}: {title}", table(head, made(run.summary["routing"])))
+        for title, head, made in (
+            ("why the best replica was not chosen", REGRET_HEAD, regret_rows),
+            ("where hits came from", HITS_HEAD, hit_rows),
+        )
+        for name, run in (first, other)
+    )
+    return diff_page(
+        explain_fleets(first, other),
+        [(name, run.summary) for name, run in (first, other)],
+        {"Replicas": panel(None, table(REPLICA_DIFF_HEAD, rows)), "Decisions": join(routing)},
+    )

@@ -1,0 +1,153 @@
+"""Says what a router made of its replicas, in words and in rows that terminal and page share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvsim.report.load import load_words, state_of
+from kvsim.report.numerals import (
+    MISSING,
+    count,
+    milliseconds,
+    number,
+    percent,
+    show,
+    signed,
+)
+from kvsim.report.statistics import ratio
+from kvsim.report.wording import UNSTEADY, Remark, fate, finished, outcome_title
+
+CAUSE_WORDS = {
+    "load": ("load forced it", "its index knew the better replica; load or another rule decided"),
+    "stale_index": ("stale index", "its index took the chosen replica to have as much, or more"),
+    "index_cap": ("index cap", "its index ends before the prompts differ"),
+    "tie": ("tie", "the better replica was in the draw, and was not drawn"),
+    "no_index": ("no index", "the router does not look at prompts"),
+}
+"""Cause of a regret → its name, and what it means."""
+
+BOUND_WORDS = {
+    "as_sent_tokens": "as sent: each replica its own cache",
+    "by_session_tokens": "each session whole on one replica",
+    "pooled_tokens": "one cache as large as all together",
+    "pooled_optimum_tokens": "the same, and it knew the future",
+    "unlimited_tokens": "one cache that forgets nothing",
+}
+"""Figure of `kvsim.fleet.bounds` → what it is."""
+
+REPLICA_HEAD = ("sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended")
+REGRET_HEAD = ("regret", "decisions", "tokens", "of prompt")
+HITS_HEAD = ("prompt tokens", "tokens", "of prompt")
+
+Rows = list[list[str]]
+
+
+def fleet_title(summary: Mapping[str, Any]) -> str:
+    """`3 replicas behind sglang-cache_aware`."""
+    number, name = len(summary["replicas"]), summary["meta"]["router"]["name"]
+    return f"{number} replica{'' if number == 1 else 's'} behind {name}"
+
+
+def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
+    """What became of the requests, what the router lost, and how even the load was."""
+    remarks = [fate(summary)]
+    if state_of(summary) in UNSTEADY:
+        remarks.insert(0, Remark(load_words(summary), "warning"))
+    if not finished(summary):
+        remarks.insert(0, Remark(f"A replica stopped. {outcome_title(summary)}.", "bad"))
+    routing = summary["routing"]
+    if routing and summary["meta"]["prefix_caching"]:
+        remarks.append(Remark(_regret_words(routing)))
+        if routing["bounds"]:
+            remarks.append(Remark(_bounds_words(routing)))
+    if summary["load_imbalance"] is not None and len(summary["replicas"]) > 1:
+        times = number(summary["load_imbalance"])
+        remarks.append(
+            Remark(f"The busiest replica had {times} times as many requests as the mean one.")
+        )
+    return remarks
+
+
+def _share(tokens: float, routing: Mapping[str, Any]) -> str:
+    return show(ratio(tokens, routing["prompt_tokens"]), "share")
+
+
+def _regret_words(routing: Mapping[str, Any]) -> str:
+    cached, best = (_share(routing[key], routing) for key in ("cached_tokens", "best_tokens"))
+    said = f"{cached} of prompt tokens were cached where they were sent"
+    lost = routing["regret_tokens"]
+    if not any(lost.values()):
+        return f"{said}, and no other replica ever had more."
+    worst = max(lost, key=lost.__getitem__)
+    whole = sum(lost.values())
+    reason = f"Of the loss, {percent(lost[worst] / whole)}: {CAUSE_WORDS[worst][0]}."
+    return f"{said}; the best replica each time had {best}. {reason}"
+
+
+def _bounds_words(routing: Mapping[str, Any]) -> str:
+    bounds = routing["bounds"]
+    sent, pooled, most = (
+        _share(bounds[f"{name}_tokens"], routing) for name in ("as_sent", "pooled", "unlimited")
+    )
+    return (
+        f"From the order of the requests alone, these caches could hit {sent}, one cache as large"
+        f" as all of them {pooled}, and one without limit {most}."
+    )
+
+
+def replica_rows(summary: Mapping[str, Any]) -> Rows:
+    """A row for each replica, with the columns `REPLICA_HEAD`."""
+    return [
+        [
+            count(each["num_requests"]),
+            count(each["total_input_tokens"]),
+            show(each["prefix_cache_hit_rate"], "share"),
+            count(each["num_preemptions"]),
+            show(each["kv_cache_usage_mean"], "share"),
+            MISSING if each["p99_ttft_ms"] is None else milliseconds(each["p99_ttft_ms"]),
+            each["outcome"],
+        ]
+        for each in summary["replicas"]
+    ]
+
+
+def regret_rows(routing: Mapping[str, Any]) -> Rows:
+    """A row for each cause that cost anything, and their sum, with the columns `REGRET_HEAD`."""
+    tokens, decisions = routing["regret_tokens"], routing["regret_decisions"]
+    rows = [
+        [name, count(decisions[cause]), count(tokens[cause]), _share(tokens[cause], routing)]
+        for cause, (name, _) in CAUSE_WORDS.items()
+        if decisions[cause]
+    ]
+    lost = sum(tokens.values())
+    return [*rows, ["together", count(sum(decisions.values())), count(lost), _share(lost, routing)]]
+
+
+_HITS = (
+    ("hit_tokens", "hit", False),
+    ("luck_tokens", "by luck: cached in a replica drawn at random", False),
+    ("affinity_tokens", "by affinity: more of them in the chosen one", True),
+    ("waiting_tokens", "gained or lost while requests waited", True),
+    ("best_tokens", "cached in the best replica each time", False),
+    ("duplicate_tokens", "cached in further replicas, too", False),
+)
+"""Figure, what it is, and whether it is a difference."""
+
+
+def hit_rows(routing: Mapping[str, Any]) -> Rows:
+    """Where hits came from, and what other ways could have hit, with the columns `HITS_HEAD`."""
+    rows = []
+    for key, words, change in _HITS:
+        tokens, share = routing[key], ratio(routing[key], routing["prompt_tokens"])
+        if change and share is not None:
+            changed = f"{tokens:+,.0f}".replace("-", "−")
+            rows.append([words, changed, signed(round(share, 4), "share")])
+        else:
+            rows.append([words, count(tokens), show(share, "share")])
+    bounds = routing["bounds"] or {}
+    return rows + [
+        [words, count(bounds[key]), _share(bounds[key], routing)]
+        for key, words in BOUND_WORDS.items()
+        if key in bounds
+    ]
