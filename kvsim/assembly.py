@@ -120,6 +120,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}
+        further["max_loras"] = config.max_loras if config.enable_lora else None
     scheduler = _scheduler(config, engine, further)
     _check(config, scheduler, blocks, manager)
     return Parts(

@@ -118,8 +118,6 @@ def check_retention(config: RunConfig, groups: tuple[Group, ...]) -> None:
 def adapts(config: RunConfig, engine: Engine) -> bool:
     """Whether requests are served by adapters. Raises `ConfigError` where the engine has none."""
     if not config.enable_lora:
-        if config.max_loras is not None:
-            raise ConfigError("max_loras: there are no adapters; set --enable-lora")
         return False
     if not engine.grouped_schedulers or ":" in config.engine:
         raise ConfigError(f"enable_lora: {config.engine} serves no adapters here; leave it out")

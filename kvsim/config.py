@@ -403,20 +403,32 @@ def load_config(
     `beneath`: settings that count less than the file's. Raises `ConfigError` naming the file, the
     key and the nearest right name.
     """
-    table: dict[str, Any] = {}
-    where = "configuration"
-    if path is not None:
-        table, where = read_toml(path), path
-        check_keys(table, where)
-    table = {**(beneath or {}), **table}
-    for key, value in (flags or {}).items():
-        if isinstance(value, Mapping):
-            table[key] = {**table.get(key, {}), **value}
-        else:
-            table[key] = value
+    table = {} if path is None else read_toml(path)
+    return layered(table, path or "configuration", flags, assignments, beneath)
+
+
+def layered(
+    table: Mapping[str, Any],
+    where: str,
+    flags: Mapping[str, Any] | None = None,
+    assignments: Iterable[str] = (),
+    beneath: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """`load_config` of a table that was read at `where`."""
+    check_keys(table, where)
+    settings = merged({**(beneath or {}), **table}, flags or {})
     for assignment in assignments:
-        _assign(table, assignment)
-    return make_config(table, where)
+        _assign(settings, assignment)
+    return make_config(settings, where)
+
+
+def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others over them; of a key that holds a table, key by key."""
+    both = {**table, **over}
+    for key in table.keys() & over.keys():
+        if isinstance(table[key], Mapping) and isinstance(over[key], Mapping):
+            both[key] = {**table[key], **over[key]}
+    return both
 
 
 def make_config(

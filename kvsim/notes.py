@@ -33,6 +33,8 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
             f"cpu_offload_gb {config.cpu_offload_gb:g}: GPU memory is saved, but reading these"
             " weights over the host link in every step is not simulated"
         )
+    if config.max_loras is not None and not config.enable_lora:
+        lines.append("max_loras: there are no adapters without --enable-lora, so it limits nothing")
     if config.enforce_eager:
         lines.append(
             "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs"

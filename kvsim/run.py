@@ -117,7 +117,7 @@ def assembled(
     if given_up:
         config = ending_early(config)
     parts = parts_of(config, named)
-    if parts.blocks.prefixes_only and _tokens_known(rows):
+    if parts.blocks.prefixes_only and tokens_known(rows):
         parts = parts_of(config, True)
     unheeded = unheeded_wishes(rows, config, given_up and not parts.scheduler.ends_early)
     if unheeded:
@@ -205,7 +205,7 @@ def show_future(
     )
 
 
-def _tokens_known(rows: Sequence[Row]) -> bool:
+def tokens_known(rows: Sequence[Row]) -> bool:
     """Whether any request comes with real tokens."""
     return any(isinstance(row.content, TokenContent) for row in rows)
 

@@ -44,26 +44,31 @@ class Serving:
         *,
         refused: Mapping[str, str],
         asked: str = "",
+        stepwise: str = "",
+        step_over: Callable[[], None] | None = None,
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """`output_length` tells how long the output of a request becomes, by its index. `refused`:
-        request id → why it is turned away; `asked`: why there are no short cuts; `ranks`: whose
-        steps begin and end with its own."""
+        request id → why it is turned away; `asked`: why there are no short cuts; `stepwise`: why
+        no steps are repeated. `step_over` is called after every step; `ranks`: whose steps begin
+        and end with its own."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
         self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged)
         endings = Endings(output_length, parts.scheduler.longest_sequence)
         self.batch = Batch(parts.blocks, endings)
-        self.shortcuts = Shortcuts(self.batch, parts.scheduler, parts.cost, endings, asked)
+        self.shortcuts = Shortcuts(
+            self.batch, parts.scheduler, parts.cost, endings, asked, stepwise
+        )
         link = Link(env, parts.link)
         time = env, parts.cost, link, inbox, not declares_sums(parts.cost)
         self._loop = Loop(
             SimulatedTime(*time) if ranks is None else RankTime(*time, ranks),
             parts.scheduler,
             self.batch,
-            record=self.recorder.packed,
+            record=self.recorder.packed if step_over is None else self._recording(step_over),
             refused=refused,
             watcher=watcher,
             progress=progress,
@@ -72,7 +77,7 @@ class Serving:
             repetition=self.shortcuts.repetition(
                 self.recorder, self._arrive, inbox.upcoming, inbox.listens
             ),
-            clients=Patience(rows) if parts.scheduler.ends_early else None,
+            departures=Patience(rows) if parts.scheduler.ends_early else None,
         )
 
     def run(self) -> Process:
@@ -148,6 +153,13 @@ class Serving:
         self.inbox.collect(now_ns)
         self._loop.take_in(self.inbox.take())
         return self.inbox.next_ns
+
+    def _recording(self, step_over: Callable[[], None]) -> Callable[[bytes], None]:
+        def record(row: bytes) -> None:
+            self.recorder.packed(row)
+            step_over()
+
+        return record
 
     def _shelve(self, request: Request) -> None:
         """Keeps the results of a request that is over instead of the request, to save memory."""

@@ -11,7 +11,7 @@ import typer
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, note, tell_written
-from kvsim.cli.fleet import FleetOptions, refuse_watching
+from kvsim.cli.fleet import FleetOptions, only, refuse_watching
 from kvsim.cli.options import AsJson, ConfigFile, OutDir, RunDir, TraceForm, TracePath
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -48,15 +48,16 @@ def run(
     settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
-    watcher = _map_watcher(out) if block_map else None
     word = server.word()
-    loaded = settings.load(config, word)
-    if fleet.asked(loaded):
+    fleets, configs = fleet.load(config, settings, word)
+    loaded = configs[0]
+    if fleets:
         refuse_watching(block_map, step_log)
         write = partial(_write, watcher=None, csv=csv, page=page)
         requests = form.requests(trace, loaded)
-        fleet.run(requests, loaded, out, write, page=page, as_json=as_json)
+        only(fleets).run(requests, configs, out, write, page=page, as_json=as_json)
         return
+    watcher = _map_watcher(out) if block_map else None
     # No name for the trace here, so that its memory is free when the run is over.
     result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
     collect_after(result.meta["trace"]["requests"])

@@ -12,7 +12,7 @@ import typer
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, tell_written
 from kvsim.cli.contenders import Way, of_engines, of_fleets
-from kvsim.cli.fleet import FleetOptions
+from kvsim.cli.fleet import Fleet, FleetOptions
 from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -105,28 +105,28 @@ def _contenders(
     configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
 ) -> tuple[Configs, Way]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
-    paths: list[str | None] = [*configs]
-    routers = fleet.routers
-    if routers and not paths:
-        paths = [None]
-    if len(paths) * max(len(routers), 1) < 2:
+    paths = list[str | None](configs) or [None]
+    names = [_run_name(configs, place) for place in range(len(configs))] or [""]
+    loaded = [
+        (name, *fleet.load(path, settings, word)) for name, path in zip(names, paths, strict=True)
+    ]
+    several = any(fleets for _, fleets, _ in loaded)
+    if sum(len(fleets) or 1 for _, fleets, _ in loaded) < 2:
         raise ConfigError(
             "compare: give two configurations or more, or several routers, as in --replicas 4"
             " --router round-robin,least-loaded"
         )
-    names = [_run_name(configs, place) for place in range(len(configs))] or [""]
-    loaded = [(name, settings.load(path, word)) for name, path in zip(names, paths, strict=True)]
-    if not fleet.given:
-        return loaded, of_engines()
+    if not several:
+        return [(name, configs[0]) for name, _, configs in loaded], of_engines()
     from kvsim.fleet.contender import contender
 
     found: Configs = [
         (
-            " ".join(filter(None, (name, router))) if routers[1:] or not name else name,
-            contender([config] * (fleet.replicas or 1), router, fleet.args),
+            " ".join(filter(None, (name, each.router))) if fleets[1:] or not name else name,
+            contender(configs, each.router, each.args),
         )
-        for name, config in loaded
-        for router in routers
+        for name, fleets, configs in loaded
+        for each in fleets or [Fleet("round-robin", {})]
     ]
     return found, of_fleets()
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import command_line, make_console, tell_written
 from kvsim.cli.progress import progress_bar
-from kvsim.config import RunConfig
+from kvsim.cli.server import SettingOptions, config_path
+from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from kvsim.fleet.fleet import FleetResult
     from kvsim.result import Result
+    from kvsim.server import ServerWord
     from kvsim.workload.trace import Trace
 
 Write = Callable[["Result", str], None]
@@ -44,27 +46,6 @@ class FleetOptions(Bundle):
     ] = None
 
     @property
-    def given(self) -> bool:
-        """Whether a flag asks for replicas or a router."""
-        return self.router is not None or bool(self.router_set or self.replicas)
-
-    def asked(self, config: RunConfig) -> bool:
-        """Whether there are several replicas, or a router is asked for. Raises `ConfigError` for
-        replicas of data-parallel engines."""
-        ranks = config.data_parallel_size
-        if ranks > 1 and self.replicas not in (None, ranks):
-            raise ConfigError(
-                f"--replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
-                " one of the two out"
-            )
-        return ranks > 1 or self.given
-
-    @property
-    def routers(self) -> list[str]:
-        """The routers named, in order; round robin if only replicas are asked for."""
-        return (self.router or "round-robin").split(",") if self.given else []
-
-    @property
     def args(self) -> dict[str, Any]:
         """Arguments of the router. Raises `ConfigError`."""
         return dict(map(_argument, self.router_set or ()))
@@ -74,28 +55,67 @@ class FleetOptions(Bundle):
         given = {"replicas": self.replicas, "router": self.router, "router_args": self.args}
         return {key: value for key, value in given.items() if value}
 
+    def load(
+        self, config: str | None, settings: SettingOptions, word: ServerWord
+    ) -> tuple[list[Fleet], list[RunConfig]]:
+        """What the file `config` and flags, which count more, say: a fleet for each router that is
+        named, and the settings of the replicas. Without replicas and routers there is no fleet, and
+        one engine. Raises `ConfigError`."""
+        from kvsim.fleet.file import each_kind, read_fleet
+
+        path = config_path(config)
+        where = path or "configuration"
+        said, shared = read_fleet({} if path is None else read_toml(path), where)
+        args, own = {**said.router_args, **self.args}, "round-robin"
+        router = self.router or said.router
+        if self.replicas is None and isinstance(said.replicas, list):
+            configs = [
+                loaded
+                for count, table, place in each_kind(said.replicas, shared, where)
+                for loaded in [settings.over(table, place, word)] * count
+            ]
+        elif isinstance(said.replicas, list):
+            raise ConfigError(f"--replicas: {where} lists its replicas; leave one of the two out")
+        else:
+            loaded = settings.over(shared, where, word)
+            number, ranks = self.replicas or said.replicas, loaded.data_parallel_size
+            if ranks > 1 and number not in (None, ranks):
+                raise ConfigError(
+                    f"replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
+                    " one of the two out"
+                )
+            configs = [loaded] * (number or ranks)
+            if ranks > 1:
+                own = "vllm-dp"
+            elif not (number or router or args):
+                return [], configs
+        return [Fleet(name, args) for name in (router or own).split(",")], configs
+
+
+class Fleet(NamedTuple):
+    """A router with its arguments."""
+
+    router: str
+    args: dict[str, Any]
+
     def run(
         self,
         trace: Trace,
-        config: RunConfig,
+        configs: Sequence[RunConfig],
         out: str | None,
         write: Write,
         *,
         page: bool,
         as_json: bool,
     ) -> None:
-        """Simulates engines with equal settings, prints the figures, and writes their folders;
+        """Simulates engines behind the router, prints the figures, and writes their folders;
         `page`: with a page for all."""
         from kvsim.fleet.bounds import find_bounds
         from kvsim.fleet.figures import summarise_fleet
         from kvsim.fleet.fleet import simulate_fleet
 
-        args = self.args
-        ranks = config.data_parallel_size
-        configs = [config] * (self.replicas or ranks)
-        total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-        own = "vllm-dp" if ranks > 1 else "round-robin"
-        router, command = self.router or own, command_line()
+        total = min(len(trace.rows), configs[0].num_prompts or len(trace.rows))
+        router, args, command = self.router, self.args, command_line()
         with progress_bar(total, "simulating") as progress:
             result = simulate_fleet(
                 trace, configs, router, args, explain=True, progress=progress, command=command
@@ -109,6 +129,13 @@ class FleetOptions(Bundle):
         render(summary, make_console())
         if out is not None:
             tell_written(out, "report.html" if page else "fleet.json")
+
+
+def only(fleets: list[Fleet]) -> Fleet:
+    """Returns the fleet of a run. Raises `ConfigError` if there are several."""
+    if fleets[1:]:
+        raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
+    return fleets[0]
 
 
 def refuse_watching(block_map: bool, step_log: str | None) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import note
 from kvsim.cli.flags import Flags
-from kvsim.config import RunConfig, load_config
+from kvsim.config import RunConfig, layered, read_toml
 
 if TYPE_CHECKING:
     from kvsim.server import ServerWord
@@ -71,8 +72,15 @@ class SettingOptions(Bundle):
 
         Doubts about the server's block count go to standard error. Raises `ConfigError`.
         """
-        path, beneath = config_path(config), {} if word is None else word.settings
-        loaded = load_config(path, self.flags.settings, self.assignments or (), beneath)
+        path = config_path(config)
+        return self.over({} if path is None else read_toml(path), path or "configuration", word)
+
+    def over(
+        self, table: Mapping[str, Any], where: str, word: ServerWord | None = None
+    ) -> RunConfig:
+        """`load` of a table that was read at `where`."""
+        beneath = {} if word is None else word.settings
+        loaded = layered(table, where, self.flags.settings, self.assignments or (), beneath)
         if word is not None:
             note(*word.doubts(loaded))
         return loaded

@@ -123,12 +123,13 @@ def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]
     """The settings of each search: one for each router, where there are replicas."""
     from kvsim.fleet.settings import make_settings
 
-    if not fleet.given and find != "replicas":
+    table = fleet.table()
+    if not table and find != "replicas":
         return [loaded]
     if fleet.replicas is not None and find == "replicas":
         raise ConfigError("--replicas: is what --find replicas looks for; leave it out")
-    table = {"replicas": 1, **to_table(loaded), **fleet.table()}
-    names = dict.fromkeys(fleet.routers or ["round-robin"])
+    table = {"replicas": 1, **to_table(loaded), **table}
+    names = dict.fromkeys((fleet.router or "round-robin").split(","))
     return [make_settings({**table, "router": name}) for name in names]
 
 

@@ -115,8 +115,8 @@ class Host:
         return plan.computes
 
 
-class Clients(Protocol):
-    """Clients that give up requests."""
+class Departures(Protocol):
+    """When clients give up the requests that they sent."""
 
     @property
     def next_ns(self) -> float:
@@ -175,16 +175,16 @@ class Loop:
         progress: Callable[[int], None] | None = None,
         over: Callable[[Request], None] | None = None,
         repetition: Repetition | None = None,
-        clients: Clients | None = None,
+        departures: Departures | None = None,
     ) -> None:
         """`record` is called with the row of each step. `refused` maps a request id to the
         reason why it is rejected on arrival. `progress` is called with the number of requests that
         have just ended. `over` is called with each ended request once no step refers to it.
-        `clients` give up requests, which the scheduler then ends early."""
+        The scheduler ends requests early at their `departures`."""
         self._host, self._scheduler, self._batch = host, scheduler, batch
         self._record, self._refused, self._watcher = record, refused, watcher
         self._told, self._over, self._repetition = progress, over, repetition
-        self._clients = clients
+        self._departures = departures
         self._progress = Progress(host.patience_steps)
         self._tokens = 0
         self._flying: deque[Flight] = deque()
@@ -200,11 +200,11 @@ class Loop:
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
         most, records = self._scheduler.in_flight, self._record is not None
-        clients = self._clients
+        departures = self._departures
         while (arrived := host.arrived()) is not None:
             came = self.take_in(arrived) if arrived else 0
-            if clients is not None:
-                self._give_up(clients)
+            if departures is not None:
+                self._give_up(departures)
             if self._repeated():
                 yield from host.wait(batch.now_ns)
                 self._landed()
@@ -232,8 +232,8 @@ class Loop:
                     # Nothing runs, but something happened: a step without duration.
                     row = self._row(plan) if records else b""
                     self._step_over(Flight(plan, now_ns, now_ns, NOTHING_MOVED, row), len(ended))
-                elif not flying and clients is not None and clients.next_ns < inf:
-                    yield from host.wait(int(min(clients.next_ns, host.next_ns)))
+                elif not flying and departures is not None and departures.next_ns < inf:
+                    yield from host.wait(int(min(departures.next_ns, host.next_ns)))
                     continue
                 elif not flying:
                     # Nothing can change before a request arrives.
@@ -248,10 +248,10 @@ class Loop:
             if watcher is not None:
                 watcher.settled(batch, ended)
 
-    def _give_up(self, clients: Clients) -> None:
+    def _give_up(self, departures: Departures) -> None:
         """Ends the requests that their clients have given up."""
         now_ns = self._host.now_ns
-        for request in clients.over(now_ns):
+        for request in departures.over(now_ns):
             self._batch.now_ns = now_ns
             self._scheduler.abort(self._batch, request)
 
@@ -327,8 +327,8 @@ class Loop:
                 batch.refuse(request, refused[request.id])
             else:
                 self._scheduler.arrive(batch, request)
-            if self._clients is not None:
-                self._clients.begins(request)
+            if self._departures is not None:
+                self._departures.begins(request)
         return len(arrived)
 
     def _drain(self) -> list[Request]:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import eq
 
+from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.idle import Stack
 from kvsim.engine.order import MakeOrder
 
@@ -26,6 +27,9 @@ class BlockPool:
 
     vLLM 0.6.3.post1 `core/block/naive_block.py`.
     """
+
+    events: CacheEvents | None = None
+    """Where a prefix cache reports what comes and goes; None if nobody asks."""
 
     def __init__(self, size: int, first: int = 0, idle_order: MakeOrder = Stack) -> None:
         """`idle_order` makes the order in which blank blocks are reused."""

@@ -59,6 +59,9 @@ class RunTables(Counted):
             if runs is not None:
                 spans = sequence.block_spans(self.block_size)
                 self.gpu.label(runs, spans, first, last)
+                if self.gpu.events is not None:
+                    keys = sequence.block_keys(last, self.block_size)
+                    self.gpu.events.labelled(keys, first)
             sequence.published = last
 
     def give_back(self, sequence: Sequence, blocks: int) -> None:

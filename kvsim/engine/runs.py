@@ -268,14 +268,22 @@ class RunPool(CachePool):
             here = run.end - run.start
             if here > number:
                 if not run.copies:
+                    self._report(run, number)
                     run.end, run.successor = run.end - number, None
                     return
                 self._cut(run, run.end - number)
                 continue
             number -= here
             self._leave(run)
+            self._report(run, here)
             if run.copies != []:
                 self._forget(run)
+
+    def _report(self, run: Run, number: int) -> None:
+        """Reports that the last `number` blocks of a run are evicted, the last one first."""
+        if self.events is not None and run.copies != []:
+            size, last = self._block_size, (run.end - 1) * self._block_size + run.offset
+            self.events.removed(range(last, last - number * size, -size))
 
     def _forget(self, run: Run) -> None:
         """Removes a run from all books."""

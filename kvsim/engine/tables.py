@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.growth import GROWTH, Growth, make_growth
 from kvsim.engine.idle import make_idle_order
 from kvsim.engine.order import MakeOrder
@@ -159,6 +160,11 @@ class Tables:
         gpu = self.gpu
         cached, free = gpu.cached, gpu.free
         return gpu.used, cached, free - cached, self.cpu.used, self.empty_slots, self.stranded
+
+    def report(self, events: CacheEvents) -> bool:
+        """Reports to `events` from now on what enters and leaves the prefix cache. Returns whether
+        the engine publishes such events."""
+        return False
 
     @property
     def lookups(self) -> tuple[int, int]:

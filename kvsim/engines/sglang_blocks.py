@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.order import Order
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
@@ -216,6 +217,10 @@ class SglangRadixTables(SglangTables):
         self._counted: dict[Sequence, int] = {}
         """Sequence → number of its pages for which the nodes have already counted it as a user."""
         self._lookups = self._hits = 0
+
+    def report(self, events: CacheEvents) -> bool:
+        self.gpu.tree.events = events
+        return True
 
     def make_tree(self, rank: Rank) -> RadixTree:
         """Returns an empty tree."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.named import callable_with, find_rule
 from kvsim.errors import ConfigError
 
@@ -161,6 +162,8 @@ class RadixTree:
         self._numbers = count()
         self.pages = 0
         """Number of pages in the tree."""
+        self.events: CacheEvents | None = None
+        """Where it reports what comes and goes; None if nobody asks."""
         self.locked_pages = 0
         """Number of these pages in nodes that requests hold."""
 
@@ -315,6 +318,8 @@ class RadixTree:
             assert parent is not None
             del parent.children[leaf.keys[0]], self._leaves[leaf]
             self.pages -= len(leaf.pages)
+            if self.events is not None:
+                self.events.removed(leaf.keys)
             if parent is not self.root and not parent.children and not parent.locks:
                 self._leaves[parent] = None
                 self._list(parent)
@@ -336,6 +341,9 @@ class RadixTree:
         self._leaves.pop(parent, None)
         self.pages += len(pages)
         parent.children[keys[0]] = leaf
+        if self.events is not None:
+            above = len(parent.keys)
+            self.events.stored(parent.keys[above - 1] if above else None, keys)
         leaf.depth_tokens = leaf.history_tokens = parent.depth_tokens + leaf.tokens
         self._let_go(leaf)
         each: Node | None = parent

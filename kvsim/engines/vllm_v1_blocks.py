@@ -12,6 +12,7 @@ vLLM 0.33.0 `v1/core/block_pool.py`, `v1/core/single_type_kv_cache_manager.py`,
 
 from __future__ import annotations
 
+from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.idle import Stack
 from kvsim.engine.order import MakeOrder
 from kvsim.engine.pool import BlockPool, KeyedPool, each
@@ -71,6 +72,10 @@ class VllmV1PrefixTables(VllmV1Tables):
     def make_pool(self, size: int, first: int) -> BlockPool:
         return ContentPool(size, first + 1, self.eviction)
 
+    def report(self, events: CacheEvents) -> bool:
+        self.gpu.events = events
+        return True
+
     @property
     def lookups(self) -> tuple[int, int]:
         return self._lookups, self._hits
@@ -110,6 +115,8 @@ class VllmV1PrefixTables(VllmV1Tables):
         if last > first:
             keys = sequence.block_keys(last, self.block_size)
             self.gpu.label(sequence.table[first:last], keys[first:])
+            if self.gpu.events is not None:
+                self.gpu.events.labelled(keys, first)
             sequence.published = last
 
     def scheduled(self, sequence: Sequence, now_ns: int) -> int:
@@ -170,10 +177,9 @@ class ContentPool(KeyedPool):
         assert self._others.keys() <= self.block_of.keys(), "content cannot be found"
 
     def forget(self, blocks: list[int]) -> None:
-        if len(blocks) == 1:
-            self._forget_one(blocks[0], self.key_of.pop(blocks[0]))
-            return
         keys = list(map(self.key_of.pop, blocks))
+        if self.events is not None:
+            self.events.removed(keys)
         if self._others.keys().isdisjoint(keys):
             each(self.block_of.__delitem__, keys)
             return

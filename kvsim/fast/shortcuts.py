@@ -21,10 +21,16 @@ class Shortcuts:
     """The cohort of a batch and the repetition of its steps, where they make the same decisions."""
 
     def __init__(
-        self, batch: Batch, scheduler: Scheduler, cost: Cost, endings: Endings, asked: str = ""
+        self,
+        batch: Batch,
+        scheduler: Scheduler,
+        cost: Cost,
+        endings: Endings,
+        asked: str = "",
+        stepwise: str = "",
     ) -> None:
         """`asked` gives the reason, if any, why each step and each request must be handled on its
-        own."""
+        own; `stepwise`, why each step must be."""
         self._batch, self._scheduler, self._cost = batch, scheduler, cost
         self._endings = endings
         self._cohort: Cohort | None = None
@@ -35,6 +41,7 @@ class Shortcuts:
         if not (self._why_not or isinstance(scheduler, Sglang)):
             self._cohort = Cohort(batch, scheduler, endings)
             batch.look_together(self._cohort)
+        self._why_not = self._why_not or stepwise
 
     def repetition(
         self,

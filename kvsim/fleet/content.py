@@ -18,9 +18,12 @@ _MIXER, _BITS = np.uint64(0x9E3779B97F4A7C15), 0xFFFF_FFFF_FFFF_FFFF
 class StreamContent:
     """Content of a request of a trace, whose tokens are known by identity only.
 
-    A token is one character of the text. Which one follows from the token and all before it, so
-    prompts that begin alike have texts that begin alike.
+    A token is four characters of the text, as llm-d estimates. Which ones follows from the token
+    and all before it, so prompts that begin alike have texts that begin alike.
     """
+
+    CHARACTERS = 4
+    """Characters of a token."""
 
     def __init__(self, stream: SpanStream | TokenStream, input_length: int) -> None:
         self._stream, self._length = stream, input_length
@@ -32,7 +35,8 @@ class StreamContent:
             for key, first, end in self._stream.pieces(self._length)
         ]
         mixed = np.concatenate(parts) >> np.uint64(40)
-        return (_FIRST + mixed % _NUMBER).astype("<u4").tobytes().decode("utf-32-le")
+        codes = (_FIRST + mixed % _NUMBER).astype("<u4").repeat(self.CHARACTERS)
+        return codes.tobytes().decode("utf-32-le")
 
     def keys(self, block_size: int) -> Sequence[Hashable]:
         return self._stream.keys(0, self._length // block_size, block_size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import inf
 
 import simpy
@@ -20,6 +21,7 @@ from kvsim.fast.known import overridden
 from kvsim.fleet.content import asked_of
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
+from kvsim.fleet.news import News
 from kvsim.replica.events import Process
 from kvsim.routers.router import Router
 from kvsim.serving import Serving
@@ -44,9 +46,13 @@ class Dispatch:
         self._rows, self._streams = rows, streams
         replicas, requests = len(router.workers), len(rows)
         self._alive = list(range(replicas))
-        self.mailboxes = [Mailbox(env, self._upcoming_ns, self._ended) for _ in range(replicas)]
+        self.mailboxes = [
+            Mailbox(env, self._upcoming_ns, partial(self._ended, number))
+            for number in range(replicas)
+        ]
         self.servings: list[Serving] = []
         """The replicas' engines, once they are made."""
+        self.news = News(env, router, self.mailboxes, self.servings)
         self.chosen = array("q", [-1]) * requests
         """The replica of each request; -1: none."""
         self.decisions: Decisions | None = None
@@ -57,10 +63,7 @@ class Dispatch:
         self._prefilling: dict[str, Request] = {}
         """Requests that the router believes to have no first token, if it cares."""
         self._next_arrival_ns: float = inf
-        self._next_look_ns: float = inf
         env.process(self._send())
-        if router.scrape_ns is not None or router.tick_ns is not None:
-            env.process(self._look())
 
     def lost(self, replica: int) -> None:
         """A replica's engine has stopped: nobody is sent there any more."""
@@ -76,31 +79,11 @@ class Dispatch:
             self._offer(request)
         self._next_arrival_ns = inf
 
-    def _look(self) -> Process:
-        """Measures the workers and lets the router look after itself, each at its interval, as long
-        as anything else can happen."""
-        router, env = self._router, self._env
-        due = {
-            act: every
-            for act, every in ((self._measure, router.scrape_ns), (router.tick, router.tick_ns))
-            if every is not None
-        }
-        times = dict(due)
-        while True:
-            self._next_look_ns = min(times.values())
-            yield env.timeout(self._next_look_ns - env.now)
-            if env.peek() == inf:
-                return
-            for act, every in due.items():
-                if times[act] == env.now:
-                    times[act] += every
-                    act()
-
     def _upcoming_ns(self) -> float:
         # A request that ends elsewhere may let a client send another one.
         if self._clients.listen:
             return self._env.peek()
-        return min(self._next_arrival_ns, self._next_look_ns)
+        return min(self._next_arrival_ns, self.news.next_look_ns)
 
     def _offer(self, request: Request) -> None:
         """Offers a request to its client's concurrency limit, which may hold it back."""
@@ -111,6 +94,7 @@ class Dispatch:
         if not self._alive:
             return
         now_ns = int(self._env.now)
+        self.news.arrive(now_ns)
         for id, other in list(self._prefilling.items()):
             if 0 <= other.first_token_ns < now_ns:
                 self._router.first_token(id)
@@ -126,8 +110,9 @@ class Dispatch:
         self.chosen[request.index] = worker
         self.mailboxes[worker].put(request)
 
-    def _ended(self, requests: Iterable[Request]) -> None:
+    def _ended(self, replica: int, requests: Iterable[Request]) -> None:
         now_ns = int(self._env.now)
+        self.news.publish(replica)
         for request in requests:
             self._prefilling.pop(request.id, None)
             self._router.ended(request.id)
@@ -142,11 +127,3 @@ class Dispatch:
         if delay_ns > 0:
             yield self._env.timeout(delay_ns)
         self._offer(request)
-
-    def _measure(self) -> None:
-        loads = []
-        for serving, mailbox in zip(self.servings, self.mailboxes, strict=True):
-            batch, gpu = serving.batch, serving.batch.blocks.gpu
-            usage = 1 - gpu.free / gpu.size
-            loads.append((len(batch.waiting) + len(mailbox), batch.num_running, usage))
-        self._router.snapshot(loads)

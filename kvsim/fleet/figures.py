@@ -113,6 +113,7 @@ def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[
         "trace": {**first["trace"], "requests": len(result.chosen)},
         "router": {"name": result.router, "args": result.router_args},
         "replicas": len(metas),
+        "cost_sources": [meta["cost"]["source"] for meta in metas],
         "prefix_caching": any(meta["prefix_caching"] for meta in metas),
         "cache": joined_lookups(metas),
         "outcome": next(stopped, outcomes[0]),

@@ -24,9 +24,17 @@ from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
 from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result
-from kvsim.routers import make_router
+from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
-from kvsim.run import TOO_LONG, Settings, assembled, opened, read_config, show_future
+from kvsim.run import (
+    TOO_LONG,
+    Settings,
+    assembled,
+    opened,
+    read_config,
+    show_future,
+    tokens_known,
+)
 from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -115,11 +123,6 @@ def simulate_fleet(
         return make_router(router, args, named, seed=first.seed, block_size=size)
 
     chooser = new_router()
-    if chooser.heeds_events:
-        raise ConfigError(
-            f"router: {router} goes by what workers report of their caches, and simulations send no"
-            " such events; dynamo-kv works without if use_kv_events is false"
-        )
     coupled = first.data_parallel_size > 1 or heeds_replicas(chooser) or clients_wait(rows, first)
     if not (explain or coupled):
         chosen = routed(load, chooser)
@@ -129,7 +132,10 @@ def simulate_fleet(
             indexes = [np.flatnonzero(where == number) for number in range(len(known))]
             return FleetResult(router, args, apart, indexes, list(chosen))
         chooser = new_router()
-    fleet = _together(load, known, chooser, explain, progress)
+    fleet = _together(load, known, chooser, router, progress)
+    if explain:
+        fleet.explain(chooser)
+    fleet.play()
     replicas, dispatch = fleet.results(trace, command), fleet.dispatch
     indexes = [serving.indexes for serving in dispatch.servings]
     decisions = None if dispatch.decisions is None else dispatch.decisions.columns()
@@ -140,20 +146,25 @@ def _together(
     load: Load,
     configs: Sequence[RunConfig],
     router: Router,
-    explain: bool,
+    name: str,
     progress: Callable[[int], None] | None,
 ) -> _Fleet:
-    """Runs the replicas in one event loop."""
-    measured = "a router measures the workers" if router.scrape_ns is not None else ""
-    asked = ["exact_twin" if config.exact_twin else measured for config in configs]
+    """Returns the replicas in one event loop. `name`: the router's. Raises `ConfigError`."""
+    # What a cache without block ids reports leaves out blocks that no other request can hit.
+    told = "an outsider's router hears of every block" if _tells_all(router) else ""
+    asked = ["exact_twin" if config.exact_twin else told for config in configs]
+    keyed = router.heeds_events and tokens_known(load.rows)
     parts = [
-        assembled(config, load.rows, bool(why)) for config, why in zip(configs, asked, strict=True)
+        assembled(config, load.rows, bool(why) or keyed)
+        for config, why in zip(configs, asked, strict=True)
     ]
-    fleet = _Fleet(load, parts, asked, router, progress)
-    if explain:
-        fleet.explain(router)
-    fleet.play()
-    return fleet
+    sizes = {each.blocks.block_size for each in parts}
+    if router.heeds_events and len(sizes) > 1:
+        raise ConfigError(
+            f"block_size: {name} goes by KV events, so blocks of all replicas need one size, and"
+            f" here are {', '.join(map(str, sorted(sizes)))}"
+        )
+    return _Fleet(load, parts, asked, router, progress)
 
 
 def _in_lock_step(
@@ -168,6 +179,11 @@ def _in_lock_step(
     tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
     graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
     return Ranks(env, wakers, graphs)
+
+
+def _tells_all(router: Router) -> bool:
+    """Whether a router is somebody's own, and hears of blocks."""
+    return router.heeds_events and type(router) not in ROUTERS.values()
 
 
 class _Fleet:
@@ -190,6 +206,8 @@ class _Fleet:
         self.dispatch = Dispatch(env, clients, router, rows, load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
         self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
+        news = self.dispatch.news
+        hears = router.heeds_events or router.scrape_ns is not None
         for number, each in enumerate(parts):
             show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
@@ -201,6 +219,8 @@ class _Fleet:
                 lengths.__getitem__,
                 refused={},
                 asked=asked[number] or ("ranks step together" if self._ranks else ""),
+                stepwise="the router hears of each step" if hears else "",
+                step_over=news.subscribe(number, each.blocks) if router.heeds_events else None,
                 progress=progress,
                 ranks=self._ranks,
             )

@@ -1,7 +1,4 @@
-"""The log of speculative decoding: what each step verified, and how long drafting took.
-
-A run without drafts has no entries.
-"""
+"""The log of speculative decoding: what each step verified, and how long drafting took."""
 
 from __future__ import annotations
 
@@ -37,14 +34,11 @@ class DraftLog:
             self._sequences = self._drafts = self._accepted = 0
 
     def columns(self, ends_ns: np.ndarray) -> dict[str, np.ndarray]:
-        """`drafter_ns` and `DRAFT_COLUMNS` of the steps that end at these times; empty without
-        entries."""
+        """`drafter_ns` and `DRAFT_COLUMNS` of the steps that end at these times."""
         import numpy as np
 
-        if not self._rows:
-            return {}
         names = ("drafter_ns", *DRAFT_COLUMNS)
-        rows = np.array(self._rows).reshape(-1, 1 + len(names))
+        rows = np.array(self._rows, np.int64).reshape(-1, 1 + len(names))
         places = np.searchsorted(ends_ns, rows[:, 0])
         found = np.zeros((len(names), len(ends_ns)), dtype=np.int64)
         for column, values in zip(found, rows.T[1:], strict=True):

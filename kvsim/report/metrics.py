@@ -24,8 +24,8 @@ class Metric(NamedTuple):
 
     @property
     def always(self) -> bool:
-        """Whether every run has the figure, be it undefined."""
-        return self.key != "aborted" and not self.key.startswith(("spec_decode_", "routing."))
+        """Whether every run of one engine has the figure, be it undefined."""
+        return self.key != "aborted" and self.group not in _OF_SOME_RUNS
 
     @property
     def whole(self) -> bool:
@@ -67,6 +67,8 @@ BLOCKED_BY = {
 }
 """Why the head of the waiting queue was refused: labels for people."""
 
+_OF_SOME_RUNS = ("Speculative decoding", "Routing")
+"""Groups of figures that only runs with such a feature have."""
 _SHOWN = ("mean", "p50", "p90", "p99")
 
 

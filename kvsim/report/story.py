@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.engine.request import ABORTED
 from kvsim.errors import OutputError, nearest
 from kvsim.ledger import standings
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR
@@ -207,6 +208,8 @@ def _about(run: _Run, index: int) -> str:
         return f"{text}; never sent: {requests['reason'][index]}"
     if requests["status"][index] == "completed":
         text += f"; E2EL {seconds((finish - arrival) / 1e9)}"
+    elif requests["status"][index] == ABORTED:
+        text += f"; given up by its client after {seconds((finish - arrival) / 1e9)}"
     else:
         text += f"; rejected: {requests['reason'][index]}"
     first = int(requests["first_token_ns"][index])
@@ -384,6 +387,8 @@ def _end(run: _Run, index: int) -> Moment:
     reason = str(requests["reason"][index])
     if requests["finish_ns"][index] < 0:
         return Moment(end, f"the run ended without it: {reason}")
+    if reason == ABORTED:
+        return Moment(end, "given up by its client")
     return Moment(end, f"given up by the engine: {reason}")
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvsim.routers.dynamo_books import Books, Reservation
 from kvsim.routers.index import TIERS, Tier
-from kvsim.routers.router import Asked, Choice, Router
+from kvsim.routers.router import Asked, Choice, Router, delay_ns
 
 
 class Standing(NamedTuple):
@@ -47,10 +47,12 @@ class DynamoKv(Router):
         decode_active_request_weight: float = 0.0,
         temperature: float = 0.0,
         use_kv_events: bool = True,
+        kv_event_delay_ms: float = 0.0,
         ttl_secs: float = 120.0,
         track_prefill_tokens: bool = True,
     ) -> None:
-        """Without KV events, a prompt counts as cached for `ttl_secs` after it was sent."""
+        """Without KV events, a prompt counts as cached for `ttl_secs` after it was sent. With them,
+        `kv_event_delay_ms` is the time that they take from the engine's step to the router."""
         super().__init__(workers, seed)
         self.block_size = block_size
         self._credit, self._decay = overlap_score_credit, overlap_score_credit_decay
@@ -59,6 +61,7 @@ class DynamoKv(Router):
         self._temperature = temperature
         self._ttl_ns = None if use_kv_events else round(ttl_secs * 1e9)
         self.heeds_events = use_kv_events
+        self.event_delay_ns = delay_ns(kv_event_delay_ms)
         self._tracks = track_prefill_tokens
         self.caches = [_tiers() for _ in self.workers]
         self.books = [Books() for _ in self.workers]

@@ -9,43 +9,73 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import xxhash
 
 from kvsim.routers.index import Tier
-from kvsim.routers.router import Asked, Choice, Router
+from kvsim.routers.router import Asked, Choice, InFlight, delay_ns, interval_ns
 
 _Loads = Sequence[tuple[int, int, float]]
 
 
-class _Scored(Router):
-    """Weighs free queues, free KV cache, and known prefixes; the workers' numbers are those of the
-    last scrape, which the real router makes every 50 ms."""
+class Weights(NamedTuple):
+    """What each scorer counts for."""
 
-    scrape_ns = 50_000_000
+    prefix: float = 0.0
+    """The share of the prompt that a worker is taken to have."""
+    kv_cache: float = 0.0
+    """The free share of its KV cache (`kv-cache-utilization-scorer`)."""
+    queue: float = 0.0
+    """Its waiting requests: 1 for the least among the workers, 0 for the most."""
+    active_request: float = 0.0
+    """Its requests that the router sent and that have not ended: 1 for none, 0 for the most."""
+
+
+class _Scored(InFlight):
+    """Weighs free queues, free KV cache, and known prefixes; the workers' numbers are those of the
+    last scrape."""
+
+    profile: ClassVar[Weights]
+    """The weights that are not given."""
 
     def __init__(
         self,
         workers: Sequence[str],
         seed: int = 0,
         *,
-        queue_weight: float,
-        kv_cache_weight: float,
-        prefix_weight: float,
+        prefix_weight: float | None = None,
+        kv_cache_weight: float | None = None,
+        queue_weight: float | None = None,
+        active_request_weight: float | None = None,
+        refresh_metrics_interval_ms: float = 50.0,
+        metrics_delay_ms: float = 0.0,
     ) -> None:
+        """Workers are scraped every `refresh_metrics_interval_ms` (`pkg/epp/server/options.go`);
+        what is scraped is `metrics_delay_ms` old."""
         super().__init__(workers, seed)
-        self._weights = queue_weight, kv_cache_weight, prefix_weight
+        weights = {
+            "prefix": prefix_weight,
+            "kv_cache": kv_cache_weight,
+            "queue": queue_weight,
+            "active_request": active_request_weight,
+        }
+        given = {key: weight for key, weight in weights.items() if weight is not None}
+        self._weights = self.profile._replace(**given)
+        self.scrape_ns = interval_ns(refresh_metrics_interval_ms)
+        self.scrape_delay_ns = delay_ns(metrics_delay_ms)
         self._loads: _Loads = [(0, 0, 0.0)] * len(self.workers)
 
     def choose(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Choice:
-        queue, kv_cache, prefix = self._weights
-        known = self.known(asked, alive)
+        weights, known = self._weights, self.known(asked, alive) if self._weights.prefix else {}
         waiting = {worker: self._loads[worker][0] for worker in alive}
         low, high = min(waiting.values()), max(waiting.values())
+        active = max(self.load[worker] for worker in alive)
         scores = {
-            worker: queue * ((high - waiting[worker]) / (high - low) if high > low else 1.0)
-            + kv_cache * min(max(1.0 - self._loads[worker][2], 0.0), 1.0)
-            + prefix * known[worker]
+            worker: weights.queue * ((high - waiting[worker]) / (high - low) if high > low else 1.0)
+            + weights.kv_cache * min(max(1.0 - self._loads[worker][2], 0.0), 1.0)
+            + weights.prefix * known.get(worker, 0.0)
+            + weights.active_request * (1.0 - self.load[worker] / active if active else 1.0)
             for worker in alive
         }
         most = max(scores.values())
@@ -56,6 +86,8 @@ class _Scored(Router):
         raise NotImplementedError
 
     def expected(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Mapping[int, int] | None:
+        if not self._weights.prefix:
+            return None
         most = min(asked.input_length, self.index_limit_tokens or asked.input_length)
         shares = self.known(asked, alive)
         return {worker: round(share * most) for worker, share in shares.items()}
@@ -67,14 +99,15 @@ class _Scored(Router):
 class Default(_Scored):
     """The profile that ships: queue 2, KV cache 2, and a guess at prefixes 3.
 
-    What a worker was sent stands for what it has, in pieces of `4 * block_size` characters, at most
-    `PIECES` a prompt. Two quirks of the source (`approximateprefix/`) are kept. A worker's list of
+    What a worker was sent stands for what it has, in pieces of its text, at most `PIECES` a prompt.
+    Two quirks of the source (`approximateprefix/`) are kept. A worker's list of
     pieces is full at `lru_capacity`, and loses the heads of prompts first, since those are touched
     first. A worker that lost a head still counts for the pieces behind it, as long as some worker
     has each piece.
     """
 
     PIECES = 256
+    profile = Weights(prefix=3.0, kv_cache=2.0, queue=2.0)
 
     def __init__(
         self,
@@ -82,20 +115,16 @@ class Default(_Scored):
         seed: int = 0,
         *,
         block_size: int = 16,
+        hash_block_size: int | None = None,
         lru_capacity: int = 31_250,
-        queue_weight: float = 2.0,
-        kv_cache_weight: float = 2.0,
-        prefix_weight: float = 3.0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            workers,
-            seed,
-            queue_weight=queue_weight,
-            kv_cache_weight=kv_cache_weight,
-            prefix_weight=prefix_weight,
-        )
-        self._characters = 4 * block_size
-        self.index_limit_tokens = self.PIECES * block_size
+        """`hash_block_size` is the length of a piece in characters; None for four times the block
+        size of the engine, as the real one tunes it. `lru_capacity` is in pieces."""
+        super().__init__(workers, seed, **settings)
+        self._characters = hash_block_size or 4 * block_size
+        # A token has four characters (`kvsim.fleet.content`).
+        self.index_limit_tokens = self.PIECES * self._characters // 4
         self._capacity = lru_capacity
         self._pieces: list[OrderedDict[int, None]] = [OrderedDict() for _ in self.workers]
         """Pieces that each worker was sent, the least recent first."""
@@ -112,6 +141,7 @@ class Default(_Scored):
         return {worker: count / max(len(pieces), 1) for worker, count in counts.items()}
 
     def sent(self, asked: Asked, worker: int, now_ns: int) -> None:
+        super().sent(asked, worker, now_ns)
         pieces = self._pieces[worker]
         for piece in self._split(asked.content.text):
             pieces[piece] = None
@@ -134,6 +164,7 @@ class Precise(_Scored):
     """The profile with an index fed by KV events: prefix 2, KV cache 1, queue 1."""
 
     heeds_events = True
+    profile = Weights(prefix=2.0, kv_cache=1.0, queue=1.0)
 
     def __init__(
         self,
@@ -141,17 +172,12 @@ class Precise(_Scored):
         seed: int = 0,
         *,
         block_size: int = 64,
-        queue_weight: float = 1.0,
-        kv_cache_weight: float = 1.0,
-        prefix_weight: float = 2.0,
+        kv_event_delay_ms: float = 0.0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            workers,
-            seed,
-            queue_weight=queue_weight,
-            kv_cache_weight=kv_cache_weight,
-            prefix_weight=prefix_weight,
-        )
+        """`kv_event_delay_ms` is the time that events take from the engine's step to the router."""
+        super().__init__(workers, seed, **settings)
+        self.event_delay_ns = delay_ns(kv_event_delay_ms)
         self._block_size = block_size
         self._caches = [Tier() for _ in self.workers]
 

@@ -122,8 +122,12 @@ class Router:
 
     scrape_ns: int | None = None
     """How often the workers are measured (`snapshot`); None: never."""
+    scrape_delay_ns: int = 0
+    """How old a measurement is when the router gets it."""
     heeds_events: bool = False
     """Whether the router goes by what workers report of their caches (`stored`, `removed`)."""
+    event_delay_ns: int = 0
+    """How long such a report is under way."""
     tick_ns: int | None = None
     """How often the router looks after itself (`tick`); None: never."""
 
@@ -135,6 +139,20 @@ class Router:
 
     def worker_added(self, worker: int) -> None:
         """A worker is there, and empty."""
+
+
+def delay_ns(milliseconds: float) -> int:
+    """A delay in nanoseconds. Raises `ValueError` if it is negative."""
+    if milliseconds < 0:
+        raise ValueError(f"a delay of {milliseconds:g} ms is negative; give 0 or more")
+    return round(milliseconds * 1e6)
+
+
+def interval_ns(milliseconds: float) -> int:
+    """An interval in nanoseconds. Raises `ValueError` unless it lets time pass."""
+    if not milliseconds * 1e6 >= 1:
+        raise ValueError(f"an interval of {milliseconds:g} ms lets no time pass; give more than 0")
+    return round(milliseconds * 1e6)
 
 
 class InFlight(Router):

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from kvsim.routers import plain
-from kvsim.routers.router import Asked, Choice, InFlight
+from kvsim.routers.router import Asked, Choice, InFlight, interval_ns
 from kvsim.routers.sglang_tree import Node, Tree
 
 
@@ -44,7 +44,7 @@ class CacheAware(InFlight):
         self._threshold = _single(cache_threshold)
         self._absolute, self._relative = balance_abs_threshold, _single(balance_rel_threshold)
         self._most = max_tree_size
-        self.tick_ns = round(eviction_interval_secs * 1e9)
+        self.tick_ns = interval_ns(eviction_interval_secs * 1e3)
         self._unnamed: Node | None = None
         """Where the last search ended, if nobody was named there: who gets the request will be."""
         self.tree = Tree(len(self.workers))

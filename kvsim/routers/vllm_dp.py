@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsim.routers.router import Asked, Choice, InFlight
+from kvsim.routers.router import Asked, Choice, InFlight, delay_ns, interval_ns
 
 
 class DataParallel(InFlight):
@@ -14,16 +14,25 @@ class DataParallel(InFlight):
 
     A rank's score is the greater of the requests that all clients together probably have there and
     those that it last reported, plus a charge for requests that wait while more than half of the KV
-    cache is in use. Reports come every 100 ms; until then, each request sent counts as waiting once
-    for each client.
+    cache is in use. Until the next report, each request sent counts as waiting once for each
+    client.
     """
 
-    scrape_ns = 100_000_000
-
     def __init__(
-        self, workers: Sequence[str], seed: int = 0, *, clients: int = 1, client_index: int = 0
+        self,
+        workers: Sequence[str],
+        seed: int = 0,
+        *,
+        clients: int = 1,
+        client_index: int = 0,
+        min_stats_update_interval_ms: float = 100.0,
+        metrics_delay_ms: float = 0.0,
     ) -> None:
+        """Reports come every `min_stats_update_interval_ms` (`v1/engine/coordinator.py`), and are
+        `metrics_delay_ms` old."""
         super().__init__(workers, seed)
+        self.scrape_ns = interval_ns(min_stats_update_interval_ms)
+        self.scrape_delay_ns = delay_ns(metrics_delay_ms)
         self._clients = clients
         self._start = len(self.workers) * client_index // clients
         self.loads = [(0, 0, 0.0)] * len(self.workers)

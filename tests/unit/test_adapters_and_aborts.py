@@ -10,7 +10,9 @@ from made import make_trace, read_with
 from kvsim.assembly import assemble
 from kvsim.config import make_config
 from kvsim.errors import ConfigError, TraceError
+from kvsim.fleet.fleet import simulate_fleet
 from kvsim.ledger.parts import TIME_PARTS
+from kvsim.report.story import tell
 from kvsim.result import Result
 from kvsim.run import simulate
 from kvsim.workload import native
@@ -80,10 +82,17 @@ def test_without_adapters_who_names_one_is_served_and_it_is_said() -> None:
     assert any(line.startswith("lora: requests name adapters") for line in result.meta["notes"])
 
 
+def test_a_limit_without_adapters_limits_nothing_and_it_is_said() -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 1, "acceptance_rate": 0.0}
+    for further in ({}, {"speculative_config": drafts}):
+        result = simulate(sent(A, B), {**SMALL, "max_loras": 1, **further})
+        assert ends_ms(result) == [10, 10]
+        assert any(line.startswith("max_loras: there are no") for line in result.meta["notes"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_loras": 2}, "max_loras: there are no adapters; set --enable-lora"),
         ({"enable_lora": True, "engine": "sglang"}, "enable_lora: sglang serves no adapters"),
         ({"enable_lora": True, "block_manager": "vllm-v1"}, "it needs the block manager"),
         ({"enable_lora": True, "max_loras": 0}, "max_loras"),
@@ -108,6 +117,9 @@ def test_a_request_that_is_given_up_ends_with_the_step_under_way(asynchronous: b
     assert requests["output_tokens"][0] == 4
     assert (summary["completed"], summary["aborted"], summary["rejected"]) == (1, 1, 0)
     assert summary["unfinished"] == 0
+    story = tell(summary, requests, result.steps, result.transitions, 0)
+    assert "given up by its client after 4.00\xa0ms" in story.about
+    assert story.moments[-1].text == "given up by its client"
     lives = requests["finish_ns"] - requests["arrival_ns"]
     assert (sum(requests[name] for name in TIME_PARTS) == lives).all()
 
@@ -130,6 +142,12 @@ def test_the_next_turn_of_a_session_is_sent_all_the_same() -> None:
     rows = {"abort_after_ns": 2 * MS, "session": "s"}, {"after": 0, "session": "s"}
     result = simulate(sent(*rows), SMALL)
     assert ends_ms(result) == [2, 12]
+
+
+def test_replicas_end_early_what_is_given_up() -> None:
+    rows = ({"abort_after_ns": 2 * MS}, {}, {}, {"abort_after_ns": 5 * MS})
+    result = simulate_fleet(sent(*rows), [SMALL, SMALL])
+    assert (result.requests["finish_ns"] / MS).tolist() == [2, 10, 10, 5]
 
 
 def test_an_engine_that_goes_on_says_so() -> None:

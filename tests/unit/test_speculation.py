@@ -76,6 +76,12 @@ def test_a_step_yields_a_token_and_the_drafts_that_are_accepted() -> None:
     assert list(result.steps["prefill_tokens"]) == [10, 0, 0]
 
 
+def test_a_run_without_a_draft_counts_none() -> None:
+    summary = run(requests((10, 1)), speculative={"acceptance_rate": 1.0}).summary
+    assert summary["spec_decode_draft_tokens"] == 0
+    assert summary["spec_decode_acceptance_length"] is None
+
+
 def test_tokens_behind_the_last_one_are_dropped() -> None:
     result = run(requests((10, 3)), speculative={"acceptance_rate": 1.0})
     assert list(result.requests["output_tokens"]) == [3]

@@ -43,11 +43,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "nano-vllm": {"engine": "nano-vllm", "block_size": 256, "num_gpu_blocks_override": 90},
     "sglang": {"engine": "sglang"},
 }
-ROUTED = [name for name in ROUTERS if name != "llm-d-precise"]
-
-
-def args_of(router: str) -> dict[str, Any]:
-    return {"use_kv_events": False} if router == "dynamo-kv" else {}
+ROUTED = list(ROUTERS)
+EVENTS = ("dynamo-kv", "llm-d-precise")
+"""Routers that go by what caches report."""
+PUBLISHING = ("own times", "closed loop", "pressure", "sglang")
+"""Ways with an engine that reports."""
 
 
 def differences(one: Any, other: Any) -> list[str]:
@@ -75,12 +75,15 @@ def test_one_replica_is_a_run(way: str) -> None:
 
 @pytest.mark.parametrize("number", mostly_long(10, quick=4))
 def test_short_cuts_change_nothing(number: int) -> None:
-    every = list(product(ROUTED, WAYS))
+    every = [
+        (router, way)
+        for router, way in product(ROUTED, WAYS)
+        if router not in EVENTS or way in PUBLISHING
+    ]
     router, way = every[number * 7 % len(every)]
     config = {**BASE, **WAYS[way], "seed": number}
     fast, exact = (
-        simulate_fleet(CHAT, [{**config, "exact_twin": twin}] * 3, router, args_of(router))
-        for twin in (False, True)
+        simulate_fleet(CHAT, [{**config, "exact_twin": twin}] * 3, router) for twin in (False, True)
     )
     for one, other in zip(fast.replicas, exact.replicas, strict=True):
         assert not differences(one.requests, other.requests), f"{router}, {way}"
@@ -161,14 +164,16 @@ def test_content_has_as_much_in_common_as_prompts_have() -> None:
     made = streams(trace)
     rows = trace.rows[:60]
     texts = [StreamContent(made[row.index], row.input_length).text for row in rows]
-    assert [len(text) for text in texts] == [row.input_length for row in rows]
+    each = StreamContent.CHARACTERS
+    assert [len(text) for text in texts] == [each * row.input_length for row in rows]
     shared = 0
     for one, other in pairwise(rows):
         length = min(one.input_length, other.input_length)
         keys = [made[row.index].keys(0, length, 1) for row in (one, other)]
         same = next((i for i in range(length) if keys[0][i] != keys[1][i]), length)
         pair = texts[one.index], texts[other.index]
-        assert next((i for i in range(length) if pair[0][i] != pair[1][i]), length) == same
+        alike = next((i for i in range(each * length) if pair[0][i] != pair[1][i]), each * length)
+        assert alike == each * same
         shared += same
     assert shared
 
@@ -190,12 +195,17 @@ def test_a_router_is_given_the_block_size_of_the_engine() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for router, said in [
-        ("dynamo-kv", "use_kv_events is false"),
-        ("llm-d-precise", "no such events"),
+    for settings in ({"engine": "vllm-0.6.3"}, {"enable_prefix_caching": False}):
+        with pytest.raises(ConfigError, match="replica 1 publishes none"):
+            simulate_fleet(CHAT, [BASE, {**BASE, **settings}], "llm-d-precise")
+    with pytest.raises(ConfigError, match="one size, and here are 16, 32"):
+        simulate_fleet(CHAT, [BASE, {**BASE, "block_size": 32}], "dynamo-kv")
+    for args, said in [
+        ({"refresh_metrics_interval_ms": 0}, "lets no time pass"),
+        ({"kv_event_delay_ms": -1}, "-1 ms is negative"),
     ]:
         with pytest.raises(ConfigError, match=said):
-            simulate_fleet(CHAT, [BASE], router)
+            simulate_fleet(CHAT, [BASE], "llm-d-precise", args)
     with pytest.raises(ConfigError, match="at least one"):
         simulate_fleet(CHAT, [])
 

@@ -224,3 +224,15 @@ def test_the_precise_profile_believes_events() -> None:
     assert router.known(request, (0, 1)) == {0: 0.0, 1: 0.5}
     router.removed(1, keys[1:2])
     assert router.known(request, (0, 1)) == {0: 0.0, 1: 0.25}
+
+
+def test_llm_d_counts_requests_that_have_not_ended() -> None:
+    weights = {"prefix_weight": 0.0, "kv_cache_weight": 1.0, "queue_weight": 0.0}
+    router = Default(("a", "b"), active_request_weight=1.0, **weights)
+    for number, worker in enumerate((0, 0, 1)):
+        router.sent(asked(f"r{number}"), worker, 0)
+    assert router.choose(asked("s"), (0, 1), 0).workers == [1]
+    router.snapshot([(0, 0, 0.0), (0, 0, 0.6)])  # 1 + 0 against 0.4 + 1/2
+    assert router.choose(asked("s"), (0, 1), 0).workers == [0]
+    router.ended("r2")
+    assert router.choose(asked("s"), (0, 1), 0).workers == [1]
