@@ -93,8 +93,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
-    limits = draft.max_num_batched_tokens, draft.max_num_seqs
-    memory = budget(model, hardware, config, memory_formula(config.memory_formula), *limits)
+    memory = _memory(config, model, hardware, draft)
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
@@ -167,6 +166,13 @@ def _engine(name: str) -> Engine:
             if base in (entry.scheduler, entry.asynchronous):
                 return entry
     return ENGINES["vllm-0.6.3"]
+
+
+def _memory(config: RunConfig, model: Model, hardware: Hardware, engine: Scheduler) -> Budget:
+    """The budget by the formula of the settings; `engine` has the limits of a step."""
+    formula = memory_formula(config.memory_formula)
+    tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
+    return budget(model, hardware, config, formula, tokens, seqs)
 
 
 def _given(config: RunConfig) -> dict[str, Any]:

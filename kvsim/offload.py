@@ -73,7 +73,7 @@ class Offload(NamedTuple):
         if not 0 < room <= self.pool_blocks:
             return ()
         return (
-            f"kv_offloading_size: the tier has room for {room:,} blocks, and the GPU for"
+            f"KV offload: the tier has room for {room:,} blocks, and the GPU for"
             f" {self.pool_blocks:,}: it mostly keeps what the GPU keeps, too",
         )
 
@@ -101,8 +101,12 @@ def asked(config: RunConfig) -> KvTransferConfig | None:
                 f"kv_offloading_backend: {config.kv_offloading_backend} keeps the blocks in a"
                 " server of its own, which is not simulated; use native"
             )
-        # As vLLM does, it overrides the connector, except the other one with a tier in CPU memory.
-        name = "SimpleCPUOffloadConnector" if name == "SimpleCPUOffloadConnector" else NATIVE
+        name = name or NATIVE
+        if name not in CONNECTORS:
+            raise ConfigError(
+                f"kv_offloading_size: {name} does not obey it; leave it out, or leave kv_connector"
+                " out of kv_transfer_config"
+            )
         extra["cpu_bytes_to_use"] = int(config.kv_offloading_size * GIB)
     if name is None:
         if extra:

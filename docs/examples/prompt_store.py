@@ -1,9 +1,11 @@
 """A KV connector of one's own: an unlimited store of prompts, from which only long hits are loaded.
 
-    PYTHONPATH=docs/examples kvsim run --trace traces/agents.jsonl --num-prompts 80 \
+    PYTHONPATH=docs/examples kvsim run --trace traces/agents.jsonl --num-prompts 40 \
         --request-rate 4 --model llama-3.1-8b --hardware h100 --num-gpu-blocks-override 2500 \
-        --max-model-len 30000 --kv-transfer-config '{"kv_connector": "prompt_store:PromptStore",
-        "kv_role": "kv_both", "kv_connector_extra_config": {"min_tokens": 512}}'
+        --max-model-len 30000 --kv-transfer-config \
+        '{"kv_connector": "prompt_store:PromptStore", "kv_role": "kv_both"}'
+
+2,624 prompt tokens are loaded.
 """
 
 from itertools import takewhile
@@ -27,7 +29,7 @@ class PromptStore(Connector):
     loads = True
 
     def __init__(self, *, blocks: GroupTables, min_tokens: int = 256) -> None:
-        self._blocks, self._size, self._least = blocks, blocks.hash_block_size, min_tokens
+        self._blocks, self._size, self._least = blocks, blocks.layout.key_tokens, min_tokens
         self._kept: set[int] = set()
         self._loads: list[Job] = []
         self._jobs: dict[int, list[int]] = {}

@@ -175,12 +175,12 @@ class SglangTables(Tables):
     def make_room(self, tokens: int) -> None:
         """Evicts until `tokens` token slots are on the free list, or nothing is left to evict."""
 
-    def look_up(self, sequence: Sequence) -> tuple[int, Node]:
+    def look_up(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
         """Returns how many known tokens of a sequence are cached, and the node where they end. They
-        count as used now."""
+        count as used now. `known` is the node that the last call returned for it."""
         return 0, self.gpu.tree.root
 
-    def find(self, sequence: Sequence) -> tuple[int, Node]:
+    def find(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
         """Returns what `look_up` would, without the last known token, which an admission always
         computes."""
         return 0, self.gpu.tree.root
@@ -237,19 +237,19 @@ class SglangRadixTables(SglangTables):
     def make_room(self, tokens: int) -> None:
         self.gpu.make_room(-(-tokens // self.block_size))
 
-    def look_up(self, sequence: Sequence) -> tuple[int, Node]:
-        return self._match(sequence, sequence.length)
+    def look_up(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
+        return self._match(sequence, sequence.length, known)
 
-    def find(self, sequence: Sequence) -> tuple[int, Node]:
-        return self._match(sequence, sequence.length - 1)
+    def find(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
+        return self._match(sequence, sequence.length - 1, known)
 
     def cached_tokens(self, sequence: Sequence) -> int:
         size = self.block_size
         return size * self.gpu.tree.found(self.keys(sequence, (sequence.length - 1) // size))
 
-    def _match(self, sequence: Sequence, tokens: int) -> tuple[int, Node]:
+    def _match(self, sequence: Sequence, tokens: int, known: Node | None) -> tuple[int, Node]:
         size = self.block_size
-        pages, node = self.gpu.tree.match(self.keys(sequence, tokens // size))
+        pages, node = self.gpu.tree.match(self.keys(sequence, tokens // size), known)
         return pages * size, node
 
     def admit(self, sequence: Sequence, node: Node) -> None:

@@ -161,7 +161,8 @@ class Prefill:
         """Tries to take on the head of the queue."""
         most, tree = self._rules.prefill_max_requests, self._blocks.gpu.tree
         sequence, standing = request.sequences[0], self._standings[request]
-        standing.prefix, node = self._blocks.find(sequence)
+        standing.prefix, node = self._blocks.find(sequence, standing.node)
+        standing.node = node
         standing.considered_tokens = sequence.length
         if most and len(self.chosen) >= most:
             return State.OTHER

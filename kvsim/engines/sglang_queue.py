@@ -34,6 +34,7 @@ class Standing:
         "ignore_eos",
         "limit_tokens",
         "middle_chunks",
+        "node",
         "prefix",
         "rank",
         "retracted",
@@ -61,6 +62,8 @@ class Standing:
         """Number of tokens up to which its last chunk goes."""
         self.middle_chunks = 0
         """Number of chunks in flight that are not the last one of its prompt."""
+        self.node: Node | None = None
+        """The node where its last lookup ended."""
         self.retracted = False
         """Whether it lost its pages since its last prefill. Results in flight are then dropped."""
 
@@ -176,7 +179,9 @@ class QueueOrder:
         if engine.blocks.refreshes and waiting:
             if self._calls % REFRESH_CALLS == 0:
                 for request in reversed(list(waiting)[:MANY]):
-                    engine.blocks.look_up(request.sequences[0])
+                    standing = engine.standings[request]
+                    sequence = request.sequences[0]
+                    _, standing.node = engine.blocks.look_up(sequence, standing.node)
             self._calls += 1
         return self._sort_unaware(policy, waiting, engine)
 
@@ -200,8 +205,9 @@ class QueueOrder:
         beginnings: set[int] = set()
         """Keys of the first tokens of the requests that are not late."""
         for request in waiting:
-            sequence = request.sequences[0]
-            cached, node = engine.blocks.look_up(sequence)
+            sequence, standing = request.sequences[0], engine.standings[request]
+            cached, node = engine.blocks.look_up(sequence, standing.node)
+            standing.node = node
             matched = min(cached, sequence.length - 1)
             late = False
             if cached <= self._check:

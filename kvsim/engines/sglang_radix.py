@@ -54,6 +54,7 @@ class Node:
         self, parent: Node | None, keys: Keys, pages: Pages, page_size: int, priority: int
     ) -> None:
         self.parent = parent
+        """None for the root, and for an evicted node."""
         self.keys = keys
         self.pages = pages
         self.tokens = len(pages) * page_size
@@ -169,12 +170,19 @@ class RadixTree:
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def match(self, keys: Keys) -> tuple[int, Node]:
+    def match(self, keys: Keys, known: Node | None = None) -> tuple[int, Node]:
         """Returns the number of leading pages that are cached, and the node where they end. A node
-        that matches only in part is split. The node and all above it count as used now."""
+        that matches only in part is split. The node and all above it count as used now.
+
+        `known` is a node where an earlier match of these keys, or of a part of them, ended.
+        """
         node, found, number = self.root, 0, len(keys)
         if not number:
             return 0, self.root
+        if known is not None and known.parent is not None:
+            depth = known.depth_tokens // self._size
+            if depth <= number:
+                node, found = known, depth
         while found < number:
             child = node.children.get(keys[found])
             if child is None:
@@ -317,6 +325,7 @@ class RadixTree:
             parent = leaf.parent
             assert parent is not None
             del parent.children[leaf.keys[0]], self._leaves[leaf]
+            leaf.parent = None
             self.pages -= len(leaf.pages)
             if self.events is not None:
                 self.events.removed(leaf.keys)

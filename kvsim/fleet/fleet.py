@@ -171,11 +171,19 @@ def _in_lock_step(
     env: simpy.Environment, parts: Sequence[Parts], wakers: Sequence[Callable[[], None]]
 ) -> Ranks | None:
     """Returns the ranks of one engine if that is what the replicas are, and if their steps depend
-    on each other: if the model has experts (vLLM 0.33.0, v1/engine/core.py, `run_engine_core`)."""
+    on each other: if the model has experts (vLLM 0.33.0, v1/engine/core.py, `run_engine_core`).
+
+    Raises `ConfigError` if copies between GPU and CPU would make one of them late.
+    """
     sizes = {each.config.data_parallel_size for each in parts}
     first = parts[0]
     if len(parts) == 1 or sizes != {len(parts)} or first.model.experts is None:
         return None
+    if first.offload is not None or first.config.preemption_mode in ("swap", "auto"):
+        raise ConfigError(
+            "data_parallel_size: ranks that step together are simulated without copies between GPU"
+            " and CPU; leave out kv_offloading_size, and preempt by recompute"
+        )
     tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
     graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
     return Ranks(env, wakers, graphs)

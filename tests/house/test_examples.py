@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ SHOWN = {
     "largest_victim": ("232", "99,305", "9.64 s"),
     "slow_tail": ("17.1 ms",),
     "csv_times": ("32.0 ms",),
+    "ssd_tier": ("4,560", "816"),
+    "prompt_store": ("2,624",),
 }
 """Figures that the docstring gives and the command prints."""
 
@@ -32,7 +35,7 @@ def test_an_example_runs_and_shows_what_it_says(path: Path) -> None:
     )
     paths = [str(path.parent), os.environ.get("PYTHONPATH", "")]
     ran = subprocess.run(
-        [sys.executable, "-m", "kvsim", *command.replace("\\\n", " ").split()],
+        [sys.executable, "-m", "kvsim", *shlex.split(command.replace("\\\n", " "))],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
         capture_output=True,

@@ -6,6 +6,7 @@ from typing import Any
 
 from made import make_trace
 
+from kvsim.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.result import Result
 from kvsim.run import simulate
 from kvsim.workload.trace import TokenContent, Trace
@@ -75,3 +76,20 @@ def random_run(seed: int) -> tuple[Trace, dict[str, Any]]:
         "block_us": rng.choice([0, 50, 1000, 100_000]),
         "kv_connector_extra_config": extra,
     }
+
+
+def check(result: Result) -> None:
+    """What holds of every ledger."""
+    requests, steps = result.requests, result.steps
+    total = sum(requests[name] for name in TIME_PARTS)
+    assert (total == requests["finish_ns"] - requests["arrival_ns"]).all()
+    assert all((requests[name] >= 0).all() for name in TIME_PARTS)
+    whole = sum(steps[name] for name in (*KERNELS, "transfer_ns", "link_wait_ns", "flush_ns"))
+    assert (whole == steps["end_ns"] - steps["start_ns"]).all()
+    ttft = requests["first_token_ns"] - requests["arrival_ns"]
+    before = sum(requests[name] for name in TIME_PARTS if name.startswith("waiting"))
+    assert (before <= ttft).all()
+    again = requests["num_preemptions"] > 0
+    assert not requests["reload_ns"][~again].any()
+    loaded = requests["tier1_hit_tokens"] + requests["tier2_hit_tokens"]
+    assert (loaded <= requests["num_cached_tokens"]).all()

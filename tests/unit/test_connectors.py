@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from command import run_here
+from marks import long
 from places import ROOT
-from tiered import AGAIN, SMALL, prompts, run, ttft_ms
+from tiered import AGAIN, SMALL, check, prompts, random_run, run, ttft_ms
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
@@ -43,8 +45,8 @@ def native(**extra: Any) -> dict[str, Any]:
 
 def test_the_size_and_the_table_build_the_same_tier() -> None:
     short = offload(kv_offloading_size=1.0).connector
-    long = offload(**native(cpu_bytes_to_use=GIB)).connector
-    for each in (short, long):
+    table = offload(**native(cpu_bytes_to_use=GIB)).connector
+    for each in (short, table):
         assert isinstance(each, Offloading)
         assert each.tier.capacity == GIB // BLOCK_BYTES
 
@@ -103,6 +105,10 @@ def test_a_preemption_waits_for_all_copies_of_the_simple_tier() -> None:
         (native(cpu_bytes_to_use=GIB, secondary_tiers=[{"type": "fs"}], **TIERED), "subclass of"),
         (native(cpu_bytes_to_use=GIB, secondary_tiers=[{}, {}], **TIERED), "give one"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
+        (
+            {"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector": "a:B"}},
+            "does not obey it",
+        ),
         (
             {"kv_transfer_config": {"kv_connector": "pathlib:Path", "kv_role": "kv_both"}},
             "not a connector",
@@ -219,3 +225,38 @@ def test_a_search_for_the_size_goes_by_two_names(tmp_path: Path) -> None:
     done = run_here(words, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "kv_offloading_size" in done.stdout and "1 GiB" in done.stdout.replace("\xa0", " ")
+
+
+def with_connector(kind: str, seed: int) -> dict[str, Any]:
+    """Settings of a random run with another connector than the native one, or with a storage."""
+    rng = Random(seed)
+    if kind == "ssd":
+        size, drive = rng.choice([2.2, 5, 30]), rng.choice([20 * BLOCK_BYTES / GIB, 1.0])
+        tier = {"type": "ssd_tier:Ssd", "capacity_gib": drive}
+        return {
+            "gib": size * BLOCK_BYTES / GIB,
+            "kv_connector_extra_config": {**TIERED, "secondary_tiers": [tier]},
+        }
+    if kind == "own":
+        table = {"kv_connector": "prompt_store:PromptStore", "kv_role": "kv_both"}
+        extra: dict[str, Any] = {"min_tokens": 16}
+    else:
+        table = SIMPLE
+        extra = {"num_cpu_blocks": rng.choice([4, 20, 400]), "lazy_offload": kind == "lazy"}
+    return {"gib": 0, "kv_transfer_config": {**table, "kv_connector_extra_config": extra}}
+
+
+@pytest.mark.parametrize("kind", ["eager", "lazy", "ssd", "own"])
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 40), marks=long)], ids=["some", "many"]
+)
+def test_random_runs_end_and_add_up(kind: str, seeds: range) -> None:
+    for seed in seeds:
+        trace, settings = random_run(seed)
+        extra = settings.pop("kv_connector_extra_config")
+        other = with_connector(kind, seed)
+        if kind == "ssd":
+            other["kv_connector_extra_config"] |= extra
+        result = run(trace, **(settings | other))
+        assert result.meta["outcome"]["kind"] == "finished", f"seed {seed}"
+        check(result)

@@ -29,4 +29,4 @@ def remarks(happened: Mapping[str, int]) -> list[str]:
         " they include those of preempted requests",
     }
     lines = (text.format(f"{happened[name]:,}") for name, text in texts.items() if happened[name])
-    return [f"kv_offloading_size: {line}" for line in lines]
+    return [f"KV offload: {line}" for line in lines]

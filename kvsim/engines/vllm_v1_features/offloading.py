@@ -166,7 +166,8 @@ class Offloading(Connector):
 
     def _from_below(self, known: _Known, found: int) -> int:
         """Returns how many of the tokens found came from a tier below."""
-        group, chunks = self._groups[0], known.groups[0]
+        number = next((n for n, each in enumerate(self._groups) if not each.window), 0)
+        group, chunks = self._groups[number], known.groups[number]
         first, last = known.local // group.tokens, (known.local + found) // group.tokens
         return min(found, self.tier.risen(chunks.keys[first:last]) * group.tokens)
 

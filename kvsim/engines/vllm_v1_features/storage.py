@@ -95,6 +95,7 @@ class TieredCpu(CpuTier):
 
     def stored(self, keys: list[Key]) -> None:
         super().stored(keys)
+        self._risen.difference_update(keys)
         new = [key for key in keys if not self.storage.holds(key)]
         # They stay until they are written.
         self._pin(new)

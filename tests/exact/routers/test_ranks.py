@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from kvsim.cost.constant import ConstantCost
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engines.vllm_v1 import VllmV1
-from kvsim.errors import EngineStopped
+from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.ledger.parts import KERNELS, TIME_PARTS
@@ -141,6 +142,35 @@ def test_a_load_is_served_in_lock_step(ahead: bool) -> None:
     assert summarise_fleet(again) == summarise_fleet(result)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_every_step_of_random_loads_lasts_as_long_as_its_slowest_batch(seed: int) -> None:
+    """Under memory pressure, too. The rows say what each rank computed, and so how long it took."""
+    rng = Random(seed)
+    given, now_ms = [], 0
+    for _ in range(rng.randrange(5, 30)):
+        now_ms += rng.choice((0, 0, 7, 40, 400))
+        given.append((now_ms, rng.randrange(1, 120), rng.randrange(1, 30)))
+    result = served(
+        requests(*given),
+        data_parallel_size=rng.randrange(2, 5),
+        async_scheduling=rng.random() < 0.5,
+        max_model_len=160,
+        num_gpu_blocks_override=rng.choice((12, 20, 200)),
+        max_num_batched_tokens=rng.choice((32, 512)),
+        max_num_seqs=8,
+    )
+    assert summarise_fleet(result)["completed"] == len(given)
+    ranks = [replica.steps for replica in result.replicas]
+    whole = ranks[0]["end_ns"] - ranks[0]["start_ns"]
+    alone = []
+    for steps in ranks:
+        assert np.array_equal(steps["start_ns"], ranks[0]["start_ns"])
+        assert np.array_equal(steps["end_ns"], ranks[0]["end_ns"])
+        computes = steps["prefill_seqs"] + steps["decode_seqs"] > 0
+        alone.append(np.where(computes, 10 * MS + steps["prefill_tokens"] * MS, 0))
+    assert np.array_equal(whole, np.max(alone, axis=0))
+
+
 class Dies(VllmV1):
     """An engine that stops at its second step if it serves request r0."""
 
@@ -156,6 +186,17 @@ def test_a_rank_that_stops_does_not_hold_the_others_up() -> None:
     assert kinds == ["engine-error", "finished"]
     assert ms(result.replicas[1].steps["end_ns"]) == [20, 50, 60]
     assert result.requests["status"][1] == "completed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_offloading_size": 4.0}, {"engine": "vllm-0.6.3", "preemption_mode": "swap"}],
+    ids=["offloading", "swapping"],
+)
+def test_copies_of_single_ranks_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="without copies between GPU and CPU") as error:
+        served(TWO, **{**settings, "async_scheduling": None})
+    assert "\n" not in str(error.value)
 
 
 def test_a_run_of_one_rank_says_so() -> None:

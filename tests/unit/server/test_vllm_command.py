@@ -144,7 +144,7 @@ def test_notes_are_one_line_for_each_reason() -> None:
         ("", ["--vllm"]),
         ("vllm serve m --speculative-config mtp", ["--speculative-config", "in JSON"]),
         ("vllm serve m --spec-method mtp", ["speculative decoding"]),
-        ("vllm serve m --kv-transfer-config '{}x'", ["--kv-transfer-config", "KV moves"]),
+        ("vllm serve m --kv-transfer-config '{}x'", ["--kv-transfer-config", "JSON"]),
         ("vllm serve m --kv-offloading-backend lmcache", ["--kv-offloading-backend", "offloaded"]),
         ("vllm serve m -dcp 2", ["--decode-context-parallel-size", "context parallelism"]),
         ("vllm serve m --num-scheduler-steps 8", ["--num-scheduler-steps"]),
