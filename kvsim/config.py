@@ -433,9 +433,14 @@ def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunConfig:
-    """A `RunConfig` from plain values, or a `ConfigError` that names the key."""
-    check_keys(table, where)
+def make_config(
+    table: Mapping[str, Any], where: str = "configuration", kind: type[RunConfig] = RunConfig
+) -> RunConfig:
+    """A `RunConfig` from plain values, or a `ConfigError` that names the key.
+
+    `kind`: the class to make, which may have further keys.
+    """
+    check_keys(table, where, kind)
     for key in TABLES:
         if key in table and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key}: expected a table of keys, got {table[key]!r}")
@@ -444,7 +449,7 @@ def make_config(table: Mapping[str, Any], where: str = "configuration") -> RunCo
         for key, value in table.items()
     }
     try:
-        config: RunConfig = typed(table, RunConfig)
+        config: RunConfig = typed(table, kind)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at `$.")
         if not at:
@@ -488,9 +493,9 @@ def read_toml(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
-def check_keys(table: Mapping[str, Any], where: str) -> None:
-    """Refuse unknown keys, with the nearest right name."""
-    known = RunConfig.__struct_fields__
+def check_keys(table: Mapping[str, Any], where: str, kind: type[RunConfig] = RunConfig) -> None:
+    """Refuse keys that `kind` does not know, with the nearest right name."""
+    known = kind.__struct_fields__
     for key in table:
         if key not in known:
             raise ConfigError(
@@ -501,7 +506,7 @@ def check_keys(table: Mapping[str, Any], where: str) -> None:
 
 def to_table(config: RunConfig) -> dict[str, Any]:
     """The plain values of a configuration, in declaration order."""
-    return {key: getattr(config, key) for key in RunConfig.__struct_fields__}
+    return {key: getattr(config, key) for key in config.__struct_fields__}
 
 
 def _assign(table: dict[str, Any], assignment: str) -> None:

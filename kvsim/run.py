@@ -20,7 +20,7 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.limits import check_run
 from kvsim.notes import one_of_several, unheeded_wishes
 from kvsim.replica.inbox import Inbox
-from kvsim.result import Outcome, Result, provenance
+from kvsim.result import Outcome, Result
 from kvsim.serving import Serving
 from kvsim.workload import open_trace
 from kvsim.workload.arrivals import release_times
@@ -31,8 +31,6 @@ from kvsim.workload.trace import Row, TokenContent, Trace
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from kvsim.result import Books
 
 Progress = Callable[[int], None]
 Settings = RunConfig | Mapping[str, Any] | str | Path | None
@@ -82,14 +80,9 @@ def simulate(
         if config.on_engine_error == "stop" or outcome.request in ("", *refused):
             break
         errors.append(outcome)
-    keep_books = run.record(outcome)
-    meta = provenance(trace, len(rows), parts, outcome, errors, command)
-    serving = run.serving
-    meta["notes"] += one_of_several(config)
-    meta["fast_path"] = serving.shortcuts.describe(outcome.step)
-    if parts.offload is not None:
-        meta["kv_offload"] = parts.offload.describe()
-    return Result(config, meta, keep_books, serving.batch.token_gaps_ns, serving.log)
+    result = run.result(trace, outcome, errors, command)
+    result.meta["notes"] += one_of_several(config)
+    return result
 
 
 def read_config(config: Settings) -> RunConfig:
@@ -150,17 +143,16 @@ class _Run:
     ) -> None:
         """`refused`: request id → why it is turned away; `asked`: why there are no short cuts."""
         self._requests = Requests(
-            trace,
             rows,
+            streams(trace) if parts.blocks.needs_keys else None,
             n=parts.config.n,
-            keyed=parts.blocks.needs_keys,
             ignore_eos=parts.config.ignore_eos,
         )
         lengths = array("q", [row.output_length for row in rows])
         self._env = simpy.Environment()
         clients = Clients(self._requests, rows, release_times(rows, parts.config), parts.config)
         show_future(parts.future, lengths, trace, self._requests, clients)
-        self.serving = Serving(
+        self._serving = Serving(
             self._env,
             parts,
             rows,
@@ -175,7 +167,7 @@ class _Run:
 
     def play(self) -> Outcome:
         """Run the event loop until nothing more can happen."""
-        env, serving = self._env, self.serving
+        env, serving = self._env, self._serving
         env.process(serving.run())
         try:
             env.run()
@@ -185,15 +177,14 @@ class _Run:
             raise ConfigError(TOO_LONG) from None
         return serving.outcome(int(env.now))
 
-    def record(self, outcome: Outcome) -> Callable[[], Books]:
-        """What works out the columns of steps and requests, and where time and tokens went."""
-        serving = self.serving
-        keep_books = serving.record(outcome, serving.archive.missing())
+    def result(self, trace: Trace, outcome: Outcome, errors: list[Outcome], command: str) -> Result:
+        """What the engine did. `errors`: why earlier attempts ended."""
+        archive = self._serving.archive
+        made = self._serving.result(trace, outcome, archive.missing(), errors, command)
         self._requests.let_all_go()
-        archive = serving.archive
         archive.let_rows_go()
         _check_sum(archive.column("released_ns"), archive.column("finish_ns"), outcome.time_ns)
-        return keep_books
+        return made
 
 
 def show_future(

@@ -22,9 +22,9 @@ from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver, SimulatedTime
 from kvsim.replica.lockstep import Ranks, RankTime
 from kvsim.replica.patience import Patience
-from kvsim.result import Outcome
+from kvsim.result import Outcome, Result, provenance
 from kvsim.workload.requests import Requests
-from kvsim.workload.trace import Row
+from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
     from kvsim.result import Books
@@ -96,11 +96,28 @@ class Serving:
         batch.audit()
         return _deadlock(batch, now_ns, steps) if len(batch) else Outcome("finished", now_ns, steps)
 
-    def record(self, outcome: Outcome, indexes: Sequence[int]) -> Callable[[], Books]:
-        """Returns what works out the columns of steps and requests, and where time and tokens went.
+    def result(
+        self,
+        trace: Trace,
+        outcome: Outcome,
+        indexes: Sequence[int],
+        errors: list[Outcome],
+        command: str,
+    ) -> Result:
+        """Returns what the engine did; it must not be used any more.
 
-        `indexes`: the requests that are not stored yet.
+        `indexes`: the requests that are not stored yet. `errors`: why earlier attempts ended.
         """
+        parts, books = self.parts, self._record(outcome, indexes)
+        meta = provenance(trace, len(self.indexes), parts, outcome, errors, command)
+        meta["fast_path"] = self.shortcuts.describe(outcome.step)
+        if parts.offload is not None:
+            meta["kv_offload"] = parts.offload.describe()
+        return Result(parts.config, meta, books, self.batch.token_gaps_ns, self._log)
+
+    def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Callable[[], Books]:
+        """Returns what works out the columns of steps and requests, and where time and tokens
+        went."""
         parts, requests, archive, recorder = self.parts, self._requests, self.archive, self.recorder
         for index in indexes:
             request = requests[index]
@@ -110,7 +127,7 @@ class Serving:
             archive.add(request)
         # The requests of a replica are numbered anew, as those of a trace of its own.
         self.indexes = own = archive.column("index")
-        self.log = log = self.batch.transitions.columns()
+        self._log = log = self.batch.transitions.columns()
         blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
         drafts = parts.speculation and parts.speculation.log
         prompts = requests.streams if blocks.needs_keys else None

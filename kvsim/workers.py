@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -28,6 +30,12 @@ def in_processes(
     watch = {"initializer": _end_with, "initargs": (os.getpid(),)}
     pool = Parallel(n_jobs=number, batch_size=1, return_as=kind, **watch)
     yield from pool(delayed(run)(*task) for task in tasks)
+
+
+@lru_cache(maxsize=1)
+def unpickled(path: str) -> Any:
+    """The value in a file of the parent process, for all its tasks; read once per process."""
+    return pickle.loads(Path(path).read_bytes())
 
 
 @cache

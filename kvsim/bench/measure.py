@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ import msgspec
 
 from kvsim.bench.settings import Case
 from kvsim.bench.usage import cpu_s, peak_rss_mb
-from kvsim.bench.workloads import PURE_TOKENS, WORKLOADS, Checks, pure_decode
+from kvsim.bench.workloads import PURE_TOKENS, WORKLOADS, Checks, Workload, pure_decode
 
 if TYPE_CHECKING:
     import simpy
 
+    from kvsim.fleet.fleet import FleetResult
     from kvsim.result import Result
+    from kvsim.workload.trace import Trace
 
 _PINGS = 50_000
 
@@ -31,7 +33,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a workload."""
 
     cpu_s: float
-    """CPU time of `simulate()`, with its step log and its figures of every request."""
+    """CPU time of `simulate()` or `simulate_fleet()`, with the step log and the figures of every
+    request."""
     ping_ns: float
     requests: int
     steps: int
@@ -69,32 +72,44 @@ def measure(case: Case, trace: str | None = None) -> Measurement:
     For comparable memory, call it in a fresh process. Raises `ConfigError` for settings that do not
     go together.
     """
-    from kvsim.run import simulate
-
     workload, settings = WORKLOADS[case.workload], case.table
     opened = workload.make(trace)
     ping, before_mb = ping_ns(), peak_rss_mb()
     with _environments() as environments:
         start = cpu_s()
-        result = simulate(opened, settings)
+        whole, engines = _simulated(workload, opened, settings)
         spent, peak_mb = cpu_s() - start, peak_rss_mb()
-    computing = result.steps["prefill_seqs"] + result.steps["decode_seqs"] > 0
+    steps = [engine.steps for engine in engines]
     return Measurement(
         cpu_s=spent,
         ping_ns=ping,
         requests=len(opened.rows),
-        steps=int(computing.sum()),
-        seq_steps=int(result.steps["decode_seqs"].sum()),
-        preemptions=int(result.requests["num_preemptions"].sum()),
-        end_ns=int(result.steps["end_ns"].max(initial=0)),
-        digest=digest(result),
+        steps=sum(int((each["prefill_seqs"] + each["decode_seqs"] > 0).sum()) for each in steps),
+        seq_steps=sum(int(each["decode_seqs"].sum()) for each in steps),
+        preemptions=int(whole.requests["num_preemptions"].sum()),
+        end_ns=max(int(each["end_ns"].max(initial=0)) for each in steps),
+        digest=digest(whole),
         events=sum(map(_scheduled, environments)),
         rss_mb=peak_mb,
         idle_rss_mb=before_mb,
-        outcome=result.meta["outcome"]["kind"],
+        outcome=engines[0].meta["outcome"]["kind"],
         decode_step_us=_decode_step_us(workload.decoding, case),
-        fast_path=result.meta.get("fast_path"),
+        fast_path=engines[0].meta.get("fast_path"),
     )
+
+
+def _simulated(
+    workload: Workload, trace: Trace, settings: dict[str, Any]
+) -> tuple[Result | FleetResult, Sequence[Result]]:
+    """All requests, and what each engine did."""
+    from kvsim.fleet.fleet import simulate_fleet
+    from kvsim.run import simulate
+
+    if workload.router:
+        fleet = simulate_fleet(trace, [settings] * workload.replicas, workload.router)
+        return fleet, fleet.replicas
+    result = simulate(trace, settings)
+    return result, [result]
 
 
 def _decode_step_us(running: int, case: Case) -> float | None:
@@ -112,7 +127,7 @@ def _decode_step_us(running: int, case: Case) -> float | None:
     return (spent[1] - spent[0]) * 1e6 / (more - fewer)
 
 
-def digest(result: Result) -> str:
+def digest(result: Result | FleetResult) -> str:
     """The first 16 digits of the SHA-256 of when each request began and ended, in trace order.
 
     The hashed text is `json.dumps([[first_token_ns, finish_ns, num_preemptions], ...])`.

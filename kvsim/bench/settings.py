@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 USUAL: dict[str, tuple[str, ...]] = {
     DEFAULT: (
         *("W1", "W2", "W2x", "W3", "W4", "W4-300k"),
-        *("requests", "blocks", "block-size", "prompt", "decode"),
+        *("requests", "blocks", "block-size", "prompt", "decode", "fleet"),
     ),
     "vllm-v1-table": ("W1", "W2x"),
     "vllm-0.6.3": ("W1", "W2x"),

@@ -53,6 +53,9 @@ class Workload(NamedTuple):
     """False if it needs the file of a public trace."""
     whole: bool = False
     """Whether the whole process of `kvsim run --out` is measured as well."""
+    router: str = ""
+    """What the requests go through, if several replicas serve them."""
+    replicas: int = 1
     decoding: int = 0
     """Number of requests that decode at once, if the cost of one more of their steps is
     measured."""
@@ -322,6 +325,17 @@ WORKLOADS: dict[str, Workload] = {
             _settings(100_000, max_model_len=1_500_000),
         )
         for tokens in (1_000, 32_000, 1_000_000)
+    },
+    **{
+        f"fleet-{way}-{replicas}": Workload(
+            f"{replicas} replicas behind {router}, each with 1,000 requests like those of W1",
+            partial(poisson, 1_000 * replicas, 25 * replicas, *_EVEN),
+            _settings(12_000),
+            router=router,
+            replicas=replicas,
+        )
+        for way, router in (("apart", "round-robin"), ("heeded", "least-loaded"))
+        for replicas in (1, 8, 32)
     },
     "million": Workload(
         "1,000,000 requests like those of W3",

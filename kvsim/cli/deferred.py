@@ -59,7 +59,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "size": (
         "kvsim.cli.size:size",
-        "Find the least memory, the highest rate or the best limit that keeps the objectives.",
+        "Find the least memory, the fewest replicas, the highest rate or the best limit that keeps"
+        " the objectives.",
     ),
     "advise": (
         "kvsim.cli.advise:advise",

@@ -51,6 +51,11 @@ class FleetOptions(Bundle):
         """Arguments of the router. Raises `ConfigError`."""
         return dict(map(_argument, self.router_set or ()))
 
+    def table(self) -> dict[str, Any]:
+        """What is said of the fleet, as keys of `FleetConfig`; empty if nothing is."""
+        given = {"replicas": self.replicas, "router": self.router, "router_args": self.args}
+        return {key: value for key, value in given.items() if value}
+
     def load(
         self, config: str | None, settings: SettingOptions, word: ServerWord
     ) -> tuple[list[Fleet], list[RunConfig]]:

@@ -1,8 +1,10 @@
-"""`size`: find the pool, rate or limit that keeps the objectives, and how near the cliff is."""
+"""`size`: find the pool, replicas, rate or limit that keep the objectives, and how near the cliff
+is."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console, note, tell_written
+from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, Objectives, OutDir, TraceForm, TracePath, Workers
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -20,7 +23,7 @@ from kvsim.report.rich_tables import make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvsim.size.answer import Answer
+    from kvsim.size.answer import Answer, Search
     from kvsim.size.search import Laboratory
     from kvsim.workload.trace import Trace
 
@@ -33,7 +36,7 @@ Find = Annotated[
     typer.Option(
         metavar="KNOB",
         help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size (or cpu_offload_gib),"
-        " request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
+        " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
     ),
 ]
 Low = Annotated[float | None, typer.Option("--from", metavar="X", help="Try nothing below.")]
@@ -46,6 +49,10 @@ HitRate = Annotated[
         help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
         " cache. For traces without content.",
     ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
 ]
 Prefixes = Annotated[
     int, typer.Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
@@ -64,19 +71,22 @@ def size(
     seeds: Seeds = SEEDS,
     hit_rate: HitRate = None,
     prefixes: Prefixes = 16,
+    price_per_gpu_hour: Price = None,
     out: OutDir = None,
     workers: Workers,
     form: TraceForm,
+    fleet: FleetOptions,
     server: ServerOptions,
     settings: SettingOptions,
 ) -> None:
-    """Find the least memory, the highest rate or the best limit that keeps the objectives.
+    """Find the least memory, the fewest replicas, the highest rate or the best limit that keeps the
+    objectives.
 
     Every value meets the same seeds. With --out no run is ever repeated.
     """
     from kvsim.pages.size import PAGE, build_page
-    from kvsim.size.answer import answer, lasting_answer
-    from kvsim.size.knobs import Bounds, make_knob
+    from kvsim.size.answer import searched
+    from kvsim.size.knobs import LASTING, Bounds, make_knob
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
@@ -88,23 +98,57 @@ def size(
     opened = form.requests(trace, loaded)
     if hit_rate is not None:
         opened, loaded = _sharing(opened, loaded, hit_rate, prefixes)
-    for_rate = find == "request_rate"
-    if for_rate:
-        loaded, objectives = _open(opened, loaded), objectives._replace(steady=True)
-    knob = make_knob(find, opened, to_table(loaded), Bounds(low, high))
-    varies = what_varies(opened, loaded, find)
-    numbers = range(loaded.seed, loaded.seed + (seeds if varies else 1))
+    if find in LASTING:
+        opened, loaded = _endless(opened, loaded, find)
+        objectives = objectives._replace(steady=True)
+    searches = []
     place = tempfile.TemporaryDirectory(prefix="kvsim-") if out is None else nullcontext(out)
     with place as folder, spinner(f"looking for {find}") as done:
         store = Store(folder)
-        lab = Laboratory(
-            opened, loaded, knob, objectives, numbers, store, runner, workers.jobs, done
-        )
-        lab, found = lasting_answer(lab, varies) if for_rate else (lab, answer(lab, varies))
-    _show(lab, found)
+        for base in _bases(loaded, fleet, find):
+            knob = make_knob(find, opened, to_table(base), Bounds(low, high))
+            varies = what_varies(opened, base, find)
+            numbers = range(base.seed, base.seed + (seeds if varies else 1))
+            lab = Laboratory(
+                opened, base, knob, objectives, numbers, store, runner, workers.jobs, done
+            )
+            searches.append(searched(lab, varies))
+    _show(searches, price_per_gpu_hour)
     if out is not None:
-        write_together(out, {PAGE: build_page(lab, found)})
+        write_together(out, {PAGE: build_page(searches, price_per_gpu_hour)})
         tell_written(out, PAGE)
+
+
+def _bases(loaded: RunConfig, fleet: FleetOptions, find: str) -> list[RunConfig]:
+    """The settings of each search: one for each router, where there are replicas."""
+    from kvsim.fleet.settings import make_settings
+
+    table = fleet.table()
+    if not table and find != "replicas":
+        return [loaded]
+    if fleet.replicas is not None and find == "replicas":
+        raise ConfigError("--replicas: is what --find replicas looks for; leave it out")
+    table = {"replicas": 1, **to_table(loaded), **table}
+    names = dict.fromkeys((fleet.router or "round-robin").split(","))
+    return [make_settings({**table, "router": name}) for name in names]
+
+
+def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConfig]:
+    """The load of a search whose answer has to last, which will be made longer."""
+    import msgspec
+
+    from kvsim.workload.repeated import beginning
+
+    if find == "request_rate" or _has_rate(config):
+        config = _open(trace, config)
+    shorter = beginning(trace, config.num_prompts)
+    return shorter, msgspec.structs.replace(config, num_prompts=None)
+
+
+def _has_rate(config: RunConfig) -> bool:
+    """Whether requests are to come at a rate, whatever becomes of those before."""
+    waits = config.sessions == "closed" or config.max_concurrency is not None
+    return config.request_rate is not None and not waits
 
 
 def _open(trace: Trace, config: RunConfig) -> RunConfig:
@@ -142,22 +186,35 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
     """What differs from seed to seed when a knob is searched."""
     import msgspec
 
+    from kvsim.fleet.settings import FleetConfig
     from kvsim.replicates import Load, redrawn
 
     if find == "request_rate":
         config = msgspec.structs.replace(config, request_rate=1.0)
-    return redrawn(Load(trace), [("", config)])
+    routed = ("what the router draws",) if isinstance(config, FleetConfig) else ()
+    return redrawn(Load(trace), [("", config)]) + routed
 
 
-def _show(lab: Laboratory, found: Answer) -> None:
+def _show(searches: Sequence[Search], price: float | None) -> None:
+    from kvsim.size import routers
     from kvsim.size.verdict import verdict
     from kvsim.sweep.choose import sources
 
     console = make_console()
-    console.print(_neighbours(lab, found))
-    for text, tone in verdict(lab, found):
-        console.print(text, style=STYLES[tone])
-    for text, measured in sources(configuration.records for configuration in lab.tried.values()):
+    for search in searches:
+        if len(searches) > 1:
+            console.print(routers.router_of(search), style="bold")
+        console.print(_neighbours(*search))
+        for text, tone in verdict(*search, price):
+            console.print(text, style=STYLES[tone])
+    if len(searches) > 1:
+        table = make_table(*routers.head(searches, price), texts=1, header_style="dim")
+        for row in routers.rows(searches, price):
+            table.add_row(*row)
+        console.print(table)
+        console.print(routers.compared(searches).text)
+    tried = (each.records for search in searches for each in search.lab.tried.values())
+    for text, measured in sources(tried):
         console.print(text, style="" if measured else "dim")
 
 
@@ -167,7 +224,7 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
     from kvsim.size.verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
-    table = make_table(lab.knob.key, *HEAD, *labels, header_style="dim")
+    table = make_table(lab.knob.name, *HEAD, *labels, header_style="dim")
     for value, configuration in neighbourhood(lab, found.value):
         style = "bold" if value == found.value else "" if configuration.meets else "dim"
         table.add_row(*row(lab, found.value, value), style=style)

@@ -9,6 +9,7 @@ import typer
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console, note, tell_written
+from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, TraceForm, TracePath, Workers, note_arrivals
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
@@ -77,6 +78,7 @@ def sweep(
     shard: Shard = None,
     merge: Merge = False,
     form: TraceForm,
+    fleet: FleetOptions,
     server: ServerOptions,
     settings: SettingOptions,
 ) -> None:
@@ -100,7 +102,7 @@ def sweep(
     if slo is not None:
         parse_slo(slo)
     loaded = settings.load(config, server.word())
-    table = to_table(loaded)
+    table = to_table(loaded) | fleet.table()
     points = expand(space, table)
     mine = shard_of(len(points), shard)
     runner = workers.chosen()

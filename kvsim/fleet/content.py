@@ -6,7 +6,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from kvsim.routers.router import Asked
 from kvsim.workload.keys import SpanStream, TokenStream
+from kvsim.workload.trace import Row
 
 _FIRST, _NUMBER = 0xE0000, 0x30000
 """Code points of the characters that stand for tokens, far from surrogates."""
@@ -38,3 +40,8 @@ class StreamContent:
 
     def keys(self, block_size: int) -> Sequence[Hashable]:
         return self._stream.keys(0, self._length // block_size, block_size)
+
+
+def asked_of(row: Row, stream: SpanStream | TokenStream) -> Asked:
+    """A request as a router is shown it; `stream`: what its row says."""
+    return Asked(row.id, row.input_length, StreamContent(stream, row.input_length), row.session)

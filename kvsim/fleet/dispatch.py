@@ -17,15 +17,17 @@ from math import inf
 import simpy
 
 from kvsim.engine.request import Request
-from kvsim.fleet.content import StreamContent
+from kvsim.fast.known import overridden
+from kvsim.fleet.content import asked_of
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.fleet.news import News
 from kvsim.replica.events import Process
-from kvsim.routers.router import Asked, Router
+from kvsim.routers.router import Router
 from kvsim.serving import Serving
 from kvsim.workload.clients import Clients
-from kvsim.workload.keys import SpanStream, TokenStream
+from kvsim.workload.keys import Streams
+from kvsim.workload.trace import Row
 
 
 class Dispatch:
@@ -36,11 +38,13 @@ class Dispatch:
         env: simpy.Environment,
         clients: Clients,
         router: Router,
-        streams: Sequence[SpanStream | TokenStream],
+        rows: Sequence[Row],
+        streams: Streams,
     ) -> None:
-        """`streams`: what each prompt says, by the request's index."""
-        self._env, self._clients, self._router, self._streams = env, clients, router, streams
-        replicas, requests = len(router.workers), len(streams)
+        """`rows` and `streams` are those of the trace, by the request's index."""
+        self._env, self._clients, self._router = env, clients, router
+        self._rows, self._streams = rows, streams
+        replicas, requests = len(router.workers), len(rows)
         self._alive = list(range(replicas))
         self.mailboxes = [
             Mailbox(env, self._upcoming_ns, partial(self._ended, number))
@@ -55,8 +59,9 @@ class Dispatch:
         """Notes what is decided, if anybody asks."""
         self._in_flight = [0] * replicas
         """Requests that each replica was sent and that are not over."""
+        self._tells_tokens = "first_token" in overridden(router, Router)
         self._prefilling: dict[str, Request] = {}
-        """Requests that the router believes to have no first token."""
+        """Requests that the router believes to have no first token, if it cares."""
         self._next_arrival_ns: float = inf
         env.process(self._send())
 
@@ -94,14 +99,14 @@ class Dispatch:
             if 0 <= other.first_token_ns < now_ns:
                 self._router.first_token(id)
                 del self._prefilling[id]
-        content = StreamContent(self._streams[request.index], request.input_length)
-        asked = Asked(request.id, request.input_length, content, request.session)
+        asked = asked_of(self._rows[request.index], self._streams[request.index])
         if self.decisions is None:
             worker = self._router.route(asked, self._alive, now_ns).worker
         else:
             worker = self.decisions.route(request, asked, self._alive, now_ns, self._in_flight)
         self._in_flight[worker] += 1
-        self._prefilling[request.id] = request
+        if self._tells_tokens:
+            self._prefilling[request.id] = request
         self.chosen[request.index] = worker
         self.mailboxes[worker].put(request)
 

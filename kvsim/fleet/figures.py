@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kvsim.fleet.bounds import Bounds
 from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.joined import joined_figures, joined_lookups
 from kvsim.fleet.routing import load_imbalance, routing_figures
 from kvsim.records.tally import Tally
 from kvsim.report.statistics import ratio
@@ -58,6 +59,10 @@ class Served(Protocol):
     def requests(self) -> Mapping[str, Any]:
         """The requests that it was sent."""
 
+    @property
+    def steps(self) -> Mapping[str, Any]:
+        """Its steps."""
+
 
 def fleet_figures(
     replicas: Sequence[Served],
@@ -71,20 +76,13 @@ def fleet_figures(
     each = [replica.summary for replica in replicas]
     end_ns = max(round(summary["duration"] * 1e9) for summary in each)
     figures = summarise_requests(requests, gaps, end_ns, meta)
-    # Block look-ups have no definition that all engines share.
-    del figures["prefix_cache_block_hit_rate"]
     sent = [int(replica.requests["input_length"].sum()) for replica in replicas]
-    by_mode = [summary["num_preemptions_by_mode"] for summary in each]
     routing = None
     if decisions is not None:
         routing = {**routing_figures(decisions, requests), "bounds": bounds}
     return {
         **figures,
-        "num_preemptions": sum(summary["num_preemptions"] for summary in each),
-        "num_preemptions_by_mode": {
-            mode: sum(modes[mode] for modes in by_mode) for mode in by_mode[0]
-        },
-        "recomputed_tokens": sum(summary["recomputed_tokens"] for summary in each),
+        **joined_figures(each, [replica.steps for replica in replicas]),
         "input_imbalance": ratio(max(sent) * len(sent), sum(sent)),
         "load_imbalance": load_imbalance(requests, len(each)),
         "replicas": [
@@ -117,5 +115,6 @@ def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[
         "replicas": len(metas),
         "cost_sources": [meta["cost"]["source"] for meta in metas],
         "prefix_caching": any(meta["prefix_caching"] for meta in metas),
+        "cache": joined_lookups(metas),
         "outcome": next(stopped, outcomes[0]),
     }

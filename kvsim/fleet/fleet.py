@@ -15,13 +15,15 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
+from kvsim.config import RunConfig
 from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
 from kvsim.replica.events import Process
 from kvsim.replica.lockstep import Ranks
-from kvsim.result import Outcome, Result, provenance
+from kvsim.result import Outcome, Result
 from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
 from kvsim.run import (
@@ -36,9 +38,7 @@ from kvsim.run import (
 from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
-from kvsim.workload.keys import streams
-from kvsim.workload.requests import Requests
-from kvsim.workload.trace import Row, Trace
+from kvsim.workload.trace import Trace
 
 
 @dataclass
@@ -93,6 +93,7 @@ def simulate_fleet(
     router_args: Mapping[str, Any] | None = None,
     *,
     explain: bool = False,
+    jobs: int | None = 1,
     progress: Callable[[int], None] | None = None,
     command: str = "",
 ) -> FleetResult:
@@ -103,10 +104,13 @@ def simulate_fleet(
     `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
     each decision chose from, which asks every replica's cache about every request.
 
+    Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
+    processes with equal results, unless decisions are explained; None: one per core, if there are
+    many requests.
+
     Replicas with a `data_parallel_size` of their number are the ranks of one engine, which step
     together if the model has experts. A replica whose engine stops with an error gets no more
-    requests; the others go on. Raises
-    `TraceError` and `ConfigError`.
+    requests; the others go on. Raises `TraceError` and `ConfigError`.
     """
     known = [read_config(config) for config in configs]
     if not known:
@@ -115,35 +119,59 @@ def simulate_fleet(
         raise ConfigError(
             "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
         )
-    trace = opened(trace, known[0])
-    rows = trace.rows[: known[0].num_prompts]
+    first, args = known[0], dict(router_args or {})
+    trace = opened(trace, first)
+    rows = trace.rows[: first.num_prompts]
+    load = Load(trace, rows, release_times(rows, first), first.n, first.ignore_eos)
     named = [f"replica-{number}" for number in range(len(known))]
-    size = assembled(known[0], rows, named=False).blocks.block_size
-    chooser = make_router(router, router_args or {}, named, seed=known[0].seed, block_size=size)
-    # What a cache without block ids reports leaves out blocks that no other request can hit.
-    told = "an outsider's router hears of every block" if _tells_all(chooser) else ""
-    asked = ["exact_twin" if config.exact_twin else told for config in known]
-    keyed = chooser.heeds_events and tokens_known(rows)
-    parts = [
-        assembled(config, rows, bool(why) or keyed)
-        for config, why in zip(known, asked, strict=True)
-    ]
-    sizes = {each.blocks.block_size for each in parts}
-    if chooser.heeds_events and len(sizes) > 1:
-        raise ConfigError(
-            f"block_size: {router} goes by KV events, so blocks of all replicas need one size, and"
-            f" here are {', '.join(map(str, sorted(sizes)))}"
-        )
-    fleet = _Fleet(trace, rows, parts, asked, chooser, progress)
+    size = assembled(first, rows, named=False).blocks.block_size
+
+    def new_router() -> Router:
+        return make_router(router, args, named, seed=first.seed, block_size=size)
+
+    chooser = new_router()
+    coupled = first.data_parallel_size > 1 or heeds_replicas(chooser) or clients_wait(rows, first)
+    if not (explain or coupled):
+        chosen = routed(load, chooser)
+        apart = serve_apart(load, known, chosen, command, jobs, progress)
+        if apart is not None:
+            where = np.array(chosen)
+            indexes = [np.flatnonzero(where == number) for number in range(len(known))]
+            return FleetResult(router, args, apart, indexes, list(chosen))
+        chooser = new_router()
+    fleet = _together(load, known, chooser, router, progress)
     if explain:
         fleet.explain(chooser)
     fleet.play()
-    replicas = fleet.results(trace, command)
-    indexes = [serving.indexes for serving in fleet.dispatch.servings]
-    args, chosen = dict(router_args or {}), list(fleet.dispatch.chosen)
-    noted = fleet.dispatch.decisions
-    decisions = None if noted is None else noted.columns()
-    return FleetResult(router, args, replicas, indexes, chosen, decisions)
+    replicas, dispatch = fleet.results(trace, command), fleet.dispatch
+    indexes = [serving.indexes for serving in dispatch.servings]
+    decisions = None if dispatch.decisions is None else dispatch.decisions.columns()
+    return FleetResult(router, args, replicas, indexes, list(dispatch.chosen), decisions)
+
+
+def _together(
+    load: Load,
+    configs: Sequence[RunConfig],
+    router: Router,
+    name: str,
+    progress: Callable[[int], None] | None,
+) -> _Fleet:
+    """Returns the replicas in one event loop. `name`: the router's. Raises `ConfigError`."""
+    # What a cache without block ids reports leaves out blocks that no other request can hit.
+    told = "an outsider's router hears of every block" if _tells_all(router) else ""
+    asked = ["exact_twin" if config.exact_twin else told for config in configs]
+    keyed = router.heeds_events and tokens_known(load.rows)
+    parts = [
+        assembled(config, load.rows, bool(why) or keyed)
+        for config, why in zip(configs, asked, strict=True)
+    ]
+    sizes = {each.blocks.block_size for each in parts}
+    if router.heeds_events and len(sizes) > 1:
+        raise ConfigError(
+            f"block_size: {name} goes by KV events, so blocks of all replicas need one size, and"
+            f" here are {', '.join(map(str, sorted(sizes)))}"
+        )
+    return _Fleet(load, parts, asked, router, progress)
 
 
 def _in_lock_step(
@@ -178,27 +206,19 @@ class _Fleet:
 
     def __init__(
         self,
-        trace: Trace,
-        rows: Sequence[Row],
+        load: Load,
         parts: Sequence[Parts],
         asked: Sequence[str],
         router: Router,
         progress: Callable[[int], None] | None,
     ) -> None:
         """`asked`: why a replica has no short cuts."""
-        config = parts[0].config
-        self._requests = requests = Requests(
-            trace,
-            rows,
-            n=config.n,
-            keyed=any(each.blocks.needs_keys for each in parts),
-            ignore_eos=config.ignore_eos,
-        )
+        config, rows, trace = parts[0].config, load.rows, load.trace
+        self._requests = requests = load.requests(any(each.blocks.needs_keys for each in parts))
         lengths = array("q", [row.output_length for row in rows])
         self._env = env = simpy.Environment()
-        clients = Clients(requests, rows, release_times(rows, config), config)
-        prompts = requests.streams or streams(trace)
-        self.dispatch = Dispatch(env, clients, router, prompts[: len(rows)])
+        clients = Clients(requests, rows, load.release_ns, config)
+        self.dispatch = Dispatch(env, clients, router, rows, load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
         self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         news = self.dispatch.news
@@ -251,13 +271,8 @@ class _Fleet:
         # A request that was sent to nobody is listed with those of the first replica.
         where = np.maximum(np.array(self.dispatch.chosen), 0)
         for number, serving in enumerate(self.dispatch.servings):
-            own = int((where == number).sum())
             missing = [index for index in serving.archive.missing() if where[index] == number]
             outcome = self._stops[number] or serving.outcome(now_ns)
-            books = serving.record(outcome, missing)
-            meta = provenance(trace, own, serving.parts, outcome, [], command)
-            meta["fast_path"] = serving.shortcuts.describe(outcome.step)
-            gaps = serving.batch.token_gaps_ns
-            made.append(Result(serving.parts.config, meta, books, gaps, serving.log))
+            made.append(serving.result(trace, outcome, missing, [], command))
         self._requests.let_all_go()
         return made

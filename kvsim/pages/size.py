@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log10
 
 from kvsim.config import to_table
@@ -25,7 +26,8 @@ from kvsim.pages.sweep_figures import Side, side
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import count, plural, show
 from kvsim.report.plain import plain
-from kvsim.size.answer import Answer, neighbourhood
+from kvsim.size import routers
+from kvsim.size.answer import Answer, Search, neighbourhood
 from kvsim.size.cliffs import Cliff, Tried
 from kvsim.size.search import Laboratory
 from kvsim.size.verdict import HEAD, row, slopes, verdict, written
@@ -35,25 +37,43 @@ _NEAR = 0.25
 """Share of an answer that the close view shows on either side."""
 
 
-def build_page(lab: Laboratory, found: Answer) -> str:
-    """The page of a search."""
-    figures = _curves(lab, found)
+def build_page(searches: Sequence[Search], price: float | None = None) -> str:
+    """The page of a search, or of searches for several routers. `price`: of a GPU for an hour."""
+    first, *others = searches
+    lab, several = first.lab, bool(others)
     base, requests = lab.base, plural(len(lab.trace.rows), "request")
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
-    value = "none" if found.value is None or not found.meets else written(lab.knob, found.value)
+    sections: dict[str, Html | None] = {}
+    drawn: list[Figure] = []
+    if several:
+        table_of_all = table(routers.head(searches, price), routers.rows(searches, price))
+        sections["Routers"] = panel(None, table_of_all)
+    for search in searches:
+        name = routers.router_of(search) if several else ""
+        figures = _curves(*search, name)
+        drawn += figures
+        said = verdict(*search, price) if several else []
+        leads = [lead(remark.text) for remark in said]
+        where = f" of {name}" if several else ""
+        sections[f"Curves{where}"] = join([*leads, placed(figures, "duo")])
+        sections[f"Around the answer{where}"] = _table(*search)
+    sections["To repeat it"] = _origin(lab)
     return document(
         "kvsim size",
-        f"{lab.knob.key}: {value}",
-        {
-            "Curves": placed(figures, "duo"),
-            "Around the answer": _table(lab, found),
-            "To repeat it": _origin(lab),
-        },
-        figures,
+        f"{lab.knob.name}: {', '.join(_answer(each, several) for each in searches)}",
+        sections,
+        drawn,
         subject=" · ".join(str(each) for each in subject if each is not None),
-        about=[tags(each.records for each in lab.tried.values())],
-        remarks=verdict(lab, found),
+        about=[tags(each.records for search in searches for each in search.lab.tried.values())],
+        remarks=[routers.compared(searches)] if several else verdict(*first, price),
     )
+
+
+def _answer(search: Search, several: bool) -> str:
+    lab, found = search
+    met = found.value is not None and found.meets
+    value = written(lab.knob, found.value) if met and found.value is not None else "none"
+    return f"{value} behind {routers.router_of(search)}" if several else value
 
 
 def _name(lab: Laboratory) -> str:
@@ -62,12 +82,12 @@ def _name(lab: Laboratory) -> str:
 
 def _table(lab: Laboratory, found: Answer) -> Html:
     metrics = lab.objectives.metrics
-    head = [lab.knob.key, *HEAD, *(metric.label for metric in metrics)]
+    head = [lab.knob.name, *HEAD, *(metric.label for metric in metrics)]
     rows = [_cells(lab, found, value) for value, _ in neighbourhood(lab, found.value)]
     parts: list[object] = [panel(None, table(head, rows))]
     if found.value is not None and found.meets:
         steep = (
-            f"{metric.label} changes by {each:+.1f} % for every % of {lab.knob.key}"
+            f"{metric.label} changes by {each:+.1f} % for every % of {lab.knob.name}"
             for metric, each in slopes(lab, found.value)
         )
         text = "; ".join(steep)
@@ -92,19 +112,24 @@ def _origin(lab: Laboratory) -> Html:
     return origin_panels(origin, plain(to_table(lab.base)))
 
 
-def _curves(lab: Laboratory, found: Answer) -> list[Figure]:
-    """For each bounded figure, a curve of all tried values, and a closer one near an answer."""
+def _curves(lab: Laboratory, found: Answer, router: str) -> list[Figure]:
+    """For each bounded figure, a curve of all tried values, and a closer one near an answer.
+
+    `router`: what tells these figures from others on the page; empty if there are none.
+    """
+    of = f"-{router}" if router else ""
     figures = []
     for metric in lab.objectives.metrics:
         whole = [(v, each) for v, each in lab.ascending if metric.key in each.figures]
         if whole:
-            title = f"{metric.label} by {lab.knob.key}"
-            figures.append(_curve(lab, found, metric, whole, "whole", title))
+            title = f"{metric.label} by {lab.knob.name}"
+            figures.append(_curve(lab, found, metric, whole, f"whole{of}", title))
         if whole and found.value is not None and found.meets:
             reach = _NEAR * found.value
             close = [each for each in whole if abs(each[0] - found.value) <= reach]
             title = f"{metric.label} near the answer"
-            figures.append(_curve(lab, found, metric, close, "near", title))
+            if len(close) > 1:
+                figures.append(_curve(lab, found, metric, close, f"near{of}", title))
     return figures
 
 
@@ -124,7 +149,7 @@ def _curve(
         if cliff.metric.key == metric.key and first <= cliff.safe <= last:
             shapes.append(_span(cliff))
             notes.append(_times(cliff, bool(across)))
-    x = titled(lab.knob.key, **across)
+    x = titled(lab.knob.name, **across)
     look = layout(x, up.look, hovermode="closest", shapes=shapes, annotations=notes)
     legend = [
         Entry("mean over the seeds", "peak", (1,), "line"),

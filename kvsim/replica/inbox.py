@@ -12,23 +12,40 @@ only what depends on a completion is timed by the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import inf
-from typing import cast
+from typing import Protocol, cast
 
 import simpy
 
 from kvsim.engine.request import Request
 from kvsim.replica.events import Later, Process
-from kvsim.workload.clients import Clients
+from kvsim.workload.clients import Released
 
 _NOBODY: tuple[float, Request | None] = inf, None
+
+
+class Senders(Protocol):
+    """Who sends requests to an engine: `kvsim.workload.clients.Clients`, or some of them."""
+
+    @property
+    def listen(self) -> bool:
+        """Whether they need to hear of ended requests, because sending depends on them."""
+
+    def start(self) -> Iterator[tuple[int, Request]]:
+        """Requests that wait only for their time, as (time in ns, request), in order of time."""
+
+    def offer(self, request: Request, now_ns: int) -> bool:
+        """Try to send a request now: True if it is sent, False if it is held back."""
+
+    def ended(self, request: Request, now_ns: int) -> Released:
+        """The requests that an ended one releases."""
 
 
 class Inbox:
     """Requests that have arrived and that the engine has not taken in yet."""
 
-    def __init__(self, env: simpy.Environment, clients: Clients) -> None:
+    def __init__(self, env: simpy.Environment, clients: Senders) -> None:
         self._env = env
         self._clients = clients
         self.listens = clients.listen

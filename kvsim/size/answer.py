@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.certainty.estimates import paired
 from kvsim.size.cliffs import Cliff, Tried, find_cliff
+from kvsim.size.knobs import LASTING
 from kvsim.size.search import Laboratory, boundary, find_best, find_boundary, sharpen
 
 LEVEL = 0.05
@@ -18,8 +19,8 @@ LONGER = 4
 """Factor by which the load is extended to test that a rate lasts."""
 MOST_REQUESTS = 200_000
 """Most requests of an extended load."""
-LOWERED = 0.01
-"""Number of steps in which an answer is lowered until it holds."""
+MOVED = 0.01
+"""Share by which an answer is moved at a time until it holds."""
 
 _SHARES = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer that a table of its neighbourhood shows, if they were tried."""
@@ -39,7 +40,14 @@ class Answer(NamedTuple):
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
     held: int = 0
-    """Requests of the longer load for which the rate also holds; 0 if it was not tried."""
+    """Requests of the longer load for which it also holds; 0 if that was not tried."""
+
+
+class Search(NamedTuple):
+    """A search and what it found."""
+
+    lab: Laboratory
+    found: Answer
 
 
 def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
@@ -51,7 +59,7 @@ def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
         sharpen(lab, metric)
     if not best and value != boundary(lab)[0]:
         value = find_boundary(lab)
-    cliffs = (find_cliff(lab.ascending, metric) for metric in metrics)
+    cliffs = (find_cliff(lab.ascending, metric, lab.knob.grain) for metric in metrics)
     return Answer(
         value,
         value is not None and lab.tried[value].meets,
@@ -61,29 +69,39 @@ def answer(lab: Laboratory, varies: Sequence[str]) -> Answer:
     )
 
 
-def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> tuple[Laboratory, Answer]:
-    """The highest rate that also holds under a longer load, and the laboratory that found it.
+def searched(lab: Laboratory, varies: Sequence[str]) -> Search:
+    """The search as its knob asks for it. `varies`: what differs from seed to seed, in words."""
+    if lab.knob.key in LASTING:
+        return lasting_answer(lab, varies)
+    return Search(lab, answer(lab, varies))
+
+
+def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
+    """The answer that also holds under a longer load, and the laboratory that found it.
 
     A short load hides a queue that grows: it ends before the queue is long. So the search itself
     sends the trace `LONGER` times over, and the answer is tried on a load `LONGER` times as long
-    again. Where it breaks the objectives there, it is lowered until it does not.
+    again. Where it breaks the objectives there, it is moved until it does not.
     """
     rough = find_boundary(lab, ())
     longest = len(lab.trace.rows) * LONGER**2
     if rough is None or longest > MOST_REQUESTS:
-        return lab, answer(lab, varies)
+        return Search(lab, answer(lab, varies))
     lab = lab.longer(LONGER, rough)
     found = answer(lab, varies)
     if found.value is None or not found.meets:
-        return lab, found
+        return Search(lab, found)
     value, longer = found.value, lab.longer(LONGER, found.value)
     longer.look([value])
-    while not longer.tried[value].meets and value > found.value / 2:
-        value = lab.knob.snap(value * (1 - LOWERED))
+    while not longer.tried[value].meets and 0.5 < value / found.value < 2:
+        beside = lab.knob.safer(value, MOVED)
+        if beside == value:
+            break
+        value = beside
         longer.look([value])
     lab.look([value])
     holds = longer.tried[value].meets and lab.tried[value].meets
-    return lab, found._replace(value=value, meets=holds, held=longest)
+    return Search(lab, found._replace(value=value, meets=holds, held=longest))
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:
@@ -91,7 +109,8 @@ def neighbourhood(lab: Laboratory, value: float | None) -> Tried:
     tried = lab.ascending
     if value is None or lab.knob.goal == "best":
         return tried[:: 1 + len(tried) // (2 * _MOST_ROWS)]
-    near = [each for each in tried if abs(each[0] - value) <= _WINDOW * abs(value)]
+    reach = max(_WINDOW * abs(value), lab.knob.grain)
+    near = [each for each in tried if abs(each[0] - value) <= reach]
     place = [v for v, _ in near].index(value)
     picked = {v for v, _ in near[max(place - 1, 0) : place + 2]}
     for share in _SHARES:

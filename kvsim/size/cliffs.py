@@ -43,17 +43,17 @@ class Cliff(NamedTuple):
         return self.safe / value - 1
 
 
-def find_cliff(tried: Tried, metric: Metric) -> Cliff | None:
+def find_cliff(tried: Tried, metric: Metric, grain: float = 0.0) -> Cliff | None:
     """The highest cliff of a figure among the tried values, ascending; None if there is none.
 
-    A cliff is a change by `STEEP` times or more within a share `CLOSE` of the knob. Of stretches
-    with about the same height, the narrowest is taken.
+    A cliff is a change by `STEEP` times or more within a share `CLOSE` of the knob, or within
+    `grain`. Of stretches with about the same height, the narrowest is taken.
     """
     found = [
         (abs(log(b / a)), (high - low) / high, (low, a), (high, b))
         for i, (low, one) in enumerate(tried)
         for high, other in tried[i + 1 :]
-        if 0 < high - low <= CLOSE * high and low > 0
+        if 0 < high - low <= max(CLOSE * high, grain) and low > 0
         if (a := one.figures.get(metric.key, 0)) > 0
         if (b := other.figures.get(metric.key, 0)) > 0
         if abs(log(b / a)) >= log(STEEP)

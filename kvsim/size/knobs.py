@@ -22,6 +22,7 @@ _RATE_DIGITS = 3
 _LADDER = 1.5
 """Ratio of neighbouring values at first."""
 _WATERMARKS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+_FEW_REPLICAS, _MOST_REPLICAS = (1, 2, 4), 1024
 _CHUNK_GRAIN = 64
 """Token budgets are multiples of this, and so of all usual block sizes."""
 
@@ -42,6 +43,13 @@ class Knob(NamedTuple):
     """Bounds of the search."""
     grows: bool = False
     """Whether the ladder may be extended beyond its end."""
+    grain: float = 0.0
+    """Values that differ by no more are close, however small they are."""
+
+    @property
+    def name(self) -> str:
+        """What is searched, in words."""
+        return "number of replicas" if self.key == "replicas" else self.key
 
     def between(self, low: float, high: float) -> float | None:
         """A value between two others; None if there is none."""
@@ -54,6 +62,12 @@ class Knob(NamedTuple):
     def shifted(self, value: float, share: float) -> float:
         """The value changed by a share of itself, within the bounds."""
         return min(max(self.snap(value * (1 + share)), self.low), self.high)
+
+    def safer(self, value: float, share: float) -> float:
+        """The value changed by a share of itself, or to the next one, towards the safe end."""
+        if self.goal == "most":
+            return self.shifted(value, -share)
+        return max(self.shifted(value, share), self.snap(value + self.grain))
 
 
 class Bounds(NamedTuple):
@@ -155,6 +169,14 @@ def _rate(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     return Knob("request_rate", "most", ladder, snap, "requests/s", low, high, grows=True)
 
 
+def _replicas(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
+    """From one replica, as far up as needed."""
+    low, high = _ends(bounds, 1, _MOST_REPLICAS)
+    given = bounds.low is not None or bounds.high is not None
+    ladder = _geometric(low, high, round) if given else _FEW_REPLICAS
+    return Knob("replicas", "least", ladder, round, "replicas", low, high, grows=True, grain=1.0)
+
+
 def _watermark(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     def snap(value: float) -> float:
         return round(value, 3)
@@ -185,11 +207,15 @@ KNOBS: dict[str, Callable[[Trace, Mapping[str, Any], Bounds], Knob]] = {
     "kv_offloading_size": _offload,
     "cpu_offload_gib": _offload,
     "request_rate": _rate,
+    "replicas": _replicas,
     "watermark": _watermark,
     "max_num_batched_tokens": _chunk,
     "max_num_seqs": _seqs,
 }
 """Values of `--find`."""
+
+LASTING = "request_rate", "replicas"
+"""Knobs whose answer has to hold for a load without end."""
 
 
 def _ends(bounds: Bounds, low: float, high: float) -> tuple[float, float]:

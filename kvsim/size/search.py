@@ -60,7 +60,7 @@ class Laboratory:
         Raises `ConfigError` if the engine refuses all values of the first call.
         """
         fresh = [value for value in dict.fromkeys(values) if value not in self.tried]
-        configs = {(v, seed): self._config(v, seed) for v in fresh for seed in self.seeds}
+        configs = {(v, seed): self.settings(v, seed) for v in fresh for seed in self.seeds}
         keys = {at: address(config, self.trace) for at, config in configs.items()}
         run_missing(
             self.store,
@@ -86,7 +86,10 @@ class Laboratory:
     def longer(self, times: int, value: float) -> Laboratory:
         """A laboratory for the trace sent `times` over, to search around `value` in few runs."""
         knob = self.knob
-        ladder = tuple(max(knob.snap(value * share), knob.low) for share in (0.5, 0.7, 0.85, 1.0))
+        if knob.goal == "most":
+            ladder = tuple(knob.shifted(value, share) for share in (-0.5, -0.3, -0.15, 0.0))
+        else:
+            ladder = tuple(max(knob.snap(value + d), knob.low) for d in (-knob.grain, 0.0))
         return replace(
             self,
             trace=repeated(self.trace, times),
@@ -100,7 +103,8 @@ class Laboratory:
         """The tried configurations, by value."""
         return sorted(self.tried.items())
 
-    def _config(self, value: float, seed: int) -> RunConfig:
+    def settings(self, value: float, seed: int) -> RunConfig:
+        """The settings of a run."""
         changes: Mapping[str, Any] = {self.knob.key: value, "seed": seed}
         return msgspec.structs.replace(self.base, **changes)
 

@@ -4,32 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
+from kvsim.fleet.settings import FleetConfig
 from kvsim.report.load import rates_words
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import MISSING, count, percent, plural, show
 from kvsim.report.wording import Remark
 from kvsim.size.answer import LEVEL, Answer
 from kvsim.size.cliffs import Cliff, slope
-from kvsim.size.knobs import Knob
+from kvsim.size.knobs import LASTING, Knob
 from kvsim.size.search import Laboratory, boundary
 
 _MOST_NAMED = 6
+SERVED_TOKENS = "total_token_throughput", "output_throughput"
 
 HEAD = ("from the answer", "seeds that keep all")
 """Columns of `row` between the knob and the figures."""
 
 
-def verdict(lab: Laboratory, found: Answer) -> list[Remark]:
-    """All remarks on a search, the answer first."""
+def verdict(lab: Laboratory, found: Answer, price: float | None = None) -> list[Remark]:
+    """All remarks on a search, the answer first. `price`: of a GPU for an hour."""
     if found.value is None or not found.meets:
         remarks = [_nothing(lab)]
     elif lab.knob.goal == "best":
         remarks = _best(lab, found, found.value)
     else:
         remarks = _boundary(lab, found, found.value)
+    if price is not None and (cost := cost_of(lab, found, price)) is not None:
+        remarks.append(Remark(str(cost)))
     remarks += [_cliff(lab, found, cliff) for cliff in found.cliffs]
     return [*remarks, _certainty(lab, found)]
+
+
+class Cost(NamedTuple):
+    """What an answer costs; amounts are in the currency of the price."""
+
+    price: float
+    """Of a GPU for an hour."""
+    gpus: int
+    per_million_tokens: float
+    """Of prompt and output tokens together."""
+    per_million_output_tokens: float
+
+    def __str__(self) -> str:
+        return (
+            f"At ${self.price:.2f} per GPU hour, {plural(self.gpus, 'GPU')} cost"
+            f" ${self.price * self.gpus:,.2f} an hour: ${self.per_million_tokens:.3g} per million"
+            f" tokens, ${self.per_million_output_tokens:.3g} per million output tokens."
+        )
+
+
+def cost_of(lab: Laboratory, found: Answer, price: float) -> Cost | None:
+    """The cost of an answer; None without one.
+
+    A load that is kept up with is served as fast as it is offered, apart from the last outputs.
+    """
+    if found.value is None or not found.meets:
+        return None
+    settings = lab.settings(found.value, lab.seeds[0])
+    replicas = settings.replicas if isinstance(settings, FleetConfig) else 1
+    gpus = replicas * settings.tensor_parallel_size * settings.pipeline_parallel_size
+    figures = lab.tried[found.value].figures
+    offered = lab.objectives.steady and "total_token_rate" in figures
+    rates = ("total_token_rate", "output_token_rate") if offered else SERVED_TOKENS
+    return Cost(price, gpus, *(price * gpus / 3600 / figures[rate] * 1e6 for rate in rates))
 
 
 def written(knob: Knob, value: float) -> str:
@@ -38,6 +77,8 @@ def written(knob: Knob, value: float) -> str:
         return f"{value:g} requests/s"
     if knob.unit == "share":
         return f"{value:g}"
+    if knob.unit == "replicas":
+        return plural(round(value), "replica")
     return f"{count(value)} {knob.unit}".strip()
 
 
@@ -49,7 +90,7 @@ def slopes(lab: Laboratory, value: float) -> list[tuple[Metric, float]]:
 
 def _nothing(lab: Laboratory) -> Remark:
     tried = sorted(lab.tried)
-    text = f"No {lab.knob.key} from {tried[0]:g} to {tried[-1]:g} keeps {_bounds(lab)}."
+    text = f"No {lab.knob.name} from {tried[0]:g} to {tried[-1]:g} keeps {_bounds(lab)}."
     value, best = min(lab.tried.items(), key=lambda each: each[1].load)
     if best.load == inf:
         return Remark(f"{text} At {value:g}: {best.reason or 'requests were rejected'}", "bad")
@@ -72,7 +113,7 @@ def _best(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
 def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     knob, bad = lab.knob, boundary(lab)[1]
     most = knob.goal == "most"
-    text = f"The {'highest' if most else 'least'} {knob.key} that keeps {_bounds(lab)}:"
+    text = f"The {'highest' if most else 'least'} {knob.name} that keeps {_bounds(lab)}:"
     remarks = [Remark(f"{text} {written(knob, value)}. {_figures(lab, value)}")]
     if bad is None:
         way = "up" if most else "down"
@@ -115,8 +156,8 @@ def _stretches(lab: Laboratory, values: Sequence[float]) -> str:
 
 
 def _lasting(lab: Laboratory, found: Answer) -> list[Remark]:
-    """Whether a rate also holds under a longer load."""
-    if lab.knob.key != "request_rate":
+    """Whether the answer also holds under a longer load."""
+    if lab.knob.key not in LASTING:
         return []
     number = len(lab.trace.rows)
     if not found.held:
@@ -124,9 +165,10 @@ def _lasting(lab: Laboratory, found: Answer) -> list[Remark]:
         return [Remark(text, "warning")]
     text = f"It was found with {plural(number, 'request')}, and also holds with"
     remarks = [Remark(f"{text} {count(found.held)}.")]
-    highest = boundary(lab)[0]
-    if highest != found.value and highest is not None:
-        text = f"Up to {written(lab.knob, highest)} they hold for the shorter time only."
+    last = boundary(lab)[0]
+    if last != found.value and last is not None:
+        way = "Up" if lab.knob.goal == "most" else "Down"
+        text = f"{way} to {written(lab.knob, last)} they hold for the shorter time only."
         remarks.append(Remark(text))
     return remarks
 

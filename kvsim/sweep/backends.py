@@ -11,15 +11,13 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from kvsim.errors import ConfigError
 from kvsim.sweep.points import Task, run_point
 from kvsim.sweep.records import Record
 from kvsim.sweep.store import Store
-from kvsim.workers import in_processes
+from kvsim.workers import in_processes, unpickled
 from kvsim.workload.trace import Trace
 from kvsim.writing import temporary_folder
 
@@ -132,14 +130,7 @@ def _fetch(store: Store, task: Task, trace: Trace) -> None:
 
 
 def _fetch_from(store: Store, task: Task, path: str) -> None:
-    _fetch(store, task, _unpickled(path))
-
-
-@lru_cache(maxsize=1)
-def _unpickled(path: str) -> Trace:
-    """The trace in a file of the parent process; read once per process."""
-    trace: Trace = pickle.loads(Path(path).read_bytes())
-    return trace
+    _fetch(store, task, unpickled(path))
 
 
 _held: dict[str, Trace] = {}

@@ -11,8 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from kvsim.config import RunConfig, make_config
+from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.fleet.settings import make_settings
 from kvsim.parsing import parse_json
 from kvsim.sweep.values import (
     MOST_VALUES,
@@ -102,11 +103,11 @@ def expand(space: Space, base: Mapping[str, Any], where: str = "configuration") 
     Every value is checked by itself first. A combination that only the engine would refuse becomes
     a point, and its run reports the refusal. Raises `ConfigError`.
     """
-    config = make_config(base, where)
+    config = make_settings(base, where)
     _check_size(space)
     for axis in space.axes:
         for value in axis.values:
-            make_config(overlaid(base, {axis.key: value}), f"--grid {axis.key}")
+            make_settings(overlaid(base, {axis.key: value}), f"--grid {axis.key}")
     points: list[Point] = []
     for settings in _settings(space):
         table = overlaid(base, settings)
@@ -129,7 +130,7 @@ def overlaid(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
 
 def _point(settings: Settings, table: Mapping[str, Any]) -> Point:
     rest = {key: value for key, value in settings.items() if key != "seed"}
-    return Point(rest, make_config(table, "sweep"))
+    return Point(rest, make_settings(table, "sweep"))
 
 
 def _settings(space: Space) -> Iterator[Settings]:
@@ -199,7 +200,7 @@ def _read_rows(path: str) -> tuple[Settings, ...]:
         for key in row:
             check_key(f"{path}:{number}", key)
         plain = {key: value for key, value in row.items() if "." not in key}
-        make_config(plain, f"{path}:{number}")
+        make_settings(plain, f"{path}:{number}")
     return tuple(row for _, row in rows)
 
 

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
+from kvsim.fleet.figures import summarise_fleet
+from kvsim.fleet.fleet import simulate_fleet
+from kvsim.fleet.settings import FleetConfig
 from kvsim.report.plain import flat, plain
 from kvsim.run import simulate
 from kvsim.sweep.records import Record
@@ -24,10 +27,11 @@ ENGINE_FACTS = (
     "watermark_blocks",
     "kv_cache_bytes",
 )
-"""Figures that the engine derives from the settings, kept with every result."""
+"""Figures that the engine derives from the settings, kept with every result: those of one replica,
+and the bytes of all."""
 
 
-_NO_FIGURES = ("meta", "rejected_by_reason", "time_ledger_requests")
+_NO_FIGURES = ("meta", "rejected_by_reason", "replicas", "time_ledger_requests")
 """Parts of a summary whose keys depend on the run."""
 
 
@@ -46,17 +50,27 @@ def run_point(task: Task, trace: Trace) -> Record:
     record: Record = {"key": task.key, "kvsim_version": __version__}
     record["config"] = plain(to_table(task.config))
     try:
-        summary = simulate(trace, task.config).summary
+        summary, metas = _ran(trace, task.config)
     except ConfigError as error:
         return record | {"outcome": {"kind": REFUSED, "explanation": str(error)}, "figures": {}}
-    meta = summary["meta"]
-    facts = {**meta, "kv_cache_bytes": _kv_cache_bytes(meta)}
+    meta = next((m for m in metas if m["outcome"]["kind"] != "finished"), metas[0])
+    facts = {**meta, "kv_cache_bytes": sum(map(_kv_cache_bytes, metas))}
     return record | {
         "outcome": meta["outcome"],
         "engine": {key: facts[key] for key in ENGINE_FACTS},
         "time_source": {"kind": meta["cost"]["kind"], "source": meta["cost"]["source"]},
         "figures": figures_of(summary),
     }
+
+
+def _ran(trace: Trace, config: RunConfig) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """The summary of a run or of a fleet, and the provenance of each engine in it."""
+    if not isinstance(config, FleetConfig):
+        result = simulate(trace, config)
+        return result.summary, [result.meta]
+    replicas = [config] * config.replicas
+    fleet = simulate_fleet(trace, replicas, config.router, config.router_args)
+    return summarise_fleet(fleet), [each.meta for each in fleet.replicas]
 
 
 def figures_of(summary: Mapping[str, Any]) -> dict[str, float | None]:

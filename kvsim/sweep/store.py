@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvsim.config import RunConfig, make_config, to_table
+from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError, OutputError
 from kvsim.hardware import hardware_path
 from kvsim.library import find, look_up
@@ -31,7 +31,7 @@ from kvsim.workload.trace import Trace
 from kvsim.writing import json_text, write_text
 
 _KEY_CHARACTERS = 32
-_CLASSES = ("engine", "block_manager", "victim")
+_CLASSES = ("engine", "block_manager", "victim", "router")
 """Settings that may be `package.module:Class`."""
 
 
@@ -133,8 +133,12 @@ def _place(key: str) -> int:
 
 def _given(config: RunConfig) -> dict[str, Any]:
     """The settings that differ from the defaults; the version of kvsim stands for the defaults."""
-    defaults = to_table(make_config({}))
-    return {key: value for key, value in to_table(config).items() if value != defaults[key]}
+    defaults = to_table(RunConfig())
+    return {
+        key: value
+        for key, value in to_table(config).items()
+        if key not in defaults or value != defaults[key]
+    }
 
 
 def _files(config: RunConfig) -> dict[str, str]:
@@ -143,7 +147,8 @@ def _files(config: RunConfig) -> dict[str, str]:
     if "profile" in config.cost:
         named["profiles"] = str(config.cost["profile"])
     digests = {kind: _digest(_shipped, kind, name) for kind, name in named.items()}
-    classes = {key: getattr(config, key) for key in _CLASSES} | {"cost": config.cost.get("model")}
+    table = to_table(config)
+    classes = {key: table.get(key) for key in _CLASSES} | {"cost": config.cost.get("model")}
     classes |= {**config.block_manager_args, **config.scheduler_args}
     for key, name in classes.items():
         if isinstance(name, str) and ":" in name:

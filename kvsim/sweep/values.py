@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from kvsim.config import RunConfig, nearest
+from kvsim.config import nearest
 from kvsim.errors import ConfigError
+from kvsim.fleet.settings import FleetConfig
 from kvsim.parsing import parse_toml, typed
 
 Draw = Callable[[Random], Any]
@@ -30,7 +31,7 @@ class Axis(NamedTuple):
     """A setting and the values that it takes, in order."""
 
     key: str
-    """A key of `RunConfig`, or `table.key`."""
+    """A key of `FleetConfig`, or `table.key`."""
     values: tuple[Any, ...]
 
 
@@ -104,7 +105,7 @@ def value_of(text: str) -> Any:
 
 def check_key(where: str, key: str) -> None:
     """Refuse a key that is no setting, naming the nearest one. Raises `ConfigError`."""
-    known = RunConfig.__struct_fields__
+    known = FleetConfig.__struct_fields__
     name, dot, inner = key.partition(".")
     if name not in known:
         raise ConfigError(
@@ -119,14 +120,15 @@ def check_key(where: str, key: str) -> None:
 @cache
 def whole(key: str) -> bool:
     """Whether a setting takes whole numbers only."""
-    hint = get_type_hints(RunConfig, include_extras=True).get(key, float)
+    hint = get_type_hints(FleetConfig, include_extras=True).get(key, float)
     return _takes(hint, 2) and not _takes(hint, 1.5)
 
 
 def _tables() -> frozenset[str]:
-    defaults = zip(RunConfig.__struct_fields__, RunConfig.__struct_defaults__, strict=True)
     return frozenset(
-        key for key, default in defaults if callable(getattr(default, "factory", None))
+        field.name
+        for field in msgspec.structs.fields(FleetConfig)
+        if field.default_factory is not msgspec.NODEFAULT
     )
 
 

@@ -1,4 +1,4 @@
-"""Sends a trace several times over, one copy after the other."""
+"""Makes a load of another length of a trace: its beginning, or several copies in a row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import hashlib
 from dataclasses import replace
 
 from kvsim.workload.trace import ParentContent, Row, Trace
+
+
+def beginning(trace: Trace, number: int | None) -> Trace:
+    """The first so many requests of a trace; None: all."""
+    if number is None or number >= len(trace.rows):
+        return trace
+    digest = hashlib.sha256(f"{trace.sha256} first {number}".encode()).hexdigest()
+    return replace(trace, rows=trace.rows[:number], sha256=digest)
 
 
 def repeated(trace: Trace, times: int) -> Trace:

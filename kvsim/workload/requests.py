@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from kvsim.engine.request import PLAIN, Options, Request
-from kvsim.workload.keys import streams
+from kvsim.workload.keys import Streams, streams
 from kvsim.workload.trace import Row, Trace
 
 
@@ -15,20 +15,19 @@ class Requests(Sequence[Request]):
 
     def __init__(
         self,
-        trace: Trace,
         rows: Sequence[Row],
+        streams: Streams | None,
         *,
         n: int = 1,
-        keyed: bool = True,
         ignore_eos: bool = False,
     ) -> None:
-        """`keyed`: make block identities; `n`: samples of each request; `ignore_eos`: clients
-        announce how long outputs become, as benchmarks do."""
+        """`streams`: block identities of each row of the trace, if anybody needs them; `n`: samples
+        of each request; `ignore_eos`: clients announce how long outputs become, as benchmarks
+        do."""
         self._ignore_eos = ignore_eos
         self._rows = rows
         self._samples = n
-        self.streams = streams(trace) if keyed else None
-        """Block identities of each row of the trace, if there are any."""
+        self.streams = streams
         self._held: list[Request | None] = [None] * len(rows)
         self._over = bytearray(len(rows))
         """1 for a request that was dropped."""
@@ -90,4 +89,4 @@ def make_requests(
     trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
 ) -> list[Request]:
     """All requests of `Requests` in a list."""
-    return list(Requests(trace, rows, n=n, keyed=keyed))
+    return list(Requests(rows, streams(trace) if keyed else None, n=n))

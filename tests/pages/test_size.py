@@ -5,7 +5,7 @@ from browsers import eventually
 
 from kvsim.config import make_config, to_table
 from kvsim.pages.size import build_page
-from kvsim.size.answer import answer
+from kvsim.size.answer import Search, answer
 from kvsim.size.knobs import Bounds, make_knob
 from kvsim.size.search import Laboratory
 from kvsim.sweep.slo import parse_slo
@@ -24,7 +24,7 @@ def page_of(tmp_path_factory):
     def build(slo, find="num_gpu_blocks"):
         knob = make_knob(find, LOAD, to_table(BASE), Bounds())
         lab = Laboratory(LOAD, BASE, knob, parse_slo(slo), (0, 1), Store(folder), jobs=1)
-        return build_page(lab, answer(lab, ("arrivals",)))
+        return build_page([Search(lab, answer(lab, ("arrivals",)))])
 
     return build
 
