@@ -103,7 +103,6 @@ def test_a_fleet_is_as_itself(folders: Path) -> None:
     [
         ("diff", "turns", "one"),
         ("diff", "one", "turns"),
-        ("cache", "audit", "turns"),
         ("timeline", "turns", "--out", "tracks.json"),
         ("why", "turns/replica-9", "--request", "1"),
         ("why", "turns", "--request", "nobody"),
