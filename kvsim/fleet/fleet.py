@@ -112,13 +112,7 @@ def simulate_fleet(
     together if the model has experts. A replica whose engine stops with an error gets no more
     requests; the others go on. Raises `TraceError` and `ConfigError`.
     """
-    known = [read_config(config) for config in configs]
-    if not known:
-        raise ConfigError("replicas: give at least one")
-    if any(config.on_engine_error == "reject" for config in known):
-        raise ConfigError(
-            "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
-        )
+    known = _read_all(configs)
     first, args = known[0], dict(router_args or {})
     trace = opened(trace, first)
     rows = trace.rows[: first.num_prompts]
@@ -147,6 +141,18 @@ def simulate_fleet(
     indexes = [serving.indexes for serving in dispatch.servings]
     decisions = None if dispatch.decisions is None else dispatch.decisions.columns()
     return FleetResult(router, args, replicas, indexes, list(dispatch.chosen), decisions)
+
+
+def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
+    """Returns the settings of the replicas. Raises `ConfigError`."""
+    known = [read_config(config) for config in configs]
+    if not known:
+        raise ConfigError("replicas: give at least one")
+    if any(config.on_engine_error == "reject" for config in known):
+        raise ConfigError(
+            "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
+        )
+    return known
 
 
 def _together(
