@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
+from kvsim.checks import check_features
 from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import GROUP_MANAGER, Engine
+from kvsim.engines import Engine
 from kvsim.engines.vllm_v1_features.connector import Connector
 from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
 from kvsim.engines.vllm_v1_features.offloading import Offloading
@@ -130,12 +131,7 @@ def offloads(config: RunConfig, engine: Engine, groups: tuple[Group, ...]) -> bo
     if asked(config) is None:
         return False
     key = "kv_offloading_size" if config.kv_offloading_size else "kv_transfer_config"
-    if not engine.grouped_schedulers or ":" in config.engine:
-        raise ConfigError(f"{key}: {config.engine} has no such setting; leave it out")
-    if config.block_manager not in (None, GROUP_MANAGER):
-        raise ConfigError(
-            f"{key}: it needs the block manager {GROUP_MANAGER}; leave out --block-manager"
-        )
+    check_features(key, config, engine, "has no such setting")
     if any(isinstance(group, Mamba) for group in groups):
         raise ConfigError(
             f"{key}: the offload of states of linear attention is not simulated; leave it out for"

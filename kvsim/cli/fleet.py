@@ -147,23 +147,14 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     router's decisions cost."""
     from rich.text import Text
 
+    from kvsim.report import routing
     from kvsim.report.metrics import LATENCIES
     from kvsim.report.numerals import show
     from kvsim.report.rich_tables import make_table
-    from kvsim.report.routing import (
-        HITS_HEAD,
-        REGRET_HEAD,
-        REPLICA_HEAD,
-        fleet_title,
-        fleet_verdict,
-        hit_rows,
-        regret_rows,
-        replica_rows,
-    )
     from kvsim.report.statistics import LISTED
 
-    console.print(Text(fleet_title(summary), style="bold"))
-    for sentence, _ in fleet_verdict(summary):
+    console.print(Text(routing.fleet_title(summary), style="bold"))
+    for sentence, _ in routing.fleet_verdict(summary):
         console.print(Text(sentence))
     console.print()
     look: dict[str, Any] = {"pad_edge": False, "header_style": "dim"}
@@ -172,11 +163,13 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
         for kind, label in LATENCIES.items()
     )
     console.print(make_table("latency", *LISTED, rows=latencies, **look))
-    replicas = ([str(i), *row] for i, row in enumerate(replica_rows(summary)))
-    console.print(make_table("replica", *REPLICA_HEAD, rows=replicas, **look))
-    if summary["routing"] and summary["meta"]["prefix_caching"]:
-        console.print(make_table(*REGRET_HEAD, rows=regret_rows(summary["routing"]), **look))
-        console.print(make_table(*HITS_HEAD, rows=hit_rows(summary["routing"]), **look))
+    replicas = ([str(i), *row] for i, row in enumerate(routing.replica_rows(summary)))
+    console.print(make_table("replica", *routing.REPLICA_HEAD, rows=replicas, **look))
+    decisions = summary["routing"]
+    if decisions and summary["meta"]["prefix_caching"]:
+        regret, hits = routing.regret_rows(decisions), routing.hit_rows(decisions)
+        console.print(make_table(*routing.REGRET_HEAD, rows=regret, **look))
+        console.print(make_table(*routing.HITS_HEAD, rows=hits, **look))
 
 
 def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:
