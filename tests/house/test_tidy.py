@@ -25,6 +25,7 @@ LAYERS = [
     {"cachelab", "pages.figures", "pages.html"},
     {"checks", "pages.distribution", "pages.over_time", "workload.info"},
     {"offload", "speculation"},
+    {"connectors"},
     {"assembly", "notebook"},
     {"result", "tracks"},
     {"serving"},
