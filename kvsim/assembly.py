@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -42,10 +42,13 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
-from kvsim.offload import Offload, offload_of, offloads
+from kvsim.offload import offloads
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 from kvsim.speculation import Speculative, speculates, speculation_of
+
+if TYPE_CHECKING:
+    from kvsim.connectors import Offload
 
 
 class Parts(NamedTuple):
@@ -115,7 +118,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     blocks = _blocks(config, manager, given, named)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
-    offload = offload_of(config, model, hardware, blocks, draft) if tiered else None
+    offload = _offload(config, model, hardware, blocks, draft) if tiered else None
     if isinstance(blocks, GroupTables):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}
@@ -221,6 +224,14 @@ def _blocks(config: RunConfig, manager: str, given: dict[str, Any], named: bool)
     args = ready(config.block_manager_args, **given)
     blocks: Tables = build(f"block_manager: {manager}", kind, args, **given)
     return blocks
+
+
+def _offload(
+    config: RunConfig, model: Model, hardware: Hardware, blocks: Tables, draft: Scheduler
+) -> Offload:
+    from kvsim.connectors import offload_of  # Few runs have one.
+
+    return offload_of(config, model, hardware, blocks, draft)
 
 
 def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:

@@ -119,13 +119,19 @@ def adapts(config: RunConfig, engine: Engine) -> bool:
     """Whether requests are served by adapters. Raises `ConfigError` where the engine has none."""
     if not config.enable_lora:
         return False
+    check_features("enable_lora", config, engine, "serves no adapters here")
+    return True
+
+
+def check_features(key: str, config: RunConfig, engine: Engine, lacks: str) -> None:
+    """Refuse a feature of vLLM V1 (`kvsim.engines.vllm_v1_features`) without its scheduler and its
+    block manager. `lacks` says in words what an engine lacks without them."""
     if not engine.grouped_schedulers or ":" in config.engine:
-        raise ConfigError(f"enable_lora: {config.engine} serves no adapters here; leave it out")
+        raise ConfigError(f"{key}: {config.engine} {lacks}; leave it out")
     if config.block_manager not in (None, GROUP_MANAGER):
         raise ConfigError(
-            f"enable_lora: it needs the block manager {GROUP_MANAGER}; leave out --block-manager"
+            f"{key}: it needs the block manager {GROUP_MANAGER}; leave out --block-manager"
         )
-    return True
 
 
 def check_sharing(config: RunConfig, manager: str) -> None:

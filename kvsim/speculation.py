@@ -14,12 +14,13 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from kvsim.checks import check_features
 from kvsim.config import Positive, RunConfig
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.drafting import DraftedCost, Fixed, Passes, drafted
 from kvsim.cost.explain import Explains
 from kvsim.engine.plan import Plan
-from kvsim.engines import GROUP_MANAGER, Engine
+from kvsim.engines import Engine
 from kvsim.engines.vllm_v1_features.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1_features.speculation import METHODS, Drafts, Speculation, Verifier
 from kvsim.errors import ConfigError
@@ -93,12 +94,7 @@ def speculates(config: RunConfig, engine: Engine) -> bool:
     """Whether there is speculative decoding. Raises `ConfigError` where the engine has none."""
     if not config.speculative_config:
         return False
-    if not engine.grouped_schedulers or ":" in config.engine:
-        raise ConfigError(f"{KEY}: {config.engine} has no speculative decoding; leave it out")
-    if config.block_manager not in (None, GROUP_MANAGER):
-        raise ConfigError(
-            f"{KEY}: it needs the block manager {GROUP_MANAGER}; leave out --block-manager"
-        )
+    check_features(KEY, config, engine, "has no speculative decoding")
     return True
 
 

@@ -1,4 +1,4 @@
-"""`run --replicas` and `run --data-parallel-size`: several replicas behind a router."""
+"""Several replicas behind a router: their options, their run, and what the terminal shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import command_line, make_console, tell_written
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import SettingOptions, config_path
-from kvsim.config import RunConfig, read_toml
+from kvsim.config import RunConfig, merged, read_toml
 from kvsim.errors import ConfigError
 from kvsim.limits import REPLICAS, check_size
 
@@ -62,36 +62,32 @@ class FleetOptions(Bundle):
         """What the file `config` and flags, which count more, say: a fleet for each router that is
         named, and the settings of the replicas. Without replicas and routers there is no fleet, and
         one engine. Raises `ConfigError`."""
-        from kvsim.fleet.file import each_kind, read_fleet
+        from kvsim.fleet.file import each_kind
+        from kvsim.fleet.settings import FleetConfig, make_settings, parted
 
         path = config_path(config)
         where = path or "configuration"
-        said, shared = read_fleet({} if path is None else read_toml(path), where)
-        args, own = {**said.router_args, **self.args}, "round-robin"
-        router = self.router or said.router
-        if self.replicas is None and isinstance(said.replicas, list):
+        said, shared = parted({} if path is None else read_toml(path))
+        kinds, said = said.get("replicas"), merged(said, self.table())
+        if not isinstance(kinds, list):
+            configs = [settings.over(shared, where, word)]
+            said = _with_ranks(said, configs[0].data_parallel_size)
+        elif self.replicas is None:
             configs = [
                 loaded
-                for count, table, place in each_kind(said.replicas, shared, where)
+                for count, table, place in each_kind(kinds, shared, where)
                 for loaded in [settings.over(table, place, word)] * count
             ]
-        elif isinstance(said.replicas, list):
-            raise ConfigError(f"--replicas: {where} lists its replicas; leave one of the two out")
+            said["replicas"] = len(configs)
         else:
-            loaded = settings.over(shared, where, word)
-            number, ranks = self.replicas or said.replicas, loaded.data_parallel_size
-            if ranks > 1 and number not in (None, ranks):
-                raise ConfigError(
-                    f"replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave"
-                    " one of the two out"
-                )
-            check_size("--replicas", number or ranks, REPLICAS)
-            configs = [loaded] * (number or ranks)
-            if ranks > 1:
-                own = "vllm-dp"
-            elif not (number or router or args):
-                return [], configs
-        return [Fleet(name, args) for name in (router or own).split(",")], configs
+            raise ConfigError(f"--replicas: {where} lists its replicas; leave one of the two out")
+        fleet = make_settings(said, where)
+        if not isinstance(fleet, FleetConfig):
+            return [], configs
+        check_size("--replicas", fleet.replicas, REPLICAS)
+        if not isinstance(kinds, list):
+            configs *= fleet.replicas
+        return [Fleet(name, fleet.router_args) for name in fleet.router.split(",")], configs
 
 
 class Fleet(NamedTuple):
@@ -151,23 +147,14 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     router's decisions cost."""
     from rich.text import Text
 
+    from kvsim.report import routing
     from kvsim.report.metrics import LATENCIES
     from kvsim.report.numerals import show
     from kvsim.report.rich_tables import make_table
-    from kvsim.report.routing import (
-        HITS_HEAD,
-        REGRET_HEAD,
-        REPLICA_HEAD,
-        fleet_title,
-        fleet_verdict,
-        hit_rows,
-        regret_rows,
-        replica_rows,
-    )
     from kvsim.report.statistics import LISTED
 
-    console.print(Text(fleet_title(summary), style="bold"))
-    for sentence, _ in fleet_verdict(summary):
+    console.print(Text(routing.fleet_title(summary), style="bold"))
+    for sentence, _ in routing.fleet_verdict(summary):
         console.print(Text(sentence))
     console.print()
     look: dict[str, Any] = {"pad_edge": False, "header_style": "dim"}
@@ -176,11 +163,26 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
         for kind, label in LATENCIES.items()
     )
     console.print(make_table("latency", *LISTED, rows=latencies, **look))
-    replicas = ([str(i), *row] for i, row in enumerate(replica_rows(summary)))
-    console.print(make_table("replica", *REPLICA_HEAD, rows=replicas, **look))
-    if summary["routing"] and summary["meta"]["prefix_caching"]:
-        console.print(make_table(*REGRET_HEAD, rows=regret_rows(summary["routing"]), **look))
-        console.print(make_table(*HITS_HEAD, rows=hit_rows(summary["routing"]), **look))
+    replicas = ([str(i), *row] for i, row in enumerate(routing.replica_rows(summary)))
+    console.print(make_table("replica", *routing.REPLICA_HEAD, rows=replicas, **look))
+    decisions = summary["routing"]
+    if decisions and summary["meta"]["prefix_caching"]:
+        regret, hits = routing.regret_rows(decisions), routing.hit_rows(decisions)
+        console.print(make_table(*routing.REGRET_HEAD, rows=regret, **look))
+        console.print(make_table(*routing.HITS_HEAD, rows=hits, **look))
+
+
+def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """What is said of a fleet, where data-parallel ranks are replicas of it. Raises
+    `ConfigError`."""
+    if ranks == 1:
+        return said
+    if said.get("replicas", ranks) != ranks:
+        raise ConfigError(
+            f"replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave one of"
+            " the two out"
+        )
+    return {"replicas": ranks, "router": "vllm-dp", **said}
 
 
 def _argument(assignment: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""The TOML file of several replicas, whose settings may differ.
+"""The kinds of replicas in a TOML file, whose settings differ.
 
 ```toml
 model = "llama-3-8b"         # settings of all replicas
@@ -18,7 +18,7 @@ hardware = "a100-sxm-80gb"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from msgspec import Struct
@@ -29,28 +29,12 @@ from kvsim.library import converted
 from kvsim.limits import REPLICAS, check_size
 
 
-class FleetTable(Struct, frozen=True):
-    """What a file says of a fleet, beside settings of runs."""
-
-    replicas: Positive | list[dict[str, Any]] | None = None
-    """How many equal ones, or the settings of each kind."""
-    router: str | None = None
-    router_args: dict[str, Any] = {}
-
-
 class _Kind(Struct, frozen=True):
     count: Positive = 1
 
 
-def read_fleet(table: Mapping[str, Any], where: str) -> tuple[FleetTable, dict[str, Any]]:
-    """Returns what a file's table says of a fleet, and the settings that all replicas share. Raises
-    `ConfigError`."""
-    shared = {key: table[key] for key in table if key not in FleetTable.__struct_fields__}
-    return converted(table, FleetTable, where), shared
-
-
 def each_kind(
-    kinds: list[dict[str, Any]], shared: Mapping[str, Any], where: str
+    kinds: Iterable[Any], shared: Mapping[str, Any], where: str
 ) -> Iterator[tuple[int, dict[str, Any], str]]:
     """Iterates over kinds of replicas: how many there are, their settings, and where these stand.
 
@@ -59,6 +43,8 @@ def each_kind(
     load, replicas = _load_settings(), 0
     for number, kind in enumerate(kinds):
         place = f"{where}: replicas[{number}]"
+        if not isinstance(kind, dict):
+            raise ConfigError(f"{place}: expected a table of settings, got {kind!r}")
         count = converted(kind, _Kind, place).count
         replicas += count
         check_size(f"{place}: replicas", replicas, REPLICAS)

@@ -20,8 +20,14 @@ class FleetConfig(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Arguments of its constructor."""
 
 
-KEYS = ("replicas", "router", "router_args")
+KEYS = tuple(key for key in FleetConfig.__struct_fields__ if key not in RunConfig.__struct_fields__)
 """What a fleet has beyond the settings of a run."""
+
+
+def parted(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a table says of a fleet, and the settings of runs in it."""
+    said = {key: table[key] for key in KEYS if key in table}
+    return said, {key: value for key, value in table.items() if key not in KEYS}
 
 
 def make_settings(table: Mapping[str, Any], where: str = "configuration") -> RunConfig:

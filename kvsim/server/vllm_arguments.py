@@ -243,7 +243,7 @@ _SLIGHT = [
 
 _UNSIMULATED = [
     *unsimulated(
-        "speculative decoding makes several tokens in a step",
+        "speculative decoding is set up outside --speculative-config",
         values="spec-method spec-model spec-tokens",
     ),
     *unsimulated("text is made by diffusion, not token by token", values="diffusion-config"),
@@ -380,7 +380,7 @@ _EARLIER = [
         lists="cuda-graph-sizes",
     ),
     *unsimulated(
-        "speculative decoding makes several tokens in a step",
+        "speculative decoding is set up outside --speculative-config",
         values="num-lookahead-slots num-speculative-tokens speculative-model",
         off=or_else(0),
     ),

@@ -86,7 +86,7 @@ def test_a_number_of_equal_replicas_is_enough(tmp_path: Path) -> None:
         ("count = 2", "request_rate = 3.0", "replicas[0]: request_rate is for all replicas"),
         ("count = 2", "max_num_sqs = 3", "replicas[0]: unknown key 'max_num_sqs'"),
         ("count = 2", "router = 'random'", "replicas[0]: unknown key 'router'"),
-        ('router = "dynamo-kv"', "router = 3", "fleet.toml: router: expected `str | null`"),
+        ('router = "dynamo-kv"', "router = 3", "fleet.toml: router: expected `str`"),
         ('router = "dynamo-kv"', "replicas = 0", "fleet.toml"),
         ("kv_event_delay_ms", "kv_event_delay", "takes no 'kv_event_delay'"),
     ],
@@ -105,3 +105,15 @@ def test_replicas_are_either_listed_or_counted(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "--replicas: " in result.stderr
     assert "lists its replicas" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [("[]", "replicas: expected `int` >= 1"), ("[3]", "replicas[0]: expected a table of settings")],
+)
+def test_a_list_of_replicas_is_of_tables_and_not_empty(
+    tmp_path: Path, listed: str, said: str
+) -> None:
+    result = run_file(tmp_path, f"replicas = {listed}")
+    assert result.returncode == 2
+    assert f"fleet.toml: {said}" in result.stderr
