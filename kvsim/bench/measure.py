@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kvsim.fleet.fleet import FleetResult
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
+
+    _Ran = tuple[Result | FleetResult, Sequence[Result]]
+    """All requests, and what each engine did."""
 
 _PINGS = 50_000
 
@@ -73,11 +76,11 @@ def measure(case: Case, trace: str | None = None) -> Measurement:
     go together.
     """
     workload, settings = WORKLOADS[case.workload], case.table
-    opened = workload.make(trace)
+    opened, run = workload.make(trace), _runner(workload)
     ping, before_mb = ping_ns(), peak_rss_mb()
     with _environments() as environments:
         start = cpu_s()
-        whole, engines = _simulated(workload, opened, settings)
+        whole, engines = run(opened, settings)
         spent, peak_mb = cpu_s() - start, peak_rss_mb()
     steps = [engine.steps for engine in engines]
     return Measurement(
@@ -98,18 +101,23 @@ def measure(case: Case, trace: str | None = None) -> Measurement:
     )
 
 
-def _simulated(
-    workload: Workload, trace: Trace, settings: dict[str, Any]
-) -> tuple[Result | FleetResult, Sequence[Result]]:
-    """All requests, and what each engine did."""
-    from kvsim.fleet.fleet import simulate_fleet
+def _runner(workload: Workload) -> Callable[[Trace, dict[str, Any]], _Ran]:
+    """Returns what runs a workload; all that it needs is imported."""
+    if workload.router:
+        from kvsim.fleet.fleet import simulate_fleet
+
+        def run_fleet(trace: Trace, settings: dict[str, Any]) -> _Ran:
+            fleet = simulate_fleet(trace, [settings] * workload.replicas, workload.router)
+            return fleet, fleet.replicas
+
+        return run_fleet
     from kvsim.run import simulate
 
-    if workload.router:
-        fleet = simulate_fleet(trace, [settings] * workload.replicas, workload.router)
-        return fleet, fleet.replicas
-    result = simulate(trace, settings)
-    return result, [result]
+    def run(trace: Trace, settings: dict[str, Any]) -> _Ran:
+        result = simulate(trace, settings)
+        return result, [result]
+
+    return run
 
 
 def _decode_step_us(running: int, case: Case) -> float | None:
