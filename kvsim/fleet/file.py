@@ -19,12 +19,13 @@ hardware = "a100-sxm-80gb"
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from msgspec import Struct
 
-from kvsim.config import Positive, RunConfig, merged
+from kvsim.config import Positive, merged
 from kvsim.errors import ConfigError
+from kvsim.fleet.settings import load_settings
 from kvsim.library import converted
 from kvsim.limits import REPLICAS, check_size
 
@@ -40,7 +41,7 @@ def each_kind(
 
     Raises `ConfigError` if a kind says how requests are sent, since they are sent to all.
     """
-    load, replicas = _load_settings(), 0
+    load, replicas = load_settings(), 0
     for number, kind in enumerate(kinds):
         place = f"{where}: replicas[{number}]"
         if not isinstance(kind, dict):
@@ -55,14 +56,3 @@ def each_kind(
                     f"{place}: {key} is for all replicas; write it above [[replicas]]"
                 )
         yield count, merged(shared, own), place
-
-
-def _load_settings() -> set[str]:
-    """The settings that say how requests are sent."""
-    hints = get_type_hints(RunConfig, include_extras=True)
-    return {
-        key
-        for key in RunConfig.__struct_fields__
-        for meta in hints[key].__metadata__
-        if meta.extra is not None and meta.extra["panel"] == "Load"
-    }

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import simpy
 
@@ -21,6 +22,7 @@ from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
+from kvsim.fleet.settings import load_settings
 from kvsim.replica.events import Process
 from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result
@@ -100,9 +102,10 @@ def simulate_fleet(
     """Replays a trace through replicas, each with settings of its own, behind a router.
 
     `configs` are the settings of each replica, in any form that `simulate` takes. Those of the
-    first one say how clients send. `router` is a name of `kvsim.routers.ROUTERS` or a
-    `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
-    each decision chose from, which asks every replica's cache about every request.
+    first one say how clients send, whatever the others say; each keeps its `seed` for rules that
+    draw. `router` is a name of `kvsim.routers.ROUTERS` or a `package.module:Class`, `router_args`
+    are arguments of its constructor. `explain`: note what each decision chose from, which asks
+    every replica's cache about every request.
 
     Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
     processes with equal results, unless decisions are explained; None: one per core, if there are
@@ -144,7 +147,8 @@ def simulate_fleet(
 
 
 def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
-    """Returns the settings of the replicas. Raises `ConfigError`."""
+    """Returns the settings of the replicas, all with the load of the first one: an engine is built
+    for the number of samples that its requests have. Raises `ConfigError`."""
     known = [read_config(config) for config in configs]
     if not known:
         raise ConfigError("replicas: give at least one")
@@ -152,7 +156,8 @@ def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
         raise ConfigError(
             "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
         )
-    return known
+    sent = {key: getattr(known[0], key) for key in load_settings() - {"seed"}}
+    return [msgspec.structs.replace(config, **sent) for config in known]
 
 
 def _together(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from msgspec import field
 
@@ -38,3 +39,15 @@ def make_settings(table: Mapping[str, Any], where: str = "configuration") -> Run
     if table.keys().isdisjoint(KEYS):
         return make_config(table, where)
     return make_config({"replicas": 1, **table}, where, FleetConfig)
+
+
+@cache
+def load_settings() -> frozenset[str]:
+    """Returns the names of the settings that say how requests are sent."""
+    hints = get_type_hints(RunConfig, include_extras=True)
+    return frozenset(
+        key
+        for key in RunConfig.__struct_fields__
+        for meta in hints[key].__metadata__
+        if meta.extra is not None and meta.extra["panel"] == "Load"
+    )

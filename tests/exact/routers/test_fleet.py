@@ -132,6 +132,20 @@ def test_a_fleet_does_not_start_again() -> None:
         simulate_fleet(CHAT, [{**BASE, "on_engine_error": "reject"}] * 2)
 
 
+def test_each_engine_is_built_for_the_samples_that_clients_ask_for() -> None:
+    trace = make_trace([(4, 1, None), (4, 1, None)])
+    one = {"model": "tiny", "engine": "vllm-0.6.3"}
+    settings = [{**one, "n": 2}, {**one, "max_num_seqs": 1}]
+    alone = simulate(trace, {**settings[1], "n": 2})
+    assert alone.meta["outcome"]["kind"] == "deadlock"  # No step has room for two sequences.
+    for exact in (False, True):
+        fleet = simulate_fleet(trace, [{**each, "exact_twin": exact} for each in settings])
+        ends = [each.meta["outcome"]["kind"] for each in fleet.replicas]
+        assert ends == ["finished", "deadlock"]
+    with pytest.raises(ConfigError, match="n: vllm-v1 runs with one sample"):
+        simulate_fleet(trace, [settings[0], {"model": "tiny", "engine": "vllm-v1"}])
+
+
 class LastOne(Router):
     """Sends everything to the last worker, and counts what it hears."""
 
