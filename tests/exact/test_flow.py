@@ -180,7 +180,7 @@ def test_prefix_caching_without_shared_content_decides_as_naive(
         {"engine": "vllm-v1"},
         {"engine": "vllm-0.3.3"},
         {"engine": "nano-vllm", "block_size": 16, "on_engine_error": "reject"},
-        {"block_manager": "contiguous"},
+        pytest.param({"block_manager": "contiguous"}, marks=long),
     ],
     ids=str,
 )

@@ -217,6 +217,7 @@ def test_an_offer_without_room_is_remarked_upon() -> None:
     assert result.meta["kv_offload"]["refused_stores"] > 0
 
 
+@long
 def test_a_search_for_the_size_goes_by_two_names(tmp_path: Path) -> None:
     words = ["size", "--trace", str(ROOT / "traces/agents.jsonl"), "--num-prompts", "8"]
     words += ["--model", "llama-3.1-8b", "--hardware", "h100", "--num-gpu-blocks-override", "2000"]

@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
+from marks import long
 from places import ROOT
 
 from kvsim.certainty.comparison import Comparison, Pair
@@ -112,6 +113,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
         run([made(), made(seed=1)], 4)
 
 
+@long
 def test_one_exact_replay_is_judged_by_its_stretches() -> None:
     trace = open_trace(str(ROOT / "traces/api.jsonl"))
     load = {"num_prompts": 600, "num_gpu_blocks_override": 1200, "time_scale": 3.0}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marks import long
 from shared import SHARED, needs_shared
 from unit.calibrate.tables import write_csv
 
@@ -161,6 +162,7 @@ HELD_OUT = {
 which no smooth fit follows; the A100's table has few sizes, 21 in place of 72."""
 
 
+@long
 @needs_shared("kernel-tables/a100")
 def test_held_out_errors_of_the_published_tables(gpu: str, again: Profile) -> None:
     for kernel, (median, p95) in HELD_OUT[gpu].items():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import long
 
 from kvsim.certainty.estimates import Estimate, paired, single
 
@@ -17,6 +18,7 @@ def between(changes: list[float], *, percentile: bool = False, whole: bool = Fal
     return paired(np.zeros(len(other)), other, whole=whole, percentile=percentile)
 
 
+@long
 @given(SAMPLES)
 def test_a_mean_has_students_interval_and_p(changes: list[float]) -> None:
     estimate = between(changes)

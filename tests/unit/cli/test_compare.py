@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from marks import long
 from places import ROOT
 
 from kvsim.cli import main
@@ -54,6 +55,7 @@ def test_a_configuration_against_itself_stops_at_the_first_look(
     assert findings == {"no difference"}
 
 
+@long
 def test_equal_configurations_are_named_before_anything_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -69,6 +69,7 @@ def test_the_same_search_again_runs_nothing_and_writes_the_same_page(kvsim, tmp_
         assert words in page
 
 
+@long
 def test_an_assumed_hit_rate(kvsim):
     result = kvsim(
         *LOAD,
