@@ -455,7 +455,8 @@ def make_config(
         if not at:
             raise ConfigError(f"{where}: {_lower(text)}") from None
         key = at.rstrip("`")
-        raise ConfigError(f"{where}: {key}: {_lower(text)}, got {table.get(key)!r}") from None
+        wanted = _lower(text).partition(", got ")[0].replace(" | null", "")
+        raise ConfigError(f"{where}: {key}: {wanted}, got {table.get(key)!r}") from None
     if config.request_rate is not None and not config.request_rate > 0:
         raise ConfigError(
             f"{where}: request_rate: {config.request_rate} is not above 0; use a rate in requests"
