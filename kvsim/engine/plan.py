@@ -37,7 +37,7 @@ class Plan:
 
     waits = False
     """Whether transfers of KV go with the step, so that it takes place even if it computes nothing,
-    and may wait for them (`Scheduler.waits_ns`)."""
+    and may wait for them (`Scheduler.waits`)."""
 
     drafter_ns = 0
     """How much longer the step takes because drafts are made at its end."""

@@ -131,11 +131,11 @@ def serve_apart(
 
 
 def _processes(requests: int, replicas: int, jobs: int | None) -> int:
-    from joblib import cpu_count
+    if jobs is None and requests >= _WORTHWHILE:
+        from joblib import cpu_count
 
-    if jobs is None:
-        jobs = cpu_count() if requests >= _WORTHWHILE else 1
-    return min(jobs, replicas)
+        jobs = cpu_count()
+    return min(jobs or 1, replicas)
 
 
 def _all_served(

@@ -91,14 +91,14 @@ class Recorder:
 
         limits.check_size("steps", self._number, limits.STEPS)
         rows = np.frombuffer(self._rows, np.int64).reshape(-1, len(self._columns))
-        series = Series(self._steps, self._ends_ns, self._opened, self._evicted, self._lasts)
-        self._columns.add(unfold(rows, series, self._block_size).T)
+        folded = Folded(self._steps, self._ends_ns, self._opened, self._evicted, self._lasts)
+        self._columns.add(unfold(rows, folded, self._block_size).T)
         self._rows, self._steps, self._ends_ns, self._opened = bytearray(), [], [], []
         self._evicted, self._lasts = {}, {}
         self._full = self._number + PIECE_STEPS
 
 
-class Series(NamedTuple):
+class Folded(NamedTuple):
     """What rows that stand for several decode steps do not say (`Recorder.decodes`)."""
 
     steps: list[int]
@@ -114,14 +114,14 @@ class Series(NamedTuple):
     """The same."""
 
 
-def unfold(rows: np.ndarray, series: Series, block_size: int) -> np.ndarray:
+def unfold(rows: np.ndarray, rest: Folded, block_size: int) -> np.ndarray:
     """Write out the rows that stand for several decode steps.
 
     `rows` has the shape (rows, columns), the result (columns, steps).
     """
     import numpy as np
 
-    steps, ends_ns, opened, evicted, lasts = series
+    steps, ends_ns, opened, evicted, lasts = rest
     number = np.array(steps)
     columns = np.repeat(np.ascontiguousarray(rows.T), np.maximum(number, 1), axis=1)
     if not ends_ns:

@@ -12,8 +12,8 @@ Written by `python -m kvsim.schema`; a test holds that it is up to date.
 `kvsim run --out DIR` writes these tables as Parquet, `--csv` the first two as CSV, too.
 `Result.requests` and `Result.steps` hold the same columns, but those from `nanoseconds` and from a
 `difference of instants`; there, -1 stands for null. Instants are counted from the start of the run.
-Columns from the ledger are there where a run has kept one, those of speculative decoding where
-there was any.
+Columns from the ledger are there where a run has kept one, those of SGLang and of speculative
+decoding where a run had them.
 """
 
 
