@@ -88,10 +88,9 @@ class Passes:
             return 0
         context = plan.context_tokens
         context += sum(each.computed_before + each.scheduled for each in ready)
-        tokens = plan.decode_seqs + plan.draft_tokens + sum(new for new, _ in plan.chunks)
         # The first pass, and one of the others.
         none, seqs = np.zeros(2, np.int64), np.full(2, sequences)
-        drafts = np.array([tokens - sequences, 0])
+        drafts = np.array([plan.tokens - sequences, 0])
         work = Work(none, none, seqs, np.full(2, context), seqs, none, drafts)
         terms = self._cost.explain(work)
         dense, attention, head = (np.broadcast_to(terms.get(key, 0.0), 2) for key in _KERNELS)

@@ -118,8 +118,8 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the model computes."""
-        return self.decode_seqs + sum([new for new, _ in self.chunks])
+        """Tokens that the model computes, drafts included."""
+        return self.decode_seqs + self.draft_tokens + sum([new for new, _ in self.chunks])
 
     @property
     def entries(self) -> list[tuple[Request, int, bool]]:

@@ -344,3 +344,10 @@ def test_without_speculation_there_are_no_columns_of_it() -> None:
     assert not [key for key in result.summary if key.startswith("spec_decode")]
     assert not np.any(result.steps["drafter_ns"])
     json.dumps(result.summary)
+
+
+def test_drafts_are_tokens_of_a_step() -> None:
+    """Ranks that share experts are padded to the tokens of the largest step."""
+    plan = Plan()
+    plan.decode_seqs, plan.draft_tokens, plan.chunks = 2, 6, [(5, 0)]
+    assert plan.tokens == 2 + 6 + 5
