@@ -40,7 +40,7 @@ class Side(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Returns the entries of the provenance of a result."""
-        return {"kv_role": self.role}
+        return {"kv_transfer": {"role": self.role, **self.times.describe()}}
 
 
 def side_of(config: RunConfig, model: Model, blocks: GroupTables) -> Side:

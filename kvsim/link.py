@@ -133,6 +133,14 @@ class TransferTimes:
         """Nanoseconds of one transfer that has the network for itself."""
         return round(self._call_ns + moved_bytes / self._bandwidth)
 
+    def describe(self) -> dict[str, float]:
+        """Figures in plain values, for the provenance of a result."""
+        return {
+            "bandwidth_gb_s": self._bandwidth,
+            "call_us": self._call_ns / 1e3,
+            "handshake_ms": self.handshake_ns / 1e6,
+        }
+
 
 def make_transfer_times(config: RunConfig) -> TransferTimes:
     """The network that the table `[cost.kv_transfer]` describes; raises `ConfigError`."""

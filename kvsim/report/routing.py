@@ -74,11 +74,19 @@ def stage_rows(summary: Mapping[str, Any]) -> Rows:
 
 
 def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
-    """What moved between the engines, and whose lease ran out."""
+    """What requests waited for, what moved between the engines, and whose lease ran out."""
     moved = plural(figures["handovers"], "prompt")
+    prefill, decode, *network = (
+        figures[f"mean_{name}_ms"]
+        for name in ("prefill_queue", "decode_queue", "handshake", "network_queue", "transfer")
+    )
     remarks = [
         Remark(f"{size(figures['moved_bytes'])} of KV moved from prefill to decode, of {moved}.")
     ]
+    if prefill is not None:
+        waits = f"{milliseconds(prefill)} for the prefill side, {milliseconds(decode)} for the"
+        waits += f" decode side, and {milliseconds(sum(network))} for the network"
+        remarks.append(Remark(f"On average, a request waited {waits}."))
     if lost := figures["leases_run_out"]:
         remarks.append(
             Remark(
