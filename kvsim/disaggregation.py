@@ -36,7 +36,13 @@ class Side(NamedTuple):
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result should know, one line each."""
-        return ()
+        if not self.times.handshake_ns:
+            return ()
+        return (
+            "KV transfer: engines that meet for the first time shake hands for"
+            f" {self.times.handshake_ns / 1e6:g} ms, and prompts wait for it"
+            " (cost.kv_transfer.handshake_ms)",
+        )
 
     def describe(self) -> dict[str, Any]:
         """Returns the entries of the provenance of a result."""
