@@ -64,7 +64,7 @@ class Sides(NamedTuple):
         # Computed, but no decode replica was left.
         whole["status"][lost], whole["reason"][lost], whole["output_tokens"][lost] = _LOST
         whole["first_token_ns"][lost] = whole["finish_ns"][lost] = -1
-        return {name: list(c) if c.dtype.kind in "OU" else c for name, c in whole.items()}
+        return {name: c.tolist() if c.dtype.kind in "OU" else c for name, c in whole.items()}
 
     def handovers(self, known: Mapping[int, Handover]) -> dict[str, np.ndarray]:
         """Returns the columns of `kvsim.schema.HANDOVERS`."""

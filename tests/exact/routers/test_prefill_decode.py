@@ -180,6 +180,32 @@ def test_nothing_is_lost_between_the_sides(seed: int) -> None:
     assert len(result.requests["id"]) == len(sent.rows[: more.get("num_prompts")])
 
 
+@pytest.mark.parametrize("others", [1, 0])
+def test_a_prompt_that_the_prefill_side_rejects_goes_no_further(others: int) -> None:
+    result = split(trace((0, 100, 1), *[(0, 20, 1)] * others))
+    assert result.requests["status"] == ["rejected", "completed"][: 1 + others]
+    assert list(result.requests["replica"]) == [0, 1][: 1 + others]
+    assert stages_ms(result, 0) == [-1 / MS] * len(STAGES)
+
+
+def test_without_a_decode_engine_prompts_are_lost() -> None:
+    """The padded first step of three drafts does not fit two tokens, so the decode engine dies. It
+    had read two prompts by then; nobody reads the third one before its lease runs out."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.5}
+    more = {"kv_connector_extra_config": {"kv_lease_duration": 1}}
+    dies = {"speculative_config": drafts, "long_prefill_token_threshold": 2}
+    kinds = [side("kv_producer", **more), side("kv_consumer", **more, **dies)]
+    result = simulate_fleet(trace((0, 20, 9), (1, 20, 9), (500, 20, 9)), kinds)
+    assert [each.meta["outcome"]["kind"] for each in result.replicas] == [
+        "finished",
+        "engine-error",
+    ]
+    assert result.requests["reason"] == ["engine-error", "engine-error", "not-served"]
+    assert list(result.requests["output_tokens"]) == [0, 0, 0]
+    figures = summarise_fleet(result)["handovers"]
+    assert (figures["handovers"], figures["leases_run_out"]) == (3, 1)
+
+
 def test_equal_runs_are_equal() -> None:
     first, other = split(TWO, 2, 1), split(TWO, 2, 1)
     assert summarise_fleet(first) == summarise_fleet(other)
