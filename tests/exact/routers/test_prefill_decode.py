@@ -189,8 +189,8 @@ def test_a_prompt_that_the_prefill_side_rejects_goes_no_further(others: int) -> 
 
 
 def test_without_a_decode_engine_prompts_are_lost() -> None:
-    """The padded first step of three drafts does not fit two tokens, so the decode engine dies. It
-    had read two prompts by then; nobody reads the third one before its lease runs out."""
+    """Beside r0, the first step of r1 is padded to four tokens and cut to two, so that the decode
+    engine dies. It had read both prompts; nobody reads the third before its lease runs out."""
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.5}
     more = {"kv_connector_extra_config": {"kv_lease_duration": 1}}
     dies = {"speculative_config": drafts, "long_prefill_token_threshold": 2}
@@ -201,7 +201,6 @@ def test_without_a_decode_engine_prompts_are_lost() -> None:
         "engine-error",
     ]
     assert result.requests["reason"] == ["engine-error", "engine-error", "not-served"]
-    assert list(result.requests["output_tokens"]) == [0, 0, 0]
     figures = summarise_fleet(result)["handovers"]
     assert (figures["handovers"], figures["leases_run_out"]) == (3, 1)
 
