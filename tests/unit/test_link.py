@@ -97,7 +97,7 @@ def test_the_link_is_a_table() -> None:
 
 
 MOONCAKE_MS = (0.54, 0.61, 0.92, 1.50, 2.51, 4.75, 8.84, 16.43, 31.65)
-"""Transfers of prompts of 128, 256, ... 32,768 tokens of Qwen3-8B (144 KiB a token) from one H800 to
+"""Transfers of prompts of 128, 256, ... 32,768 tokens of Qwen3-8B (144 KiB a token) from an H800 to
 another, with 8 ConnectX-7 over RoCE: github.com/kvcache-ai/Mooncake,
 `performance/vllm/vllm-v1-pd-performance.md`."""
 
