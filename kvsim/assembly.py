@@ -42,13 +42,14 @@ from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
-from kvsim.offload import offloads
+from kvsim.offload import offloads, role_of
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 from kvsim.speculation import Speculative, speculates, speculation_of
 
 if TYPE_CHECKING:
     from kvsim.connectors import Offload
+    from kvsim.disaggregation import Side
 
 
 class Parts(NamedTuple):
@@ -70,8 +71,8 @@ class Parts(NamedTuple):
     """Settings that were not given."""
     notes: tuple[str, ...]
     """What a reader of the result should know of the model, and what is not simulated."""
-    offload: Offload | None
-    """The tier in CPU memory; None without one."""
+    offload: Offload | Side | None
+    """Where KV goes beyond the GPU: the tier in CPU memory, or another engine; None without."""
     speculation: Speculative | None
     """Speculative decoding; None without it."""
 
@@ -228,8 +229,14 @@ def _blocks(config: RunConfig, manager: str, given: dict[str, Any], named: bool)
 
 def _offload(
     config: RunConfig, model: Model, hardware: Hardware, blocks: Tables, draft: Scheduler
-) -> Offload:
-    from kvsim.connectors import offload_of  # Few runs have one.
+) -> Offload | Side:
+    # Few runs have one.
+    if role_of(config):
+        from kvsim.disaggregation import side_of
+
+        assert isinstance(blocks, GroupTables)
+        return side_of(config, model, blocks)
+    from kvsim.connectors import offload_of
 
     return offload_of(config, model, hardware, blocks, draft)
 
@@ -249,7 +256,7 @@ def _notes_on_tables(
     model: Model,
     config: RunConfig,
     blocks: Tables,
-    offload: Offload | None,
+    offload: Offload | Side | None,
     speculation: Speculative | None,
 ) -> tuple[str, ...]:
     """What a reader should know of the block tables, of their tier in CPU memory, and of drafts."""

@@ -363,7 +363,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _doc(
             _MEMORY,
             "vLLM's own table, on the command line as JSON: kv_connector (OffloadingConnector,"
-            " SimpleCPUOffloadConnector or module:Class), kv_role, kv_connector_extra_config.",
+            " SimpleCPUOffloadConnector, NixlConnector or module:Class), kv_role,"
+            " kv_connector_extra_config.",
         ),
     ] = {}
     goodput: Annotated[

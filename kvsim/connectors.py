@@ -59,7 +59,7 @@ class Offload(NamedTuple):
         )
 
     def describe(self) -> dict[str, Any]:
-        """What was stored and loaded, in plain values."""
+        """Returns the entries of the provenance of a result: what was stored and loaded."""
         worker = self.worker
         lanes = {"stored": (worker.stores,), "loaded": (worker.loads, worker.within)}
         moved: dict[str, Any] = {}
@@ -68,7 +68,8 @@ class Offload(NamedTuple):
             moved[f"{name}_blocks"] = worker.blocks[name]
             moved[f"{name}_bytes"] = worker.blocks[name] * self.block_bytes
             moved[f"{name}_copy_s"] = sum(lane.busy_ns for lane in parts) / 1e9
-        return {"connector": type(self.connector).__name__, **moved, **self.connector.describe()}
+        name = type(self.connector).__name__
+        return {"kv_offload": {"connector": name, **moved, **self.connector.describe()}}
 
 
 def offload_of(

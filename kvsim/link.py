@@ -1,4 +1,4 @@
-"""Times of swap copies over the host link: pure figures, without a clock.
+"""Times of copies over links: pure figures, without a clock.
 
 A swap moves whole blocks. The number of copies decides its speed more than the link does: a block
 that is stored layer by layer is many small pieces, each of which costs at least `copy_overhead_us`.
@@ -18,6 +18,9 @@ from kvsim.models import Model
 BOTH_WAYS = 0.834
 """Speed of each direction of PCIe 5 while both copy, as a share of one alone: 83.4 GB/s both
 ways together, 50 GB/s one way (H100; vLLM blog of 2026-01-08)."""
+
+LINK, KV_TRANSFER = LINKS = "link", "kv_transfer"
+"""Tables of `[cost]` that price copies, not steps."""
 
 
 class LinkTimes:
@@ -94,9 +97,7 @@ def make_link(
 
     `whole`: blocks are one piece unless the table says otherwise, as in vLLM V1's offload.
     """
-    args = config.cost.get("link", {})
-    if not isinstance(args, Mapping):
-        raise ConfigError(f"cost.link: expected a table of keys, got {args!r}")
+    args = _table(config, LINK)
     if whole and not {"layout", "block_us"} & args.keys():
         args = {**args, "layout": "cross"}
     times: LinkTimes = build(
@@ -105,7 +106,57 @@ def make_link(
     return times
 
 
-def _time(key: str, us: float) -> float:
-    if not 0 <= us < float("inf"):
-        raise ValueError(f"{key}: {us} is not a time; use microseconds of at least 0")
-    return us
+class TransferTimes:
+    """KV blocks that one engine reads from another over the network (RDMA).
+
+    A transfer takes `call_us` + bytes / `bandwidth_gb_s`, the bandwidth of all GPUs of an engine
+    together. The defaults, 0.4 ms and 140 GiB/s, fit a public measurement within 10 % from 20 MB to
+    4.5 GiB (Qwen3-8B, H800 with 8 ConnectX-7 over RoCE; Mooncake,
+    `performance/vllm/vllm-v1-pd-performance.md`). Before the first transfer between two engines,
+    they shake hands for `handshake_ms`, about 2 s (github.com/neuralmagic/vllm/pull/63). Set 0 for
+    engines that have met before. Raises `ValueError`.
+    """
+
+    def __init__(
+        self,
+        *,
+        bandwidth_gb_s: float = 150.3,
+        call_us: float = 400.0,
+        handshake_ms: float = 2000.0,
+    ) -> None:
+        if not 0 < bandwidth_gb_s < float("inf"):
+            raise ValueError(f"bandwidth_gb_s: {bandwidth_gb_s} is not a bandwidth above 0")
+        self._bandwidth, self._call_ns = bandwidth_gb_s, _time("call_us", call_us) * 1e3
+        self.handshake_ns = round(_time("handshake_ms", handshake_ms, "milliseconds") * 1e6)
+
+    def transfer_ns(self, moved_bytes: int) -> int:
+        """Nanoseconds of one transfer that has the network for itself."""
+        return round(self._call_ns + moved_bytes / self._bandwidth)
+
+    def describe(self) -> dict[str, float]:
+        """Figures in plain values, for the provenance of a result."""
+        return {
+            "bandwidth_gb_s": self._bandwidth,
+            "call_us": self._call_ns / 1e3,
+            "handshake_ms": self.handshake_ns / 1e6,
+        }
+
+
+def make_transfer_times(config: RunConfig) -> TransferTimes:
+    """The network that the table `[cost.kv_transfer]` describes; raises `ConfigError`."""
+    times: TransferTimes = build("cost.kv_transfer", TransferTimes, _table(config, KV_TRANSFER))
+    return times
+
+
+def _table(config: RunConfig, key: str) -> Mapping[str, Any]:
+    """What the settings say of a link. Raises `ConfigError`."""
+    args = config.cost.get(key, {})
+    if not isinstance(args, Mapping):
+        raise ConfigError(f"cost.{key}: expected a table of keys, got {args!r}")
+    return args
+
+
+def _time(key: str, value: float, unit: str = "microseconds") -> float:
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{key}: {value} is not a time; use {unit} of at least 0")
+    return value

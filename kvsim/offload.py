@@ -1,4 +1,4 @@
-"""The KV offload that the settings of a run ask for.
+"""The KV connector that the settings of a run ask for.
 
 vLLM 0.33.0 `config/vllm.py`, `config/kv_transfer.py`.
 """
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from kvsim.checks import check_features
 from kvsim.config import RunConfig
+from kvsim.engine.request import DECODE, PREFILL
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1_groups.group import Group
 from kvsim.engines.vllm_v1_groups.mamba import Mamba
@@ -20,6 +21,10 @@ from kvsim.library import convert
 
 NATIVE = "OffloadingConnector"
 """The connector of `kv_offloading_size`, where no other one is named."""
+NIXL = "NixlConnector"
+"""The connector of a prefill/decode split."""
+ROLES = {"kv_producer": PREFILL, "kv_consumer": DECODE}
+"""`kv_role` → the part of an engine in such a split."""
 
 
 class KvTransferConfig(Struct, frozen=True, kw_only=True):
@@ -56,6 +61,8 @@ def asked(config: RunConfig) -> KvTransferConfig | None:
                 "kv_connector_extra_config: there is no KV offload; set --kv-offloading-size"
             )
         return None
+    if name == NIXL:
+        return _split(config, transfer, extra)
     if not config.kv_offloading_size and transfer.kv_role != "kv_both":
         raise ConfigError(
             f"kv_transfer_config: kv_role: {transfer.kv_role or 'none'}; a tier stores and loads,"
@@ -67,8 +74,38 @@ def asked(config: RunConfig) -> KvTransferConfig | None:
     )
 
 
+def role_of(config: RunConfig) -> str:
+    """The part of an engine in a prefill/decode split, a value of `ROLES`; empty: it has none.
+    Raises `ConfigError`."""
+    wanted = asked(config)
+    if wanted is None or wanted.kv_connector != NIXL:
+        return ""
+    assert wanted.kv_role is not None
+    return ROLES[wanted.kv_role]
+
+
+def _split(
+    config: RunConfig, transfer: KvTransferConfig, extra: dict[str, Any]
+) -> KvTransferConfig:
+    """The connector of a prefill/decode split. Raises `ConfigError`."""
+    if config.kv_offloading_size:
+        raise ConfigError(
+            f"kv_offloading_size: a tier beside {NIXL} is not simulated; leave one of the two out"
+        )
+    if transfer.kv_role not in ROLES:
+        raise ConfigError(
+            f"kv_transfer_config: kv_role: {transfer.kv_role or 'none'}; an engine either prefills"
+            " (kv_producer) or decodes (kv_consumer); choose one"
+        )
+    if config.n > 1:
+        raise ConfigError(f"n: {NIXL} is simulated with one sample; use --n 1")
+    return KvTransferConfig(
+        kv_connector=NIXL, kv_role=transfer.kv_role, kv_connector_extra_config=extra
+    )
+
+
 def offloads(config: RunConfig, engine: Engine, groups: tuple[Group, ...]) -> bool:
-    """Whether KV blocks are kept outside the GPU. Raises `ConfigError` where the engine cannot."""
+    """Whether KV blocks leave the GPU. Raises `ConfigError` where the engine cannot."""
     if asked(config) is None:
         return False
     key = "kv_offloading_size" if config.kv_offloading_size else "kv_transfer_config"

@@ -19,6 +19,7 @@ from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.limits import check_run
 from kvsim.notes import one_of_several, unheeded_wishes
+from kvsim.offload import role_of
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result
 from kvsim.serving import Serving
@@ -68,6 +69,11 @@ def simulate(
     outcome in `Result.meta["outcome"]`, not an exception.
     """
     config = read_config(config)
+    if role_of(config):
+        raise ConfigError(
+            "kv_role: one engine is half of a prefill/decode split; give both sides, as in"
+            " --prefill-replicas 1 --decode-replicas 1"
+        )
     trace = opened(trace, config)
     rows = trace.rows[: config.num_prompts]
     errors: list[Outcome] = []

@@ -64,8 +64,9 @@ class Serving:
         )
         link = Link(env, parts.link)
         time = env, parts.cost, link, inbox, not declares_sums(parts.cost)
+        self._host = SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
         self._loop = Loop(
-            SimulatedTime(*time) if ranks is None else RankTime(*time, ranks),
+            self._host,
             parts.scheduler,
             self.batch,
             record=self.recorder.packed if step_over is None else self._recording(step_over),
@@ -79,6 +80,11 @@ class Serving:
             ),
             departures=Patience(rows) if parts.scheduler.ends_early else None,
         )
+
+    @property
+    def now_ns(self) -> int:
+        """When the engine last did anything."""
+        return self._host.now_ns
 
     def run(self) -> Process:
         """The engine's loop, for the event loop. Raises `EngineStopped`."""
@@ -112,7 +118,7 @@ class Serving:
         meta = provenance(trace, len(self.indexes), parts, outcome, errors, command)
         meta["fast_path"] = self.shortcuts.describe(outcome.step)
         if parts.offload is not None:
-            meta["kv_offload"] = parts.offload.describe()
+            meta |= parts.offload.describe()
         return Result(parts.config, meta, books, self.batch.token_gaps_ns, self._log)
 
     def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Callable[[], Books]:

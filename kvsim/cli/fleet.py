@@ -37,6 +37,21 @@ class FleetOptions(Bundle):
         int | None,
         typer.Option("--replicas", min=1, metavar="N", help="Simulate N engines and a router."),
     ] = None
+    prefill_replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--prefill-replicas",
+            min=1,
+            metavar="N",
+            help="Split prefill and decode: N engines compute prompts.",
+        ),
+    ] = None
+    decode_replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--decode-replicas", min=1, metavar="N", help="N engines generate the outputs."
+        ),
+    ] = None
     router: Annotated[
         str | None,
         typer.Option("--router", metavar="NAME", help="The router: round-robin, dynamo-kv, ..."),
@@ -52,9 +67,36 @@ class FleetOptions(Bundle):
         return dict(map(_argument, self.router_set or ()))
 
     def table(self) -> dict[str, Any]:
-        """What is said of the fleet, as keys of `FleetConfig`; empty if nothing is."""
+        """What is said of the fleet, as keys of `FleetConfig`; empty if nothing is. Raises
+        `ConfigError` for a prefill/decode split, which these keys cannot say."""
+        if self._split():
+            raise ConfigError(
+                "--prefill-replicas: only `kvsim run` and `kvsim compare` split prefill and decode;"
+                " leave it and --decode-replicas out"
+            )
+        return self._said()
+
+    def _said(self) -> dict[str, Any]:
         given = {"replicas": self.replicas, "router": self.router, "router_args": self.args}
         return {key: value for key, value in given.items() if value}
+
+    def _split(self) -> list[dict[str, Any]]:
+        """The kinds of replicas of a prefill/decode split; none without one. Raises
+        `ConfigError`."""
+        from kvsim.offload import NIXL
+
+        numbers = {"kv_producer": self.prefill_replicas, "kv_consumer": self.decode_replicas}
+        if set(numbers.values()) == {None}:
+            return []
+        if None in numbers.values() or self.replicas is not None:
+            raise ConfigError(
+                "--prefill-replicas: a prefill/decode split has both sides, and no other replicas;"
+                " give --prefill-replicas and --decode-replicas, and leave --replicas out"
+            )
+        return [
+            {"count": number, "kv_transfer_config": {"kv_connector": NIXL, "kv_role": role}}
+            for role, number in numbers.items()
+        ]
 
     def load(
         self, config: str | None, settings: SettingOptions, word: ServerWord
@@ -68,7 +110,7 @@ class FleetOptions(Bundle):
         path = config_path(config)
         where = path or "configuration"
         said, shared = parted({} if path is None else read_toml(path))
-        kinds, said = said.get("replicas"), merged(said, self.table())
+        kinds, said = self._split() or said.get("replicas"), merged(said, self._said())
         if not isinstance(kinds, list):
             configs = [settings.over(shared, where, word)]
             said = _with_ranks(said, configs[0].data_parallel_size)
@@ -163,8 +205,10 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
         for kind, label in LATENCIES.items()
     )
     console.print(make_table("latency", *LISTED, rows=latencies, **look))
-    replicas = ([str(i), *row] for i, row in enumerate(routing.replica_rows(summary)))
+    replicas = routing.named_rows(summary)
     console.print(make_table("replica", *routing.REPLICA_HEAD, rows=replicas, **look))
+    if stages := routing.stage_rows(summary):
+        console.print(make_table(*routing.STAGE_HEAD, rows=stages, **look))
     decisions = summary["routing"]
     if decisions and summary["meta"]["prefix_caching"]:
         regret, hits = routing.regret_rows(decisions), routing.hit_rows(decisions)

@@ -25,6 +25,7 @@ from kvsim.cost.table import TableCost
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
+from kvsim.link import LINKS
 from kvsim.models import Model, model_of
 from kvsim.workload.arrivals import random_stream
 
@@ -96,7 +97,7 @@ def uncertain(config: RunConfig) -> RunConfig:
     Raises `ConfigError` if it has no profile.
     """
     name, profile = config.cost.get("model"), config.cost.get("profile")
-    if name is None and len(config.cost) == ("link" in config.cost):
+    if name is None and config.cost.keys() <= set(LINKS):
         model, hardware = model_of(config), load_hardware(config.hardware_name)
         profile = profile_for(model, hardware, config)
     if name not in (None, "table", "uncertain") or profile is None:

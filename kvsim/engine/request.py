@@ -22,6 +22,9 @@ from typing import Any, NamedTuple, Protocol
 WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
 """States of a sequence. IGNORED means that the engine ended it before it was complete."""
 
+PREFILL, DECODE = "prefill", "decode"
+"""Parts that an engine can have in a prefill/decode split."""
+
 ABORTED = "aborted"
 """Reason of a request that ended because its client gave it up."""
 
@@ -222,7 +225,7 @@ class Options(NamedTuple):
     grammar_ready_ns: int = 0
     """When the grammar of its output is compiled. It is not scheduled before."""
     kv_transfer: str = ""
-    """Its part in a prefill/decode split: `prefill`, `decode` or none."""
+    """What this engine does of it in a prefill/decode split: `PREFILL`, `DECODE` or all."""
 
 
 PLAIN = Options()

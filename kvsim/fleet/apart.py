@@ -61,10 +61,12 @@ class Load:
         """What each row of the trace says."""
         return streams(self.trace)
 
-    def requests(self, keyed: bool) -> Requests:
-        """New requests; `keyed`: with block identities."""
-        known = self.streams if keyed else None
-        return Requests(self.rows, known, n=self.samples, ignore_eos=self.ignore_eos)
+    def requests(self, keyed: bool, kv_transfer: str = "") -> Requests:
+        """New requests; `keyed`: with block identities. `kv_transfer`: as in `Requests`."""
+        known, samples = self.streams if keyed else None, self.samples
+        return Requests(
+            self.rows, known, n=samples, ignore_eos=self.ignore_eos, kv_transfer=kv_transfer
+        )
 
 
 class Share(NamedTuple):

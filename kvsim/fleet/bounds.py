@@ -43,11 +43,11 @@ class Bounds(NamedTuple):
 
 
 def find_bounds(trace: Trace, result: FleetResult) -> Bounds | None:
-    """Returns the bounds of a run; None if it was not explained, or replicas cache nothing or in
-    blocks of different sizes."""
+    """Returns the bounds of a run; None if it was not explained, if it split prefill and decode, or
+    if replicas cache nothing or in blocks of different sizes."""
     metas = [replica.meta for replica in result.replicas]
     sizes = {meta["block_size"] for meta in metas}
-    if result.decisions is None or len(sizes) > 1 or not metas[0]["prefix_caching"]:
+    if result.decisions is None or result.ways or len(sizes) > 1 or not metas[0]["prefix_caching"]:
         return None
     noted = of_admitted(result.decisions, result.requests)
     order = np.argsort(noted["time_ns"], kind="stable")

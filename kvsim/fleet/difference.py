@@ -29,6 +29,8 @@ def explain_fleets(first: NamedFleet, other: NamedFleet) -> Explanation:
 
 def _divergence_words(first: NamedFleet, other: NamedFleet) -> list[str]:
     """Which request was the first one to go elsewhere, and how many did."""
+    if first[1].handovers is not None or other[1].handovers is not None:
+        return ["A prefill/decode split makes two decisions about each request; none is compared."]
     chosen = [run.requests["replica"] for _, run in (first, other)]
     # Both have the requests of one trace, one of them perhaps more.
     number = min(map(len, chosen))

@@ -23,9 +23,10 @@ from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.fleet.news import News
 from kvsim.replica.events import Process
+from kvsim.replica.inbox import Senders
 from kvsim.routers.router import Router
 from kvsim.serving import Serving
-from kvsim.workload.clients import Clients
+from kvsim.workload.clients import Released
 from kvsim.workload.keys import Streams
 from kvsim.workload.trace import Row
 
@@ -36,7 +37,7 @@ class Dispatch:
     def __init__(
         self,
         env: simpy.Environment,
-        clients: Clients,
+        clients: Senders,
         router: Router,
         rows: Sequence[Row],
         streams: Streams,
@@ -76,7 +77,7 @@ class Dispatch:
             self._next_arrival_ns = time_ns
             if time_ns > self._env.now:
                 yield self._env.timeout(time_ns - self._env.now)
-            self._offer(request)
+            self.offer(request)
         self._next_arrival_ns = inf
 
     def _upcoming_ns(self) -> float:
@@ -85,7 +86,7 @@ class Dispatch:
             return self._env.peek()
         return min(self._next_arrival_ns, self.news.next_look_ns)
 
-    def _offer(self, request: Request) -> None:
+    def offer(self, request: Request) -> None:
         """Offers a request to its client's concurrency limit, which may hold it back."""
         if self._clients.offer(request, int(self._env.now)):
             self._route(request)
@@ -117,15 +118,19 @@ class Dispatch:
             self._prefilling.pop(request.id, None)
             self._router.ended(request.id)
             self._in_flight[self.chosen[request.index]] -= 1
-            sent, later = self._clients.ended(request, now_ns)
-            for other in sent:
-                self._route(other)
-            for time_ns, other in later:
-                if time_ns > now_ns:
-                    self._env.process(self._send_later(other, time_ns - now_ns))
-                else:  # The engine that is being told composes its next step at this instant.
-                    self._offer(other)
+            self.follow(self._clients.ended(request, now_ns))
+
+    def follow(self, released: Released) -> None:
+        """Sends the requests that a completion releases, now or after their think time."""
+        now_ns = int(self._env.now)
+        for other in released.sent:
+            self._route(other)
+        for time_ns, other in released.later:
+            if time_ns > now_ns:
+                self._env.process(self._send_later(other, time_ns - now_ns))
+            else:  # The engine that is being told composes its next step at this instant.
+                self.offer(other)
 
     def _send_later(self, request: Request, delay_ns: int) -> Process:
         yield self._env.timeout(delay_ns)
-        self._offer(request)
+        self.offer(request)

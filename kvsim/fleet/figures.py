@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kvsim.fleet.bounds import Bounds
 from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.handovers import handover_figures
 from kvsim.fleet.joined import joined_figures, joined_lookups
 from kvsim.fleet.routing import load_imbalance, routing_figures
 from kvsim.records.tally import Tally
@@ -37,7 +38,8 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
     Those of requests stand at the top, under the keys of a run; `replicas` has a table for each
     replica. `input_imbalance` is the greatest number of prompt tokens that a replica was sent, over
     the mean. `routing` explains the decisions (`kvsim.fleet.routing`), if they were noted, and
-    has the `bounds`, if given.
+    has the `bounds`, if given. A prefill/decode split has `handovers`, too
+    (`kvsim.fleet.handovers`), and no imbalance of its unequal replicas.
     """
     gaps = Tally()
     for replica in result.replicas:
@@ -45,7 +47,9 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
             gaps.add(int(number), int(times))
     meta = _provenance(result, [replica.summary for replica in result.replicas])
     known = None if bounds is None else bounds.record()
-    return fleet_figures(result.replicas, result.requests, result.decisions, gaps, meta, known)
+    return fleet_figures(
+        result.replicas, result.requests, result.decisions, gaps, meta, known, result.handovers
+    )
 
 
 class Served(Protocol):
@@ -71,6 +75,7 @@ def fleet_figures(
     gaps: Mapping[int, int],
     meta: Mapping[str, Any],
     bounds: Mapping[str, int] | None,
+    handovers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The figures of `summarise_fleet`, from tables. `gaps`: time between tokens → how often."""
     each = [replica.summary for replica in replicas]
@@ -83,8 +88,8 @@ def fleet_figures(
     return {
         **figures,
         **joined_figures(each, [replica.steps for replica in replicas]),
-        "input_imbalance": ratio(max(sent) * len(sent), sum(sent)),
-        "load_imbalance": load_imbalance(requests, len(each)),
+        "input_imbalance": None if handovers else ratio(max(sent) * len(sent), sum(sent)),
+        "load_imbalance": None if handovers else load_imbalance(requests, len(each)),
         "replicas": [
             {
                 **{key: summary[key] for key in OF_A_REPLICA},
@@ -93,6 +98,7 @@ def fleet_figures(
             for summary in each
         ],
         "routing": routing,
+        **({"handovers": handover_figures(handovers)} if handovers else {}),
         "meta": meta,
     }
 
@@ -113,6 +119,7 @@ def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[
         "trace": {**first["trace"], "requests": len(result.chosen)},
         "router": {"name": result.router, "args": result.router_args},
         "replicas": len(metas),
+        **({"roles": list(result.ways.roles)} if result.ways else {}),
         "cost_sources": [meta["cost"]["source"] for meta in metas],
         "prefix_caching": any(meta["prefix_caching"] for meta in metas),
         "cache": joined_lookups(metas),

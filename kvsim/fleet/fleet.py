@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,13 +17,17 @@ import simpy
 from kvsim.assembly import Parts
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
+from kvsim.engine.request import DECODE, PREFILL
 from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.dispatch import Dispatch
+from kvsim.fleet.handovers import Sides, Ways, sides_of, together
+from kvsim.fleet.proxy import Back, Front, Proxy, check_sides, split_roles
 from kvsim.fleet.settings import load_settings
 from kvsim.replica.events import Process
+from kvsim.replica.inbox import Senders
 from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result
 from kvsim.routers import ROUTERS, make_router
@@ -40,6 +44,7 @@ from kvsim.run import (
 from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
+from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Trace
 
 
@@ -54,37 +59,33 @@ class FleetResult:
     indexes: list[np.ndarray]
     """The requests of each replica, as places in the trace."""
     chosen: Sequence[int]
-    """The replica of each request, in the order of the trace; -1: it was sent to none."""
+    """The replica of each request, in the order of the trace, or that of its prompt; -1: it was
+    sent to none."""
     decisions: Mapping[str, np.ndarray] | None = None
     """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
+    ways: Ways | None = None
+    """How requests went through a prefill/decode split; None without one."""
 
     @cached_property
     def requests(self) -> dict[str, Any]:
         """The requests of all replicas in the order of the trace, with the column `replica`."""
+        if self._sides is not None:
+            return self._sides.whole()
         return together([each.requests for each in self.replicas], self.indexes, self.chosen)
 
+    @cached_property
+    def handovers(self) -> dict[str, np.ndarray] | None:
+        """Columns of `kvsim.schema.HANDOVERS`; None without a prefill/decode split."""
+        if self.ways is None or self._sides is None:
+            return None
+        return self._sides.handovers(self.ways.handovers)
 
-def together(
-    each: Sequence[Mapping[str, Any]], indexes: Sequence[np.ndarray], chosen: Sequence[int]
-) -> dict[str, Any]:
-    """Returns the requests of all replicas in the order of the trace, with the column `replica`.
-
-    `indexes`: the requests of each replica, as places in the trace; `chosen`: the replica of each.
-    A column that not all have, because some have no prefix cache, is left out.
-    """
-    places = np.concatenate(indexes)
-    order = np.argsort(places, kind="stable")
-    joined: dict[str, Any] = {}
-    for name in each[0]:
-        if not all(name in columns for columns in each):
-            continue
-        values = [columns[name] for columns in each]
-        if isinstance(values[0], np.ndarray):
-            joined[name] = np.concatenate(values)[order]
-        else:
-            flat = [value for column in values for value in column]
-            joined[name] = [flat[place] for place in order]
-    return {**joined, "index": places[order], "replica": np.array(chosen)[places[order]]}
+    @cached_property
+    def _sides(self) -> Sides | None:
+        if self.ways is None:
+            return None
+        each = [one.requests for one in self.replicas]
+        return sides_of(each, self.indexes, self.ways.roles, self.chosen, self.ways.decoders)
 
 
 @collector_paused()
@@ -111,6 +112,10 @@ def simulate_fleet(
     processes with equal results, unless decisions are explained; None: one per core, if there are
     many requests.
 
+    Replicas with a `kv_role` in their `kv_transfer_config` split prefill and decode
+    (`kvsim.fleet.proxy`). Each side has a router of its own, of this name; the decisions noted are
+    those about prompts.
+
     Replicas with a `data_parallel_size` of their number are the ranks of one engine, which step
     together if the model has experts. A replica whose engine stops with an error gets no more
     requests; the others go on. Raises `TraceError` and `ConfigError`.
@@ -120,30 +125,30 @@ def simulate_fleet(
     trace = opened(trace, first)
     rows = trace.rows[: first.num_prompts]
     load = Load(trace, rows, release_times(rows, first), first.n, first.ignore_eos)
-    named = [f"replica-{number}" for number in range(len(known))]
+    everyone = range(len(known))
     size = assembled(first, rows, named=False).blocks.block_size
 
-    def new_router() -> Router:
-        return make_router(router, args, named, seed=first.seed, block_size=size)
+    def new_router(numbers: Sequence[int]) -> Router:
+        own = [f"replica-{number}" for number in numbers]
+        return make_router(router, args, own, seed=first.seed, block_size=size)
 
-    chooser = new_router()
+    roles = split_roles(known, rows)
+    if roles:
+        parts = [assembled(config, rows, True) for config in known]
+        split = _Split(load, parts, roles, new_router, progress)
+        return split.played(router, args, command, explain)
+    chooser = new_router(everyone)
     coupled = first.data_parallel_size > 1 or heeds_replicas(chooser) or clients_wait(rows, first)
     if not (explain or coupled):
         chosen = routed(load, chooser)
         apart = serve_apart(load, known, chosen, command, jobs, progress)
         if apart is not None:
             where = np.array(chosen)
-            indexes = [np.flatnonzero(where == number) for number in range(len(known))]
+            indexes = [np.flatnonzero(where == number) for number in everyone]
             return FleetResult(router, args, apart, indexes, list(chosen))
-        chooser = new_router()
+        chooser = new_router(everyone)
     fleet = _together(load, known, chooser, router, progress)
-    if explain:
-        fleet.explain(chooser)
-    fleet.play()
-    replicas, dispatch = fleet.results(trace, command), fleet.dispatch
-    indexes = [serving.indexes for serving in dispatch.servings]
-    decisions = None if dispatch.decisions is None else dispatch.decisions.columns()
-    return FleetResult(router, args, replicas, indexes, list(dispatch.chosen), decisions)
+    return fleet.played(router, args, command, explain)
 
 
 def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
@@ -182,7 +187,13 @@ def _together(
             f"block_size: {name} goes by KV events, so blocks of all replicas need one size, and"
             f" here are {', '.join(map(str, sorted(sizes)))}"
         )
-    return _Fleet(load, parts, asked, router, progress)
+    keyed = any(each.blocks.needs_keys for each in parts)
+    env, requests = simpy.Environment(), load.requests(keyed)
+    clients = Clients(requests, load.rows, load.release_ns, parts[0].config)
+    sent = _Sent(requests, clients, array("q", [row.output_length for row in load.rows]))
+    for each in parts:
+        show_future(each.future, sent.lengths, load.trace, requests, clients)
+    return _Fleet(env, load, sent, parts, asked, router, progress)
 
 
 def _in_lock_step(
@@ -212,37 +223,44 @@ def _tells_all(router: Router) -> bool:
     return router.heeds_events and type(router) not in ROUTERS.values()
 
 
+class _Sent(NamedTuple):
+    """What a router is sent."""
+
+    requests: Requests
+    clients: Senders
+    lengths: Sequence[int]
+    """How long each output becomes."""
+
+
 class _Fleet:
-    """The objects that change while a run of several replicas lasts."""
+    """The replicas behind one router: the objects that change while a run lasts."""
 
     def __init__(
         self,
+        env: simpy.Environment,
         load: Load,
+        sent: _Sent,
         parts: Sequence[Parts],
         asked: Sequence[str],
         router: Router,
         progress: Callable[[int], None] | None,
     ) -> None:
         """`asked`: why a replica has no short cuts."""
-        config, rows, trace = parts[0].config, load.rows, load.trace
-        self._requests = requests = load.requests(any(each.blocks.needs_keys for each in parts))
-        lengths = array("q", [row.output_length for row in rows])
-        self._env = env = simpy.Environment()
-        clients = Clients(requests, rows, load.release_ns, config)
-        self.dispatch = Dispatch(env, clients, router, rows, load.streams)
+        self._env, self._requests, self._router = env, sent.requests, router
+        self._trace = load.trace
+        self.dispatch = Dispatch(env, sent.clients, router, load.rows, load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
         self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         news = self.dispatch.news
         hears = router.heeds_events or router.scrape_ns is not None
         for number, each in enumerate(parts):
-            show_future(each.future, lengths, trace, requests, clients)
             serving = Serving(
                 env,
                 each,
-                rows,
-                requests,
+                load.rows,
+                sent.requests,
                 self.dispatch.mailboxes[number],
-                lengths.__getitem__,
+                sent.lengths.__getitem__,
                 refused={},
                 asked=asked[number] or ("ranks step together" if self._ranks else ""),
                 stepwise="the router hears of each step" if hears else "",
@@ -253,11 +271,25 @@ class _Fleet:
             self.dispatch.servings.append(serving)
             env.process(self._serve(number, serving))
 
-    def explain(self, router: Router) -> None:
+    def played(self, router: str, args: dict[str, Any], command: str, explain: bool) -> FleetResult:
+        """Runs the event loop until nothing more can happen, and returns what came of it."""
+        if explain:
+            self.explain()
+        _play(self._env)
+        dispatch, replicas = self.dispatch, self.results(command, int(self._env.now))
+        indexes = [serving.indexes for serving in dispatch.servings]
+        return FleetResult(router, args, replicas, indexes, list(dispatch.chosen), self.decisions())
+
+    def explain(self) -> None:
         """Notes what each decision of the router chooses from."""
         blocks = [serving.batch.blocks for serving in self.dispatch.servings]
         requests = self._requests
-        self.dispatch.decisions = Decisions(router, blocks, requests.streams, len(requests))
+        self.dispatch.decisions = Decisions(self._router, blocks, requests.streams, len(requests))
+
+    def decisions(self) -> dict[str, np.ndarray] | None:
+        """Columns of `kvsim.schema.ROUTING`, if they were asked for."""
+        noted = self.dispatch.decisions
+        return None if noted is None else noted.columns()
 
     def _serve(self, number: int, serving: Serving) -> Process:
         """Runs a replica. If its engine stops, the others go on without it."""
@@ -269,21 +301,94 @@ class _Fleet:
             if self._ranks is not None:
                 self._ranks.leave()
 
-    def play(self) -> None:
-        """Runs the event loop until nothing more can happen."""
-        try:
-            self._env.run()
-        except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
-            raise ConfigError(TOO_LONG) from None
-
-    def results(self, trace: Trace, command: str) -> list[Result]:
-        """Returns what each replica did."""
-        made, now_ns = [], int(self._env.now)
-        # A request that was sent to nobody is listed with those of the first replica.
-        where = np.maximum(np.array(self.dispatch.chosen), 0)
+    def results(self, command: str, now_ns: int, unsent: int = 0) -> list[Result]:
+        """Returns what each replica did until `now_ns`. Requests that were sent to nobody are
+        listed with those of the replica `unsent`; -1: nowhere."""
+        made = []
+        where = np.array(self.dispatch.chosen)
+        where[where < 0] = unsent
         for number, serving in enumerate(self.dispatch.servings):
             missing = [index for index in serving.archive.missing() if where[index] == number]
             outcome = self._stops[number] or serving.outcome(now_ns)
-            made.append(serving.result(trace, outcome, missing, [], command))
+            made.append(serving.result(self._trace, outcome, missing, [], command))
         self._requests.let_all_go()
         return made
+
+
+class _Split:
+    """Prefill replicas behind one router and decode replicas behind another."""
+
+    def __init__(
+        self,
+        load: Load,
+        parts: Sequence[Parts],
+        roles: tuple[str, ...],
+        router_of: Callable[[Sequence[int]], Router],
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """`roles`: that of each replica. `router_of` makes a router for replicas, by number."""
+        check_sides(parts)
+        self._env = env = simpy.Environment()
+        self._roles = roles
+        lengths = array("q", [row.output_length for row in load.rows])
+        prompts, outputs = load.requests(True, PREFILL), load.requests(True, DECODE)
+        clients = Clients(prompts, load.rows, load.release_ns, parts[0].config)
+        for number, each in enumerate(parts):
+            requests = prompts if roles[number] == PREFILL else outputs
+            show_future(each.future, lengths, load.trace, requests, clients)
+        self._proxy = proxy = Proxy(clients, outputs)
+        one_token = array("q", [1]) * len(lengths)
+
+        def side(role: str, sent: _Sent, told: Callable[[int], None] | None) -> _Fleet:
+            numbers = self._numbers(role)
+            own = [parts[number] for number in numbers]
+            asked = ["exact_twin" if each.config.exact_twin else "" for each in own]
+            return _Fleet(env, load, sent, own, asked, router_of(numbers), told)
+
+        self._prefill = side(PREFILL, _Sent(prompts, Front(proxy), one_token), None)
+        self._decode = side(DECODE, _Sent(outputs, Back(proxy), lengths), progress)
+        proxy.connect(env, self._prefill.dispatch, self._decode.dispatch)
+
+    def _numbers(self, role: str) -> list[int]:
+        """The replicas with a role."""
+        return [number for number, each in enumerate(self._roles) if each == role]
+
+    def played(self, router: str, args: dict[str, Any], command: str, explain: bool) -> FleetResult:
+        """Runs the event loop until nothing more can happen, and returns what came of it."""
+        prefill, decode = self._prefill, self._decode
+        if explain:
+            prefill.explain()
+        _play(self._env)
+        servings = [*prefill.dispatch.servings, *decode.dispatch.servings]
+        # Timers of leases go on after the last engine has.
+        now_ns = max(serving.now_ns for serving in servings)
+        made = [*prefill.results(command, now_ns), *decode.results(command, now_ns, unsent=-1)]
+        prompts, outputs = self._numbers(PREFILL), self._numbers(DECODE)
+        order = np.argsort([*prompts, *outputs])
+        decisions = prefill.decisions()
+        if decisions is not None:
+            for name in ("replica", "best_replica"):
+                decisions[name] = _numbered(decisions[name], prompts)
+        decoders = _numbered(np.array(decode.dispatch.chosen), outputs)
+        return FleetResult(
+            router,
+            args,
+            [made[place] for place in order],
+            [servings[place].indexes for place in order],
+            _numbered(np.array(prefill.dispatch.chosen), prompts).tolist(),
+            decisions,
+            Ways(self._roles, decoders.tolist(), self._proxy.handovers),
+        )
+
+
+def _numbered(places: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
+    """The numbers of replicas given by their places on one side; -1 stays."""
+    return np.where(places < 0, -1, np.array(numbers)[places])
+
+
+def _play(env: simpy.Environment) -> None:
+    """Runs the event loop until nothing more can happen."""
+    try:
+        env.run()
+    except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
+        raise ConfigError(TOO_LONG) from None

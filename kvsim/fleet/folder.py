@@ -3,6 +3,7 @@
 ```
 DIR/fleet.json        figures of all requests, and a table for each replica
 DIR/routing.parquet   one row per request: where it was sent, and what that decision chose from
+DIR/handovers.parquet one row per request of a prefill/decode split: the stages of its time
 DIR/report.html       the page, if given
 DIR/replica-0/ ...    what a run of one engine writes (`kvsim.report.files`)
 ```
@@ -17,9 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import ValidationError
 
+from kvsim.engine.request import DECODE, PREFILL
 from kvsim.errors import OutputError
 from kvsim.fleet.figures import fleet_figures
-from kvsim.fleet.fleet import FleetResult, together
+from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.handovers import sides_of, together
 from kvsim.parsing import typed
 from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (
@@ -33,8 +36,8 @@ from kvsim.report.files import (
     write_table,
 )
 from kvsim.report.story import find_request
-from kvsim.report.tables import routing_table
-from kvsim.schema import ROUTING
+from kvsim.report.tables import handovers_table, routing_table
+from kvsim.schema import HANDOVERS, ROUTING
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
 
 
@@ -57,6 +60,8 @@ class FleetRun(NamedTuple):
     decisions: Mapping[str, Any]
     """Columns of `kvsim.schema.ROUTING`."""
     replicas: Sequence[Replica]
+    handovers: Mapping[str, Any] | None = None
+    """Columns of `kvsim.schema.HANDOVERS` in a prefill/decode split."""
 
 
 def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
@@ -65,7 +70,7 @@ def fleet_run(result: FleetResult, summary: Mapping[str, Any]) -> FleetRun:
     each = [
         Replica(one.summary, one.requests, one.steps, one.transitions) for one in result.replicas
     ]
-    return FleetRun(summary, result.requests, result.decisions, each)
+    return FleetRun(summary, result.requests, result.decisions, each, result.handovers)
 
 
 def write_fleet(
@@ -84,6 +89,9 @@ def write_fleet(
         write(number, str(_replica(folder, number)))
     with temporary_folder(folder, folder) as partial:
         write_table(partial / ROUTING.name, iter([routing_table(run.decisions)]), csv=False)
+        if run.handovers is not None:
+            log = handovers_table(run.handovers)
+            write_table(partial / HANDOVERS.name, iter([log]), csv=False)
         if page is not None:
             (partial / PAGE).write_bytes(encoded(page))
         (partial / FLEET).write_bytes(encoded(json_text(run.summary)))
@@ -96,21 +104,39 @@ def read_fleet(directory: str | Path) -> FleetRun:
     summary = read_summary(folder / FLEET, "num_requests", "replicas", "routing")
     meta = summary["meta"]
     decisions = read_table(folder, ROUTING, meta)
-    # A request that was sent to nobody is listed with those of the first replica.
-    where = np.maximum(decisions["replica"], 0)
     replicas = [_read_replica(_replica(folder, i)) for i in range(meta.get("replicas") or 0)]
-    indexes = [np.flatnonzero(where == number) for number in range(len(replicas))]
-    counts = [len(replica.requests["id"]) for replica in replicas]
-    if not counts or counts != list(map(len, indexes)) or sum(counts) != len(where):
+    each, chosen = [one.requests for one in replicas], decisions["replica"]
+    roles, handovers = meta.get("roles"), None
+    if roles is not None:
+        handovers = read_table(folder, HANDOVERS, meta)
+    whose = _whose(chosen, roles, handovers, len(replicas))
+    indexes = [np.flatnonzero(mine) for mine in whose]
+    if not indexes or [len(one["id"]) for one in each] != list(map(len, indexes)):
         raise OutputError(f"{folder}: {_MIXED}")
-    requests = together([each.requests for each in replicas], indexes, decisions["replica"])
+    if handovers is None:
+        requests = together(each, indexes, chosen)
+    else:
+        decoders = handovers["decode_replica"]
+        requests = sides_of(each, indexes, roles, chosen, decoders).whole()
     sent = decisions["replica"] >= 0
     if not np.array_equal(requests["arrival_ns"][sent], decisions["time_ns"][sent]):
         raise OutputError(f"{folder}: {_MIXED}")
     bounds = _bounds(summary["routing"])
-    figures = fleet_figures(replicas, requests, decisions, {}, meta, bounds)
+    figures = fleet_figures(replicas, requests, decisions, {}, meta, bounds, handovers)
     refuse(folder / FLEET, problem_of_summary(summary, figures), meta)
-    return FleetRun(summary, requests, decisions, replicas)
+    return FleetRun(summary, requests, decisions, replicas, handovers)
+
+
+def _whose(
+    chosen: Any, roles: Sequence[str] | None, handovers: Mapping[str, Any] | None, number: int
+) -> list[Any]:
+    """Which requests each replica's folder has. One that was sent to nobody is listed with those of
+    the first replica, or of the first one for prompts."""
+    if roles is None or handovers is None:
+        return [np.maximum(chosen, 0) == replica for replica in range(number)]
+    prompts = np.where(chosen < 0, list(roles).index(PREFILL), chosen)
+    where = {PREFILL: prompts, DECODE: handovers["decode_replica"]}
+    return [where[role] == replica for replica, role in enumerate(roles)]
 
 
 def _bounds(routing: Any) -> dict[str, int] | None:

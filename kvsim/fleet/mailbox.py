@@ -36,6 +36,11 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self._arrived)
 
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine waits."""
+        return self._wake is not None
+
     def put(self, request: Request) -> None:
         """A request arrives."""
         self._arrived.append(request)

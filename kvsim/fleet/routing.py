@@ -14,7 +14,7 @@ Of the prompt tokens of all requests that were sent and later admitted:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,15 @@ def regrets(decisions: Columns) -> dict[str, tuple[int, int]]:
         cause: (int(mask.sum()), int(lost[mask].sum()))
         for cause, mask in zip(CAUSES[1:], which, strict=True)
     }
+
+
+def sent_to(each: Sequence[Columns]) -> dict[str, Any]:
+    """Returns the requests to all replicas, one replica after the other, with what `in_flight`
+    needs. In a prefill/decode split, those of the clients are in two of them."""
+    names = "arrival_ns", "finish_ns"
+    columns = {name: np.concatenate([requests[name] for requests in each]) for name in names}
+    numbers = [len(requests["arrival_ns"]) for requests in each]
+    return {**columns, "replica": np.repeat(np.arange(len(each)), numbers)}
 
 
 def in_flight(requests: Columns, replicas: int) -> tuple[Ints, Ints]:

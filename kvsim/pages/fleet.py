@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvsim.fleet.folder import FleetRun
-from kvsim.fleet.routing import in_flight, of_admitted
+from kvsim.fleet.routing import in_flight, of_admitted, sent_to
 from kvsim.pages.distribution import distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
@@ -34,11 +34,14 @@ from kvsim.report.routing import (
     HITS_HEAD,
     REGRET_HEAD,
     REPLICA_HEAD,
+    STAGE_HEAD,
     fleet_title,
     fleet_verdict,
     hit_rows,
+    named_rows,
     regret_rows,
-    replica_rows,
+    replica_names,
+    stage_rows,
 )
 from kvsim.schema import CAUSES
 
@@ -69,7 +72,9 @@ def build_fleet(run: FleetRun) -> str:
         "At a glance": _cards(run),
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
         "Over time": placed(over) if end_ns else None,
-        "Replicas": join((_replicas(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))),
+        "Replicas": join(
+            (_replicas(run), _stages(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))
+        ),
         "Latency": join((_curves_key(views), placed(spread, "trio"))) if spread else None,
         "To repeat it": _origin(run),
     }
@@ -125,8 +130,14 @@ def _cards(run: FleetRun) -> Html:
 
 
 def _replicas(run: FleetRun) -> Html:
-    rows = [[f"replica {i}", *row] for i, row in enumerate(replica_rows(run.summary))]
+    rows = [[f"replica {name}", *row] for name, *row in named_rows(run.summary)]
     return panel(None, table(["", *REPLICA_HEAD], rows))
+
+
+def _stages(run: FleetRun) -> Html | None:
+    """The mean time of each stage of a request in a prefill/decode split."""
+    rows = stage_rows(run.summary)
+    return panel("Stages of a request", table(STAGE_HEAD, rows)) if rows else None
 
 
 def _decisions(run: FleetRun) -> Iterator[Html]:
@@ -174,7 +185,7 @@ def _costliest(run: FleetRun) -> list[list[object]]:
 def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     """Requests in flight of the busiest, the mean and the idlest replica."""
     replicas = len(run.replicas)
-    instants, counts = in_flight(run.requests, replicas)
+    instants, counts = in_flight(sent_to([each.requests for each in run.replicas]), replicas)
     edges = binning.even_edges(int(instants[-1]) if len(instants) else 1, 4 * RATES)
     mean = np.array([_mean_in_bins(instants, each, edges) for each in counts])
     lines = [
@@ -239,6 +250,7 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
     )
     sent = [each["total_input_tokens"] for each in run.summary["replicas"]]
     most = sorted(range(len(views)), key=lambda i: -sent[i])[:MOST_LANES]
+    names = replica_names(run.summary)
     for i in sorted(most):
         view, each = views[i], run.summary["replicas"][i]
         mean, x = view.coarse.bins.mean, axis.of(view.coarse.bins.edges_ns)
@@ -259,7 +271,7 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         y = titled("requests", domain=[0.46, 1], range=[0, 1.05 * top], nticks=4)
         look = over_time(axis, y)
         below_the_first(look, "KV (%)", [0, 0.34], range=[0, 101], tickvals=[0, 100])
-        yield Figure(f"lane-{i}", f"Replica {i}", note, data, look, [], True, _LANE_PX)
+        yield Figure(f"lane-{i}", f"Replica {names[i]}", note, data, look, [], True, _LANE_PX)
 
 
 def _lanes_words(run: FleetRun) -> Html | None:

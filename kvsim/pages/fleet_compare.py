@@ -12,9 +12,11 @@ from kvsim.report.routing import (
     HITS_HEAD,
     REGRET_HEAD,
     REPLICA_HEAD,
+    STAGE_HEAD,
     hit_rows,
+    named_rows,
     regret_rows,
-    replica_rows,
+    stage_rows,
 )
 
 
@@ -30,8 +32,11 @@ def build_fleet_comparison(
         regret = table(REGRET_HEAD, regret_rows(run.summary["routing"]))
         parts.append(panel(f"{name}: why the best replica was not chosen", regret))
     for name, run in fleets:
-        rows = ([str(i), *row] for i, row in enumerate(replica_rows(run.summary)))
+        rows = named_rows(run.summary)
         parts.append(panel(f"{name}: replicas", table(["replica", *REPLICA_HEAD], rows)))
+    for name, run in fleets:
+        if stages := stage_rows(run.summary):
+            parts.append(panel(f"{name}: stages of a request", table(STAGE_HEAD, stages)))
     return comparison_page(
         [(name, run.summary, run.requests) for name, run in fleets],
         [explain_fleets(first, other) for other in others],

@@ -12,11 +12,14 @@ from kvsim.report.numerals import (
     milliseconds,
     number,
     percent,
+    plural,
     show,
     signed,
+    size,
 )
 from kvsim.report.statistics import ratio
 from kvsim.report.wording import UNSTEADY, Remark, fate, finished, outcome_title
+from kvsim.schema import STAGE_LABELS, STAGES
 
 CAUSE_WORDS = {
     "load": ("load forced it", "its index knew the better replica; load or another rule decided"),
@@ -39,6 +42,7 @@ BOUND_WORDS = {
 REPLICA_HEAD = ("sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended")
 REGRET_HEAD = ("regret", "decisions", "tokens", "of prompt")
 HITS_HEAD = ("prompt tokens", "tokens", "of prompt")
+STAGE_HEAD = ("stage", "mean")
 
 Rows = list[list[str]]
 
@@ -46,7 +50,53 @@ Rows = list[list[str]]
 def fleet_title(summary: Mapping[str, Any]) -> str:
     """`3 replicas behind sglang-cache_aware`."""
     number, name = len(summary["replicas"]), summary["meta"]["router"]["name"]
+    if roles := summary["meta"].get("roles"):
+        prefill = roles.count("prefill")
+        decode = plural(number - prefill, "decode replica")
+        return f"{plural(prefill, 'prefill replica')} and {decode} behind {name}"
     return f"{number} replica{'' if number == 1 else 's'} behind {name}"
+
+
+def replica_names(summary: Mapping[str, Any]) -> list[str]:
+    """`0`, or `0 prefill` in a prefill/decode split, for each replica."""
+    roles = summary["meta"].get("roles") or [""] * len(summary["replicas"])
+    return [f"{number} {role}".rstrip() for number, role in enumerate(roles)]
+
+
+def stage_rows(summary: Mapping[str, Any]) -> Rows:
+    """A row for each stage of a request in a prefill/decode split, with the columns `STAGE_HEAD`;
+    none without one."""
+    figures = summary.get("handovers")
+    if not figures:
+        return []
+    means = {name: figures[f"mean_{name.removesuffix('_ns')}_ms"] for name in STAGES}
+    return [[STAGE_LABELS[name], show(mean, "ms")] for name, mean in means.items()]
+
+
+def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
+    """What requests waited for, what moved between the engines, and whose lease ran out."""
+    moved = plural(figures["handovers"], "prompt")
+    prefill, decode, *network = (
+        figures[f"mean_{name}_ms"]
+        for name in ("prefill_queue", "decode_queue", "handshake", "network_queue", "transfer")
+    )
+    remarks = [
+        Remark(f"{size(figures['moved_bytes'])} of KV moved from prefill to decode, of {moved}.")
+    ]
+    if prefill is not None:
+        waits = f"{milliseconds(prefill)} for the prefill side, {milliseconds(decode)} for the"
+        waits += f" decode side, and {milliseconds(sum(network))} for the network"
+        remarks.append(Remark(f"On average, a request waited {waits}."))
+    if lost := figures["leases_run_out"]:
+        remarks.append(
+            Remark(
+                f"{plural(lost, 'lease')} ran out: the prefill side released blocks that the decode"
+                " side had not read, and a real engine would read what came after them; raise"
+                " kv_lease_duration, or give the decode side more replicas.",
+                "warning",
+            )
+        )
+    return remarks
 
 
 def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
@@ -61,6 +111,8 @@ def fleet_verdict(summary: Mapping[str, Any]) -> list[Remark]:
         remarks.append(Remark(_regret_words(routing)))
         if routing["bounds"]:
             remarks.append(Remark(_bounds_words(routing)))
+    if "handovers" in summary:
+        remarks += _handover_remarks(summary["handovers"])
     if summary["load_imbalance"] is not None and len(summary["replicas"]) > 1:
         times = number(summary["load_imbalance"])
         remarks.append(
@@ -110,6 +162,12 @@ def replica_rows(summary: Mapping[str, Any]) -> Rows:
         ]
         for each in summary["replicas"]
     ]
+
+
+def named_rows(summary: Mapping[str, Any]) -> Rows:
+    """The `replica_rows`, each behind the name of its replica."""
+    each = zip(replica_names(summary), replica_rows(summary), strict=True)
+    return [[name, *row] for name, row in each]
 
 
 def regret_rows(routing: Mapping[str, Any]) -> Rows:

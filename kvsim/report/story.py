@@ -366,7 +366,7 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
 
 
 def _loads(run: _Run, index: int, time_ns: int, value: int) -> str:
-    return f"began to load {plural(value, 'token')} from a lower tier"
+    return f"began to load {plural(value, 'token')} into its blocks"
 
 
 _HAPPENED = {

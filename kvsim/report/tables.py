@@ -16,7 +16,17 @@ from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
 from kvsim.report.arrow import numbers, texts
 from kvsim.report.phases import Floats
-from kvsim.schema import BLOCK_MAP, REQUESTS, ROUTING, STEPS, TEXT, TRANSITIONS, Column, Table
+from kvsim.schema import (
+    BLOCK_MAP,
+    HANDOVERS,
+    REQUESTS,
+    ROUTING,
+    STEPS,
+    TEXT,
+    TRANSITIONS,
+    Column,
+    Table,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +74,11 @@ def transitions_table(transitions: Mapping[str, Any]) -> pa.Table:
 def routing_table(decisions: Mapping[str, Any]) -> pa.Table:
     """One row per request that a router was asked about."""
     return _table(ROUTING, decisions)
+
+
+def handovers_table(handovers: Mapping[str, Any]) -> pa.Table:
+    """One row per request of a prefill/decode split."""
+    return _table(HANDOVERS, handovers)
 
 
 def block_map_table(block_map: BlockMap) -> pa.Table:

@@ -9,6 +9,7 @@ step_row ──► STEPS            requests, trace ──► REQUESTS      + in
 """
 
 from kvsim.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
+from kvsim.schema.handovers import HANDOVERS, STAGE_LABELS, STAGES
 from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
 from kvsim.schema.routing import CAUSES, ROUTING
@@ -27,18 +28,21 @@ from kvsim.schema.steps import (
     step_row,
 )
 
-TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP, ROUTING)
+TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP, ROUTING, HANDOVERS)
 
 __all__ = [
     "BLOCKED",
     "BLOCK_MAP",
     "CAUSES",
     "FLOAT",
+    "HANDOVERS",
     "INTEGER",
     "KINDS",
     "REQUESTS",
     "ROUTING",
     "SGLANG_COLUMNS",
+    "STAGES",
+    "STAGE_LABELS",
     "STEPS",
     "STEP_COLUMNS",
     "TABLES",

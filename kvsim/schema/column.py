@@ -28,6 +28,8 @@ class Source(Enum):
     TRANSITION = "log of transitions"
     BLOCK_MAP = "watcher of blocks"
     ROUTING = "decision of the router"
+    HANDOVER = "prefill/decode split"
+    STAGE = "prefill/decode split: time of the request"
 
 
 OPTIONAL = (Source.DRAFTS, Source.SGLANG, Source.KERNEL, Source.TIME, Source.PROMPT)

@@ -58,7 +58,7 @@ REQUESTS = Table(
         _request(
             "tier1_hit_tokens",
             "tokens",
-            "of `num_cached_tokens`, loaded from the tier in CPU memory",
+            "of `num_cached_tokens`, loaded from the tier in CPU memory, or from a prefill engine",
         ),
         _request("tier2_hit_tokens", "tokens", "of `num_cached_tokens`, from the tier below it"),
         _request("recached_tokens", "tokens", "the same at later admissions, after a preemption"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from kvsim.engine.request import PLAIN, Options, Request
+from kvsim.engine.request import PLAIN, PREFILL, Options, Request
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.trace import Row, Trace
 
@@ -20,11 +20,13 @@ class Requests(Sequence[Request]):
         *,
         n: int = 1,
         ignore_eos: bool = False,
+        kv_transfer: str = "",
     ) -> None:
         """`streams`: block identities of each row of the trace, if anybody needs them; `n`: samples
         of each request; `ignore_eos`: clients announce how long outputs become, as benchmarks
-        do."""
+        do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token."""
         self._ignore_eos = ignore_eos
+        self._kv_transfer = kv_transfer
         self._rows = rows
         self._samples = n
         self.streams = streams
@@ -47,6 +49,8 @@ class Requests(Sequence[Request]):
             return held
         row = self._rows[index]
         stream = None if self.streams is None else self.streams[row.index]
+        announced = row.output_length if self._ignore_eos else row.max_new_tokens
+        plain = not (row.lora or self._kv_transfer)
         request = self._held[index] = Request(
             row.index,
             row.id,
@@ -55,9 +59,9 @@ class Requests(Sequence[Request]):
             n=self._samples,
             priority=row.priority,
             session=row.session,
-            max_new_tokens=row.output_length if self._ignore_eos else row.max_new_tokens,
+            max_new_tokens=1 if self._kv_transfer == PREFILL else announced,
             ignore_eos=self._ignore_eos or row.ignore_eos,
-            options=Options(lora=row.lora) if row.lora else PLAIN,
+            options=PLAIN if plain else Options(lora=row.lora or "", kv_transfer=self._kv_transfer),
         )
         return request
 

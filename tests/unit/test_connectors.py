@@ -93,7 +93,7 @@ def test_a_preemption_waits_for_all_copies_of_the_simple_tier() -> None:
     [
         (
             {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}},
-            "not sim",
+            "choose one",
         ),
         ({"kv_transfer_config": {"kv_connector": "OffloadingConnector"}}, "use kv_both"),
         ({"kv_transfer_config": {"connector": "x"}}, "unknown key 'connector'"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvsim.config import make_config
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
-from kvsim.link import LinkTimes, make_link
+from kvsim.link import LinkTimes, TransferTimes, make_link
 from kvsim.memory import block_bytes
 from kvsim.models import load_model
 
@@ -94,3 +94,16 @@ def test_the_link_is_a_table() -> None:
     config = make_config({"cost": {"link": 3}})
     with pytest.raises(ConfigError, match=r"cost\.link: expected a table"):
         make_link(load_model("tiny"), load_hardware("h100-sxm"), config, 1024)
+
+
+MOONCAKE_MS = (0.54, 0.61, 0.92, 1.50, 2.51, 4.75, 8.84, 16.43, 31.65)
+"""Transfers of prompts of 128, 256, ... 32,768 tokens of Qwen3-8B (144 KiB a token) from an H800 to
+another, with 8 ConnectX-7 over RoCE: github.com/kvcache-ai/Mooncake,
+`performance/vllm/vllm-v1-pd-performance.md`."""
+
+
+def test_transfers_between_engines_take_as_long_as_measured() -> None:
+    times = TransferTimes()
+    for doublings, measured_ms in enumerate(MOONCAKE_MS):
+        took_ms = times.transfer_ns(128 * 2**doublings * 144 * 1024) / 1e6
+        assert took_ms == pytest.approx(measured_ms, rel=0.1)

@@ -7,7 +7,7 @@ the last token again. vLLM 0.33.0 `distributed/kv_transfer/kv_connector/v1/nixl/
 
 from __future__ import annotations
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import DECODE, PREFILL, Request
 from kvsim.engines.vllm_v1_features.connector import (
     Connector,
     Done,
@@ -21,8 +21,6 @@ from kvsim.engines.vllm_v1_groups.group import Group
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.engines.vllm_v1_groups.sliding import Sliding
 
-PREFILL, DECODE = "prefill", "decode"
-"""Values of `Options.kv_transfer`: the part of this engine in a request."""
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 """Values of `kv_role`."""
 

@@ -38,7 +38,7 @@ def test_a_request_waits_for_its_load() -> None:
     assert [int(n) for n in result.requests["tier1_hit_tokens"]] == [0, 0, 32]
     assert result.summary["tier1_hit_tokens"] == 32
     told = story(result, 2)
-    assert any("began to load 32 tokens from a lower tier" in text for text in told)
+    assert any("began to load 32 tokens into its blocks" in text for text in told)
     assert any("its load was over after 400" in text for text in told)
     assert any("32 of 40 prompt tokens hit, 32 of them in tier 1" in text for text in told)
 
