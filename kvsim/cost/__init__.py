@@ -62,6 +62,9 @@ class Cost(Protocol):
         ...
 
 
+LINKS = ("link", "stage_link")
+"""Subtables of `[cost]` that no cost model reads."""
+
 COSTS: dict[str, type[Cost]] = {
     "constant": ConstantCost,
     "roofline": RooflineCost,
@@ -75,10 +78,10 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
 
     Without a `model`, or for `table` without a profile, a shipped profile of the hardware prices
     the run, scaled if need be; if there is none, the roofline does. `profile` alone means `table`,
-    other arguments alone mean `roofline`. The subtable `link` belongs to the link and is skipped. A
-    constructor receives `model`, `hardware` and `config` if it names them. Raises `ConfigError`.
+    other arguments alone mean `roofline`. `LINKS` are skipped. A constructor receives `model`,
+    `hardware` and `config` if it names them. Raises `ConfigError`.
     """
-    args = {key: value for key, value in config.cost.items() if key not in ("model", "link")}
+    args = {key: value for key, value in config.cost.items() if key not in ("model", *LINKS)}
     name = config.cost.get("model")
     if "profile" not in args and (name == "table" or (name is None and not args)):
         shipped = profile_for(model, hardware, config)

@@ -136,6 +136,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("spec_decode_accepted_tokens", "Drafts accepted", "tokens", ""),
         ("spec_decode_acceptance_length", "Acceptance length", "", "higher"),
     ),
+    "Pipeline": (("pipeline_bubble_share", "Pipeline bubbles", "share", "lower"),),
     "Routing": (
         ("load_imbalance", "Load imbalance", "", "lower"),
         ("input_imbalance", "Imbalance of prompt tokens", "", "lower"),

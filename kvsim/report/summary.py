@@ -49,6 +49,7 @@ def summarise(
             **_queues(rows, held_ns, steps),
             **_link(steps, end_ns),
             **_drafts(steps),
+            **_stages(steps, meta),
             **ledger_figures(steps, requests),
             "steps": len(steps["start_ns"]),
             "meta": meta,
@@ -290,6 +291,22 @@ def _drafts(steps: Columns) -> dict[str, Any]:
         "spec_decode_acceptance_rate": rate,
         "spec_decode_acceptance_length": None if further is None else 1 + further,
     }
+
+
+def _stages(steps: Columns, meta: Mapping[str, Any]) -> dict[str, float | None]:
+    """The share of time in which the stages of a pipeline compute nothing, while any step is under
+    way. Nothing without a pipeline."""
+    if "stage_wait_ns" not in steps:
+        return {}
+    start, end = _ints(steps["start_ns"]), _ints(steps["end_ns"])
+    computing = int((end - start).sum())
+    for name in ("send_ns", "stage_wait_ns", "host_ns"):
+        computing -= int(np.sum(steps[name]))
+    before = np.append(0, end[:-1])
+    under_way = int(np.maximum(end - np.maximum(start, before), 0).sum())
+    stages = meta["config"]["pipeline_parallel_size"]
+    busy = ratio(computing, stages * under_way)
+    return {"pipeline_bubble_share": None if busy is None else 1 - busy}
 
 
 def _ints(column: Any) -> Ints:

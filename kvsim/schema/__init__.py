@@ -15,6 +15,7 @@ from kvsim.schema.routing import CAUSES, ROUTING
 from kvsim.schema.steps import (
     BLOCKED,
     SGLANG_COLUMNS,
+    STAGE_COLUMNS,
     STEP_COLUMNS,
     STEPS,
     Census,
@@ -39,6 +40,7 @@ __all__ = [
     "REQUESTS",
     "ROUTING",
     "SGLANG_COLUMNS",
+    "STAGE_COLUMNS",
     "STEPS",
     "STEP_COLUMNS",
     "TABLES",

@@ -24,7 +24,7 @@ LAYERS = [
     {"assumed", "conform", "fast", "report"},
     {"cachelab", "pages.figures", "pages.html"},
     {"checks", "pages.distribution", "pages.over_time", "workload.info"},
-    {"offload", "speculation"},
+    {"offload", "pipeline", "speculation"},
     {"connectors"},
     {"assembly", "notebook"},
     {"result", "tracks"},
