@@ -98,6 +98,11 @@ def speculates(config: RunConfig, engine: Engine) -> bool:
     return True
 
 
+def draws_acceptance(config: RunConfig) -> bool:
+    """Whether the seed decides which drafts are accepted, and not the trace."""
+    return not config.speculative_config.keys().isdisjoint(_ACCEPTANCE)
+
+
 def speculation_of(
     config: RunConfig, model: Model, hardware: Hardware, cost: Cost, connector: bool
 ) -> Speculative:

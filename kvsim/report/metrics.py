@@ -67,7 +67,7 @@ BLOCKED_BY = {
 }
 """Why the head of the waiting queue was refused: labels for people."""
 
-_OF_SOME_RUNS = ("Speculative decoding", "Routing")
+_OF_SOME_RUNS = ("Speculative decoding", "Pipeline", "Routing")
 """Groups of figures that only runs with such a feature have."""
 _SHOWN = ("mean", "p50", "p90", "p99")
 

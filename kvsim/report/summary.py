@@ -8,7 +8,7 @@ None where a figure is undefined; never NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def summarise(
             **_memory(rows, held_ns, meta),
             **_queues(rows, held_ns, steps),
             **_link(steps, end_ns),
-            **_drafts(steps),
+            **draft_figures([steps]),
             **_stages(steps, meta),
             **ledger_figures(steps, requests),
             "steps": len(steps["start_ns"]),
@@ -276,13 +276,14 @@ def _link(steps: Columns, end_ns: int) -> dict[str, Any]:
     }
 
 
-def _drafts(steps: Columns) -> dict[str, Any]:
-    """Figures of speculative decoding, as `vllm bench serve` counts them: the rate in percent, the
-    length with the token that every step yields. Nothing without it."""
-    if "draft_tokens" not in steps:
+def draft_figures(engines: Sequence[Columns]) -> dict[str, Any]:
+    """Figures of speculative decoding from the steps of engines, as `vllm bench serve` counts them:
+    the rate in percent, the length with the token that every step yields. Nothing without it."""
+    drafting = [steps for steps in engines if "draft_tokens" in steps]
+    if not drafting:
         return {}
     names = ("verified_seqs", "draft_tokens", "accepted_tokens")
-    drafts, tokens, accepted = (int(np.sum(steps[name])) for name in names)
+    drafts, tokens, accepted = (sum(int(np.sum(s[name])) for s in drafting) for name in names)
     rate, further = ratio(100 * accepted, tokens), ratio(accepted, drafts)
     return {
         "spec_decode_num_drafts": drafts,
