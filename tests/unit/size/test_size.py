@@ -115,9 +115,14 @@ SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("find", "further", "answer"),
     [
-        ("num_gpu_blocks", ["--num-gpu-blocks-override", "120"], "The least num_gpu_blocks"),
-        ("request_rate", ["--from", "100", "--to", "130"], "The highest request_rate"),
-        ("replicas", ["--request-rate", "400", "--to", "2"], "The least number of replicas"),
+        *(
+            pytest.param(*case, marks=long)
+            for case in (
+                ("num_gpu_blocks", ["--num-gpu-blocks-override", "120"], "The least num_gpu"),
+                ("request_rate", ["--from", "100", "--to", "130"], "The highest request_rate"),
+                ("replicas", ["--request-rate", "400", "--to", "2"], "The least number of"),
+            )
+        ),
         ("max_num_seqs", ["--from", "6", "--to", "9"], "Farthest from the limits"),
     ],
 )
