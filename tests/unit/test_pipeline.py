@@ -262,8 +262,12 @@ def test_a_run_decides_what_the_recorded_rules_decide(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_parts_of_steps_and_requests_add_up(seed: int) -> None:
+    """Also where clients give up: their requests end while a step of theirs is in flight."""
     trace, keys = random_run(seed)
     rng = Random(seed)
+    patient = [rng.choice([None, None, rng.randint(1, 300) * MS]) for _ in trace.rows]
+    rows = [replace(row, abort_after_ns=ns) for row, ns in zip(trace.rows, patient, strict=True)]
+    trace = replace(trace, rows=rows)
     link = {"latency_us": rng.choice([0, 5, 3000]), "bandwidth_gb_s": rng.choice([0.01, 250])}
     cost = rng.choice([{"model": "constant"}, {"model": "roofline"}])
     result = run(trace, **{**keys, "cost": {**cost, "stage_link": link}})
@@ -275,7 +279,6 @@ def test_the_parts_of_steps_and_requests_add_up(seed: int) -> None:
     lives = table["finish_ns"] - table["arrival_ns"]
     assert np.array_equal(sum(table[name] for name in TIME_PARTS), lives)
     assert all((table[name] >= 0).all() for name in TIME_PARTS)
-    assert steps["stage_wait_ns"].any() or len(steps["start_ns"]) < 10
 
 
 def test_blocks_are_those_of_the_fullest_stage() -> None:
