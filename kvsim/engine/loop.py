@@ -217,9 +217,7 @@ class Loop:
         """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
-        most, records = self._scheduler.in_flight, self._record is not None
-        empty_ones = host.records_empty
-        departures = self._departures
+        most, departures = self._scheduler.in_flight, self._departures
         while (arrived := host.arrived()) is not None:
             came = self.take_in(arrived) if arrived else 0
             if departures is not None:
@@ -241,7 +239,7 @@ class Loop:
                 ended = self._drain() if batch.ended else []
                 if timed or plan.waits:
                     moved = NOTHING_MOVED
-                    row = self._row(plan) if records and (empty_ones or not plan.empty) else b""
+                    row = self._row(plan)
                     if plan.swaps_out or plan.swaps_in:
                         moved = Moved(*(yield from host.copy(plan)))
                     elif plan.waits:
@@ -249,7 +247,7 @@ class Loop:
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    row = self._row(plan) if records else b""
+                    row = self._row(plan)
                     self._step_over(Flight(plan, now_ns, now_ns, NOTHING_MOVED, row), len(ended))
                 elif not flying and departures is not None and departures.next_ns < inf:
                     yield from host.wait(int(min(departures.next_ns, host.next_ns)))
@@ -281,7 +279,9 @@ class Loop:
         return self._scheduler.waits(self._batch, plan, start_ns, host.next_ns)
 
     def _row(self, plan: Plan) -> bytes:
-        """Returns the row of the step composed last."""
+        """Returns the row of the step composed last; nothing if it is not recorded."""
+        if self._record is None or (plan.empty and not self._host.records_empty):
+            return b""
         row, scheduler = composed_row(self._batch, plan), self._scheduler
         return row + gauge_row(scheduler.gauges(self._batch)) if scheduler.gauged else row
 
