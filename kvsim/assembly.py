@@ -22,7 +22,7 @@ from kvsim.checks import (
     fitting,
 )
 from kvsim.config import RunConfig
-from kvsim.cost import Cost, make_cost
+from kvsim.cost import Cost
 from kvsim.cost.prices import make_prices
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.future import Future
@@ -43,6 +43,7 @@ from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
 from kvsim.offload import offloads, role_of
+from kvsim.pipeline import cost_of_stages, stages_at_work
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
 from kvsim.speculation import Speculative, speculates, speculation_of
@@ -101,18 +102,21 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     pools = {"num_gpu_blocks": memory.num_gpu_blocks, "num_cpu_blocks": memory.num_cpu_blocks}
     groups = groups_of_model(model, config, hardware)
     check_retention(config, groups)
-    room = Room(memory, groups, draft.max_num_batched_tokens * draft.in_flight)
+    stages = stages_at_work(config, engine, model)
+    in_flight = draft.in_flight + stages - 1
+    room = Room(memory, groups, draft.max_num_batched_tokens * in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room, engine)
     tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
-    featured = groups or tiered or drafts or adapts(config, engine)
+    featured = groups or tiered or drafts or stages > 1 or adapts(config, engine)
     manager = GROUP_MANAGER if featured else _manager(config, engine)
     check_sharing(config, manager)
     given = {**_given(config), **pools, "future": future}
     if manager == GROUP_MANAGER:
         # The length that fits may be below that of which the groups know.
-        given |= _given_groups(config, groups_of_model(model, config, hardware), draft)
+        given |= _given_groups(config, groups_of_model(model, config, hardware))
+        given |= {"max_num_batched_tokens": draft.max_num_batched_tokens, "in_flight": in_flight}
         given["keyed"] = config.enable_prefix_caching or tiered
-    cost = make_cost(config, model, hardware)
+    cost = cost_of_stages(config, model, hardware, stages)
     speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
     if speculation is not None:
         given, cost = given | speculation.blocks(), speculation.priced(cost)
@@ -130,7 +134,7 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
         *(config, model, hardware, manager, scheduler, blocks, cost),
         make_link(model, hardware, config, block_bytes(model, config)),
         *(memory, future, assumed),
-        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config)),
+        (*_notes_on_tables(model, config, blocks, offload, speculation), *left_out(config, stages)),
         *(offload, speculation),
     )
 
@@ -241,14 +245,12 @@ def _offload(
     return offload_of(config, model, hardware, blocks, draft)
 
 
-def _given_groups(config: RunConfig, groups: tuple[Group, ...], draft: Scheduler) -> dict[str, Any]:
+def _given_groups(config: RunConfig, groups: tuple[Group, ...]) -> dict[str, Any]:
     """What the block manager of KV cache groups is given beside settings."""
     interval = config.prefix_cache_retention_interval
     return {
         "groups": groups or (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),),
         "prefix_cache_retention_interval": None if interval == "none" else interval or 0,
-        "max_num_batched_tokens": draft.max_num_batched_tokens,
-        "in_flight": draft.in_flight,
     }
 
 

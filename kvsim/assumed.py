@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvsim.config import RunConfig
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
 from kvsim.engines import GROUP_MANAGER, Engine
 from kvsim.engines.versions import (
     Default,
@@ -104,6 +104,7 @@ def _engine_defaults(
     }
     if config.enable_lora:
         found["max_loras"] = Default(1, rules)
+        found["max_lora_rank"] = Default(DEFAULT_LORA_RANK, rules)
     if engine.server_defaults is not None:
         chosen = engine.server_defaults(config, hardware)
         found |= {key: Default(value, rules) for key, value in chosen.items()}

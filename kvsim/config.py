@@ -218,6 +218,10 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_loras: Annotated[
         Positive | None, _doc(_ENGINE, "V1: most adapters in one step; default: 1.")
     ] = None
+    max_lora_rank: Annotated[
+        Positive | None,
+        _doc(_MEMORY, "V1: highest rank of an adapter, for which memory is kept; default: 16."),
+    ] = None
     async_scheduling: Annotated[
         bool | None,
         _doc(_ENGINE, "V1: compose a step while the one before computes; default: yes."),

@@ -7,3 +7,5 @@ DEFAULT_ENGINE = "vllm-v1"
 DEFAULT_MODEL = "llama-3-8b"
 DEFAULT_HARDWARE = "h100-sxm"
 """Model and GPU of a first run that names none; the run says so."""
+DEFAULT_LORA_RANK = 16
+"""`max_lora_rank` of vLLM 0.33.0 (config/lora.py)."""

@@ -19,8 +19,8 @@ BOTH_WAYS = 0.834
 """Speed of each direction of PCIe 5 while both copy, as a share of one alone: 83.4 GB/s both
 ways together, 50 GB/s one way (H100; vLLM blog of 2026-01-08)."""
 
-LINK, KV_TRANSFER = LINKS = "link", "kv_transfer"
-"""Tables of `[cost]` that price copies, not steps."""
+LINK, KV_TRANSFER, STAGE_LINK = LINKS = "link", "kv_transfer", "stage_link"
+"""Tables of `[cost]` that price transfers, not steps."""
 
 
 class LinkTimes:

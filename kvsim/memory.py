@@ -18,11 +18,12 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from kvsim.config import RunConfig
-from kvsim.defaults import DEFAULT_BLOCK_SIZE
+from kvsim.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
 from kvsim.engines.versions import gpu_memory_utilization
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
 from kvsim.models import DTYPE_BYTES, Model, Shard
+from kvsim.models.beside import Drafter, adapter_bytes, drafter_of
 from kvsim.models.cache_groups import CacheGroup, block_layers, cache_groups, is_plain
 
 MIB = 2**20
@@ -65,12 +66,21 @@ def block_bytes(model: Model, config: RunConfig) -> int:
     return _block_bytes(shard, config, range(model.num_hidden_layers))
 
 
+def drafter(shard: Shard, config: RunConfig) -> Drafter:
+    """What the drafter of the settings takes on a GPU; nothing without one."""
+    if not config.speculative_config:
+        return Drafter()
+    dtype = kv_dtype(shard.model, config)
+    return drafter_of(shard, config.speculative_config, config.dtype, dtype)
+
+
 def _block_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
-    """Bytes of one KV block in these layers."""
+    """Bytes of one KV block in these layers, and in those of a drafter where one table serves
+    all."""
     dtype, size = kv_dtype(shard.model, config), config.block_size or DEFAULT_BLOCK_SIZE
     groups = tables_of(shard.model, config)
     if not groups:
-        return size * shard.token_bytes(dtype, layers)
+        return size * (shard.token_bytes(dtype, layers) + drafter(shard, config).token_bytes)
     token = max(group.elements for group in shard.kv_groups) * DTYPE_BYTES[dtype]
     return size * token * block_layers(groups, layers)
 
@@ -94,6 +104,10 @@ class Budget(Struct, frozen=True):
     """Weights in GPU memory."""
     cpu_offload_bytes: int
     """Weights in CPU memory instead."""
+    drafter_bytes: int
+    """Weights of the drafter; an estimate unless it is a model of its own."""
+    adapter_bytes: int
+    """Slots for adapters."""
     activation_bytes: int
     """Estimate of the peak of the engine's dummy forward pass, above the weights."""
     sampler_bytes: int
@@ -131,6 +145,8 @@ class Budget(Struct, frozen=True):
         if self.kv_bytes_given:
             return f"kv_cache_memory_bytes: {blocks}"
         optional = {
+            "drafter": self.drafter_bytes,
+            "adapters": self.adapter_bytes,
             "sampler": self.sampler_bytes,
             "communication": self.communication_bytes,
             "CUDA graphs": self.cudagraph_bytes,
@@ -234,6 +250,8 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
     buffers = NVLINK_BUFFER_BYTES if hardware.nvlink else PCIE_BUFFER_BYTES
     terms = {
         "weight_bytes": weights - offloaded,
+        "drafter_bytes": drafter(shard, config).weight_bytes,
+        "adapter_bytes": _adapter_bytes(shard, config, layers),
         **taken._asdict(),
         "overhead_bytes": int(taken.overhead_bytes),
         "communication_bytes": buffers if gpus > 1 else 0,
@@ -265,6 +283,13 @@ def _stage_budget(formula: Formula, stage: Stage) -> Budget:
         num_gpu_blocks_overridden=gpu is not None,
         num_cpu_blocks_overridden=cpu is not None,
     )
+
+
+def _adapter_bytes(shard: Shard, config: RunConfig, layers: range) -> int:
+    if not config.enable_lora:
+        return 0
+    slots, rank = config.max_loras or 1, config.max_lora_rank or DEFAULT_LORA_RANK
+    return adapter_bytes(shard, config.dtype, layers, slots, rank)
 
 
 def peak_bytes(shard: Shard, config: RunConfig, tokens: int, bytes_per_word: int) -> int:

@@ -10,19 +10,21 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvsim.config import RunConfig
+from kvsim.link import STAGE_LINK
 
 if TYPE_CHECKING:
     from kvsim.workload.trace import Row
 
 
-def left_out(config: RunConfig) -> tuple[str, ...]:
-    """What the settings ask for and a run does not simulate, one line each."""
-    lines = []
-    if config.pipeline_parallel_size > 1:
-        lines.append(
-            f"pipeline_parallel_size {config.pipeline_parallel_size}: each step passes all stages"
-            " before the next begins; overlapping steps and their bubbles are not simulated"
-        )
+GPUS_OF_A_MACHINE = 8
+
+
+def left_out(config: RunConfig, stages: int = 1) -> tuple[str, ...]:
+    """What the settings ask for and a run does not simulate, one line each.
+
+    `stages`: how many stages of a pipeline work on different steps at once.
+    """
+    lines = _of_pipeline(config, stages) if config.pipeline_parallel_size > 1 else []
     if config.enable_expert_parallel:
         lines.append(
             "enable_expert_parallel: the experts of each GPU are taken to have as many tokens;"
@@ -40,6 +42,27 @@ def left_out(config: RunConfig) -> tuple[str, ...]:
             "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs"
         )
     return tuple(lines)
+
+
+def _of_pipeline(config: RunConfig, stages: int) -> list[str]:
+    key = f"pipeline_parallel_size {config.pipeline_parallel_size}"
+    if stages == 1:
+        return [
+            f"{key}: each step passes all stages before the next begins; overlapping steps and"
+            " their bubbles are not simulated"
+        ]
+    lines = [
+        f"{key}: times of stages are ESTIMATED: layers share the price of a step, the last stage"
+        " computes the logits, and activations are sent at the speed of the all-reduce or of"
+        " cost.stage_link"
+    ]
+    gpus = config.tensor_parallel_size * stages
+    if gpus > GPUS_OF_A_MACHINE and STAGE_LINK not in config.cost:
+        lines.append(
+            f"{key}: {gpus} GPUs are taken to be in one machine; for several, give latency_us and"
+            " bandwidth_gb_s of their network in cost.stage_link"
+        )
+    return lines
 
 
 def one_of_several(config: RunConfig) -> tuple[str, ...]:

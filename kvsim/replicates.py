@@ -25,6 +25,7 @@ from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
 from kvsim.run import simulate
+from kvsim.speculation import draws_acceptance
 from kvsim.workers import in_processes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
 from kvsim.workload.trace import Trace
@@ -99,6 +100,8 @@ def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
         found.append("arrivals within recorded instants")
     if any(config.victim == "random" for config in settings):
         found.append("victims")
+    if any(draws_acceptance(config) for config in settings):
+        found.append("which drafts are accepted")
     if any(_foreign(config) for config in settings):
         found.append("the draws of your own policies")
     if any(config.cost.get("model") == "uncertain" for config in settings):

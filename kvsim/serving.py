@@ -11,6 +11,7 @@ import simpy
 from kvsim.archive import Archive
 from kvsim.assembly import Parts
 from kvsim.cost import declares_sums
+from kvsim.cost.stages import StagedCost
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Loop, Watcher
 from kvsim.engine.request import Request
@@ -22,6 +23,7 @@ from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver, SimulatedTime
 from kvsim.replica.lockstep import Ranks, RankTime
 from kvsim.replica.patience import Patience
+from kvsim.replica.pipeline import PipelineTime
 from kvsim.result import Outcome, Result, provenance
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
@@ -56,17 +58,15 @@ class Serving:
         and end with its own."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
-        self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged)
+        self._host = host = self._host_of(env, ranks)
+        self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged + host.gauged)
         endings = Endings(output_length, parts.scheduler.longest_sequence)
         self.batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(
             self.batch, parts.scheduler, parts.cost, endings, asked, stepwise
         )
-        link = Link(env, parts.link)
-        time = env, parts.cost, link, inbox, not declares_sums(parts.cost)
-        self._host = SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
         self._loop = Loop(
-            self._host,
+            host,
             parts.scheduler,
             self.batch,
             record=self.recorder.packed if step_over is None else self._recording(step_over),
@@ -85,6 +85,14 @@ class Serving:
     def now_ns(self) -> int:
         """When the engine last did anything."""
         return self._host.now_ns
+
+    def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
+        """What lets time pass: alone, with the ranks of one engine, or on stages of a pipeline."""
+        cost, link = self.parts.cost, Link(env, self.parts.link)
+        if isinstance(cost, StagedCost):
+            return PipelineTime(env, cost, link, self.inbox)
+        time = env, cost, link, self.inbox, not declares_sums(cost)
+        return SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
 
     def run(self) -> Process:
         """The engine's loop, for the event loop. Raises `EngineStopped`."""

@@ -24,9 +24,11 @@ from kvsim.engines import Engine
 from kvsim.engines.vllm_v1_features.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1_features.speculation import METHODS, Drafts, Speculation, Verifier
 from kvsim.errors import ConfigError
-from kvsim.hardware import Hardware
+from kvsim.hardware import GIB, Hardware
 from kvsim.library import build, convert, look_up
+from kvsim.memory import kv_dtype, tables_of
 from kvsim.models import Model, load_model
+from kvsim.models.beside import drafter_of, method_of_name
 from kvsim.records.drafts import DraftLog
 from kvsim.workload.trace import Row
 
@@ -98,6 +100,11 @@ def speculates(config: RunConfig, engine: Engine) -> bool:
     return True
 
 
+def draws_acceptance(config: RunConfig) -> bool:
+    """Whether the seed decides which drafts are accepted, and not the trace."""
+    return not config.speculative_config.keys().isdisjoint(_ACCEPTANCE)
+
+
 def speculation_of(
     config: RunConfig, model: Model, hardware: Hardware, cost: Cost, connector: bool
 ) -> Speculative:
@@ -124,11 +131,8 @@ def speculation_of(
         f"{KEY}: {method} makes {tokens} drafts a step; time of the drafter: {words}. Verifying is"
         " ESTIMATED: attention reads the context once for all drafts of a request"
     ]
-    if method != "ngram":
-        notes.append(
-            f"{KEY}: weights and KV of the drafter are not part of the memory budget;"
-            " --num-gpu-blocks-override sets the pool of a real engine"
-        )
+    if not method.startswith("ngram"):
+        notes.append(f"{KEY}: {_memory(method, model, config)}")
     threshold = config.long_prefill_token_threshold or 0
     if 0 < threshold <= tokens:
         notes.append(
@@ -170,8 +174,7 @@ def _method_of(model: str | None) -> str:
     """The method that vLLM takes for a drafter of this name."""
     if model is None:
         raise ConfigError(f"{KEY}: give a method ({', '.join((*METHODS, *_SPELLINGS))}) or a model")
-    name = model.strip("[]").lower()
-    return next((each for each in ("ngram", "eagle3", "eagle") if each in name), "draft_model")
+    return method_of_name(model)
 
 
 def _verifier(asked: _Asked, seed: int) -> Verifier:
@@ -214,6 +217,27 @@ def _rates(asked: _Asked) -> list[float] | None:
             f"{KEY}: synthetic_acceptance_rates: give {most} rates, none above the one before it"
         )
     return rates
+
+
+def _memory(method: str, model: Model, config: RunConfig) -> str:
+    """What is counted of a drafter's memory, in words."""
+    given = {**config.speculative_config, "method": method}
+    shard, dtype = model.shard(config.tensor_parallel_size), kv_dtype(model, config)
+    weights, token = drafter_of(shard, given, config.dtype, dtype)
+    if not weights:
+        uncounted = "weights and KV of the drafter are"
+    elif tables_of(model, config):
+        uncounted = "the KV of the drafter is"
+    else:
+        estimate = "" if method == "draft_model" else ", ESTIMATED"
+        return (
+            f"memory of the drafter on each GPU{estimate}: {weights / GIB:.2f} GiB of weights,"
+            f" {token} bytes of KV a token"
+        )
+    return (
+        f"{uncounted} not part of the memory budget; --num-gpu-blocks-override sets the pool of a"
+        " real engine"
+    )
 
 
 def _drafter(

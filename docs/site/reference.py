@@ -48,6 +48,7 @@ UNITS = {
     "n": "samples",
     "seed": "",
     "max_loras": "adapters",
+    "max_lora_rank": "rank",
     "block_size": "tokens",
     "max_num_seqs": "sequences",
     "max_num_batched_tokens": "tokens",

@@ -61,6 +61,12 @@ class Host:
     meets: bool = False
     """Whether other engines take part in each step (`meet`)."""
 
+    records_empty: bool = True
+    """Whether steps that take a place in the queue and change nothing are recorded."""
+
+    gauged: tuple[str, ...] = ()
+    """Columns of `kvsim.schema.STEPS` that it knows of a step."""
+
     now_ns: int = 0
     """The current time. It advances only in `wait`, `copy` and `sleep`."""
 
@@ -90,6 +96,18 @@ class Host:
         the time spent waiting for the link, in nanoseconds."""
         yield from ()
         return 0, 0
+
+    def runs(self, plan: Plan, now_ns: int, after_ns: int, lasts_ns: int) -> tuple[int, int, int]:
+        """Starts a step that was composed at `now_ns` and lasts `lasts_ns`, copies included.
+
+        Those in flight are over at `after_ns`. Returns when it begins, when it ends, and when the
+        next step can begin."""
+        end_ns = after_ns + lasts_ns
+        return after_ns, end_ns, end_ns
+
+    def gauges(self) -> tuple[int, ...]:
+        """Returns the values of `gauged` in the step started last."""
+        return ()
 
     def wait(self, until_ns: int) -> Waiting:
         """Lets time pass until `until_ns`."""
@@ -199,8 +217,7 @@ class Loop:
         """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
         oldest one and settles it."""
         host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
-        most, records = self._scheduler.in_flight, self._record is not None
-        departures = self._departures
+        most, departures = self._scheduler.in_flight, self._departures
         while (arrived := host.arrived()) is not None:
             came = self.take_in(arrived) if arrived else 0
             if departures is not None:
@@ -222,7 +239,7 @@ class Loop:
                 ended = self._drain() if batch.ended else []
                 if timed or plan.waits:
                     moved = NOTHING_MOVED
-                    row = self._row(plan) if records else b""
+                    row = self._row(plan)
                     if plan.swaps_out or plan.swaps_in:
                         moved = Moved(*(yield from host.copy(plan)))
                     elif plan.waits:
@@ -230,7 +247,7 @@ class Loop:
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
-                    row = self._row(plan) if records else b""
+                    row = self._row(plan)
                     self._step_over(Flight(plan, now_ns, now_ns, NOTHING_MOVED, row), len(ended))
                 elif not flying and departures is not None and departures.next_ns < inf:
                     yield from host.wait(int(min(departures.next_ns, host.next_ns)))
@@ -262,19 +279,23 @@ class Loop:
         return self._scheduler.waits(self._batch, plan, start_ns, host.next_ns)
 
     def _row(self, plan: Plan) -> bytes:
-        """Returns the row of the step composed last."""
+        """Returns the row of the step composed last; nothing if it is not recorded."""
+        if self._record is None or (plan.empty and not self._host.records_empty):
+            return b""
         row, scheduler = composed_row(self._batch, plan), self._scheduler
         return row + gauge_row(scheduler.gauges(self._batch)) if scheduler.gauged else row
 
     def _dispatch(self, plan: Plan, row: bytes, start_ns: int, moved: Moved, step_ns: int) -> None:
         """Starts a step after those in flight. `moved` is the time of its swap copies, which come
         first and block it (vLLM 0.6.3 `worker/worker.py`, `execute_worker`)."""
-        flying, ready_ns = self._flying, start_ns + sum(moved)
+        flying, host, after_ns = self._flying, self._host, start_ns
         if flying:
             assert not moved.copy_ns, "copies block a step, so none may be in flight"
-            start_ns = flying[-1].end_ns
-            ready_ns = start_ns + sum(moved)
-        self._batch.busy_until_ns = end_ns = ready_ns + step_ns
+            after_ns = flying[-1].end_ns
+        times = host.runs(plan, start_ns, after_ns, sum(moved) + step_ns)
+        start_ns, end_ns, self._batch.busy_until_ns = times
+        if row and host.gauged:
+            row += gauge_row(host.gauges())
         flying.append(Flight(plan, start_ns, end_ns, moved, row))
 
     def _land(self, flight: Flight, already: int) -> list[Request]:
@@ -287,7 +308,7 @@ class Loop:
     def _step_over(self, flight: Flight, ended: int) -> None:
         """Records a step in which `ended` requests ended, and checks for progress."""
         plan, start_ns, end_ns, moved, row = flight
-        if self._record is not None:
+        if row and self._record is not None:
             self._record(completed_row(row, start_ns, end_ns, *moved, ended))
         progress, tokens = self._progress, self._batch.tokens
         progress.steps += 1

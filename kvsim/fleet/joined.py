@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kvsim.report.statistics import ratio
+from kvsim.report.summary import draft_figures
 
 SUMMED = (
     "num_preemptions",
@@ -49,6 +50,7 @@ def joined_figures(
         **{key: _held(each, key, longest_s) for key in HELD},
         **{key: fmean(known) if (known := _known(each, key)) else None for key in SHARES},
         "recompute_tax": ratio(recomputed, computed),
+        **draft_figures(steps),
     }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.ledger import kernels, standings, time
+from kvsim.ledger.overlap import Slices, slices
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
 from kvsim.records.drafts import DraftLog
@@ -21,14 +22,7 @@ from kvsim.workload.keys import Streams
 
 Ints = NDArray[np.int64]
 
-_NAMES = (
-    "start_ns",
-    "transfer_ns",
-    "link_wait_ns",
-    "flush_ns",
-    "swap_out_blocks",
-    "swap_in_blocks",
-)
+_SWAPPED = ("swap_out_blocks", "swap_in_blocks")
 
 
 def account_times(
@@ -60,10 +54,12 @@ def account_times(
     del ends
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
-    step_times = time.StepTimes(starts, until, why)
-    split = time.Split(spells, copies, step_times, len(ended))
+    times = time.StepTimes(starts, until, why)
+    rows = kernels.Rows(steps, drafter_ns)
+    sliced = slices(times, steps["end_ns"], run_end_ns) if rows.overlap and rows.number else None
+    split = time.Split(spells, copies, sliced.times if sliced else times, len(ended))
     samples = kernels.samples_of(steps, requests, transitions)
-    book = _Book(cost, kernels.Rows(steps, drafter_ns), samples, step_times, split)
+    book = _Book(cost, rows, samples, times, split, sliced)
     if isinstance(steps, PackedColumns):
         steps.widen(KERNELS, book.pieces())
     else:
@@ -122,9 +118,11 @@ class _Book:
         samples: Ints,
         times: time.StepTimes,
         split: time.Split,
+        slices: Slices | None,
     ) -> None:
+        """`slices`: of a pipeline, whose steps overlap."""
         self._cost, self._rows, self._samples = cost, rows, samples
-        self._times, self._split = times, split
+        self._times, self._split, self._slices = times, split, slices
         kinds = len(time.TIMES) + len(time.DRAFT_TIMES) * rows.drafted
         self._total = np.zeros((1, kinds), dtype=np.int64)
 
@@ -132,7 +130,8 @@ class _Book:
         """`KERNELS` of the steps, as arrays of some rows each."""
         for first, last in self._rows.pieces():
             yield self._piece(first, last)
-        self._split.add(self._rows.number, self._total[:0], self._total)
+        number = self._rows.number if self._slices is None else len(self._slices.step)
+        self._split.add(number, self._total[:0], self._total)
 
     def _piece(self, first: int, last: int) -> Ints:
         rows = self._rows
@@ -146,20 +145,23 @@ class _Book:
         alone = kernels.alone_ns(self._cost, work, computing, host)
         # In a step without decodes, the host time counts as interference as well.
         others = np.where(work.decode_seqs > 0, computing - host - alone, computing)
-        columns = {name: rows.part(name, first, last) for name in _NAMES}
-        table = time.table(
-            columns,
-            computing - host,
-            alone,
-            others,
-            self._times.until[first:last],
-            self._times.why[first:last],
-        )
+        columns = {name: rows.part(name, first, last) for name in (*rows.times, *_SWAPPED)}
+        table = time.table(columns, computing - host, alone, others)
         if rows.drafted:
             verifying = alone - kernels.undrafted_ns(self._cost, work, alone)
             accepted = rows.part("accepted_tokens", first, last)
             table = time.with_drafts(table, drafter, verifying, work.draft_tokens, accepted)
+        self._add(table, first, last)
+        return split
+
+    def _add(self, table: Ints, first: int, last: int) -> None:
+        """Gives requests their part of the time of the steps `first .. last - 1`."""
+        times = self._times
+        if self._slices is not None:
+            low, high = self._slices.within(first, last)
+            table, times = self._slices.of(table, first, low, high), self._slices.times
+            first, last = low, high
+        table = time.with_waits(table, times, first, last)
         sums = np.concatenate((self._total, self._total + np.cumsum(table, axis=0)))
         self._split.add(first, table, sums[:-1])
         self._total = sums[-1:]
-        return split

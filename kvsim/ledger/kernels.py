@@ -20,8 +20,12 @@ from kvsim.ledger.parts import KERNELS
 from kvsim.records.packed import part_of, rows_in
 from kvsim.records.recorder import PIECE_STEPS
 from kvsim.records.transitions import RESUMED
+from kvsim.schema import STAGE_COLUMNS
 
 Ints = NDArray[np.int64]
+
+TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", *STAGE_COLUMNS)
+"""Columns of what a step takes beside kernels; only pipelines have the last two."""
 
 _TERMS = ("host", "dense", "attention_decode", "head", "copies")
 _PROMPTS, _UNEXPLAINED = map(KERNELS.index, ("attention_prefill_ns", "unexplained_ns"))
@@ -37,6 +41,10 @@ class Rows:
         self.number = rows_in(steps)
         self.drafted = drafter_ns is not None
         """Whether there is speculative decoding."""
+        self.overlap = STAGE_COLUMNS[0] in steps
+        """Whether they are those of a pipeline, and may overlap."""
+        self.times = tuple(name for name in TIME_COLUMNS if name in steps)
+        """Columns of what a step takes beside kernels."""
 
     def pieces(self) -> list[tuple[int, int]]:
         """(first, last + 1) of each piece."""
@@ -92,14 +100,13 @@ def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
 
 
 def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:
-    """The time of steps without swap copies, without the waits for the link and for stores, and
-    without the drafter; and the time of the drafter."""
-    start, end, transfer, link_wait, flush = (
-        rows.part(name, first, last)
-        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns", "flush_ns")
-    )
+    """The time of steps without `TIME_COLUMNS` and without the drafter; and the time of the
+    drafter."""
+    computing = rows.part("end_ns", first, last) - rows.part("start_ns", first, last)
+    for name in rows.times:
+        computing = computing - rows.part(name, first, last)
     drafter = rows.drafter_ns(first, last)
-    return end - start - transfer - link_wait - flush - drafter, drafter
+    return computing - drafter, drafter
 
 
 def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:

@@ -13,8 +13,13 @@ TIME_PARTS = REQUESTS.names(Source.TIME)
 """Columns of requests, in order."""
 PROMPT_PARTS = ("num_cached_tokens", *REQUESTS.names(Source.PROMPT))
 
-KERNEL_LABELS = STEPS.labels(Source.KERNEL) | STEPS.labels(Source.STEP)
-"""Labels of the columns that add up to a whole step: its kernels and its other two times."""
+KERNEL_LABELS = {
+    name: label
+    for source in (Source.KERNEL, Source.STAGES, Source.STEP)
+    for name, label in STEPS.labels(source).items()
+}
+"""Labels of the columns that add up to a whole step: its kernels and its other times. Only
+pipelines have those of stages."""
 TIME_LABELS = REQUESTS.labels(Source.TIME)
 """Labels for people; those of waiting times begin with `waiting`."""
 PROMPT_LABELS = REQUESTS.labels(Source.REQUEST) | REQUESTS.labels(Source.PROMPT)

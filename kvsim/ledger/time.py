@@ -23,23 +23,23 @@ from kvsim.ledger import standings
 from kvsim.ledger.parts import TIME_PARTS, WAITING_FOR
 from kvsim.ledger.standings import Spells
 from kvsim.records import transitions as kinds
-from kvsim.schema import BLOCKED
+from kvsim.schema import BLOCKED, STAGE_COLUMNS
 
 Ints = NDArray[np.int64]
 
 TIMES = (
-    *("link_wait", "flush", "out", "in", "kernels", "alone", "interference"),
+    *("link_wait", "flush", "stages", "out", "in", "kernels", "alone", "interference"),
     *WAITING_FOR.values(),
 )
-"""Kinds of time in a step. A running request spends the waits for the link and for stores, the
-copies out and in, and the kernels; the rest is host time. Of the kernels, a decoding request counts
-those of decodes as its own, the others as interference. A waiting request waits from the start of
-the step to the start of the next, for one reason (`WAITING_FOR`)."""
+"""Kinds of time in a step. A running request spends the waits for the link, for stores and for
+stages of a pipeline, the copies out and in, and the kernels; the rest is host time. Of the kernels,
+a decoding request counts those of decodes as its own, the others as interference. A waiting request
+waits from the start of the step to the start of the next, for one reason (`WAITING_FOR`)."""
 DRAFT_TIMES = ("drafting", "accepted_drafts", "rejected_drafts")
 """Further kinds behind those, in runs with speculative decoding: the drafter, and what drafts add
 to the kernels of decodes."""
-_LINK_WAIT, _FLUSH, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(7)
-_REASONS = slice(7, len(TIMES))
+_LINK_WAIT, _FLUSH, _STAGES, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(8)
+_REASONS = slice(8, len(TIMES))
 
 _AT_ONCE = 1 << 16
 """Begins and ends of spells that are taken in at once; a long run has too many for one array."""
@@ -96,23 +96,28 @@ def reasons(blocked: Ints, prefill_seqs: Ints, in_flight: int) -> Ints:
     return found
 
 
-def table(
-    steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints, until: Ints, why: Ints
-) -> Ints:
-    """`TIMES` of some steps, one row each.
+def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -> Ints:
+    """`TIMES` of some steps, one row each, without what requests wait for.
 
     `kernels`, `alone`, `others`: computing time in nanoseconds, all of it, that of decodes alone
-    and that of prompts. `until`: when the next step begins. `why`: what `reasons` returns.
+    and that of prompts.
     """
     out_blocks, in_blocks = steps["swap_out_blocks"], steps["swap_in_blocks"]
     transfer = steps["transfer_ns"]
     out = transfer * out_blocks // np.maximum(out_blocks + in_blocks, 1)
-    rows = np.zeros((len(why), len(TIMES)), dtype=np.int64)
-    for place, column in enumerate(
-        (steps["link_wait_ns"], steps["flush_ns"], out, transfer - out, kernels, alone, others)
-    ):
+    stages = sum(steps[name] for name in STAGE_COLUMNS if name in steps)
+    waits = steps["link_wait_ns"], steps["flush_ns"], stages
+    rows = np.zeros((len(kernels), len(TIMES)), dtype=np.int64)
+    for place, column in enumerate((*waits, out, transfer - out, kernels, alone, others)):
         rows[:, place] = column
-    rows[np.arange(len(why)), _REASONS.start + why] = until - steps["start_ns"]
+    return rows
+
+
+def with_waits(rows: Ints, times: StepTimes, first: int, last: int) -> Ints:
+    """`TIMES` of the steps `first .. last - 1` with what requests wait for through them."""
+    part = slice(first, last)
+    lengths = times.until[part] - times.starts[part]
+    rows[np.arange(last - first), _REASONS.start + times.why[part]] = lengths
     return rows
 
 
@@ -223,7 +228,8 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     if standing == standings.DECODE:
         own, others = held[:, _ALONE], held[:, _INTERFERENCE]
     stall, link_wait, flush = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT], held[:, _FLUSH]
-    rest = length - own - others - stall - link_wait - flush
+    stages = held[:, _STAGES]
+    rest = length - own - others - stall - link_wait - flush - stages
     if held.shape[1] > len(TIMES):
         drafting, accepted, rejected = held[:, len(TIMES) :].T
         rest = rest - drafting
@@ -237,6 +243,7 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     _add(parts, request, "swap_stall_ns", stall)
     _add(parts, request, "link_queue_ns", link_wait)
     _add(parts, request, "flush_stall_ns", flush)
+    _add(parts, request, "stage_wait_ns", stages)
     _add(parts, request, "host_overhead_ns", rest)
 
 

@@ -7,6 +7,7 @@
 | `weights` | says how many bits a quantised weight takes |
 | `hugging_face` | reads a `config.json`; `families`, `checkpoint` and `vision` help it |
 | `names` | finds the shipped geometry that a spelling means |
+| `beside` | counts what a GPU holds beside it: a drafter, and slots for adapters |
 | `loading` | gives the model behind a name or a path |
 """
 

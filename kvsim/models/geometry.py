@@ -365,14 +365,18 @@ class Shard(Struct, frozen=True):
         others = tables * self.head_parameters
         others += model.hidden_size if last else 0
         others += self._vision_parameters if first else 0
-        found: float = others * element
+        return ceil(others * element + self.layer_bytes(dtype, stage))
+
+    def layer_bytes(self, dtype: str, layers: range) -> float:
+        """Bytes of the weights of these layers alone."""
+        found, element = 0.0, DTYPE_BYTES[self.model.dtype(dtype)]
         parts: tuple[Part, ...] = ("attention", "mlp", "experts")
         sizes = {part: self._bytes_each(part, dtype) for part in parts}
-        for index in stage:
+        for index in layers:
             each = self.layer(index)
             found += each.attention * sizes["attention"] + each.mlp * sizes["mlp"]
             found += each.experts * sizes["experts"] + (each.router + each.vectors) * element
-        return ceil(found)
+        return found
 
     def layer(self, index: int) -> Layer:
         """The parameters of a layer, counted from 0."""

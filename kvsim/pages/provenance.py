@@ -12,6 +12,8 @@ from kvsim.report.wording import time_source
 
 MEMORY = {
     "weight_bytes": ("weights", "memory-weights"),
+    "drafter_bytes": ("drafter", "memory-drafter"),
+    "adapter_bytes": ("slots for adapters", "memory-adapters"),
     "activation_bytes": ("activations, estimated", "memory-activations"),
     "sampler_bytes": ("sampler, estimated", "memory-sampler"),
     "overhead_bytes": ("overhead, estimated", "memory-overhead"),
@@ -21,7 +23,10 @@ MEMORY = {
 }
 """Terms of a budget, `kvsim.memory.Budget`, that add up to the memory the engine may use."""
 
-SOMETIMES = ("sampler_bytes", "communication_bytes", "cudagraph_bytes")
+SOMETIMES = (
+    *("drafter_bytes", "adapter_bytes"),
+    *("sampler_bytes", "communication_bytes", "cudagraph_bytes"),
+)
 """Terms that are shown only where they are not 0."""
 
 

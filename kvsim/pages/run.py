@@ -268,7 +268,7 @@ def _shares(
     parts = [
         (f"{family}-{bare(name)}", values[bare(name)] / whole, label)
         for name, label in labels.items()
-        if values[bare(name)]
+        if values.get(bare(name))
     ]
     words = (
         (colour, f"{label}: {write(share * whole)}, {percent(share)}")

@@ -67,6 +67,8 @@ class _Cost(Struct):
 class _Budget(Struct):
     memory_bytes: _Bytes | None = None
     weight_bytes: _Bytes | None = None
+    drafter_bytes: _Bytes | None = None
+    adapter_bytes: _Bytes | None = None
     activation_bytes: _Bytes | None = None
     sampler_bytes: _Bytes | None = None
     overhead_bytes: _Bytes | None = None

@@ -37,7 +37,7 @@ def ledger_figures(steps: Mapping[str, Any], requests: Mapping[str, Any]) -> dic
     if TIME_PARTS[0] in requests:
         figures |= _times(requests)
     if KERNELS[0] in steps:
-        sums = {name: int(np.sum(steps[name])) for name in KERNEL_LABELS}
+        sums = {name: int(np.sum(steps[name])) for name in KERNEL_LABELS if name in steps}
         figures["step_time_s"] = {bare(name): ns / NS_PER_S for name, ns in sums.items()}
     if PROMPT_PARTS[1] in requests:
         figures["prompt_ledger_tokens"] = {

@@ -67,7 +67,7 @@ BLOCKED_BY = {
 }
 """Why the head of the waiting queue was refused: labels for people."""
 
-_OF_SOME_RUNS = ("Speculative decoding", "Routing")
+_OF_SOME_RUNS = ("Speculative decoding", "Pipeline", "Routing")
 """Groups of figures that only runs with such a feature have."""
 _SHOWN = ("mean", "p50", "p90", "p99")
 
@@ -136,6 +136,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
         ("spec_decode_accepted_tokens", "Drafts accepted", "tokens", ""),
         ("spec_decode_acceptance_length", "Acceptance length", "", "higher"),
     ),
+    "Pipeline": (("pipeline_bubble_share", "Pipeline bubbles", "share", "lower"),),
     "Routing": (
         ("load_imbalance", "Load imbalance", "", "lower"),
         ("input_imbalance", "Imbalance of prompt tokens", "", "lower"),

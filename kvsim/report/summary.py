@@ -8,7 +8,7 @@ None where a figure is undefined; never NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def summarise(
             **_memory(rows, held_ns, meta),
             **_queues(rows, held_ns, steps),
             **_link(steps, end_ns),
-            **_drafts(steps),
+            **draft_figures([steps]),
+            **_stages(steps, meta),
             **ledger_figures(steps, requests),
             "steps": len(steps["start_ns"]),
             "meta": meta,
@@ -275,13 +276,14 @@ def _link(steps: Columns, end_ns: int) -> dict[str, Any]:
     }
 
 
-def _drafts(steps: Columns) -> dict[str, Any]:
-    """Figures of speculative decoding, as `vllm bench serve` counts them: the rate in percent, the
-    length with the token that every step yields. Nothing without it."""
-    if "draft_tokens" not in steps:
+def draft_figures(engines: Sequence[Columns]) -> dict[str, Any]:
+    """Figures of speculative decoding from the steps of engines, as `vllm bench serve` counts them:
+    the rate in percent, the length with the token that every step yields. Nothing without it."""
+    drafting = [steps for steps in engines if "draft_tokens" in steps]
+    if not drafting:
         return {}
     names = ("verified_seqs", "draft_tokens", "accepted_tokens")
-    drafts, tokens, accepted = (int(np.sum(steps[name])) for name in names)
+    drafts, tokens, accepted = (sum(int(np.sum(s[name])) for s in drafting) for name in names)
     rate, further = ratio(100 * accepted, tokens), ratio(accepted, drafts)
     return {
         "spec_decode_num_drafts": drafts,
@@ -290,6 +292,22 @@ def _drafts(steps: Columns) -> dict[str, Any]:
         "spec_decode_acceptance_rate": rate,
         "spec_decode_acceptance_length": None if further is None else 1 + further,
     }
+
+
+def _stages(steps: Columns, meta: Mapping[str, Any]) -> dict[str, float | None]:
+    """The share of time in which the stages of a pipeline compute nothing, while any step is under
+    way. Nothing without a pipeline."""
+    if "stage_wait_ns" not in steps:
+        return {}
+    start, end = _ints(steps["start_ns"]), _ints(steps["end_ns"])
+    computing = int((end - start).sum())
+    for name in ("send_ns", "stage_wait_ns", "host_ns"):
+        computing -= int(np.sum(steps[name]))
+    before = np.append(0, end[:-1])
+    under_way = int(np.maximum(end - np.maximum(start, before), 0).sum())
+    stages = meta["config"]["pipeline_parallel_size"]
+    busy = ratio(computing, stages * under_way)
+    return {"pipeline_bubble_share": None if busy is None else 1 - busy}
 
 
 def _ints(column: Any) -> Ints:

@@ -256,6 +256,8 @@ def _figures(summary: Mapping[str, Any]) -> Lines:
             ("spec_decode_accepted_tokens", "tokens", "{} accepted"),
             ("spec_decode_acceptance_length", "", "{} tokens a step"),
         )
+    if "pipeline_bubble_share" in summary:
+        lines["pipeline"] = line(("pipeline_bubble_share", "share", "{} of its stages' time idle"))
     return list(lines.items())
 
 
@@ -284,7 +286,7 @@ def _ledger(summary: Mapping[str, Any]) -> Lines:
 
 
 def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
-    named = {label: values[bare(name)] for name, label in labels.items()}
+    named = {label: values.get(bare(name), 0) for name, label in labels.items()}
     order = sorted(named, key=lambda label: -named[label])[:_MOST_PARTS]
     whole = sum(named.values())
     return [f"{label} {percent(named[label] / whole)}" for label in order if named[label]]

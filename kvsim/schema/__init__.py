@@ -16,6 +16,7 @@ from kvsim.schema.routing import CAUSES, ROUTING
 from kvsim.schema.steps import (
     BLOCKED,
     SGLANG_COLUMNS,
+    STAGE_COLUMNS,
     STEP_COLUMNS,
     STEPS,
     Census,
@@ -42,6 +43,7 @@ __all__ = [
     "ROUTING",
     "SGLANG_COLUMNS",
     "STAGES",
+    "STAGE_COLUMNS",
     "STAGE_LABELS",
     "STEPS",
     "STEP_COLUMNS",

@@ -17,6 +17,7 @@ class Source(Enum):
     STATE = "engine, after composing"
     SGLANG = "SGLang, after composing"
     DRAFTS = "speculative decoding"
+    STAGES = "pipeline"
     KERNEL = "ledger: time of the step"
     TRACE = "trace"
     REQUEST = "request"
@@ -32,7 +33,10 @@ class Source(Enum):
     STAGE = "prefill/decode split: time of the request"
 
 
-OPTIONAL = (Source.DRAFTS, Source.SGLANG, Source.KERNEL, Source.TIME, Source.PROMPT)
+OPTIONAL = (
+    *(Source.DRAFTS, Source.STAGES, Source.SGLANG),
+    *(Source.KERNEL, Source.TIME, Source.PROMPT),
+)
 """Sources of which a result has all columns, or none: the ledger, and what few runs have."""
 
 

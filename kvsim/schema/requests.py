@@ -166,6 +166,12 @@ REQUESTS = Table(
             "its steps wait for stores of blocks that are reused",
         ),
         _time(
+            "stage_wait_ns",
+            "waiting for stages of the pipeline",
+            "they still have the step before its own, its last token is not known, or activations"
+            " are on their way",
+        ),
+        _time(
             "deferred_free_ns",
             "passed over, blocks are released late",
             "it needs a block of a request whose last step is still in flight",

@@ -14,6 +14,7 @@ _state = partial(Column, source=Source.STATE)
 _sglang = partial(Column, source=Source.SGLANG)
 _kernel = partial(part, source=Source.KERNEL)
 _drafts = partial(Column, source=Source.DRAFTS)
+_stages = partial(part, source=Source.STAGES)
 
 _BLOCKED = (
     ("", "no request waits, or none was refused"),
@@ -75,6 +76,12 @@ STEPS = Table(
             "ppm",
             "new-token ratio: share of the announced tokens that requests are expected to generate",
         ),
+        _stages("send_ns", "sending activations", "from each stage of the pipeline to the next"),
+        _stages(
+            "stage_wait_ns",
+            "waiting for stages",
+            "which still have the step before it, or for the last tokens of its requests",
+        ),
         _drafts("verified_seqs", "sequences", "whose drafts it verifies"),
         _drafts("draft_tokens", "tokens", "drafts that it verifies"),
         _drafts("accepted_tokens", "tokens", "of these, accepted"),
@@ -95,6 +102,9 @@ STEPS = Table(
 
 STEP_COLUMNS = STEPS.names(Source.STEP, Source.STATE)
 """Columns recorded for every step, in the order of its row."""
+
+STAGE_COLUMNS = STEPS.names(Source.STAGES)
+"""Columns that a row of a pipeline has after these (`Host.gauges`)."""
 
 SGLANG_COLUMNS = STEPS.names(Source.SGLANG)
 """Columns that a row of SGLang has after these (`Scheduler.gauges`)."""

@@ -14,6 +14,7 @@ _UNUSED = {
         "disable_hybrid_kv_cache_manager",
         "enable_lora",
         "long_prefill_token_threshold",
+        "max_lora_rank",
         "max_loras",
         "prefix_cache_retention_interval",
         "scheduler_reserve_full_isl",

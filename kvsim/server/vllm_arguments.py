@@ -105,6 +105,7 @@ _USED = [
     used("speculative_config", values.speculation),
     used("enable_lora", values.switch),
     used("max_loras", values.whole),
+    used("max_lora_rank", values.whole),
 ]
 
 _NO_EFFECT = [
@@ -194,7 +195,7 @@ _NO_EFFECT = [
             enable-mixed-moe-lora-format enable-moe-shared-loras enable-tower-connector-lora
             fully-sharded-loras specialize-active-lora
         """,
-        values="default-mm-loras lora-dtype max-cpu-loras max-lora-cls-labels max-lora-rank",
+        values="default-mm-loras lora-dtype max-cpu-loras max-lora-cls-labels",
         lists="lora-modules lora-target-modules",
     ),
 ]

@@ -24,7 +24,7 @@ LAYERS = [
     {"assumed", "conform", "fast", "replica", "report"},
     {"cachelab", "pages.figures", "pages.html"},
     {"checks", "pages.distribution", "pages.over_time", "workload.info"},
-    {"offload", "speculation"},
+    {"offload", "pipeline", "speculation"},
     {"connectors", "disaggregation"},
     {"assembly", "notebook"},
     {"result", "tracks"},

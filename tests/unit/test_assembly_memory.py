@@ -129,7 +129,7 @@ def test_what_is_not_simulated_is_in_the_result_and_in_the_report() -> None:
     assert meta["memory"]["communication_bytes"] > 0
     page = provenance_panels(meta)
     assert "Notes" in page
-    assert "bubbles" in page
+    assert "times of stages are ESTIMATED" in page
     assert "communication, estimated" in memory_panel(meta)
 
 

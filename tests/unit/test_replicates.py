@@ -92,6 +92,11 @@ def test_what_a_seed_changes_is_said() -> None:
     assert words(request_rate=None, trace=True) == ()
     assert words(request_rate=None, trace=True, victim="random") == ("victims",)
     assert words(request_rate=None, trace=True, engine="mine:Engine") != ()
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    assert words(request_rate=None, trace=True, speculative_config=drafts) == ()
+    drawn = {**drafts, "acceptance_rate": 0.5}
+    accepted = ("which drafts are accepted",)
+    assert words(request_rate=None, trace=True, speculative_config=drawn) == accepted
 
 
 def test_a_made_trace_is_made_again_and_a_recorded_one_is_kept() -> None:

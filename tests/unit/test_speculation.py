@@ -331,7 +331,7 @@ def test_estimates_are_called_estimates() -> None:
     eagle = {"method": "eagle3", "num_speculative_tokens": 2, "acceptance_rate": 0.5}
     parts = assemble(make_config({**SMALL, "speculative_config": eagle}))
     assert "ESTIMATED: 2 passes of one layer" in parts.cost.describe()["drafter"]
-    assert any("not part of the memory budget" in note for note in parts.notes)
+    assert any("memory of the drafter on each GPU, ESTIMATED" in note for note in parts.notes)
     other = {**eagle, "method": None, "model": "qwen2.5-0.5b"}
     parts = assemble(make_config({**SMALL, "model": "llama-3.1-8b", "speculative_config": other}))
     assert "2 passes of qwen2.5-0.5b" in parts.cost.describe()["drafter"]

@@ -106,3 +106,43 @@ def test_bad_input_is_one_line(kvsim, arguments, words):
     for word in words:
         assert word in result.stderr
     assert result.stdout == ""
+
+
+DRAFTS = ["--model", "qwen2.5-0.5b", "--hardware", "h100", "--max-model-len", "256", "--jobs", "1"]
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("find", "further", "answer"),
+    [
+        *(
+            pytest.param(*case, marks=long)
+            for case in (
+                ("num_gpu_blocks", ["--num-gpu-blocks-override", "120"], "The least num_gpu"),
+                ("request_rate", ["--from", "100", "--to", "130"], "The highest request_rate"),
+                ("replicas", ["--request-rate", "400", "--to", "2"], "The least number of"),
+            )
+        ),
+        ("max_num_seqs", ["--from", "6", "--to", "9"], "Farthest from the limits"),
+    ],
+)
+def test_what_is_enough_with_drafts(kvsim, tmp_path, find, further, answer):
+    """Each seed draws which drafts are accepted, whatever else it draws."""
+    drafts = json.dumps({**SPECULATIVE, "acceptance_rate": 0.6})
+    search = ["--find", find, "--slo", "p99_e2el<5s", "--seeds", "2", *further]
+    given = ["--trace", "load.jsonl", *DRAFTS, "--speculative-config", drafts]
+    found = kvsim(*given, *search, "--out", "out").stdout
+    assert answer in found and "which drafts are accepted" in " ".join(found.split())
+    points = [json.loads(path.read_bytes()) for path in (tmp_path / "out/points").glob("*.json")]
+    lengths = {each["figures"]["spec_decode_acceptance_length"] for each in points}
+    assert len(lengths) > 1 and all(1.5 < length < 3 for length in lengths)
+
+
+def test_recorded_acceptance_is_the_same_for_all_seeds(kvsim, tmp_path):
+    """One run is enough for a trace that says when requests come and what is accepted."""
+    head, *rows = map(json.loads, (tmp_path / "load.jsonl").read_text().splitlines())
+    known = [head, *({**row, "accepted_drafts": [1, 2]} for row in rows)]
+    (tmp_path / "known.jsonl").write_text("\n".join(map(json.dumps, known)))
+    given = ["--trace", "known.jsonl", *DRAFTS, "--speculative-config", json.dumps(SPECULATIVE)]
+    search = ["--find", "max_num_seqs", "--from", "6", "--to", "9", "--slo", "p99_e2el<5s"]
+    assert "nothing is drawn at random" in kvsim(*given, *search).stdout

@@ -1,0 +1,127 @@
+"""Prices a step on the stages of a pipeline, each of which holds a part of the layers.
+
+```
+stage 0   host ┬ layers ┬ send ─┐
+stage 1   host ┴ ······ waits ··┴ layers ┬ logits
+```
+The price of the whole step is divided: logits to the last stage, everything else that is not the
+host's by the number of layers, as if all were alike. Looking embeddings up takes no time of its
+own. The workers of all stages are told of a step at once, so the host's part is in every stage.
+A cost model that does not explain its prices is divided by layers alone.
+
+Between stages go the hidden states and the residual of every token: vLLM 0.33.0,
+`v1/worker/gpu_worker.py` `execute_model`, `distributed/parallel_state.py` `isend_tensor_dict`. Each
+GPU of a tensor-parallel group sends its share, and the receivers gather them. The figures of the
+link are those of the all-reduce (`kvsim.hardware.AllReduce`). All of this is an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kvsim.config import RunConfig
+from kvsim.cost.explain import Explains, Work
+from kvsim.errors import ConfigError
+from kvsim.hardware import AllReduce, Hardware
+from kvsim.library import convert
+from kvsim.link import STAGE_LINK
+from kvsim.models import DTYPE_BYTES, Model
+
+if TYPE_CHECKING:
+    from kvsim.cost import Cost
+    from kvsim.engine.plan import Plan
+
+SENT_TENSORS = 2
+"""Hidden states and residual."""
+
+
+class Passage(NamedTuple):
+    """What a step takes on its way through the stages, in nanoseconds."""
+
+    host_ns: int
+    """The host's part, on every stage."""
+    stages_ns: tuple[int, ...]
+    """Kernels of each stage, in order."""
+    send_ns: int
+    """From one stage to the next."""
+
+
+class StagedCost:
+    """A cost model whose steps pass the stages of a pipeline."""
+
+    def __init__(self, cost: Cost, model: Model, hardware: Hardware, config: RunConfig) -> None:
+        """Raises `ConfigError` for more stages than layers, and for a `cost.stage_link` that is not
+        one."""
+        self._cost = cost
+        self._layers = [len(each) for each in model.stages(config.pipeline_parallel_size)]
+        self.number = len(self._layers)
+        self._tensor_parallel_size = config.tensor_parallel_size
+        self._token_bytes = SENT_TENSORS * model.hidden_size
+        self._token_bytes *= DTYPE_BYTES[model.dtype(config.dtype)]
+        self._link, self._link_source = hardware.all_reduce, f"all-reduce of {hardware.name}"
+        given = config.cost.get(STAGE_LINK)
+        if given is not None:
+            self._link, self._link_source = _link(given), "as set"
+        if isinstance(cost, Explains):
+            self.explain = cost.explain
+
+    @property
+    def kind(self) -> str:
+        """That of the cost model; `estimated` where steps without stages were measured."""
+        kind = self._cost.kind
+        return "estimated" if kind in ("measured", "scaled") else kind
+
+    @property
+    def source(self) -> str:
+        """That of the cost model."""
+        return self._cost.source
+
+    def step_ns(self, plan: Plan) -> int:
+        """Nanoseconds of a step on all stages together, without what is sent."""
+        return self._cost.step_ns(plan)
+
+    def passage(self, plan: Plan, step_ns: int) -> Passage:
+        """Divides the price of a step among the stages."""
+        host_ns, head_ns = self._host_and_head_ns(plan, step_ns)
+        layers_ns, all_layers = step_ns - host_ns - head_ns, sum(self._layers)
+        ends = [layers_ns * layers // all_layers for layers in accumulate(self._layers)]
+        stages_ns = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        stages_ns[-1] += head_ns
+        return Passage(host_ns, tuple(stages_ns), self.send_ns(plan.tokens))
+
+    def send_ns(self, tokens: int) -> int:
+        """Nanoseconds until the next stage has the activations of so many tokens."""
+        gpus, moved = self._tensor_parallel_size, tokens * self._token_bytes
+        # Sent by one GPU to another; then gathered, which moves half of what an all-reduce moves.
+        us = self._link.us(moved / gpus, 2) + self._link.us(moved / 2, gpus)
+        return round(1000 * us)
+
+    def describe(self) -> dict[str, Any]:
+        """That of the cost model, and of the stages."""
+        described = {"layers": self._layers, "send": f"ESTIMATED: {self._link_source}"}
+        return {**self._cost.describe(), "kind": self.kind, "stages": described}
+
+    def _host_and_head_ns(self, plan: Plan, step_ns: int) -> tuple[int, int]:
+        """The part of the host in a step, and that of the logits."""
+        if not isinstance(self._cost, Explains):
+            return 0, 0
+        prompts = sum(new for new, _ in plan.chunks), len(plan.chunks)
+        counts = *prompts, plan.decode_seqs, plan.context_tokens, plan.samples, plan.copied_blocks
+        terms = self._cost.explain(Work(*(np.array([count]) for count in counts)))
+        host_ns = min(_whole(terms.get("host", 0.0)), step_ns)
+        return host_ns, min(_whole(terms.get("head", 0.0)), step_ns - host_ns)
+
+
+def _link(given: Any) -> AllReduce:
+    where = "cost.stage_link"
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: expected a table of keys, got {given!r}")
+    return convert(given, AllReduce, where)
+
+
+def _whole(ns: Any) -> int:
+    return int(np.broadcast_to(ns, 1)[0])
