@@ -35,8 +35,8 @@ from kvsim.cost.profile import Curve, ExpertGrid, Fit, Profile, Tail
 from kvsim.cost.uncertain import multiplied
 from kvsim.errors import ConfigError
 from kvsim.fit.observed import Floats, Latencies, errors_percent, in_both, observed, replayed
+from kvsim.fleet.ranks import simulate_engine
 from kvsim.hardware import AllReduce
-from kvsim.run import simulate
 from kvsim.workload.trace import Trace
 
 WORTH = 0.1
@@ -191,7 +191,7 @@ class _Bench:
             path.write_text(to_json(with_constants(self.profile, values)), encoding="utf-8")
             kept = {key: each for key, each in self._config.cost.items() if key == "link"}
             cost = {**kept, "model": "table", "profile": str(path)}
-            result = simulate(self._trace, msgspec.structs.replace(self._config, cost=cost))
+            result = simulate_engine(self._trace, msgspec.structs.replace(self._config, cost=cost))
         self._done(1)
         ours = replayed(result)
         if len(in_both(ours, self._real)) < len(self._real.places):

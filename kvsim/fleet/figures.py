@@ -9,7 +9,6 @@ from kvsim.fleet.bounds import Bounds
 from kvsim.fleet.fleet import FleetResult
 from kvsim.fleet.joined import joined_figures, joined_lookups
 from kvsim.fleet.routing import load_imbalance, routing_figures
-from kvsim.records.tally import Tally
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import summarise_requests
 
@@ -39,12 +38,9 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
     the mean. `routing` explains the decisions (`kvsim.fleet.routing`), if they were noted, and
     has the `bounds`, if given.
     """
-    gaps = Tally()
-    for replica in result.replicas:
-        for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
-            gaps.add(int(number), int(times))
     meta = _provenance(result, [replica.summary for replica in result.replicas])
     known = None if bounds is None else bounds.record()
+    gaps = result.token_gaps_ns
     return fleet_figures(result.replicas, result.requests, result.decisions, gaps, meta, known)
 
 
