@@ -26,6 +26,7 @@ _NAMES = (
     "transfer_ns",
     "link_wait_ns",
     "flush_ns",
+    "rank_wait_ns",
     "swap_out_blocks",
     "swap_in_blocks",
 )

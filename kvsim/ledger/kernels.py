@@ -92,14 +92,14 @@ def work_of(rows: Rows, first: int, last: int, samples: Ints) -> Work:
 
 
 def computing_ns(rows: Rows, first: int, last: int) -> tuple[Ints, Ints | int]:
-    """The time of steps without swap copies, without the waits for the link and for stores, and
-    without the drafter; and the time of the drafter."""
-    start, end, transfer, link_wait, flush = (
-        rows.part(name, first, last)
-        for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns", "flush_ns")
-    )
+    """The time of steps without swap copies, without the waits for the link, for stores and for
+    slower ranks, and without the drafter; and the time of the drafter."""
+    names = "start_ns", "transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns"
+    computing = rows.part("end_ns", first, last).copy()
+    for name in names:
+        computing -= rows.part(name, first, last)
     drafter = rows.drafter_ns(first, last)
-    return end - start - transfer - link_wait - flush - drafter, drafter
+    return computing - drafter, drafter
 
 
 def split_piece(cost: object, work: Work, whole_ns: Ints) -> Ints:

@@ -28,18 +28,18 @@ from kvsim.schema import BLOCKED
 Ints = NDArray[np.int64]
 
 TIMES = (
-    *("link_wait", "flush", "out", "in", "kernels", "alone", "interference"),
+    *("link_wait", "flush", "rank_wait", "out", "in", "kernels", "alone", "interference"),
     *WAITING_FOR.values(),
 )
-"""Kinds of time in a step. A running request spends the waits for the link and for stores, the
-copies out and in, and the kernels; the rest is host time. Of the kernels, a decoding request counts
-those of decodes as its own, the others as interference. A waiting request waits from the start of
-the step to the start of the next, for one reason (`WAITING_FOR`)."""
+"""Kinds of time in a step. A running request spends the waits for the link, for stores and for
+slower ranks, the copies out and in, and the kernels; the rest is host time. Of the kernels, a
+decoding request counts those of decodes as its own, the others as interference. A waiting request
+waits from the start of the step to the start of the next, for one reason (`WAITING_FOR`)."""
 DRAFT_TIMES = ("drafting", "accepted_drafts", "rejected_drafts")
 """Further kinds behind those, in runs with speculative decoding: the drafter, and what drafts add
 to the kernels of decodes."""
-_LINK_WAIT, _FLUSH, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(7)
-_REASONS = slice(7, len(TIMES))
+_LINK_WAIT, _FLUSH, _RANK_WAIT, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(8)
+_REASONS = slice(8, len(TIMES))
 
 _AT_ONCE = 1 << 16
 """Begins and ends of spells that are taken in at once; a long run has too many for one array."""
@@ -108,9 +108,8 @@ def table(
     transfer = steps["transfer_ns"]
     out = transfer * out_blocks // np.maximum(out_blocks + in_blocks, 1)
     rows = np.zeros((len(why), len(TIMES)), dtype=np.int64)
-    for place, column in enumerate(
-        (steps["link_wait_ns"], steps["flush_ns"], out, transfer - out, kernels, alone, others)
-    ):
+    waits = (steps[name] for name in ("link_wait_ns", "flush_ns", "rank_wait_ns"))
+    for place, column in enumerate((*waits, out, transfer - out, kernels, alone, others)):
         rows[:, place] = column
     rows[np.arange(len(why)), _REASONS.start + why] = until - steps["start_ns"]
     return rows
@@ -222,8 +221,8 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     own, others = held[:, _KERNELS], np.zeros_like(length)
     if standing == standings.DECODE:
         own, others = held[:, _ALONE], held[:, _INTERFERENCE]
-    stall, link_wait, flush = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT], held[:, _FLUSH]
-    rest = length - own - others - stall - link_wait - flush
+    stall, waits = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT : _RANK_WAIT + 1]
+    rest = length - own - others - stall - waits.sum(axis=1)
     if held.shape[1] > len(TIMES):
         drafting, accepted, rejected = held[:, len(TIMES) :].T
         rest = rest - drafting
@@ -235,8 +234,10 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     _add(parts, request, _OWN[standing], own)
     _add(parts, request, "interference_ns", others)
     _add(parts, request, "swap_stall_ns", stall)
-    _add(parts, request, "link_queue_ns", link_wait)
-    _add(parts, request, "flush_stall_ns", flush)
+    for name, wait in zip(
+        ("link_queue_ns", "flush_stall_ns", "rank_stall_ns"), waits.T, strict=True
+    ):
+        _add(parts, request, name, wait)
     _add(parts, request, "host_overhead_ns", rest)
 
 
