@@ -85,9 +85,9 @@ def test_two_gpus_without_all_reduces_are_far_off() -> None:
 
 
 CONSTANTS = (
-    ({"linear_factor"}, 0.467, 0.4),
+    ({"linear_factor"}, 0.468, 0.4),
     ({"prompt_step_us"}, 0.0, 2),
-    ({"linear_factor", "step_us", "prompt_step_us"}, 0.073, 1),
+    ({"linear_factor", "prompt_step_us"}, 0.081, 1),
 )
 """Which are taken, how many seconds late the first step is, and the greatest error."""
 
