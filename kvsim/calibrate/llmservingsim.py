@@ -62,7 +62,7 @@ FURTHER = {"qk_norm": 1}
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-_GRID = re.compile(r"(\d+)(?:-(\d+) x([1-9](?:\.\d+)?))?")
+_GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
 
 Attention = dict[tuple[float, ...], float]
 
