@@ -273,7 +273,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Positive, _doc(_MEMORY, "Groups of GPUs, each of which holds a part of the layers.")
     ] = 1
     data_parallel_size: Annotated[
-        Positive, _doc(_MEMORY, "Replicas of the whole, behind vLLM's balancer in `kvsim run`.")
+        Positive,
+        _doc(_MEMORY, "Replicas of the whole, behind vLLM's balancer in `run`, `check`."),
     ] = 1
     enable_expert_parallel: Annotated[
         bool, _doc(_MEMORY, "Place whole experts on GPUs; changes nothing without experts.")

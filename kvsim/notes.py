@@ -1,7 +1,8 @@
 """What the settings ask for and a run does not simulate.
 
 A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs with one scheduler.
-`kvsim run` simulates all replicas of `data_parallel_size` (`kvsim.fleet`).
+`kvsim run`, `check` and `profile fit-run` simulate all replicas of `data_parallel_size`
+(`kvsim.fleet`).
 """
 
 from __future__ import annotations

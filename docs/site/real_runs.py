@@ -201,6 +201,8 @@ def _constants(found: dict[str, Any]) -> str:
     values = [f"`{name}` {value:g}" for name, value in found["constants"].items()]
     if found["uneven_batches"]:
         values.append("uneven batches priced")
+    if found["start_s"]:
+        values.append(f"first step {1000 * found['start_s']:.0f} ms late")
     return ", ".join(values) or "none: the run shows none"
 
 

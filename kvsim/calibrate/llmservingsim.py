@@ -2,18 +2,20 @@
 
 ```
 DIR/meta.yaml                 GPU, model, engine, grid, degrees of tensor parallelism
-DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer
+DIR/tp1/attention.csv         prefill_chunk, kv_prefill, n_decode, kv_decode -> time_us, one layer;
+                              of newer profilers prefill_key, and layer and decode_q_len besides
 DIR/tp1/dense.csv             layer, tokens -> time_us, one call of each operator
 DIR/tp1/per_sequence.csv      layer, sequences -> time_us: lm_head and sampler
-DIR/tp1/moe.csv               tokens, activated_experts -> time_us, one layer's router and experts
+DIR/tp1/moe.csv               tokens, activated_experts -> time_us, one layer's router and experts;
+                              of newer profilers by degree of expert parallelism, ep
 DIR/tp1/skew.csv              uneven decode batches, where they were measured
 ```
 
-Layout and meaning: `profiler/` of that repository. Nothing is fitted: times are taken as they are,
-operators are added up over a step. Host time was not measured and is left at 0. Attention is read
-on the grid that `meta.yaml` states. Some tables have rows off this grid: they judge the others.
-Uneven batches judge the term of `kvsim.calibrate.uneven`. All-reduces of several GPUs were not
-measured: they are the hardware's, and the profile is called estimated.
+Layout and meaning: `profiler/` and `docs/` of that repository. Nothing is fitted: times are taken
+as they are, operators are added up over a step. Host time was not measured and is left at 0.
+Attention is read on the grid that `meta.yaml` states. Some tables have rows off this grid: they
+judge the others. Uneven batches judge the term of `kvsim.calibrate.uneven`. All-reduces of several
+GPUs were not measured: they are the hardware's, and the profile is called estimated.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from kvsim.calibrate.heldout import table_error
-from kvsim.calibrate.rows import numbers, read_yaml
+from kvsim.calibrate.rows import columns, numbers, read_yaml
 from kvsim.calibrate.uneven import Judged, derived, judged
 from kvsim.cost.profile import (
     DecodeGrid,
@@ -60,7 +62,7 @@ FURTHER = {"qk_norm": 1}
 PER_SEQUENCE = ("lm_head", "sampler")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-_GRID = re.compile(r"(\d+)(?:-(\d+) x([2-9]))?")
+_GRID = re.compile(r"(\d{1,12})(?:-(\d{1,12}) x([1-9](?:\.\d{1,2})?))?")
 
 Attention = dict[tuple[float, ...], float]
 
@@ -135,7 +137,7 @@ def read_bundle(
         device={"name": gpu},
         software=_software(meta, meta_path),
         model=_profiled(model, meta, meta_path, tp),
-        engine=ProfiledEngine(block_size=_block_size(engine, meta_path)),
+        engine=ProfiledEngine(block_size=_block_size(meta, engine, tp, meta_path)),
         fit=fit,
         error=_errors(fit, beside, uneven),
         terms=_terms(fit, hardware),
@@ -229,9 +231,21 @@ def _refuse_other_model(
 
 
 def _attention(path: Path) -> Attention:
+    """All rows; of newer profilers, those of the plain kernel, with one query a decode.
+
+    These measure the past of a chunk from its middle: `prefill_key` is the mean number of keys of
+    its queries (`docs/profiler/output-bundle.md` of that repository).
+    """
+    from_middle = "prefill_key" in columns(path)
+    axes = [name.replace("kv_prefill", "prefill_key") if from_middle else name for name in AXES]
+    usual = {"layer": "attention", "decode_q_len": "1"}
+    named = (*axes, "decode_q_len", "time_us")
     table: Attention = {}
-    for line, row in numbers(path, (*AXES, "time_us")):
-        *point, us = row
+    for line, (kernel, *point, queries, us) in numbers(path, named, "layer", usual):
+        if kernel != "attention" or queries != 1:
+            continue
+        if from_middle and point[0]:
+            point[1] -= point[0] / 2
         if tuple(point) in table:
             raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         table[tuple(point)] = us
@@ -243,25 +257,28 @@ def _on_grid(table: Attention, meta: dict[str, Any], path: Path) -> tuple[Attent
     stated = meta.get("attention_grid")
     if not stated:
         return table, {}
-    chunks, n, kv = (
-        _grid_values(_text(stated, key, path), key, path) for key in ("chunks", "n_decode", "kv")
-    )
+    chunks, n, kv = (_grid_values(stated, key, path) for key in ("chunks", "n_decode", "kv"))
     axes = (chunks, kv, n, kv)
     on = {p: us for p, us in table.items() if all(map(set.__contains__, axes, p))}
     return on, {p: us for p, us in table.items() if p not in on}
 
 
-def _grid_values(text: str, key: str, path: Path) -> set[float]:
-    """The numbers of a grid, such as `0, 16-2048 x2`: 0, and 16 doubled until 2,048."""
+def _grid_values(stated: dict[str, Any], key: str, path: Path) -> set[float]:
+    """The numbers of a grid, such as `0, 16-2048 x2`: 0, and 16 doubled until 2,048, which counts
+    in any case; each is rounded to a whole number."""
+    grid = stated.get(key)
+    parts = grid if isinstance(grid, list) else str(grid).split(",")
     values = set()
-    for part in text.split(","):
-        spec = _GRID.fullmatch(part.strip())
-        if spec is None:
-            raise ConfigError(f"{path}: attention_grid.{key}: expected a grid, got {text!r}")
+    for part in parts:
+        spec = _GRID.fullmatch(str(part).strip())
+        factor = float(spec[3] or 2) if spec else 0.0
+        if spec is None or factor <= 1 or (spec[2] and not int(spec[1])):
+            raise ConfigError(f"{path}: attention_grid.{key}: expected a grid, got {grid!r}")
         value, last = float(spec[1]), float(spec[2] or spec[1])
-        while value <= last:
-            values.add(value)
-            value = value * float(spec[3]) if spec[3] else last + 1
+        values.add(last)
+        while value < last:
+            values.add(float(round(value)))
+            value *= factor
     return values
 
 
@@ -313,16 +330,25 @@ def _dense(path: Path, model: Model) -> DenseCurve:
 def _experts(folder: Path) -> ExpertGrid | UnsetType:
     """Layers with experts, where they were measured: whole experts of one GPU, whatever the degree.
 
-    Of few tokens only few experts can be active. Beyond the last count that was measured, a row
-    keeps its time.
+    Where they were measured as the share of one of several GPUs (`ep`), the least share counts: of
+    so many tokens, each GPU has the rows of an `ep`-th. Of few tokens only few experts can be
+    active. Beyond the last count that was measured, a row keeps its time.
     """
     import numpy as np
 
     path = folder / "tp1" / "moe.csv"
     if not path.is_file():
         return UNSET
+    named = "ep", "tokens", "activated_experts", "time_us"
+    measured = list(numbers(path, named, usual={"ep": "1"}))
+    least = min((row[0] for _, row in measured), default=1.0)
+    if least < 1:
+        raise ConfigError(f"{path}: ep: expected at least 1, got {least:g}")
     rows: dict[float, dict[float, float]] = {}
-    for line, (tokens, active, us) in numbers(path, ("tokens", "activated_experts", "time_us")):
+    for line, (ep, tokens, active, us) in measured:
+        if ep > least:
+            continue
+        tokens /= ep
         if active in rows.setdefault(tokens, {}):
             raise ConfigError(f"{path}:{line}: an earlier line has the same point; remove one")
         rows[tokens][active] = us
@@ -376,8 +402,13 @@ def _mapping(meta: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def _block_size(engine: dict[str, Any], path: Path) -> int:
-    size = engine.get("block_size")
+def _block_size(meta: dict[str, Any], engine: dict[str, Any], tp: int, path: Path) -> int:
+    """Tokens per block: those asked for, or of newer profilers those that the engine chose."""
+    size: Any = meta.get("engine_resolved")
+    for key in ("per_tp", str(tp), "block_size"):
+        known = size if isinstance(size, dict) else {}
+        size = {str(name): value for name, value in known.items()}.get(key)
+    size = engine.get("block_size", size)
     if not isinstance(size, int) or size < 1:
         raise ConfigError(
             f"{path}: engine_effective.block_size: expected a number of tokens, got {size!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,41 @@ from kvsim.errors import ConfigError
 
 
 def numbers(
-    path: Path, columns: Sequence[str], label: str | None = None
+    path: Path,
+    columns: Sequence[str],
+    label: str | None = None,
+    usual: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, list[Any]]]:
     """(line, values of `columns`) of every row of a CSV file with a header.
 
-    `label` names a column of text, whose value comes first. Values are finite and at least 0.
+    `label` names a column of text, whose value comes first. `usual` has the values of columns that
+    a file may lack. Values are finite and at least 0.
     Raises `ConfigError` that names file, line and column.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             wanted = [*([label] if label else []), *columns]
-            missing = [name for name in wanted if name not in (reader.fieldnames or ())]
+            known, usual = reader.fieldnames or (), usual or {}
+            missing = [name for name in wanted if name not in known and name not in usual]
             if missing:
                 raise ConfigError(f"{path}:1: no column {missing[0]!r}; a header names the columns")
-            for row in reader:
+            for each in reader:
+                row = {**usual, **each}
                 values: list[Any] = [row[label]] if label else []
                 values += [_number(path, reader.line_num, name, row[name]) for name in columns]
                 yield reader.line_num, values
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: not CSV: {error}") from None
+
+
+def columns(path: Path) -> list[str]:
+    """The names in the header of a CSV file. Raises `ConfigError` if it cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), [])
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

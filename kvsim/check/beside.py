@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
+from kvsim.fleet.ranks import EngineResult
 from kvsim.report.phases import Floats, completed, durations_ns
-from kvsim.result import Result
 from kvsim.workload.source import shown
 from kvsim.workload.trace import Row, Trace
 
@@ -49,7 +49,7 @@ class Beside(NamedTuple):
         return bool(len(self.pairs(kind)[0]))
 
 
-def beside(trace: Trace, result: Result) -> Beside:
+def beside(trace: Trace, result: EngineResult) -> Beside:
     """What was measured beside what `result`, a replay of `trace`, predicts.
 
     Raises `ConfigError` if nothing was measured, or if the replay completed nothing of it.

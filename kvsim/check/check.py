@@ -13,10 +13,9 @@ from kvsim.check.residual import Residual, residual
 from kvsim.check.wording import verdict
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.report.plain import plain
 from kvsim.report.statistics import describe, describe_counts, ratio
-from kvsim.result import Result
-from kvsim.run import simulate
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
 
@@ -47,7 +46,7 @@ def check(
     Raises `ConfigError` if nothing was measured, or if nothing of it could be replayed.
     """
     require_measured(trace)
-    result = simulate(trace, config, command=command)
+    result = simulate_engine(trace, config, command=command)
     done(1)
     pairs = beside(trace, result)
     figures = {**_latencies(pairs, result), **_whole(trace, result, pairs)}
@@ -72,7 +71,7 @@ def check(
         "misfit": misfit(pairs),
         "corrections": [each._asdict() for each in found],
         "points": _points(trace, pairs),
-        "meta": result.summary["meta"],
+        "meta": figures_of(result)["meta"],
     }
     remarks = verdict(record, _tokens_missing(trace, pairs))
     record["verdict"] = [remark._asdict() for remark in remarks]
@@ -80,7 +79,7 @@ def check(
     return checked
 
 
-def _latencies(pairs: Beside, result: Result) -> dict[str, Table]:
+def _latencies(pairs: Beside, result: EngineResult) -> dict[str, Table]:
     """`mean_ttft_ms` and so on, of the requests that have both."""
     sides = {
         kind: tuple(describe(1e3 * seconds) for seconds in pairs.pairs(kind))
@@ -100,7 +99,7 @@ def _latencies(pairs: Beside, result: Result) -> dict[str, Table]:
     return {key: figure for key, figure in found.items() if figure["error"] is not None}
 
 
-def _whole(trace: Trace, result: Result, pairs: Beside) -> dict[str, Table]:
+def _whole(trace: Trace, result: EngineResult, pairs: Beside) -> dict[str, Table]:
     """Duration and throughput, from the first arrival to the last token of these requests."""
     rows = [trace.rows[i] for i in pairs.rows]
     ends = pairs.measured_s["e2el"]

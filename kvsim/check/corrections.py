@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import exp, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,10 +18,9 @@ from kvsim.check.beside import Beside, beside
 from kvsim.check.slowed import Change, with_change
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.fleet.ranks import EngineResult, figures_of, simulate_engine
 from kvsim.report.numerals import percent
 from kvsim.report.statistics import describe
-from kvsim.result import Result
-from kvsim.run import simulate
 from kvsim.workload.assumed import assume_hit_rate
 from kvsim.workload.trace import Trace
 
@@ -67,7 +66,8 @@ class _Bench(NamedTuple):
 
     trace: Trace
     config: RunConfig
-    result: Result
+    figures: Mapping[str, Any]
+    """Those of the replay."""
     base: Beside
     done: Callable[[int], None]
 
@@ -75,7 +75,8 @@ class _Bench(NamedTuple):
         self, change: Change, trace: Trace | None = None, config: RunConfig | None = None
     ) -> Beside:
         """The prediction with the times of steps changed, or of another trace or configuration."""
-        run = simulate(trace or self.trace, config or self.config, parts_of=with_change(change))
+        given = trace or self.trace, config or self.config
+        run = simulate_engine(*given, parts_of=with_change(change))
         self.done(1)
         return beside(trace or self.trace, run)
 
@@ -100,14 +101,14 @@ def misfit(pairs: Beside) -> float:
 def corrections(
     trace: Trace,
     config: RunConfig,
-    result: Result,
+    result: EngineResult,
     done: Callable[[int], None] = lambda number: None,
 ) -> list[Found]:
     """Corrections that leave less misfit than `result` has, the best first.
 
     `done` is called with 1 after every further run.
     """
-    bench = _Bench(trace, config, result, beside(trace, result), done)
+    bench = _Bench(trace, config, figures_of(result), beside(trace, result), done)
     knobs = [*_factors(bench), *_constants(bench), *_blocks(bench), *_hits(bench)]
     fitted = (_fit(knob, bench.base) for knob in knobs)
     return sorted((each for each in fitted if each is not None), key=lambda each: each.misfit)
@@ -152,9 +153,9 @@ def _factors(bench: _Bench) -> list[_Knob]:
 
 def _constants(bench: _Bench) -> list[_Knob]:
     """Times that come on top: of every step, and before every first token."""
-    steps, base = bench.result.steps, bench.base
-    step_ms = float((steps["end_ns"] - steps["start_ns"]).mean()) / 1e6
+    base = bench.base
     first_ms = 1e3 * float(base.predicted_s["ttft"].mean())
+    step_ms = bench.figures["mean_itl_ms"] or first_ms
     return [
         _Knob(
             "host",
@@ -181,8 +182,8 @@ def _constants(bench: _Bench) -> list[_Knob]:
 
 def _blocks(bench: _Bench) -> list[_Knob]:
     """The size of the pool, where it was full."""
-    blocks = bench.result.meta["num_gpu_blocks"]
-    if (bench.result.summary["kv_cache_usage_max"] or 0) < _FULL:
+    blocks = bench.figures["meta"]["num_gpu_blocks"]
+    if (bench.figures["kv_cache_usage_max"] or 0) < _FULL:
         return []
 
     def replay(x: float) -> Beside:
@@ -206,7 +207,7 @@ def _blocks(bench: _Bench) -> list[_Knob]:
 
 def _hits(bench: _Bench) -> list[_Knob]:
     """Shared prefixes, where the server caches them and the trace cannot know them."""
-    trace, meta = bench.trace, bench.result.meta
+    trace, meta = bench.trace, bench.figures["meta"]
     if any(row.content for row in trace.rows) or not meta["prefix_caching"]:
         return []
 

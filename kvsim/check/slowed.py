@@ -23,6 +23,8 @@ class Change(NamedTuple):
     decodes: float = 1.0
     step_ns: float = 0.0
     """Nanoseconds added to every step."""
+    start_ns: float = 0.0
+    """Nanoseconds added to the first step."""
 
 
 class Slowed:
@@ -30,6 +32,7 @@ class Slowed:
 
     def __init__(self, cost: Cost, change: Change) -> None:
         self._cost, self._change = cost, change
+        self._start_ns = change.start_ns
 
     @property
     def kind(self) -> str:
@@ -44,7 +47,8 @@ class Slowed:
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
         factor = self._change.prompts if plan.chunks else self._change.decodes
-        return round(self._cost.step_ns(plan) * factor + self._change.step_ns)
+        start_ns, self._start_ns = self._start_ns, 0.0
+        return round(self._cost.step_ns(plan) * factor + self._change.step_ns + start_ns)
 
     def describe(self) -> dict[str, Any]:
         """The description of the changed cost model, and the change."""

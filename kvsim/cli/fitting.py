@@ -37,6 +37,8 @@ def fit_profile(name: str, trace: Trace, config: RunConfig, first: int, out: str
     found = profile.fitted
     spread, before = found["standard_errors"], found["error_percent_before"]
     taken = [[k, f"{x:g}", f"{spread[k]:g}", ""] for k, x in found["constants"].items()]
+    if late_s := found["start_s"]:
+        taken.append(["start of this run, s", f"{late_s:g}", "-", "the profile does not keep it"])
     refused = [[key, "-", "-", reason] for key, reason in found["refused"].items()]
     errors = [[k, f"{before[k]:+.2f}", f"{x:+.2f}"] for k, x in found["error_percent"].items()]
     return [

@@ -219,6 +219,8 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
 def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:
     """What is said of a fleet, where data-parallel ranks are replicas of it. Raises
     `ConfigError`."""
+    from kvsim.fleet.settings import RANKS_ROUTER
+
     if ranks == 1:
         return said
     if said.get("replicas", ranks) != ranks:
@@ -226,7 +228,7 @@ def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:
             f"replicas: data_parallel_size {ranks} is simulated as {ranks} replicas; leave one of"
             " the two out"
         )
-    return {"replicas": ranks, "router": "vllm-dp", **said}
+    return {"replicas": ranks, "router": RANKS_ROUTER, **said}
 
 
 def _argument(assignment: str) -> tuple[str, Any]:

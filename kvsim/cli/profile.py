@@ -12,7 +12,7 @@ from kvsim.cli.console import make_console
 from kvsim.cli.fitting import FIRST, fit_profile, show_fit
 from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm
 from kvsim.cli.processes import run_module
-from kvsim.cli.server import SettingOptions
+from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.errors import ConfigError
 from kvsim.report.rich_tables import make_table
 
@@ -127,12 +127,13 @@ def fit_run(
     measured: MeasuredFile = None,
     config: ConfigFile = None,
     form: TraceForm,
+    server: ServerOptions,
     settings: SettingOptions,
 ) -> None:
     """Fit constants of the machine to the first part of a real run; the rest judges them."""
     from kvsim.workload.measured import join_measured
 
-    loaded = settings.load(config)
+    loaded = settings.load(config, server.word())
     trace = form.open(run)
     if measured is not None:
         trace = join_measured(trace, measured)

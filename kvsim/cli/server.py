@@ -42,7 +42,8 @@ class ServerOptions(Bundle):
         typer.Option(
             "--vllm-file",
             metavar="FILE",
-            help="Settings from the command in a shell script, Dockerfile, Compose or pod file.",
+            help="Settings from the command in a shell script, Dockerfile, Compose or pod file, or"
+            " from the meta.json of a recorded run.",
         ),
     ] = None
 

@@ -84,8 +84,10 @@ class Host:
         """Tells the clients that these requests have ended, so that they may send more."""
 
     def meet(self, plan: Plan) -> Waiting:
-        """Waits for the engines that take part in the same step, before it is priced."""
+        """Waits for the engines that take part in the same step, before it is priced. Returns how
+        long it will wait for the slowest of them at its end, in nanoseconds."""
         yield from ()
+        return 0
 
     def step_ns(self, plan: Plan) -> int:
         """Returns the duration of a step in nanoseconds, without the copies that `copy` makes."""
@@ -231,8 +233,7 @@ class Loop:
                 plan = self._scheduler.compose(batch, now_ns)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
-                if host.meets:
-                    yield from host.meet(plan)
+                rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
                 timed = plan.computes or host.takes_time(plan, len(flying))
                 step_ns = host.step_ns(plan) if timed else 0
                 self._scheduler.overlap(batch, now_ns)
@@ -244,6 +245,8 @@ class Loop:
                         moved = Moved(*(yield from host.copy(plan)))
                     elif plan.waits:
                         moved = self._waits(plan)
+                    if rank_wait_ns:
+                        moved = moved._replace(rank_wait_ns=rank_wait_ns)
                     self._dispatch(plan, row, now_ns, moved, step_ns)
                 elif ended or not plan.empty:
                     # Nothing runs, but something happened: a step without duration.
@@ -402,7 +405,7 @@ def composed_row(batch: Batch, plan: Plan) -> bytes:
         recomputes += means == RECOMPUTE
     # By position: matching this many names would take as long as all the rest.
     return pack(
-        *(0, 0, 0, 0, 0),
+        *(0, 0, 0, 0, 0, 0),
         len(plan.prefills),
         prefill_tokens,
         cached_tokens,

@@ -185,7 +185,7 @@ class Plan:
 
 
 class Moved(NamedTuple):
-    """What a step spends on copies before it computes, in nanoseconds."""
+    """What a step spends besides computing, in nanoseconds."""
 
     copy_ns: int = 0
     """On the link."""
@@ -193,6 +193,8 @@ class Moved(NamedTuple):
     """Waiting for the link, or for loads."""
     flush_ns: int = 0
     """Waiting for stores of blocks that it reuses."""
+    rank_wait_ns: int = 0
+    """Waiting for the slowest of the ranks that step together."""
 
 
 NOTHING_MOVED = Moved()

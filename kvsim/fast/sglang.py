@@ -35,7 +35,7 @@ from kvsim.fast.decodes import LONG_STEPS
 from kvsim.fast.known import overridden
 from kvsim.fast.series import Series
 from kvsim.records.recorder import Recorder
-from kvsim.schema import completed_row, gauge_row, pack
+from kvsim.schema import completed_row, decode_row, gauge_row
 
 
 class Step(NamedTuple):
@@ -482,8 +482,8 @@ class SglangSteps:
     def _row(self, start_ns: int, end_ns: int, context_tokens: int) -> bytes:
         """Returns the row of a decode step of the running batch, without its end."""
         batch, number = self._batch, len(self._group)
-        return pack(
-            *(start_ns, end_ns, 0, 0, 0, 0, 0, 0, number, context_tokens, number),
-            *(0, 0, 0, 0, 0, 0, 0, len(batch.waiting), len(batch.others), 0),
+        return decode_row(
+            *(start_ns, end_ns, number, context_tokens, number, 0, 0),
+            *(len(batch.waiting), len(batch.others)),
             *(*batch.blocks.census(), self._scheduler.blocked(batch), 0),
         )

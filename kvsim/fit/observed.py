@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import ConfigError
-from kvsim.result import Result
+from kvsim.fleet.ranks import EngineResult
 from kvsim.workload.trace import Row, Trace
 
 METRICS = ("ttft", "tpot", "e2el")
@@ -52,7 +52,7 @@ def observed(trace: Trace) -> Latencies:
     )
 
 
-def replayed(result: Result) -> Latencies:
+def replayed(result: EngineResult) -> Latencies:
     """Returns the replay's latencies of the completed requests with more than one token."""
     columns = result.requests
     arrival, first, finish = (

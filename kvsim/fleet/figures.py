@@ -10,7 +10,6 @@ from kvsim.fleet.fleet import FleetResult
 from kvsim.fleet.handovers import handover_figures
 from kvsim.fleet.joined import joined_figures, joined_lookups
 from kvsim.fleet.routing import load_imbalance, routing_figures
-from kvsim.records.tally import Tally
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import summarise_requests
 
@@ -41,14 +40,16 @@ def summarise_fleet(result: FleetResult, bounds: Bounds | None = None) -> dict[s
     has the `bounds`, if given. A prefill/decode split has `handovers`, too
     (`kvsim.fleet.handovers`), and no imbalance of its unequal replicas.
     """
-    gaps = Tally()
-    for replica in result.replicas:
-        for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
-            gaps.add(int(number), int(times))
     meta = _provenance(result, [replica.summary for replica in result.replicas])
     known = None if bounds is None else bounds.record()
     return fleet_figures(
-        result.replicas, result.requests, result.decisions, gaps, meta, known, result.handovers
+        result.replicas,
+        result.requests,
+        result.decisions,
+        result.token_gaps_ns,
+        meta,
+        known,
+        result.handovers,
     )
 
 

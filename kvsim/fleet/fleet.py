@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import simpy
 
-from kvsim.assembly import Parts
+from kvsim.assembly import Parts, assemble
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
 from kvsim.engine.request import DECODE, PREFILL
@@ -26,6 +26,7 @@ from kvsim.fleet.dispatch import Dispatch
 from kvsim.fleet.handovers import Sides, Ways, sides_of, together
 from kvsim.fleet.proxy import Back, Front, Proxy, check_sides, split_roles
 from kvsim.fleet.settings import load_settings
+from kvsim.records.tally import Tally
 from kvsim.replica.events import Process
 from kvsim.replica.inbox import Senders
 from kvsim.replica.lockstep import Ranks
@@ -46,6 +47,9 @@ from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Trace
+
+PartsOf = Callable[[RunConfig, bool], Parts]
+"""Turns settings into the objects of a run, as `kvsim.assembly.assemble` does."""
 
 
 @dataclass
@@ -81,6 +85,15 @@ class FleetResult:
         return self._sides.handovers(self.ways.handovers)
 
     @cached_property
+    def token_gaps_ns(self) -> Tally:
+        """Time between consecutive tokens of a sequence → how often it occurred."""
+        gaps = Tally()
+        for replica in self.replicas:
+            for number, times in zip(*replica.token_gaps_ns.arrays(), strict=True):
+                gaps.add(int(number), int(times))
+        return gaps
+
+    @cached_property
     def _sides(self) -> Sides | None:
         if self.ways is None:
             return None
@@ -99,6 +112,7 @@ def simulate_fleet(
     jobs: int | None = 1,
     progress: Callable[[int], None] | None = None,
     command: str = "",
+    parts_of: PartsOf = assemble,
 ) -> FleetResult:
     """Replays a trace through replicas, each with settings of its own, behind a router.
 
@@ -106,7 +120,7 @@ def simulate_fleet(
     first one say how clients send, whatever the others say; each keeps its `seed` for rules that
     draw. `router` is a name of `kvsim.routers.ROUTERS` or a `package.module:Class`, `router_args`
     are arguments of its constructor. `explain`: note what each decision chose from, which asks
-    every replica's cache about every request.
+    every replica's cache about every request. `parts_of` is that of `kvsim.run.simulate`.
 
     Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
     processes with equal results, unless decisions are explained; None: one per core, if there are
@@ -134,12 +148,12 @@ def simulate_fleet(
 
     roles = split_roles(known, rows)
     if roles:
-        parts = [assembled(config, rows, True) for config in known]
+        parts = [assembled(config, rows, True, parts_of) for config in known]
         split = _Split(load, parts, roles, new_router, progress)
         return split.played(router, args, command, explain)
     chooser = new_router(everyone)
     coupled = first.data_parallel_size > 1 or heeds_replicas(chooser) or clients_wait(rows, first)
-    if not (explain or coupled):
+    if not (explain or coupled) and parts_of is assemble:
         chosen = routed(load, chooser)
         apart = serve_apart(load, known, chosen, command, jobs, progress)
         if apart is not None:
@@ -147,7 +161,7 @@ def simulate_fleet(
             indexes = [np.flatnonzero(where == number) for number in everyone]
             return FleetResult(router, args, apart, indexes, list(chosen))
         chooser = new_router(everyone)
-    fleet = _together(load, known, chooser, router, progress)
+    fleet = _together(load, known, chooser, router, progress, parts_of)
     return fleet.played(router, args, command, explain)
 
 
@@ -171,6 +185,7 @@ def _together(
     router: Router,
     name: str,
     progress: Callable[[int], None] | None,
+    parts_of: PartsOf,
 ) -> _Fleet:
     """Returns the replicas in one event loop. `name`: the router's. Raises `ConfigError`."""
     # What a cache without block ids reports leaves out blocks that no other request can hit.
@@ -178,7 +193,7 @@ def _together(
     asked = ["exact_twin" if config.exact_twin else told for config in configs]
     keyed = router.heeds_events and tokens_known(load.rows)
     parts = [
-        assembled(config, load.rows, bool(why) or keyed)
+        assembled(config, load.rows, bool(why) or keyed, parts_of)
         for config, why in zip(configs, asked, strict=True)
     ]
     sizes = {each.blocks.block_size for each in parts}

@@ -21,6 +21,9 @@ class FleetConfig(RunConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Arguments of its constructor."""
 
 
+RANKS_ROUTER = "vllm-dp"
+"""Who sends the data-parallel ranks of one engine their requests, unless a user names another."""
+
 KEYS = tuple(key for key in FleetConfig.__struct_fields__ if key not in RunConfig.__struct_fields__)
 """What a fleet has beyond the settings of a run."""
 

@@ -24,7 +24,7 @@ from kvsim.schema import STAGE_COLUMNS
 
 Ints = NDArray[np.int64]
 
-TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", *STAGE_COLUMNS)
+TIME_COLUMNS = ("transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns", *STAGE_COLUMNS)
 """Columns of what a step takes beside kernels; only pipelines have the last two."""
 
 _TERMS = ("host", "dense", "attention_decode", "head", "copies")

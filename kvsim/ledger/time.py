@@ -28,18 +28,26 @@ from kvsim.schema import BLOCKED, STAGE_COLUMNS
 Ints = NDArray[np.int64]
 
 TIMES = (
-    *("link_wait", "flush", "stages", "out", "in", "kernels", "alone", "interference"),
-    *WAITING_FOR.values(),
+    *("link_wait", "flush", "rank_wait", "stages", "out", "in", "kernels", "alone"),
+    *("interference", *WAITING_FOR.values()),
 )
-"""Kinds of time in a step. A running request spends the waits for the link, for stores and for
-stages of a pipeline, the copies out and in, and the kernels; the rest is host time. Of the kernels,
-a decoding request counts those of decodes as its own, the others as interference. A waiting request
-waits from the start of the step to the start of the next, for one reason (`WAITING_FOR`)."""
+"""Kinds of time in a step. A running request spends the waits for the link, for stores, for slower
+ranks and for stages of a pipeline, the copies out and in, and the kernels; the rest is host time.
+Of the kernels, a decoding request counts those of decodes as its own, the others as interference. A
+waiting request waits from the start of the step to the start of the next, for one reason
+(`WAITING_FOR`)."""
 DRAFT_TIMES = ("drafting", "accepted_drafts", "rejected_drafts")
 """Further kinds behind those, in runs with speculative decoding: the drafter, and what drafts add
 to the kernels of decodes."""
-_LINK_WAIT, _FLUSH, _STAGES, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(8)
-_REASONS = slice(8, len(TIMES))
+_LINK_WAIT, _FLUSH, _RANK_WAIT, _STAGES, _OUT, _IN, _KERNELS, _ALONE, _INTERFERENCE = range(9)
+_REASONS = slice(9, len(TIMES))
+_WAITS = {
+    _LINK_WAIT: "link_queue_ns",
+    _FLUSH: "flush_stall_ns",
+    _RANK_WAIT: "rank_stall_ns",
+    _STAGES: "stage_wait_ns",
+}
+"""Waits of a step, and the parts that they become for each request that runs in it."""
 
 _AT_ONCE = 1 << 16
 """Begins and ends of spells that are taken in at once; a long run has too many for one array."""
@@ -106,7 +114,7 @@ def table(steps: Mapping[str, Ints], kernels: Ints, alone: Ints, others: Ints) -
     transfer = steps["transfer_ns"]
     out = transfer * out_blocks // np.maximum(out_blocks + in_blocks, 1)
     stages = sum(steps[name] for name in STAGE_COLUMNS if name in steps)
-    waits = steps["link_wait_ns"], steps["flush_ns"], stages
+    waits = *(steps[name] for name in ("link_wait_ns", "flush_ns", "rank_wait_ns")), stages
     rows = np.zeros((len(kernels), len(TIMES)), dtype=np.int64)
     for place, column in enumerate((*waits, out, transfer - out, kernels, alone, others)):
         rows[:, place] = column
@@ -227,9 +235,8 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     own, others = held[:, _KERNELS], np.zeros_like(length)
     if standing == standings.DECODE:
         own, others = held[:, _ALONE], held[:, _INTERFERENCE]
-    stall, link_wait, flush = held[:, _OUT] + held[:, _IN], held[:, _LINK_WAIT], held[:, _FLUSH]
-    stages = held[:, _STAGES]
-    rest = length - own - others - stall - link_wait - flush - stages
+    stall = held[:, _OUT] + held[:, _IN]
+    rest = length - own - others - stall - held[:, [*_WAITS]].sum(axis=1)
     if held.shape[1] > len(TIMES):
         drafting, accepted, rejected = held[:, len(TIMES) :].T
         rest = rest - drafting
@@ -241,9 +248,8 @@ def _running(parts: Ints, request: Ints, held: Ints, length: Ints, standing: int
     _add(parts, request, _OWN[standing], own)
     _add(parts, request, "interference_ns", others)
     _add(parts, request, "swap_stall_ns", stall)
-    _add(parts, request, "link_queue_ns", link_wait)
-    _add(parts, request, "flush_stall_ns", flush)
-    _add(parts, request, "stage_wait_ns", stages)
+    for kind, part in _WAITS.items():
+        _add(parts, request, part, held[:, kind])
     _add(parts, request, "host_overhead_ns", rest)
 
 

@@ -41,6 +41,9 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
         "Seed": meta.get("seed"),
         "kvsim": meta.get("kvsim_version"),
         "Engine": meta.get("engine"),
+        "Replicas": f"{meta['replicas']} behind {meta['router']['name']}"
+        if meta.get("replicas")
+        else None,
         "Scheduler": meta.get("scheduler"),
         "Block manager": meta.get("block_manager"),
         "Step times": time_source(meta),

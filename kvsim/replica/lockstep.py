@@ -100,25 +100,31 @@ class RankTime(SimulatedTime):
         """See `SimulatedTime`; `ranks` are all ranks of the engine."""
         super().__init__(env, cost, link, inbox, full_plans)
         self._ranks = ranks
-        self._step_ns: int | None = None
-        """How long the step takes that all ranks have composed; None if nobody computes."""
+        self._alone_ns = 0
+        """How long this rank needs for the step that all ranks have composed; 0 for a dummy
+        batch."""
+        self._any_computes = False
+        """Whether any rank computes in this step."""
 
     def alone_ns(self, plan: Plan) -> int:
         """Returns how long this rank needs."""
-        return super().step_ns(plan)
+        self._alone_ns = super().step_ns(plan)
+        return self._alone_ns
 
     def meet(self, plan: Plan) -> Process:
-        self._step_ns = yield from self._ranks.meet(self, plan)
+        self._alone_ns = 0
+        whole_ns = yield from self._ranks.meet(self, plan)
+        self._any_computes = whole_ns is not None
+        return (whole_ns or 0) - self._alone_ns
 
     def step_ns(self, plan: Plan) -> int:
-        assert self._step_ns is not None, "a step that no rank computes"
-        return self._step_ns
+        return self._alone_ns
 
     def takes_time(self, plan: Plan, in_flight: int) -> bool:
-        return self._step_ns is not None
+        return self._any_computes
 
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
-        return self._step_ns is not None
+        return self._any_computes
 
     def sleep(self) -> Process:
         yield from self._ranks.sleep(self.inbox)

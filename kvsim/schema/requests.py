@@ -172,6 +172,11 @@ REQUESTS = Table(
             " are on their way",
         ),
         _time(
+            "rank_stall_ns",
+            "held up by slower ranks",
+            "its steps wait for the slowest of the data-parallel ranks that step together",
+        ),
+        _time(
             "deferred_free_ns",
             "passed over, blocks are released late",
             "it needs a block of a request whose last step is still in flight",

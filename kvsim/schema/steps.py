@@ -31,7 +31,8 @@ BLOCKED = tuple(name for name, _ in _BLOCKED)
 
 STEPS = Table(
     "steps",
-    "One row per step. Kernels, swap copies, the wait for the link and flushes add up to its time.",
+    "One row per step. Kernels, swap copies, the wait for the link, flushes and the wait for slower"
+    " ranks add up to its time.",
     (
         seconds("start"),
         seconds("end"),
@@ -40,6 +41,7 @@ STEPS = Table(
         _step("transfer_ns", "ns", "on the link", label="swap copies"),
         _step("link_wait_ns", "ns", "before its copies", label="waiting for the link"),
         _step("flush_ns", "ns", "for stores of blocks that it reuses", label="flushed stores"),
+        _step("rank_wait_ns", "ns", "for the slowest rank", label="waiting for slower ranks"),
         _step("prefill_seqs", "requests", "with prompt tokens in this step"),
         _step("prefill_tokens", "tokens", "prompt tokens computed; prefix hits are not among them"),
         _step("cached_tokens", "tokens", "prompt tokens whose computation a prefix hit saved"),
@@ -148,6 +150,7 @@ def step_row(
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
     flush_ns: int = 0,
+    rank_wait_ns: int = 0,
     prefill_seqs: int = 0,
     prefill_tokens: int = 0,
     cached_tokens: int = 0,
@@ -173,10 +176,10 @@ def step_row(
     `census`: the columns from `used_blocks` to `stranded_blocks`, as `Tables.census` returns them.
     """
     return pack(
-        start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, prefill_seqs, prefill_tokens,
-        cached_tokens, decode_seqs, context_tokens, batched_tokens, preempted_recompute,
-        preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks, copied_blocks,
-        ignored, waiting, running, swapped, *census, blocked, finished,
+        start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, rank_wait_ns, prefill_seqs,
+        prefill_tokens, cached_tokens, decode_seqs, context_tokens, batched_tokens,
+        preempted_recompute, preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks,
+        copied_blocks, ignored, waiting, running, swapped, *census, blocked, finished,
     )  # fmt: skip
 
 
@@ -187,10 +190,11 @@ def completed_row(
     transfer_ns: int = 0,
     link_wait_ns: int = 0,
     flush_ns: int = 0,
+    rank_wait_ns: int = 0,
     finished: int = 0,
 ) -> bytes:
     """A row that was made when its step was composed, with what is known when it is over."""
-    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns)
+    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, rank_wait_ns)
     return times + row[_TIMES.size : _FINISHED_AT] + _FINISHED.pack(finished) + row[_FINISHED_END:]
 
 
@@ -204,6 +208,6 @@ def gauge_row(values: Iterable[int]) -> bytes:
     return array("q", values).tobytes()
 
 
-_TIMES, _FINISHED = Struct("5q"), Struct("q")
+_TIMES, _FINISHED = Struct("6q"), Struct("q")
 _FINISHED_AT = STEP_COLUMNS.index("finished") * _FINISHED.size
 _FINISHED_END = _FINISHED_AT + _FINISHED.size

@@ -1,7 +1,8 @@
 """What a user's real server says about itself: its log when it starts, and its command line.
 
 ```
---vllm-file ─ script ─ shell ─┐
+--vllm-file ─ record ─────────┐
+            ─ script ─ shell ─┤
 --vllm ───────────────────────┴─ command ─ arguments, looked up in vllm_arguments ─┐
 --startup-log ─ log ─ reprs ──┬────────────────────────────────────────────────────┴─ word
                               └─ pool: how many blocks

@@ -1,4 +1,4 @@
-"""The settings that a server's command line says."""
+"""The settings that a server's command line says, or the record of its run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvsim.server.command import parse
 from kvsim.server.files import read_text
 from kvsim.server.generations import ENGINES, generation, leave_unused
 from kvsim.server.notes import notes
+from kvsim.server.record import read_record
 from kvsim.server.script import ServerCommand, server_command
 from kvsim.server.sglang_arguments import SGLANG, complete
 from kvsim.server.shell import commands
@@ -34,8 +35,16 @@ def settings_of_text(text: str) -> tuple[Meaning, list[str]]:
 
 
 def settings_of_file(path: str) -> tuple[Meaning, list[str]]:
-    """What the command line in a script, Dockerfile, Compose or pod file says, and notes."""
-    return _settings(server_command(read_text(path), path), path, Path(path).parent)
+    """What the command line in a script, Dockerfile, Compose or pod file says, or what a record
+    says of its engine; and notes."""
+    text = read_text(path)
+    record = read_record(text, path)
+    if record is None:
+        return _settings(server_command(text, path), path, Path(path).parent)
+    meaning = _vllm(record.arguments, record.version, None, f"{path}: vllm_version", path)
+    if record.hardware is not None:
+        meaning.set("hardware", record.hardware, f"{path}: hardware.device_name")
+    return meaning, _remarks(meaning, path)
 
 
 def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
@@ -47,7 +56,11 @@ def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
         return parse(_command(vllm).arguments, VLLM, "--vllm")
     if vllm_file is None:
         return []
-    command = server_command(read_text(vllm_file), vllm_file)
+    text = read_text(vllm_file)
+    record = read_record(text, vllm_file)
+    if record is not None:
+        return record.arguments
+    command = server_command(text, vllm_file)
     return parse(command.arguments, VLLM, vllm_file, Path(vllm_file).parent)
 
 
@@ -69,13 +82,23 @@ def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[
         complete(meaning, command.variables, where)
         meaning.set("engine", "sglang", where)
         return meaning, _remarks(meaning, where)
-    meaning = interpret(parse(command.arguments, VLLM, where, folder), VLLM)
-    number = generation(command.version, command.variables.get("VLLM_USE_V1"))
-    meaning.set("engine", ENGINES[number], where)
-    if command.version:
-        meaning.set("vllm_version", command.version, f"{where}: the image")
-    leave_unused(meaning)
+    given = parse(command.arguments, VLLM, where, folder)
+    wish = command.variables.get("VLLM_USE_V1")
+    meaning = _vllm(given, command.version, wish, f"{where}: the image", where)
     return meaning, _remarks(meaning, where)
+
+
+def _vllm(
+    given: list[Argument], version: str | None, use_v1: str | None, said: str, where: str
+) -> Meaning:
+    """What arguments of vLLM mean. `use_v1`: the variable `VLLM_USE_V1`; `said`: what names the
+    version."""
+    meaning = interpret(given, VLLM)
+    meaning.set("engine", ENGINES[generation(version, use_v1)], where)
+    if version:
+        meaning.set("vllm_version", version, said)
+    leave_unused(meaning)
+    return meaning
 
 
 def _remarks(meaning: Meaning, where: str) -> list[str]:

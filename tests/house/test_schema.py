@@ -46,7 +46,7 @@ def test_a_step_row_has_the_declared_columns_in_order() -> None:
 def test_a_composed_row_has_each_number_in_its_column() -> None:
     """As many things of each kind as the place of its column says; times and ends are 0 yet."""
     expected = {name: place for place, name in enumerate(STEP_COLUMNS)}
-    for name in ("start_ns", "end_ns", "transfer_ns", "link_wait_ns", "flush_ns", "finished"):
+    for name in STEP_COLUMNS[:6] + STEP_COLUMNS[-1:]:
         expected[name] = 0
     request = Request(0, "r0", 1)
     plan = Plan()
@@ -99,7 +99,8 @@ def test_a_result_has_a_ledger_or_none() -> None:
 
 def test_parts_have_labels() -> None:
     assert tuple(PROMPT_LABELS) == PROMPT_PARTS
-    assert list(KERNEL_LABELS)[-3:] == ["transfer_ns", "link_wait_ns", "flush_ns"]
+    waits = ["transfer_ns", "link_wait_ns", "flush_ns", "rank_wait_ns"]
+    assert list(KERNEL_LABELS)[-len(waits) :] == waits
     assert [name for name in WAITING_FOR if name not in BLOCKED] == []
     assert WAITING_FOR["watermark"] == "waiting_watermark_ns"
 

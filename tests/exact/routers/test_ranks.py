@@ -76,6 +76,19 @@ def test_a_step_takes_as_long_as_the_slowest_rank() -> None:
     assert ms(result.requests["finish_ns"]) == [60, 60]
 
 
+def test_waiting_for_a_slower_rank_is_a_part_of_its_own() -> None:
+    """The first rank's decode of 10 ms waits 20 ms for the prompt of the second, whose dummy batch
+    waited for the prompt of the first."""
+    result = served(TWO)
+    first, second = result.replicas
+    assert ms(first.steps["rank_wait_ns"]) == [0, 20, 0]
+    assert ms(second.steps["rank_wait_ns"]) == [20, 0, 0]
+    assert ms(result.requests["rank_stall_ns"]) == [20, 0]
+    assert ms(result.requests["waiting_step_ns"]) == [0, 15]
+    assert ms(result.requests["own_prefill_ns"]) == [10, 20]
+    assert ms(result.requests["host_overhead_ns"]) == [30, 20]
+
+
 def test_two_steps_in_flight_take_in_who_comes_a_step_later() -> None:
     """The second request comes while the first step runs, and the next one is composed already."""
     result = served(TWO, async_scheduling=True)
@@ -135,7 +148,7 @@ def test_a_load_is_served_in_lock_step(ahead: bool) -> None:
         spent = replica.requests["finish_ns"] - replica.requests["released_ns"]
         assert (sum(replica.requests[name] for name in TIME_PARTS) == spent).all()
         steps = replica.steps
-        parts = sum(steps[name] for name in KERNELS)
+        parts = sum(steps[name] for name in (*KERNELS, "rank_wait_ns"))
         assert (parts == steps["end_ns"] - steps["start_ns"]).all()
         assert not any("one replica is simulated" in note for note in replica.meta["notes"])
     again = served(CHAT, **keys, data_parallel_size=3, async_scheduling=ahead)

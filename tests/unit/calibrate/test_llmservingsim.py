@@ -6,10 +6,19 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 from plans import plan
-from unit.calibrate.tables import META, OPERATORS, attention_us, write_csv, write_tables
+from unit.calibrate.tables import (
+    LAYERS,
+    META,
+    OPERATORS,
+    attention_us,
+    write_csv,
+    write_experts,
+    write_sparse_model,
+    write_tables,
+)
 
 from kvsim.calibrate.document import to_json
-from kvsim.calibrate.llmservingsim import import_profile, read_bundle
+from kvsim.calibrate.llmservingsim import _grid_values, import_profile, read_bundle
 from kvsim.config import make_config
 from kvsim.cost import TableCost
 from kvsim.cost.profile import DecodeGrid, Tail, load_profile
@@ -18,7 +27,6 @@ from kvsim.hardware import load_hardware
 from kvsim.models import load_model
 
 H100 = load_hardware("h100-sxm")
-LAYERS = load_model("tiny").num_hidden_layers
 
 
 @pytest.fixture
@@ -273,3 +281,72 @@ def test_a_folder_without_tables(tmp_path: Path, folder: Path) -> None:
         import_profile(tmp_path)
     with pytest.raises(ConfigError, match=r"tp2/attention\.csv: cannot be read: No such file"):
         import_profile(folder, tp=2)
+
+
+# -- what newer profilers write ------------------------------------------------------------------
+
+
+def test_newer_attention_counts_the_past_from_the_middle_of_a_chunk(tmp_path: Path) -> None:
+    """Rows of other kernels, and of several queries a decode, are not the plain kernel's."""
+    old, new = (write_tables(tmp_path / name) for name in ("old", "new"))
+    path = new / "tp1" / "attention.csv"
+    rows: list[tuple[object, ...]] = [
+        ("indexer", 0, 0, 1, 16, 1, 9e9),
+        ("attention", 0, 0, 1, 16, 4, 9e9),
+    ]
+    for line in path.read_text().splitlines()[1:]:
+        chunk, past, *rest, us = map(float, line.split(","))
+        rows.append(("attention", chunk, past + chunk / 2 if chunk else 0, *rest, 1, us))
+    head = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
+    write_csv(path, head, rows)
+    assert import_profile(new).fit == import_profile(old).fit
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4])
+def test_newer_experts_are_measured_by_degree(tmp_path: Path, ep: int) -> None:
+    """The least degree counts; each of its GPUs has the rows of its share of the tokens."""
+    model = write_sparse_model(tmp_path)
+    old = write_experts(write_tables(tmp_path / "old"))
+    new = write_experts(write_tables(tmp_path / "new"), ep)
+    path = new / "tp1" / "moe.csv"
+    path.write_text(path.read_text() + f"{2 * ep},1,1,9\n")
+    found = import_profile(new, model).fit.experts
+    assert found == import_profile(old, model).fit.experts is not UNSET
+
+
+def test_a_degree_of_experts_below_1_is_named(tmp_path: Path) -> None:
+    folder = write_experts(write_tables(tmp_path / "tables"), 1)
+    path = folder / "tp1" / "moe.csv"
+    path.write_text(path.read_text() + "0,1,1,9\n")
+    with pytest.raises(ConfigError, match=r"moe\.csv: ep: expected at least 1, got 0"):
+        import_profile(folder, write_sparse_model(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["1", "'1'"])
+def test_newer_metadata_says_which_block_size_the_engine_chose(tmp_path: Path, key: str) -> None:
+    chosen = f"engine_resolved:\n  per_tp:\n    {key}:\n      block_size: 32\n"
+    meta = META.replace("  block_size: 16\n", "") + chosen
+    assert import_profile(write_tables(tmp_path / "a", meta)).engine.block_size == 32
+    assert import_profile(write_tables(tmp_path / "b", META + chosen)).engine.block_size == 16
+    with pytest.raises(ConfigError, match="block_size: expected a number of tokens, got None"):
+        import_profile(write_tables(tmp_path / "c", meta.replace(f"    {key}:", "    2:")))
+
+
+@pytest.mark.parametrize(
+    ("grid", "values"),
+    [
+        ("0, 16-64 x2", {0, 16, 32, 64}),
+        ("16-100 x2", {16, 32, 64, 100}),
+        ("1-8 x1.5", {1, 2, 3, 5, 8}),
+        ([0, 1, 7], {0, 1, 7}),
+        (5, {5}),
+    ],
+)
+def test_grids_in_every_spelling(grid: object, values: set[float]) -> None:
+    assert _grid_values({"kv": grid}, "kv", Path("meta.yaml")) == values
+
+
+@pytest.mark.parametrize("grid", ["16-64", "0-64 x2", "1-8 x1", "", None, [1, "x"], "1-8 x2.5.1"])
+def test_what_is_no_grid_is_refused(grid: object) -> None:
+    with pytest.raises(ConfigError, match=r"meta\.yaml: attention_grid\.kv: expected a grid, got"):
+        _grid_values({"kv": grid}, "kv", Path("meta.yaml"))

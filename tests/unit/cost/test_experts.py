@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 from command import run_here
 from msgspec.structs import replace
-from places import ROOT
 from plans import plan
-from unit.calibrate.tables import META, OPERATORS, attention_us, write_csv, write_tables
+from unit.calibrate.tables import (
+    EXPERTS,
+    META,
+    attention_us,
+    measured_us,
+    others_us,
+    write_experts,
+    write_sparse_model,
+    write_tables,
+)
 
 from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile
@@ -23,39 +31,18 @@ from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.fit.constants import with_constants
 from kvsim.hardware import load_hardware
-from kvsim.models import Experts, load_model
+from kvsim.models import load_model
 
 H100 = load_hardware("h100-sxm")
-EXPERTS = Experts(num_experts=16, num_experts_per_tok=2, moe_intermediate_size=64)
 MODEL = replace(load_model("tiny"), experts=EXPERTS, torch_dtype="bfloat16")
 LAYERS = MODEL.num_hidden_layers
 LINK = H100.all_reduce
 
 
-def measured_us(tokens: float, active: float) -> float:
-    return 20 + 2 * tokens + 10 * active
-
-
-def write_experts(folder: Path) -> Path:
-    """`moe.csv` as published: powers of two, no more experts than the tokens can have."""
-    rows = [
-        (tokens, active, measured_us(tokens, active))
-        for tokens in (*range(1, 17), 32, 64)
-        for active in (2, 4, 8, 16)
-        if active <= 2 * tokens
-    ]
-    write_csv(folder / "tp1" / "moe.csv", "tokens,activated_experts,time_us", rows)
-    return folder
-
-
 @pytest.fixture
 def config_json(tmp_path: Path) -> str:
     """The model as a file, for the importer."""
-    path = tmp_path / "sparse.toml"
-    text = (ROOT / "configs" / "models" / "tiny.toml").read_text()
-    lines = [f"{key} = {getattr(EXPERTS, key)}" for key in EXPERTS.__struct_fields__[:3]]
-    path.write_text(text + "\n[experts]\n" + "\n".join(lines) + "\n")
-    return str(path)
+    return write_sparse_model(tmp_path)
 
 
 @pytest.fixture
@@ -68,14 +55,6 @@ def table(folder: Path, config_json: str, hardware: Any = H100, **keys: Any) -> 
     path.write_text(to_json(import_profile(folder, config_json)))
     config = make_config({"dtype": "bfloat16", **keys})
     return TableCost(load_model(config_json), hardware, config, str(path))
-
-
-def others_us(tokens: int) -> float:
-    """Linear layers outside the experts, as `OPERATORS` are called."""
-    mlp = ("gate_up_proj", "act_fn", "down_proj")
-    once = OPERATORS["embedding"] + OPERATORS["final_layernorm"]
-    layer = sum(us for name, us in OPERATORS.items() if name not in mlp) - once
-    return tokens * (once + LAYERS * (layer + OPERATORS["layernorm"]))
 
 
 def linear_us(cost: TableCost, tokens: int) -> float:

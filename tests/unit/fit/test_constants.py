@@ -9,6 +9,7 @@ import pytest
 from marks import long
 
 from kvsim.calibrate.document import to_json
+from kvsim.check.slowed import Change, with_change
 from kvsim.cli import main
 from kvsim.config import make_config
 from kvsim.cost.profile import Profile, load_profile
@@ -36,7 +37,13 @@ def documents(i: int) -> tuple[int, int]:
     return 500 + 977 * i % 3000, 20 + i % 15
 
 
-def served(tmp_path: Path, profile: Profile, lengths: Lengths = chats) -> Trace:
+def served(
+    tmp_path: Path,
+    profile: Profile,
+    lengths: Lengths = chats,
+    settings: dict[str, Any] = SETTINGS,
+    start_ns: float = 0.0,
+) -> Trace:
     """A run of a machine that `profile` describes: its requests and what was measured of them."""
     path, made = tmp_path / "served.jsonl", tmp_path / "true.json"
     made.write_text(to_json(profile))
@@ -47,7 +54,8 @@ def served(tmp_path: Path, profile: Profile, lengths: Lengths = chats) -> Trace:
     ]
     _write(path, rows)
     cost = {"model": "table", "profile": str(made)}
-    times = replayed(simulate(path, {**SETTINGS, "cost": cost}))
+    late = with_change(Change(start_ns=start_ns))
+    times = replayed(simulate(path, {**settings, "cost": cost}, parts_of=late))
     for place, (ttft, _, e2el) in zip(times.places, times.seconds, strict=True):
         rows[place]["observed"] = {"ttft_s": float(ttft), "e2e_s": float(e2el)}
     _write(path, rows)
@@ -93,6 +101,26 @@ def test_the_first_requests_of_a_cold_engine_are_not_fitted(tmp_path: Path) -> N
         assert row.observed is not None
         row.observed = {key: time + 5 for key, time in row.observed.items()}
     assert fitted(trace).fitted["constants"] == {}
+
+
+@long
+def test_a_late_start_of_an_overloaded_run_is_no_constant_of_the_machine(tmp_path: Path) -> None:
+    """Everybody waits half a second longer for the kernels of the first step."""
+    settings = {**SETTINGS, "max_num_seqs": 2}
+    profile = load_profile(PUBLIC)
+    trace = served(tmp_path, profile, settings=settings, start_ns=5e8)
+    made = fit_run(profile, trace, make_config(settings), FIRST)
+    found = made.fitted
+    assert found["start_s"] == pytest.approx(0.5, abs=1e-6)
+    assert found["constants"] == {} and made.fit == profile.fit
+    assert worst(found["error_percent"]) < 0.01 < 1 < worst(found["error_percent_before"])
+
+
+def test_an_early_first_token_is_no_late_start(tmp_path: Path) -> None:
+    trace = served(tmp_path, load_profile(PUBLIC))
+    assert trace.rows[0].observed is not None
+    trace.rows[0].observed["ttft_s"] /= 2
+    assert fitted(trace).fitted["start_s"] == 0
 
 
 @long
