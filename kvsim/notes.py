@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvsim.config import RunConfig
-from kvsim.link import STAGE_LINK
 
 if TYPE_CHECKING:
     from kvsim.workload.trace import Row
@@ -58,7 +57,7 @@ def _of_pipeline(config: RunConfig, stages: int) -> list[str]:
         " cost.stage_link"
     ]
     gpus = config.tensor_parallel_size * stages
-    if gpus > GPUS_OF_A_MACHINE and STAGE_LINK not in config.cost:
+    if gpus > GPUS_OF_A_MACHINE and "stage_link" not in config.cost:
         lines.append(
             f"{key}: {gpus} GPUs are taken to be in one machine; for several, give latency_us and"
             " bandwidth_gb_s of their network in cost.stage_link"
