@@ -20,17 +20,18 @@ from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
+from kvsim.workload.reuse import Counting
 
 ORDERS = [name for name in POLICIES if not name.startswith(RADIX)]
 CLOSED_BY_THEMSELVES = ("lru", "vllm-0.6.3")
 
 
 def tokens(case: Case, name: str, capacity: int, *, closed: bool) -> int:
-    asked = prompts(case.trace.rows, streams(case.trace), BLOCK)
+    asked = prompts(case.trace.rows, streams(case.trace), Counting(BLOCK))
     if name.startswith(RADIX):
         rank = make_rank(name.removeprefix(RADIX), {})
-        return BLOCK * sum(replay_radix(asked, rank, capacity, BLOCK))
-    return BLOCK * sum(replay(asked, EVICTIONS[name], capacity, BLOCK, closed=closed))
+        return sum(replay_radix(asked, rank, capacity, BLOCK))
+    return sum(replay(asked, EVICTIONS[name], capacity, BLOCK, closed=closed))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -62,7 +63,7 @@ def test_a_closed_cache_never_loses_the_beginning_of_what_it_keeps(name: str) ->
     evicted = 0
     for seed in range(20):
         case = random_case(Random(seed), 60, 5, wide=3)
-        asked = prompts(case.trace.rows, streams(case.trace), BLOCK)
+        asked = prompts(case.trace.rows, streams(case.trace), Counting(BLOCK))
         before = {key: keys[d - 1] for keys in case.keys for d, key in enumerate(keys) if d}
         here: set[int] = set()
 
@@ -152,7 +153,7 @@ def test_the_same_accesses_hit_as_in_libcachesim(
 def test_shares_that_libcachesim_found_on_a_public_trace() -> None:
     """shared/design/cache-lab.md, section 3: single blocks, 1,024 of 512 tokens."""
     trace = open_trace(str(SHARED / "traces/mooncake/synthetic_trace.jsonl.gz"))
-    ranking = rank_policies(trace, ["lru", "fifo", "arc", "sieve"], [1024], 512)
+    ranking = rank_policies(trace, ["lru", "fifo", "arc", "sieve"], [1024], Counting(512))
     shares = {row.name: (row.blocks or 0) / ranking.input_tokens for row in ranking.rows}
     expected = {"lru": 0.088, "fifo": 0.090, "arc": 0.102, "sieve": 0.044}
     assert shares == pytest.approx(expected, abs=0.0006)
@@ -162,9 +163,9 @@ def test_shares_that_libcachesim_found_on_a_public_trace() -> None:
 def test_policies_that_cannot_be_replayed() -> None:
     trace = random_case(Random(0), 5, 3).trace
     with pytest.raises(ConfigError, match="belady sees the future"):
-        rank_policies(trace, ["belady"], [4], BLOCK)
+        rank_policies(trace, ["belady"], [4], Counting(BLOCK))
     with pytest.raises(ConfigError, match="unknown 'lur'; did you mean 'lru'"):
-        rank_policies(trace, ["lur"], [4], BLOCK)
+        rank_policies(trace, ["lur"], [4], Counting(BLOCK))
 
 
 def test_hints_keep_the_beginning_of_prompts_for_a_time() -> None:

@@ -14,6 +14,7 @@ from kvsim.rules.eviction import EVICTIONS
 from kvsim.rules.replacement.line import Aside, Line
 from kvsim.rules.replacement.replacement import Replacement
 from kvsim.workload.keys import streams
+from kvsim.workload.reuse import Counting
 
 LINED = ("fifo", "slru", "arc", "2q", "lirs", "s3-fifo", "w-tinylfu")
 
@@ -80,7 +81,7 @@ def test_policies_decide_the_same_with_lists(
     def found(seed: int) -> list[int]:
         rng = Random(seed)
         case = random_case(rng, 80, 6, wide=3)
-        asked = prompts(case.trace.rows, streams(case.trace), BLOCK)
+        asked = prompts(case.trace.rows, streams(case.trace), Counting(BLOCK))
         make: Any = EVICTIONS[name]
         return replay(asked, make, rng.randint(6, 30), BLOCK, closed=closed)
 
