@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvsim.collector import collector_paused
 from kvsim.engine.request import Span, SpannedStream
 from kvsim.limits import BLOCKS, REFERENCES, check_size
 from kvsim.workload.trace import Row
@@ -100,6 +101,7 @@ class Reuse:
         )
 
 
+@collector_paused()
 def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: Counting) -> Reuse:
     """The reuse in one pass over the requests.
 
