@@ -122,8 +122,8 @@ CURVE_HEAD = (
     "LRU",
     "optimum",
     "left, points",
-    "of blocks",
-    "of requests",
+    "LRU, blocks",
+    "LRU, requests",
 )
 
 
