@@ -15,7 +15,7 @@ from kvsim.engine.order import MakeOrder
 from kvsim.engine.request import SpannedStream
 from kvsim.engines.sglang_radix import RadixTree, Rank
 from kvsim.rules.replacement.replacement import Replacement
-from kvsim.workload.reuse import Chain, Counting, chains, check_references
+from kvsim.workload.reuse import Chain, Counting, bounded_chains
 from kvsim.workload.trace import Row
 
 
@@ -36,15 +36,14 @@ def prompts(
 
     Raises `ConfigError` if they have more blocks than `kvsim.limits` has room for.
     """
-    check_references(rows, counting.block_size)
-    asked = zip(rows, chains(rows, streams, counting), strict=True)
+    asked = bounded_chains(rows, streams, counting)
     return [
         Prompt(
             _keys(chain, counting.block_size),
             chain.most_tokens,
             number * 1_000_000_000 if row.arrival_ns is None else row.arrival_ns,
         )
-        for number, (row, chain) in enumerate(asked)
+        for number, (row, chain) in enumerate(zip(rows, asked, strict=True))
     ]
 
 

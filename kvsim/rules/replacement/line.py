@@ -7,7 +7,7 @@ from collections.abc import Container
 from heapq import heappop, heappush
 
 Aside = dict[int, "Line"]
-"""Block in use → the line whose first look has passed it."""
+"""Block that was passed → its line, until the block is idle again."""
 
 
 class Line:
@@ -19,7 +19,7 @@ class Line:
     ```
 
     A block in use at the front is passed once, however often the line is looked at. It keeps its
-    place, and who owns the line says when it is idle again. So each operation takes O(log n).
+    place, to which `returned` brings it back. So each operation takes O(log n).
     """
 
     __slots__ = ("_ahead", "_aside", "_back", "_idle", "_passed", "_places")
