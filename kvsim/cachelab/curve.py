@@ -64,13 +64,15 @@ class Curve:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._tokens, self._requests = Ramps(), Ramps()
+        self._tokens, self._blocks, self._requests = Ramps(), Ramps(), Ramps()
 
     def add(self, found: Found) -> None:
         """Count what a request finds."""
         size, most = self._size, found.most_tokens
         for _, first, last, distance in found.runs:
-            whole = min(last, most // size)
+            whole, end = min(last, most // size), min(last, -(-most // size))
+            if first < end:
+                self._blocks.add(distance, distance + end - first, 1)
             if first < whole:
                 self._tokens.add(distance, distance + whole - first, size)
             if first <= whole < last and most > whole * size:
@@ -84,6 +86,10 @@ class Curve:
     def tokens(self, capacities: Sequence[int]) -> list[int]:
         """Prompt tokens that hit, at each capacity."""
         return self._tokens.values(capacities)
+
+    def blocks(self, capacities: Sequence[int]) -> list[int]:
+        """Blocks of prompts that hit, at each capacity."""
+        return self._blocks.values(capacities)
 
     def requests(self, capacities: Sequence[int]) -> list[int]:
         """Requests that find at least one block, at each capacity."""

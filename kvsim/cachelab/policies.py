@@ -15,7 +15,7 @@ from kvsim.engine.order import MakeOrder
 from kvsim.engine.request import SpannedStream
 from kvsim.engines.sglang_radix import RadixTree, Rank
 from kvsim.rules.replacement.replacement import Replacement
-from kvsim.workload.reuse import check_references
+from kvsim.workload.reuse import Chain, Counting, bounded_chains
 from kvsim.workload.trace import Row
 
 
@@ -23,32 +23,43 @@ class Prompt(NamedTuple):
     """What a request looks up."""
 
     keys: Sequence[int]
-    """Keys of its full blocks."""
-    most: int
-    """Leading blocks that may hit; the block of the last token may not."""
+    """Keys of its blocks."""
+    most_tokens: int
+    """Leading tokens that may hit."""
     now_ns: int
 
 
-def prompts(rows: Sequence[Row], streams: Iterable[SpannedStream], block_size: int) -> list[Prompt]:
+def prompts(
+    rows: Sequence[Row], streams: Iterable[SpannedStream], counting: Counting
+) -> list[Prompt]:
     """The prompts of a trace, block by block. Without recorded times, one per second.
 
     Raises `ConfigError` if they have more blocks than `kvsim.limits` has room for.
     """
-    check_references(rows, block_size)
+    asked = bounded_chains(rows, streams, counting)
     return [
         Prompt(
-            stream.keys(0, row.input_length // block_size, block_size),
-            (row.input_length - 1) // block_size,
+            _keys(chain, counting.block_size),
+            chain.most_tokens,
             number * 1_000_000_000 if row.arrival_ns is None else row.arrival_ns,
         )
-        for number, (row, stream) in enumerate(zip(rows, streams, strict=True))
+        for number, (row, chain) in enumerate(zip(rows, asked, strict=True))
     ]
+
+
+def _keys(chain: Chain, block_size: int) -> list[int]:
+    keys: list[int] = []
+    for first, last, offset in chain.spans:
+        if first < chain.blocks:
+            end = min(last, chain.blocks)
+            keys += range(first * block_size + offset, end * block_size + offset, block_size)
+    return keys
 
 
 def replay(
     asked: Iterable[Prompt], make: MakeOrder, capacity: int, block_size: int, *, closed: bool
 ) -> list[int]:
-    """The leading blocks that each prompt finds in a cache of `capacity` blocks.
+    """The leading tokens that each prompt finds in a cache of `capacity` blocks.
 
     A prompt is looked up first. Then its blocks count as used, or are stored, from the last to the
     first. Of a prompt longer than the cache, the beginning is kept.
@@ -77,7 +88,7 @@ class _Cache:
         """Key → number of keys here that continue it; 0 is left out."""
 
     def serve(self, prompt: Prompt) -> int:
-        """Returns the number of leading blocks that hit, and takes in the prompt."""
+        """Returns the number of leading tokens that hit, and takes in the prompt."""
         blocks, keys = self._blocks, prompt.keys[: self._capacity]
         here = next((n for n, key in enumerate(keys) if key not in blocks), len(keys))
         held = [blocks[key] for key in keys[:here]]
@@ -86,7 +97,7 @@ class _Cache:
         else:
             for depth in reversed(range(len(keys))):
                 self._touch(keys[depth], depth, prompt.now_ns)
-        return min(here, prompt.most)
+        return min(here * self._size, prompt.most_tokens)
 
     def _touch(self, key: int, depth: int, now_ns: int) -> None:
         """One block is used, or stored in the place of another one."""
@@ -140,13 +151,13 @@ class _Cache:
 
 
 def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size: int) -> list[int]:
-    """The leading blocks that each prompt finds in SGLang's radix tree. It evicts whole nodes."""
+    """The leading tokens that each prompt finds in SGLang's radix tree. It evicts whole nodes."""
     tree = RadixTree(block_size, rank)
     found = []
-    for keys, most, _ in asked:
+    for keys, most_tokens, _ in asked:
         kept = list(keys[:capacity])
         here, node = tree.match(kept)
-        found.append(min(here, most))
+        found.append(min(here * block_size, most_tokens))
         tree.lock(node)
         missing = tree.pages + len(kept) - here - capacity
         leaves = tree.evict()

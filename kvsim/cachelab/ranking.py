@@ -78,15 +78,16 @@ class Ranking(NamedTuple):
 
 
 def rank_policies(
-    trace: Trace, names: Sequence[str], capacities: Sequence[int], block_size: int
+    trace: Trace, names: Sequence[str], capacities: Sequence[int], counting: Counting
 ) -> Ranking:
     """Replay a trace through policies: names of `POLICIES`, or a user's `package.module:name`.
 
     Raises `ConfigError` for an unknown name.
     """
     identities = streams(trace)
-    asked = prompts(trace.rows, identities, block_size)
-    reuse = find_reuse(trace.rows, identities, Counting(block_size))
+    asked = prompts(trace.rows, identities, counting)
+    reuse = find_reuse(trace.rows, identities, counting)
+    size = counting.block_size
     lengths = np.array([row.input_length for row in trace.rows])
     uses = next_uses(reuse)
     rows, optimum = list[Ranked](), dict[int, int]()
@@ -94,17 +95,17 @@ def rank_policies(
         kept = optimum_blocks(reuse, uses, capacity)
         limits = [each.most_tokens for each in reuse.found]
         optimum[capacity] = sum(
-            min(blocks * block_size, most) for blocks, most in zip(kept, limits, strict=True)
+            min(blocks * size, most) for blocks, most in zip(kept, limits, strict=True)
         )
-        base = _replayed("lru", asked, capacity, block_size)(closed=True)
+        base = _replayed("lru", asked, capacity, size)(closed=True)
         for name in names:
-            run = _replayed(name, asked, capacity, block_size)
+            run = _replayed(name, asked, capacity, size)
             closed = base if name == "lru" else run(closed=True)
-            single = None if name.startswith(RADIX) else sum(run(closed=False)) * block_size
-            gain = _gain(base, closed, lengths, block_size)
-            rows.append(Ranked(name, capacity, single, sum(closed) * block_size, gain))
+            single = None if name.startswith(RADIX) else sum(run(closed=False))
+            gain = _gain(base, closed, lengths)
+            rows.append(Ranked(name, capacity, single, sum(closed), gain))
     total = int(lengths.sum())
-    return Ranking(trace.path, block_size, total, rows, optimum, reuse.ceiling_tokens)
+    return Ranking(trace.path, size, total, rows, optimum, reuse.ceiling_tokens)
 
 
 def _replayed(
@@ -125,10 +126,8 @@ def _replayed(
     return partial(replay, asked, make, capacity, block_size)
 
 
-def _gain(
-    base: Sequence[int], found: Sequence[int], lengths: Any, block_size: int
-) -> Estimate | None:
+def _gain(base: Sequence[int], found: Sequence[int], lengths: Any) -> Estimate | None:
     """Hits per prompt token over those of `base`, from stretches of the trace."""
-    scale = block_size / lengths.mean()
+    scale = 1 / lengths.mean()
     figure = Figure(np.array(base) * scale, np.array(found) * scale, lambda v: v.mean(axis=-1))
     return together({"hits": figure}).get("hits")

@@ -50,11 +50,11 @@ def study_recording(trace: Trace, rows: Iterable[Row], asked: Asked = PLAIN) -> 
         raise ConfigError(f"{trace.path}: no requests after the header; add one per line")
     refuse_empty(asked.warm_up, number)
     sizes = sizes_of(walk.distinct, asked)
-    values = zip(sizes, curve.tokens(sizes), curve.requests(sizes), strict=True)
+    columns = (curve.tokens(sizes), curve.blocks(sizes), curve.requests(sizes))
     [ceiling] = curve.tokens([walk.distinct])
     return Study(
         *(trace.path, Counting(size), requests, tokens, blocks, walk.distinct, ceiling),
-        [Point(capacity, lru, None, finders) for capacity, lru, finders in values],
+        [Point(at, lru, None, *found) for at, lru, *found in zip(sizes, *columns, strict=True)],
         asked,
     )
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvsim.cachelab.curve import Ints
 from kvsim.engine.request import SpannedStream
 from kvsim.errors import ConfigError
-from kvsim.workload.reuse import Chain, Counting, Walk, chains, check_references
+from kvsim.workload.reuse import Chain, Counting, Walk, bounded_chains, chains
 from kvsim.workload.trace import Row
 
 _HOT = 0.01
@@ -47,8 +47,7 @@ def sampled_lru_tokens(
     """
     if not 0 < rate <= 1:
         raise ConfigError(f"rate: {rate:g} is not above 0 and at most 1")
-    check_references(rows, block_size)
-    asked = chains(rows, streams, Counting(block_size))
+    asked = bounded_chains(rows, streams, Counting(block_size))
     hot = _hot_keys(rows, streams, block_size)
     walk, looked_up, sampled = Walk(1), 0, 0
     distances: list[Ints] = []

@@ -25,6 +25,8 @@ class Point(NamedTuple):
     lru: int
     optimum: int | None
     """None where rows were not kept for it."""
+    lru_blocks: int
+    """Blocks of prompts that hit, under LRU."""
     requests: int
     """Requests that find at least one block, under LRU."""
 
@@ -59,7 +61,7 @@ class Study(NamedTuple):
     """Requests that are measured; those before only fill the cache."""
     input_tokens: int
     blocks: int
-    """Full blocks looked up, of all requests."""
+    """Blocks of their prompts, all of which are looked up."""
     distinct: int
     """Different blocks of the whole trace."""
     ceiling: int
@@ -105,6 +107,7 @@ class Study(NamedTuple):
                     "capacity_blocks": point.blocks,
                     "lru_tokens": point.lru,
                     "optimum_tokens": point.optimum,
+                    "lru_blocks": point.lru_blocks,
                     "lru_requests": point.requests,
                 }
                 for point in self.points
@@ -125,16 +128,18 @@ def study_trace(trace: Trace, counting: Counting, asked: Asked = PLAIN) -> Study
         sizes,
         curve.tokens(sizes),
         optimum_tokens(reuse, sizes, warm_up),
+        curve.blocks(sizes),
         curve.requests(sizes),
         strict=True,
     )
     edges = [0, *sizes]
+    size, lengths = counting.block_size, [row.input_length for row in rows[warm_up:]]
     return Study(
         trace.path,
         counting,
         len(rows) - warm_up,
-        sum(row.input_length for row in rows[warm_up:]),
-        measured.blocks,
+        sum(lengths),
+        sum(-(-each // size) if counting.partial_blocks else each // size for each in lengths),
         reuse.distinct,
         measured.ceiling_tokens,
         [Point(*each) for each in values],

@@ -99,7 +99,8 @@ def _more(study: Study, point: Point) -> Iterator[str]:
 
 
 def curve_rows(study: Study) -> Iterator[tuple[str, ...]]:
-    """One row per capacity: its size, LRU, optimum, left, requests that find at least a block."""
+    """One row per capacity: its size, LRU, optimum, left, blocks that hit, requests that find at
+    least one."""
     for point in study.points:
         left = point.left
         yield (
@@ -109,11 +110,21 @@ def curve_rows(study: Study) -> Iterator[tuple[str, ...]]:
             percent(study.share(point.lru)),
             "" if point.optimum is None else percent(study.share(point.optimum)),
             "" if left is None else f"{100 * study.share(left):.1f}",
+            percent(point.lru_blocks / max(study.blocks, 1)),
             percent(point.requests / study.requests),
         )
 
 
-CURVE_HEAD = ("blocks", "tokens", "memory", "LRU", "optimum", "left, points", "requests")
+CURVE_HEAD = (
+    "blocks",
+    "tokens",
+    "memory",
+    "LRU",
+    "optimum",
+    "left, points",
+    "LRU, blocks",
+    "LRU, requests",
+)
 
 
 def group_rows(study: Study, groups: Sequence[Group], most: int) -> Iterator[tuple[str, ...]]:

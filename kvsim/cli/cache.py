@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvsim.cachelab.audit import Recorded
     from kvsim.cachelab.study import Asked, Study
     from kvsim.cachelab.wording import Audited
+    from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
 app = typer.Typer(
@@ -31,11 +32,6 @@ app = typer.Typer(
 CAPACITY = typer.Option(
     "--capacity", min=1, max=1 << 40, metavar="N", help="In blocks; may be repeated."
 )
-PartialBlocks = Annotated[
-    bool,
-    typer.Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
-]
-Outputs = Annotated[bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
 
 
@@ -58,6 +54,28 @@ class Blocks(Bundle):
         """The trace, and the tokens per block."""
         opened = self.form.open(self.trace)
         return opened, self.block_size or opened.block_size or DEFAULT_BLOCK_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Blocks):
+    """What counts as a block, and as a hit."""
+
+    partial_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--partial-blocks", help="Keep partial last blocks, too; the last token may hit."
+        ),
+    ] = False
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")
+    ] = False
+
+    def counted(self) -> tuple[Trace, Counting]:
+        """The trace, and how it is counted."""
+        from kvsim.workload.reuse import Counting
+
+        opened, size = self.open()
+        return opened, Counting(size, self.partial_blocks, self.partial_blocks, self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,20 +113,16 @@ class Sizes(Bundle):
 @takes_bundles
 def curve(
     *,
-    blocks: Blocks,
+    blocks: Counted,
     sizes: Sizes,
-    partial_blocks: PartialBlocks = False,
-    outputs: Outputs = False,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
     from kvsim.cachelab.study import study_trace
-    from kvsim.workload.reuse import Counting
 
-    opened, size = blocks.open()
-    counting = Counting(size, partial_blocks, partial_blocks, outputs)
-    study = study_trace(opened, counting, sizes.asked(size))
+    opened, counting = blocks.counted()
+    study = study_trace(opened, counting, sizes.asked(counting.block_size))
     _show(study, as_json=as_json)
     if out is not None and not as_json:
         from kvsim.pages.cache import build_curve
@@ -189,7 +203,7 @@ def sample(
 @takes_bundles
 def policies(
     *,
-    blocks: Blocks,
+    blocks: Counted,
     capacity: Annotated[list[int], CAPACITY],
     policy: Annotated[
         list[str] | None,
@@ -202,8 +216,8 @@ def policies(
     from kvsim.cachelab.wording import POLICY_HEAD, policy_rows, policy_sentences
     from kvsim.writing import json_text
 
-    opened, size = blocks.open()
-    ranking = rank_policies(opened, policy or POLICIES, sorted(set(capacity)), size)
+    opened, counting = blocks.counted()
+    ranking = rank_policies(opened, policy or POLICIES, sorted(set(capacity)), counting)
     if as_json:
         print(json_text(ranking.record()), end="")
         return

@@ -13,13 +13,12 @@ from kvsim.engine.order import Order, make_order
 from kvsim.rules.replacement.arc import AdaptiveReplacement
 from kvsim.rules.replacement.belady import Belady
 from kvsim.rules.replacement.counted import (
-    FirstInFirstOut,
     LastInFirstOut,
     LeastFrequentlyUsed,
     MostRecentlyUsed,
-    Segmented,
 )
 from kvsim.rules.replacement.lirs import LowInterReference
+from kvsim.rules.replacement.queued import FirstInFirstOut, Segmented
 from kvsim.rules.replacement.retained import Retained
 from kvsim.rules.replacement.s3_fifo import S3Fifo
 from kvsim.rules.replacement.sieve import Sieve

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kvsim.workload.runs import merge
 from kvsim.workload.trace import HashContent, Row, Runs, Trace
@@ -105,7 +106,7 @@ def _ends_partial(row: Row, one: int, trace: Trace) -> bool:
 
 def _covered(points: Iterable[int], spans: _Spans) -> tuple[int, Row] | None:
     """The smallest of `points` inside one of `spans`, and the row of that."""
-    spans.sort(key=lambda span: span[:2])
+    spans.sort(key=itemgetter(0, 1))
     reach, owner, i = -1, None, 0
     for point in sorted(points):
         while i < len(spans) and spans[i][0] <= point:

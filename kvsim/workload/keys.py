@@ -36,7 +36,6 @@ from kvsim.workload.trace import (
     HashContent,
     ParentContent,
     Row,
-    Runs,
     SegmentContent,
     TokenContent,
     Trace,
@@ -94,7 +93,8 @@ class Streams(Sequence["SpanStream | TokenStream"]):
 
     def share(self, index: int, tokens: int) -> None:
         """Note that another row has the hash ids of the first `tokens` tokens of this one."""
-        self._shared[index] = max(self._shared[index], tokens)
+        if tokens > self._shared[index]:
+            self._shared[index] = tokens
 
     def picked(self, indexes: Iterable[int]) -> Streams:
         """The streams of some rows, numbered anew."""
@@ -481,7 +481,7 @@ class _Builder:
                 base = self.streams.inherited(parent, keep)
                 stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
             case HashContent():
-                spans = list(self._hash_spans(row, content))
+                spans = self._hash_spans(row, content)
                 if spans and not salt:
                     self.streams.append(length, spans)
                     return
@@ -491,32 +491,31 @@ class _Builder:
                 stream = SpanStream(index, rows, length, spans, salt=salt)
         self.streams.append_made(length, stream)
 
-    def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
-        size, position = self._block_size, 0
+    def _hash_spans(self, row: Row, content: HashContent) -> list[tuple[int, int]]:
+        """Chained ids as spans. The ids of a chain are numbered in order of appearance; notes which
+        of them rows share."""
+        edges, size, own = self._edges, self._block_size, len(self.streams)
         # Without output ids, the keys of a partial last block end with the prompt.
         end = inf if content.output else row.input_length
-        for node, count, owner in self._nodes_of(row.scope, merge(content.prompt + content.output)):
-            offset = node * size - position
-            position += count * size
-            if owner != len(self.streams):
-                self.streams.share(owner, position)
-                self.streams.share(len(self.streams), position)
-            yield int(min(position, end)), offset
-
-    def _nodes_of(self, scope: str | None, runs: Runs) -> Iterator[tuple[int, int, int]]:
-        """The nodes of chained ids as runs (first, count, row that had them first), numbered in
-        order of appearance."""
-        node = self._roots.setdefault(scope, -1 - len(self._roots))
-        for start, count in runs:
+        node = self._roots.setdefault(row.scope, -1 - len(self._roots))
+        spans: list[tuple[int, int]] = []
+        position = common = 0
+        for start, count in merge(content.prompt + content.output):
             while count:
-                edge = self._edges.get((node, start))
+                edge = edges.get((node, start))
                 if edge is None:
-                    edge = self._edges[node, start] = self._nodes, count, len(self.streams)
+                    edge = edges[node, start] = self._nodes, count, own
                     self._nodes += count
                 first, length, owner = edge
-                taken = min(count, length)
-                yield first, taken, owner
-                node, start, count = first + taken - 1, start + taken, count - taken
+                taken = count if count < length else length
+                stop = position + taken * size
+                spans.append((stop if stop < end else row.input_length, first * size - position))
+                if owner != own:
+                    self.streams.share(owner, stop)
+                    common = stop
+                node, start, count, position = first + taken - 1, start + taken, count - taken, stop
+        self.streams.share(own, common)
+        return spans
 
     def _segment_spans(
         self, scope: str | None, segments: tuple[tuple[str, int], ...]

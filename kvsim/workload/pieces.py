@@ -31,12 +31,11 @@ def block_spans(
     The key of a block is that of its last token.
     """
     found: list[Span] = []
-    span = -1
-    while first < last:
-        span = bisect_right(stops, (first + 1) * block_size - 1, span + 1)
-        stop = last if stops[span] == inf else min(int(stops[span]) // block_size, last)
-        found.append((first, stop, offsets[span] + block_size - 1))
-        first = stop
+    for stop, offset in zip(stops, offsets, strict=True):
+        end = last if stop == inf else min(int(stop) // block_size, last)
+        if end > first:
+            found.append((first, end, offset + block_size - 1))
+            first = end
     return found
 
 

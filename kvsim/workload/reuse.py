@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvsim.collector import collector_paused
 from kvsim.engine.request import Span, SpannedStream
 from kvsim.limits import BLOCKS, REFERENCES, check_size
 from kvsim.workload.trace import Row
@@ -100,6 +101,7 @@ class Reuse:
         )
 
 
+@collector_paused()
 def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: Counting) -> Reuse:
     """The reuse in one pass over the requests.
 
@@ -110,12 +112,6 @@ def find_reuse(rows: Sequence[Row], streams: Sequence[SpannedStream], counting: 
         check_size("different blocks", max(chain.blocks, walk.distinct), BLOCKS)
         found.append(walk.step(chain))
     return Reuse(counting, found, walk.distinct)
-
-
-def check_references(rows: Iterable[Row], block_size: int) -> None:
-    """Raise `ConfigError` if prompts have more blocks than can be looked at one by one."""
-    blocks = sum(row.input_length // block_size for row in rows)
-    check_size("block references", blocks, REFERENCES)
 
 
 def ceiling_tokens(
@@ -141,6 +137,16 @@ def chains(
             named = min(length + row.output_length, stream.named_tokens)
             blocks = max(blocks, named // size)
         yield Chain(spans, blocks, length if last_token else (length - 1) // size * size)
+
+
+def bounded_chains(
+    rows: Iterable[Row], streams: Iterable[SpannedStream], counting: Counting
+) -> list[Chain]:
+    """The chains of requests whose blocks are looked at one by one. Raises `ConfigError` if they
+    have more blocks than `kvsim.limits` has room for."""
+    found = list(chains(rows, streams, counting))
+    check_size("block references", sum(chain.blocks for chain in found), REFERENCES)
+    return found
 
 
 def _with_tail(

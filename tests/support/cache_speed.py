@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
+from kvsim.collector import collect_seldom
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
@@ -17,12 +18,11 @@ REPEATS = 5
 
 def measure(path: str, block_size: int) -> dict[str, float]:
     """Least CPU seconds of each part, and what was counted."""
-    begin = time.process_time()
-    trace = open_trace(path)
-    read = time.process_time() - begin
     times = []
     for _ in range(REPEATS):
         instants = [time.process_time()]
+        trace = open_trace(path)
+        instants.append(time.process_time())
         reuse = find_reuse(trace.rows, streams(trace), Counting(block_size))
         instants.append(time.process_time())
         lru_tokens(reuse, range(0, reuse.distinct, max(1, reuse.distinct // 1000)))
@@ -30,12 +30,13 @@ def measure(path: str, block_size: int) -> dict[str, float]:
         optimum_tokens(reuse, [max(1, reuse.distinct // 50)])
         instants.append(time.process_time())
         times.append([later - one for one, later in pairwise(instants)])
-    found, curve, optimum = map(min, zip(*times, strict=True))
+    read, found, curve, optimum = map(min, zip(*times, strict=True))
     runs = sum(len(each.runs) for each in reuse.found)
     parts = {"reading": read, "runs found": found, "curve": curve, "optimum": optimum}
     return {**parts, "blocks": reuse.blocks, "runs": runs}
 
 
 if __name__ == "__main__":
+    collect_seldom()  # As every command does.
     for name, value in measure(sys.argv[1], int(sys.argv[2])).items():
         sys.stdout.write(f"{name:12} {value:,.3f}\n")

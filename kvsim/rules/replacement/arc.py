@@ -6,8 +6,6 @@ from collections import OrderedDict
 
 from kvsim.rules.replacement.replacement import Replacement
 
-Blocks = OrderedDict[int, None]
-
 
 class AdaptiveReplacement(Replacement):
     """Evicts from what was used once or from what was used again, whichever was evicted too much.
@@ -24,7 +22,7 @@ class AdaptiveReplacement(Replacement):
         self._size = size
         self._target = 0.0
         """Blocks that those used once should have (p of the paper)."""
-        self._once, self._twice = Blocks(), Blocks()
+        self._once, self._twice = self.line(), self.line()
         """Least recently used first (T1 and T2)."""
         self._once_lost: OrderedDict[int, None] = OrderedDict()
         """Keys evicted from each list (B1 and B2)."""
@@ -46,9 +44,9 @@ class AdaptiveReplacement(Replacement):
     def stored(self, block: int, key: int) -> None:
         self.missed(key)
         if self._known.pop(key, None) is None:
-            self._once[block] = None
+            self._once.append(block)
         else:
-            self._twice[block] = None
+            self._twice.append(block)
         while len(self._once) + len(self._once_lost) > self._size and self._once_lost:
             self._once_lost.popitem(last=False)
         lost = len(self._once_lost) + len(self._twice_lost)
@@ -56,18 +54,19 @@ class AdaptiveReplacement(Replacement):
             self._twice_lost.popitem(last=False)
 
     def used(self, block: int) -> None:
-        self._once.pop(block, None)
-        self._twice[block] = None
-        self._twice.move_to_end(block)
+        if block in self._twice:
+            self._twice.renew(block)
+        else:
+            self._once.remove(block)
+            self._twice.append(block)
 
     def choose(self) -> int:
         once, again = len(self._once), any(self._known.values())
         from_once = once > 0 and (once > self._target or (again and once == self._target))
         order = ((self._once, self._once_lost), (self._twice, self._twice_lost))
         for blocks, lost in order if from_once else order[::-1]:
-            block = self.idle_of(blocks)
+            block = blocks.take()
             if block is not None:
-                del blocks[block]
                 lost[self._keys[block]] = None
                 return block
         raise AssertionError("no idle block left")

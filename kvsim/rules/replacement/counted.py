@@ -29,15 +29,6 @@ class Counted(Ranked):
         del self._uses[block]
 
 
-class FirstInFirstOut(Counted):
-    """Evicts what was stored first. SGLang 0.5.23 `mem_cache/evict_policy.py`, `FIFOStrategy`."""
-
-    __slots__ = ()
-
-    def rank(self, block: int) -> Any:
-        return self._uses[block][0]
-
-
 class LastInFirstOut(Counted):
     """Evicts what was stored last. SGLang 0.5.23 `mem_cache/evict_policy.py`, `FILOStrategy`."""
 
@@ -65,14 +56,3 @@ class LeastFrequentlyUsed(Counted):
     def rank(self, block: int) -> Any:
         _, last, uses = self._uses[block]
         return uses, last
-
-
-class Segmented(Counted):
-    """Evicts what was used only once first, then the least recently used. SGLang 0.5.23
-    `mem_cache/evict_policy.py`, `SLRUStrategy`, with its `protected_threshold` of 2."""
-
-    __slots__ = ()
-
-    def rank(self, block: int) -> Any:
-        _, last, uses = self._uses[block]
-        return uses >= 2, last

@@ -16,7 +16,7 @@ class LowInterReference(Replacement):
     cache holds are remembered.
     """
 
-    __slots__ = ("_block_of", "_hot", "_lost", "_most_hot", "_most_lost", "_rest", "_stack")
+    __slots__ = ("_by_use", "_hot", "_lost", "_most_hot", "_most_lost", "_rest", "_stack")
 
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)
@@ -24,59 +24,57 @@ class LowInterReference(Replacement):
         self._most_lost = 2 * size
         self._stack: OrderedDict[int, None] = OrderedDict()
         """Keys by last use, the oldest first. The first one is hot."""
-        self._hot: set[int] = set()
-        """Keys of hot blocks, all of them in the stack."""
-        self._rest: OrderedDict[int, None] = OrderedDict()
+        self._hot: dict[int, int] = {}
+        """Keys of hot blocks, all of them in the stack → the block."""
+        self._by_use = self.line()
+        """Hot blocks by last use, the oldest first."""
+        self._rest = self.line()
         """Blocks that are not hot."""
         self._lost: OrderedDict[int, None] = OrderedDict()
         """Evicted keys that are in the stack."""
-        self._block_of: dict[int, int] = {}
-        """Key of a hot block → the block."""
 
     def stored(self, block: int, key: int) -> None:
         if key in self._lost:
             del self._lost[key]
             self._warm(block, key)
         elif key in self._hot:  # A further copy of what is hot.
-            self._rest[block] = None
+            self._rest.append(block)
         elif len(self._hot) < self._most_hot:
             self._warm(block, key)
         else:
             self._push(key)
-            self._rest[block] = None
+            self._rest.append(block)
 
     def used(self, block: int) -> None:
         key = self._keys[block]
-        if block not in self._rest:
+        if self._hot.get(key) == block:
+            self._by_use.renew(block)
             self._push(key)
             self._prune()
         elif key in self._stack and key not in self._hot:
-            del self._rest[block]
+            self._rest.remove(block)
             self._warm(block, key)
         else:
-            self._rest.move_to_end(block)
+            self._rest.renew(block)
             if key not in self._hot:
                 self._push(key)
 
     def choose(self) -> int:
-        block = self.idle_of(self._rest)
+        block = self._rest.take()
         if block is not None:
-            del self._rest[block]
             key = self._keys[block]
             if key in self._stack and key not in self._hot:
                 self._lost[key] = None
                 if len(self._lost) > self._most_lost:
                     del self._stack[self._lost.popitem(last=False)[0]]
             return block
-        # All others are in use: the coldest of the hot blocks has to go.
-        found = self.idle_of(self._block_of[key] for key in self._stack if key in self._hot)
-        assert found is not None, "no idle block left"
-        key = self._keys[found]
-        self._hot.remove(key)
-        del self._block_of[key]
+        block = self._by_use.take()  # All others are in use: a hot block has to go.
+        assert block is not None, "no idle block left"
+        key = self._keys[block]
+        del self._hot[key]
         self._lost[key] = None
         self._prune()
-        return found
+        return block
 
     def _push(self, key: int) -> None:
         self._stack[key] = None
@@ -84,13 +82,13 @@ class LowInterReference(Replacement):
 
     def _warm(self, block: int, key: int) -> None:
         """Make a block hot, in place of the hot one whose last use is longest ago."""
-        self._hot.add(key)
-        self._block_of[key] = block
+        self._hot[key] = block
+        self._by_use.append(block)
         self._push(key)
         while len(self._hot) > self._most_hot:
-            coldest = next(iter(self._stack))
-            self._hot.remove(coldest)
-            self._rest[self._block_of.pop(coldest)] = None
+            coldest = self._by_use.shift()
+            del self._hot[self._keys[coldest]]
+            self._rest.append(coldest)
             self._prune()
 
     def _prune(self) -> None:

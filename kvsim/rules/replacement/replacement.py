@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
 from kvsim.engine.order import Order
+from kvsim.rules.replacement.line import Aside, Line
 
 
 class Replacement(Order):
@@ -17,12 +18,13 @@ class Replacement(Order):
     its continuation.
     """
 
-    __slots__ = ("_idle", "_keys")
+    __slots__ = ("_aside", "_idle", "_keys")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._keys: dict[int, int] = {}
         """block → its content, from when it is stored until it is evicted."""
         self._idle: dict[int, None] = {}
+        self._aside: Aside = {}
 
     # -- what a policy defines -------------------------------------------------------------------
 
@@ -65,6 +67,8 @@ class Replacement(Order):
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         self._idle[block] = None
+        if block in self._aside:
+            self._aside.pop(block).returned(block)
 
     def pop(self) -> int:
         block = self.choose()
@@ -73,10 +77,15 @@ class Replacement(Order):
 
     # -- for policies ----------------------------------------------------------------------------
 
-    def idle_of(self, blocks: Iterable[int]) -> int | None:
-        """Returns the first of these blocks that is idle; None if there is none."""
-        idle = self._idle
-        return next((block for block in blocks if block in idle), None)
+    def line(self) -> Line:
+        """Returns a new line of blocks, which knows those that are idle here."""
+        return Line(self._idle, self._aside)
+
+    def take_from(self, *lines: Line) -> int:
+        """Takes the first idle block out of the first line that has one."""
+        block = next((block for line in lines if (block := line.take()) is not None), None)
+        assert block is not None, "no idle block left"
+        return block
 
 
 class Ranked(Replacement):

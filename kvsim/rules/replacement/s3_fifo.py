@@ -25,8 +25,7 @@ class S3Fifo(Replacement):
         small = max(1, size // 10)
         self._most_main = size - small
         self._most_lost = max(1, size * 9 // 10)
-        self._small: OrderedDict[int, None] = OrderedDict()
-        self._main: OrderedDict[int, None] = OrderedDict()
+        self._small, self._main = self.line(), self.line()
         self._lost: OrderedDict[int, None] = OrderedDict()
         self._uses: dict[int, int] = {}
         """block → number of uses after the first, at most `_MOST_USES`."""
@@ -35,9 +34,9 @@ class S3Fifo(Replacement):
         self._uses[block] = 0
         if key in self._lost:
             del self._lost[key]
-            self._main[block] = None
+            self._main.append(block)
         else:
-            self._small[block] = None
+            self._small.append(block)
 
     def used(self, block: int) -> None:
         self._uses[block] = min(self._uses[block] + 1, _MOST_USES)
@@ -55,21 +54,20 @@ class S3Fifo(Replacement):
         return block
 
     def _from_small(self) -> int | None:
-        while (block := self.idle_of(self._small)) is not None:
-            del self._small[block]
+        while (block := self._small.take()) is not None:
             if self._uses[block] < _PROVEN:
                 self._lost[self._keys[block]] = None
                 if len(self._lost) > self._most_lost:
                     self._lost.popitem(last=False)
                 return block
-            self._main[block] = None
+            self._main.append(block)
         return None
 
     def _from_main(self) -> int | None:
-        while (block := self.idle_of(self._main)) is not None:
+        while (block := self._main.first()) is not None:
             if not self._uses[block]:
-                del self._main[block]
+                self._main.remove(block)
                 return block
             self._uses[block] -= 1
-            self._main.move_to_end(block)
+            self._main.renew(block)
         return None

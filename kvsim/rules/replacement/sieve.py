@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
+from heapq import heappop, heappush
 
 from kvsim.rules.replacement.replacement import Replacement
 
@@ -12,36 +13,60 @@ class Sieve(Replacement):
     was used since it passed, and evicts the first other one.
 
     Zhang et al., "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web
-    caches", NSDI 2024, algorithm 1.
+    caches", NSDI 2024, algorithm 1. Blocks in use are passed and stay as they are, so only places
+    of idle ones are looked at.
     """
 
-    __slots__ = ("_ahead", "_passed", "_used")
+    __slots__ = ("_ahead", "_hand", "_listed", "_passed", "_places", "_stored", "_used")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         super().__init__(first, size)
-        self._ahead: deque[int] = deque()
-        """What the hand has yet to pass, the oldest first."""
-        self._passed: deque[int] = deque()
-        """What it spared since it began at the oldest block, the oldest first."""
-        self._used: dict[int, bool] = {}
+        self._places: OrderedDict[int, int] = OrderedDict()
+        """Block → its place in the queue, ascending."""
+        self._stored = 0
+        self._hand = 0
+        """The last place that it passed; 0 at the start of the queue."""
+        self._ahead: list[tuple[int, int]] = []
+        """Heap of (place, block) after the hand: all idle ones, and some that are in use again."""
+        self._passed: list[tuple[int, int]] = []
+        """The same before the hand."""
+        self._listed: set[int] = set()
+        """Blocks in one of the heaps."""
+        self._used: set[int] = set()
+        """Blocks used since the hand passed."""
 
     def stored(self, block: int, key: int) -> None:
-        self._ahead.append(block)
-        self._used[block] = False
+        self._stored += 1
+        self._places[block] = self._stored
 
     def used(self, block: int) -> None:
-        self._used[block] = True
+        self._used.add(block)
+
+    def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
+        super().put(block, key, tokens, access_ns)
+        if block not in self._listed:
+            self._listed.add(block)
+            place = self._places[block]
+            heappush(self._ahead if place > self._hand else self._passed, (place, block))
 
     def choose(self) -> int:
+        assert self._idle, "no idle block left"
         while True:
-            block = self._ahead.popleft()
-            chosen = block in self._idle and not self._used[block]
-            if chosen:
-                del self._used[block]
-            else:
-                self._used[block] = self._used[block] and block not in self._idle
-                self._passed.append(block)
             if not self._ahead:
-                self._ahead, self._passed = self._passed, self._ahead
-            if chosen:
-                return block
+                self._start_again()
+            self._hand, block = heappop(self._ahead)
+            if block in self._idle and block in self._used:
+                self._used.remove(block)
+                heappush(self._passed, (self._hand, block))
+                continue
+            self._listed.remove(block)
+            if block in self._idle:
+                break
+        del self._places[block]
+        if not self._places or self._places[next(reversed(self._places))] < self._hand:
+            self._start_again()
+        return block
+
+    def _start_again(self) -> None:
+        self._hand = 0
+        self._ahead, self._passed = self._passed, self._ahead

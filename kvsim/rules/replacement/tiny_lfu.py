@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from kvsim.rules.replacement.replacement import Replacement
 
@@ -35,41 +35,36 @@ class WindowTinyLfu(Replacement):
         self._most_window = max(1, size // 100)
         self._most_protected = (size - self._most_window) * 4 // 5
         self._most_uses = _SAMPLE * size
-        self._window: OrderedDict[int, None] = OrderedDict()
-        self._probation: OrderedDict[int, None] = OrderedDict()
-        self._protected: OrderedDict[int, None] = OrderedDict()
+        self._window, self._probation, self._protected = self.line(), self.line(), self.line()
         self._counts: Counter[int] = Counter()
         self._total = 0
 
     def stored(self, block: int, key: int) -> None:
         self._count(key)
-        self._window[block] = None
+        self._window.append(block)
         if len(self._window) > self._most_window:
-            self._probation[self._window.popitem(last=False)[0]] = None
+            self._probation.append(self._window.shift())
 
     def used(self, block: int) -> None:
         self._count(self._keys[block])
         if block in self._probation:
-            del self._probation[block]
-            self._protected[block] = None
+            self._probation.remove(block)
+            self._protected.append(block)
             if len(self._protected) > self._most_protected:
-                self._probation[self._protected.popitem(last=False)[0]] = None
+                self._probation.append(self._protected.shift())
         else:
-            (self._window if block in self._window else self._protected).move_to_end(block)
+            (self._window if block in self._window else self._protected).renew(block)
 
     def choose(self) -> int:
-        window = self._window if len(self._window) >= self._most_window else {}
-        candidate, victim = self.idle_of(window), self.idle_of(self._probation)
+        window, probation, protected = self._window, self._probation, self._protected
+        candidate = window.first() if len(window) >= self._most_window else None
+        victim = probation.first()
         if candidate is not None and victim is not None:
             counts, keys = self._counts, self._keys
             if counts[keys[candidate]] <= counts[keys[victim]]:
-                victim = candidate
-        parts = (self._probation, self._protected, self._window)
-        if victim is None:
-            victim = next(block for part in parts if (block := self.idle_of(part)) is not None)
-        for part in parts:
-            part.pop(victim, None)
-        return victim
+                window.remove(candidate)
+                return candidate
+        return self.take_from(probation, protected, window)
 
     def _count(self, key: int) -> None:
         self._counts[key] += 1

@@ -21,27 +21,25 @@ class TwoQueues(Replacement):
     def __init__(self, first: int, size: int) -> None:
         super().__init__(first, size)
         self._most_new, self._most_lost = max(1, size // 4), max(1, size // 2)
-        self._new: OrderedDict[int, None] = OrderedDict()
-        self._old: OrderedDict[int, None] = OrderedDict()
+        self._new, self._old = self.line(), self.line()
         self._lost: OrderedDict[int, None] = OrderedDict()
 
     def stored(self, block: int, key: int) -> None:
         if key in self._lost:
             del self._lost[key]
-            self._old[block] = None
+            self._old.append(block)
         else:
-            self._new[block] = None
+            self._new.append(block)
 
     def used(self, block: int) -> None:
         if block in self._old:
-            self._old.move_to_end(block)
+            self._old.renew(block)
 
     def choose(self) -> int:
         queues = (self._new, self._old)
         for blocks in queues if len(self._new) > self._most_new else queues[::-1]:
-            block = self.idle_of(blocks)
+            block = blocks.take()
             if block is not None:
-                del blocks[block]
                 if blocks is self._new:
                     self._lost[self._keys[block]] = None
                     if len(self._lost) > self._most_lost:

@@ -50,6 +50,8 @@ def test_lru_equals_a_list_at_every_capacity() -> None:
         capacities = range(reuse.distinct + 2)
         by_hand = [BLOCK * lru_by_hand(case, capacity) for capacity in capacities]
         assert lru_tokens(reuse, capacities) == by_hand, f"seed {seed}"
+        blocks = make_curve(reuse.found, BLOCK).blocks(capacities)
+        assert [BLOCK * each for each in blocks] == by_hand, f"seed {seed}"
         assert by_hand == sorted(by_hand)
         assert by_hand[-1] == reuse.ceiling_tokens
         best = optimum_tokens(reuse, capacities)
