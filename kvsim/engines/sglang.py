@@ -338,18 +338,21 @@ class Sglang(Scheduler):
         group = Group(chosen)
         group.extends = True
         group.chunked = self.unfinished
-        group.silent = all(standings[each].limit_tokens == 0 for each in chosen)
-        chunks = [(each, standings[each].end, standings[each].prefix) for each in chosen]
-        group.computed_tokens = sum(end - prefix for _, end, prefix in chunks)
+        need = 0
+        for request in chosen:
+            standing = standings[request]
+            prefix, end = standing.prefix, standing.end
+            group.silent = group.silent and standing.limit_tokens == 0
+            group.computed_tokens += end - prefix
+            need += -(-end // size) - -(-prefix // size)
         blocks.make_room(group.computed_tokens + (size * len(chosen) if size > 1 else 0))
-        need = sum(-(-end // size) - -(-prefix // size) for _, end, prefix in chunks)
         if need > blocks.gpu.blank:
             raise _out_of_memory(chosen[0], need, blocks.gpu.blank)
-        for request, end, prefix in chunks:
-            sequence = request.sequences[0]
+        for request in chosen:
+            sequence, standing = request.sequences[0], standings[request]
+            end, before = standing.end, sequence.computed
             blocks.extend(sequence, end)
-            before = sequence.computed
-            batch.run_prefill(request, end - before, charged=end - prefix)
+            batch.run_prefill(request, end - before, charged=end - standing.prefix)
             sequence.computed = end
         if self.mixes and self.running.requests:
             self._mix(batch, group)

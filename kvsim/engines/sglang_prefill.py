@@ -53,7 +53,9 @@ class Group:
 
     def let_go(self, leaving: Collection[Request | None] = ()) -> bool:
         """Removes ended requests, and those in `leaving`. Returns whether there were any."""
-        stay = [each for each in self.requests if each.finish_ns < 0 and each not in leaving]
+        stay = [each for each in self.requests if each.finish_ns < 0]
+        if leaving:
+            stay = [each for each in stay if each not in leaving]
         if len(stay) == len(self.requests):
             return False
         self.requests = stay
@@ -228,7 +230,7 @@ class Prefill:
         sequence, standing = request.sequences[0], self._standings[request]
         self._blocks.admit(sequence, node)
         self._batch.join(request)
-        standing.retracted = False
+        standing.retracted, standing.place = False, None
         cut = standing.prefix + tokens < sequence.length
         expected = 0 if cut else min(standing.limit_tokens, self._rules.clip_tokens)
         self._take(request, tokens, expected)

@@ -35,7 +35,7 @@ from kvsim.fast.decodes import LONG_STEPS
 from kvsim.fast.known import overridden
 from kvsim.fast.series import Series
 from kvsim.records.recorder import Recorder
-from kvsim.schema import completed_row, gauge_row, pack
+from kvsim.schema import completed_row, finished_row, gauge_row, pack
 
 
 class Step(NamedTuple):
@@ -292,8 +292,13 @@ class SglangSteps:
         self._file(alive)
         self._book(len(alive), [step.end_ns])
         scheduler.pending.popleft()
+        self._end(alive)
+
+    def _end(self, alive: list[Request]) -> None:
+        """Ends those of these requests that got their last token in the newest settled step."""
         if self._settled < self._next_end:
             return
+        batch = self._batch
         self._sync()
         self._blocks.gpu.collect()
         for request in [each for each in alive if self._ends[each] == self._settled]:
@@ -302,8 +307,8 @@ class SglangSteps:
                 # It took part in no further step.
                 sequence = request.sequences[0]
                 sequence.length += 1
-                sequence.last_token_ns = step.end_ns
-            scheduler.complete(batch, request)
+                sequence.last_token_ns = batch.now_ns
+            self._scheduler.complete(batch, request)
         self._blocks.gpu.apply()
         batch.remove_ended()
         self._all_alive = False
@@ -326,9 +331,12 @@ class SglangSteps:
         )
 
     def _most(self) -> int:
-        """Returns how many decode steps follow in which nobody ends and for which there is room."""
+        """Returns how many decode steps are composed, with room for them, before somebody is known
+        to end."""
         self._file(self._group)
-        steps = self._next_end - self._settled - 1
+        steps = self._next_end - self._settled
+        if self._overlaps and self._next_end in self._limits:
+            steps -= 1  # Who can only get its last token is left out of the step behind that.
         return min(steps, self._blocks.gpu.free // len(self._group) * self._size)
 
     def _take(self, step: Step | None, most: int, cut_ns: float) -> Step | None:
@@ -340,21 +348,22 @@ class SglangSteps:
         row = self._row(start_ns, 0, context)
         ends_ns = self._price(start_ns, most, cut_ns)
         opened, evicted, ratios = self._grow(len(ends_ns))
-        following = None
+        gauges, following = self._gauges(), None
         if step is not None:
-            self._settle(step)
             context += number * (len(ends_ns) - 1)
             *ends_ns, end_ns = ends_ns
             start_ns = ends_ns[-1] if ends_ns else start_ns
-            last = self._row(start_ns, end_ns, context) + self._gauges()
+            last = self._row(start_ns, end_ns, context) + gauges
             following = Step(self._group, None, start_ns, end_ns, last)
             self._scheduler.pending.append(self._group)
+            self._settle(step)
         if ends_ns:
             steps = len(ends_ns)
-            row += self._gauges()
+            self._book(number, ends_ns)
+            self._end(self._group)
+            row = finished_row(row, len(batch.ended)) + gauges
             self._recorder.decodes(row, ends_ns, opened[:steps], evicted[:steps], ratios[:steps])
             self._taken += steps
-            self._book(number, ends_ns)
         return following
 
     def _price(self, now_ns: int, most: int, cut_ns: float) -> list[int]:
