@@ -29,7 +29,7 @@ from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines.sglang import Sglang, SglangOverlap
-from kvsim.engines.sglang_prefill import generated_tokens
+from kvsim.engines.sglang_prefill import Group, generated_tokens
 from kvsim.engines.sglang_runs import SglangCounts, SglangRuns
 from kvsim.fast.decodes import LONG_STEPS
 from kvsim.fast.known import overridden
@@ -208,34 +208,36 @@ class SglangSteps:
         flight afterwards."""
         if self._is_uniform(step) and (most := self._most()) > 0:
             return self._take(step, most, cut_ns)
-        following = self._compose(step)
+        batch, scheduler = self._batch, self._scheduler
+        self._sync()
+        batch.begin(batch.now_ns)
+        batch.busy_until_ns = batch.now_ns if step is None else step.end_ns
+        group, running = scheduler.next_prefill(batch), scheduler.running
+        if group is None and running.requests and not running.silent:
+            dropped = self._may_finish(step) and scheduler.drop_finishing()
+            self._regroup()
+            if running.requests and self._fits():
+                # The results of prompts in flight may be last tokens.
+                known = step is None or step.plan is None
+                return self._take(step, max(1, self._most()) if known else 1, cut_ns)
+            if dropped:
+                scheduler.full = False
+            else:
+                group = scheduler.decode(batch)
+                self._ends, self._filed = {}, []
+        following = self._complete(group)
         if not self._overlaps:
             step, following = following, None
         if step is not None:
             self._settle(step)
         return following
 
-    def _compose(self, step: Step | None) -> Step | None:
-        """Composes the next step; None if nothing runs in it."""
-        batch, scheduler = self._batch, self._scheduler
-        start_ns = batch.now_ns if step is None else step.end_ns
-        self._sync()
-        batch.begin(batch.now_ns)
-        batch.busy_until_ns = start_ns
-        group, running = scheduler.next_prefill(batch), scheduler.running
-        if group is None and running.requests and not running.silent:
-            dropped = self._may_finish(step) and scheduler.drop_finishing()
-            self._regroup()
-            if running.requests and self._fits():
-                scheduler.pending.append(self._group)
-                return self._decode(start_ns)
-            if dropped:
-                scheduler.full = False
-            else:
-                group = scheduler.decode(batch)
-                self._ends, self._filed = {}, []
+    def _complete(self, group: Group | None) -> Step | None:
+        """Completes a step that the scheduler composed; None if nothing runs in it."""
+        batch = self._batch
+        start_ns = batch.busy_until_ns
         self._regroup()
-        plan = scheduler.composed(batch, group)
+        plan = self._scheduler.composed(batch, group)
         row = composed_row(batch, plan) + self._gauges()
         if plan.computes:
             return Step([], plan, start_ns, start_ns + self._cost.step_ns(plan), row)
@@ -257,14 +259,6 @@ class SglangSteps:
             for each in self._scheduler.pending[-1]
             if each.finish_ns < 0
         )
-
-    def _decode(self, start_ns: int) -> Step:
-        """Composes a decode step of the running batch, for which there is room."""
-        number, context = len(self._group), self._filled + len(self._group)
-        end_ns = start_ns + self._cost.decode_ns(number, context, *self._longest(0))
-        self._grow(1)
-        row = self._row(start_ns, end_ns, context) + self._gauges()
-        return Step(self._group, None, start_ns, end_ns, row)
 
     def _settle(self, step: Step) -> None:
         """Settles a step: its tokens exist, and requests end."""
