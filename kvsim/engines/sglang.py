@@ -235,7 +235,7 @@ class Sglang(Scheduler):
         self.last = group
         plan = batch.plan
         plan.blocked = self.blocked(batch)
-        plan.batched_tokens = sum(each.charged for each in plan.prefills) + plan.decode_seqs
+        plan.batched_tokens = sum([each.charged for each in plan.prefills]) + plan.decode_seqs
         return batch.composed()
 
     def blocked(self, batch: Batch) -> int:

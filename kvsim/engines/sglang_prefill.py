@@ -173,11 +173,11 @@ class Prefill:
         # What it hits is not there to be evicted.
         tree.lock(node)
         state, tokens = self._test(sequence, standing)
+        if state is State.CONTINUE:
+            self._admit(request, node, tokens)
+            state = self._budget.state()
         tree.unlock(node)
-        if state is not State.CONTINUE:
-            return state
-        self._admit(request, node, tokens)
-        return self._budget.state()
+        return state
 
     def _test(self, sequence: Sequence, standing: Standing) -> tuple[State, int]:
         """Returns whether a request can be taken on, and the tokens of its chunk."""

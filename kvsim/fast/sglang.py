@@ -47,7 +47,7 @@ class Step(NamedTuple):
     start_ns: int
     end_ns: int
     row: bytes
-    """Its row, without times and finished requests."""
+    """Its row, without finished requests."""
 
 
 def why_not_sglang(scheduler: Scheduler, blocks: Tables) -> str:
@@ -191,7 +191,8 @@ class SglangSteps:
         self._ends, self._filed = {}, []
         if flight is None:
             return None
-        return Step([], flight.plan, flight.start_ns, flight.end_ns, flight.row)
+        plan, start_ns, end_ns, _, row = flight
+        return Step([], plan, start_ns, end_ns, completed_row(row, start_ns, end_ns))
 
     def _handed_over(self, step: Step) -> Flight:
         """Returns the step in flight in the form that the scheduler settles."""
@@ -240,10 +241,10 @@ class SglangSteps:
         plan = self._scheduler.composed(batch, group)
         row = composed_row(batch, plan) + self._gauges()
         if plan.computes:
-            return Step([], plan, start_ns, start_ns + self._cost.step_ns(plan), row)
+            end_ns = start_ns + self._cost.step_ns(plan)
+            return Step([], plan, start_ns, end_ns, completed_row(row, start_ns, end_ns))
         if not plan.empty:
-            now_ns, ended = batch.now_ns, len(batch.ended)
-            self._record(completed_row(row, now_ns, now_ns, finished=ended))
+            self._record(completed_row(row, batch.now_ns, batch.now_ns))
         return None
 
     def _may_finish(self, step: Step | None) -> bool:
@@ -262,7 +263,7 @@ class SglangSteps:
 
     def _settle(self, step: Step) -> None:
         """Settles a step: its tokens exist, and requests end."""
-        batch, scheduler, row = self._batch, self._scheduler, step.row
+        batch, scheduler = self._batch, self._scheduler
         if step.plan is None:
             self._settle_decode(step)
         else:
@@ -271,11 +272,11 @@ class SglangSteps:
             self._all_alive = self._all_alive and not batch.ended
             if step.plan.decode_seqs:
                 self._ends, self._filed = {}, []
-        ended = len(batch.ended)
-        self._record(completed_row(row, step.start_ns, step.end_ns, finished=ended))
+        self._record(step.row)
 
     def _record(self, row: bytes) -> None:
-        self._recorder.packed(row)
+        ended = len(self._batch.ended)
+        self._recorder.packed(finished_row(row, ended) if ended else row)
         self._taken += 1
 
     def _settle_decode(self, step: Step) -> None:
