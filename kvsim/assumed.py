@@ -105,7 +105,7 @@ def _engine_defaults(
     if config.enable_lora:
         found["max_loras"] = Default(1, rules)
     if engine.server_defaults is not None:
-        chosen = engine.server_defaults(config, hardware)
+        chosen = engine.server_defaults(config, hardware, model)
         found |= {key: Default(value, rules) for key, value in chosen.items()}
     if version is not None:
         found["vllm_version"] = Default(version, rules)

@@ -15,6 +15,7 @@ from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.engines.sglang_budget import Budget, Lives, State, life
 from kvsim.engines.sglang_queue import Look, Standing
 from kvsim.engines.sglang_radix import Node
+from kvsim.errors import EngineStopped
 from kvsim.schema import BLOCKED
 
 SLOTS, TOKENS, BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
@@ -308,3 +309,15 @@ def generated_tokens(request: Request) -> int:
 def tables_of(batch: Batch) -> SglangTables:
     """Returns the block manager, which must be one of SGLang's."""
     return cast(SglangTables, batch.blocks)
+
+
+def out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
+    """Returns how the engine dies of a prefill that needs more pages than are free."""
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
+        " is taken on without a look at memory",
+        remedy="give the engine more memory, or lower schedule_conservativeness no further",
+        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
+    )

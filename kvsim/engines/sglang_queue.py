@@ -11,9 +11,10 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from sys import maxsize
 from typing import Any, NamedTuple
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import Request, Span, Stream
 from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.engines.sglang_budget import Environment
 from kvsim.engines.sglang_radix import Node, Place
@@ -23,6 +24,35 @@ MANY = 128
 looks up most."""
 REFRESH_CALLS = 32
 """Number of calls after which an unaware policy looks up the waiting requests once."""
+
+
+_ZEROS = -(1 << 72)
+"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
+
+
+class StandIn(Stream):
+    """The prompt that replaces a too long one: token 0, and outputs that nobody shares."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        return [
+            offset + place * block_size
+            for start, end, offset in self.spans(block_size)
+            for place in range(max(first, start), min(last, end))
+        ]
+
+    def spans(self, block_size: int) -> list[Span]:
+        """Returns its pages by the arithmetic of their keys."""
+        own = _ZEROS - (self._index + 1 << 30)
+        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
+
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        return self.keys(first, last, block_size)
+
+    def sample(self, index: int) -> Stream:
+        return self
 
 
 class Standing:

@@ -366,9 +366,7 @@ class RadixTree:
         heapq.heappush(self._heap, (self._rank(node), next(self._numbers), node))
         self._listed.add(node)
 
-    def _add_leaf(
-        self, parent: Node, key: int, keys: Keys, pages: Pages, priority: int
-    ) -> Node:
+    def _add_leaf(self, parent: Node, key: int, keys: Keys, pages: Pages, priority: int) -> Node:
         """Adds a node below another one; `key` is the first of its keys."""
         leaf = Node(parent, keys, pages, self._size, priority)
         leaf.time = (next(self._ticks), 0)

@@ -280,7 +280,7 @@ class SglangSteps:
         self._taken += 1
 
     def _settle_decode(self, step: Step) -> None:
-        batch, scheduler, alive = self._batch, self._scheduler, step.requests
+        scheduler, alive = self._scheduler, step.requests
         if alive is not self._group or not self._all_alive:
             standings = scheduler.standings
             alive = [r for r in alive if r.finish_ns < 0 and not standings[r].retracted]
