@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engine.request import Span
+from kvsim.engine.request import Request, Span
+from kvsim.engines import sglang_queue
 from kvsim.engines.sglang import SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables
+from kvsim.engines.sglang_queue import MANY, Engine
 from kvsim.engines.sglang_radix import Node
 from kvsim.engines.sglang_runs import SglangRuns, SpanKeys, agreement
 from kvsim.engines.sglang_server import MIB, mem_fraction_static
@@ -80,6 +85,32 @@ def test_every_step_of_a_load_is_taken_as_the_twin_composes_it(settings: dict[st
     how, steps = fast.meta["fast_path"], fast.meta["outcome"]["step"]
     assert how["repeated_steps"] > 0.99 * steps
     assert how["together_steps"] > 0.5 * steps
+
+
+def look_all_up(waiting: deque[Request], engine: Engine) -> None:
+    """Looks up as many waiting requests as SGLang does, one after another."""
+    for request in list(waiting)[:MANY][::-1]:
+        standing = engine.standings[request]
+        _, standing.node = engine.blocks.look_up(request.sequences[0], standing.node)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_prompts_that_find_what_they_found_are_used_as_if_looked_up(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts share beginnings, more wait than are looked up, and little of them fits."""
+    rng, lines = Random(seed), []
+    for _ in range(400):
+        ids = [rng.randrange(3), *(10 * depth + rng.randrange(4) for depth in range(1, 5))]
+        length = rng.randrange(1, 512 * len(ids))
+        row = {"timestamp": 0, "input_length": length, "output_length": rng.randrange(1, 60)}
+        lines.append(json.dumps(row | {"hash_ids": ids[: -(-length // 512)]}))
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    settings = {"engine": "sglang", "num_gpu_blocks_override": 12_000, "ignore_eos": True}
+    fast = simulate(path, settings)
+    monkeypatch.setattr(sglang_queue, "_refresh", look_all_up)
+    assert difference(fast, simulate(path, settings)) == ""
 
 
 class Mine(SglangOverlap):
