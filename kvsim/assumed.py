@@ -106,7 +106,7 @@ def _engine_defaults(
         found["max_loras"] = Default(1, rules)
         found["max_lora_rank"] = Default(DEFAULT_LORA_RANK, rules)
     if engine.server_defaults is not None:
-        chosen = engine.server_defaults(config, hardware)
+        chosen = engine.server_defaults(config, hardware, model)
         found |= {key: Default(value, rules) for key, value in chosen.items()}
     if version is not None:
         found["vllm_version"] = Default(version, rules)

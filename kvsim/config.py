@@ -309,6 +309,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: Annotated[
         bool, _doc(_MEMORY, "Capture no CUDA graphs, so that they take no memory.")
     ] = False
+    cuda_graph_max_bs: Annotated[
+        Positive | None,
+        _doc(
+            _MEMORY,
+            "Sequences of the largest decode step that SGLang captures as a CUDA graph; by default"
+            " by GPU memory.",
+        ),
+    ] = None
     kv_offloading_size: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)],
         _doc(

@@ -37,6 +37,8 @@ def left_out(config: RunConfig, stages: int = 1) -> tuple[str, ...]:
         )
     if config.max_loras is not None and not config.enable_lora:
         lines.append("max_loras: there are no adapters without --enable-lora, so it limits nothing")
+    if config.cuda_graph_max_bs is not None and config.engine != "sglang":
+        lines.append("cuda_graph_max_bs: only SGLang's memory depends on it, so it changes nothing")
     if config.enforce_eager:
         lines.append(
             "enforce_eager: no memory goes to CUDA graphs, but step times are those with graphs"

@@ -42,6 +42,7 @@ UNITS = {
     "request_rate": "requests/s",
     "burstiness": "shape",
     "max_concurrency": "requests",
+    "cuda_graph_max_bs": "sequences",
     "think_time_scale": "factor",
     "max_think_time_s": "s",
     "num_prompts": "requests",

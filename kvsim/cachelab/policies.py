@@ -163,6 +163,7 @@ def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size:
         leaves = tree.evict()
         while missing > 0:
             missing -= len(next(leaves))
-        tree.insert(kept, kept, here, 0, 0, node)
-        tree.unlock(node)
+        _, end = tree.insert(kept, kept, here, 0, 0, node)
+        tree.move_lock(node, end)
+        tree.unlock(end)
     return found

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvsim.engine.tables import Tables
     from kvsim.hardware import Hardware
     from kvsim.memory import Formula
+    from kvsim.models import Model
 
 GROUP_MANAGER = "vllm-v1-groups"
 """The block manager of models with several KV cache groups."""
@@ -79,8 +80,8 @@ class Engine(NamedTuple):
         return _found(self.grouped_schedulers[1]) if self.grouped_schedulers else None
 
     @property
-    def server_defaults(self) -> Callable[[RunConfig, Hardware], dict[str, Any]] | None:
-        """Returns the settings that its server chooses by the GPU; None if it chooses none."""
+    def server_defaults(self) -> Callable[[RunConfig, Hardware, Model], dict[str, Any]] | None:
+        """Returns what its server chooses by GPU and model; None if it chooses nothing."""
         return _found(self.chooses) if self.chooses else None
 
 

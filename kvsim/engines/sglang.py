@@ -18,12 +18,11 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
-from sys import maxsize
 from types import MappingProxyType
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Span, Stream
+from kvsim.engine.request import Request, Stream
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engines.sglang_budget import Budget, NewTokenRatio, bounded_interval, read_environment
 from kvsim.engines.sglang_prefill import (
@@ -33,16 +32,13 @@ from kvsim.engines.sglang_prefill import (
     Rules,
     expected_tokens,
     generated_tokens,
+    out_of_memory,
     tables_of,
 )
-from kvsim.engines.sglang_queue import Engine, QueueOrder, Standing
+from kvsim.engines.sglang_queue import Engine, QueueOrder, StandIn, Standing
 from kvsim.engines.sglang_remarks import remarks
 from kvsim.engines.sglang_server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
-from kvsim.errors import EngineStopped
 from kvsim.schema import SGLANG_COLUMNS
-
-_ZEROS = -(1 << 72)
-"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
 
 STOP_TOKENS = 5
 """A prompt is rejected if it is within this many tokens of the longest sequence."""
@@ -191,7 +187,7 @@ class Sglang(Scheduler):
     def stand_in(self, request: Request) -> Stream:
         """Returns the prompt that replaces a too long one: token 0, and a continuation that no
         other request has."""
-        return _Zero(request.index)
+        return StandIn(request.index)
 
     def _enqueue(self, batch: Batch, request: Request) -> Request | None:
         """Adds a request to the queue. Returns the request that lost its place in it, if any."""
@@ -235,7 +231,7 @@ class Sglang(Scheduler):
         self.last = group
         plan = batch.plan
         plan.blocked = self.blocked(batch)
-        plan.batched_tokens = sum(each.charged for each in plan.prefills) + plan.decode_seqs
+        plan.batched_tokens = sum([each.charged for each in plan.prefills]) + plan.decode_seqs
         return batch.composed()
 
     def blocked(self, batch: Batch) -> int:
@@ -338,18 +334,21 @@ class Sglang(Scheduler):
         group = Group(chosen)
         group.extends = True
         group.chunked = self.unfinished
-        group.silent = all(standings[each].limit_tokens == 0 for each in chosen)
-        chunks = [(each, standings[each].end, standings[each].prefix) for each in chosen]
-        group.computed_tokens = sum(end - prefix for _, end, prefix in chunks)
+        need = 0
+        for request in chosen:
+            standing = standings[request]
+            prefix, end = standing.prefix, standing.end
+            group.silent = group.silent and standing.limit_tokens == 0
+            group.computed_tokens += end - prefix
+            need += -(-end // size) - -(-prefix // size)
         blocks.make_room(group.computed_tokens + (size * len(chosen) if size > 1 else 0))
-        need = sum(-(-end // size) - -(-prefix // size) for _, end, prefix in chunks)
         if need > blocks.gpu.blank:
-            raise _out_of_memory(chosen[0], need, blocks.gpu.blank)
-        for request, end, prefix in chunks:
-            sequence = request.sequences[0]
+            raise out_of_memory(chosen[0], need, blocks.gpu.blank)
+        for request in chosen:
+            sequence, standing = request.sequences[0], standings[request]
+            end, before = standing.end, sequence.computed
             blocks.extend(sequence, end)
-            before = sequence.computed
-            batch.run_prefill(request, end - before, charged=end - prefix)
+            batch.run_prefill(request, end - before, charged=end - standing.prefix)
             sequence.computed = end
         if self.mixes and self.running.requests:
             self._mix(batch, group)
@@ -553,39 +552,3 @@ class SglangOverlap(Sglang):
     tokens and ends are seen one step late (`event_loop_overlap`)."""
 
     in_flight = 2
-
-
-class _Zero(Stream):
-    """Token 0, and outputs that no other request shares."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def keys(self, first: int, last: int, block_size: int) -> list[int]:
-        return [
-            offset + place * block_size
-            for start, end, offset in self.spans(block_size)
-            for place in range(max(first, start), min(last, end))
-        ]
-
-    def spans(self, block_size: int) -> list[Span]:
-        """Returns its pages by the arithmetic of their keys."""
-        own = _ZEROS - (self._index + 1 << 30)
-        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
-
-    def contents(self, first: int, last: int, block_size: int) -> list[int]:
-        return self.keys(first, last, block_size)
-
-    def sample(self, index: int) -> Stream:
-        return self
-
-
-def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
-    return EngineStopped(
-        kind="engine-error",
-        request_id=request.id,
-        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
-        " is taken on without a look at memory",
-        remedy="give the engine more memory, or lower schedule_conservativeness no further",
-        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
-    )

@@ -26,7 +26,7 @@ from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Sequence
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engine.tables import Tables
-from kvsim.engines.sglang_radix import Keys, Node, Pages, RadixTree, Rank, lru, make_rank
+from kvsim.engines.sglang_radix import Keys, Node, Pages, Place, RadixTree, Rank, lru, make_rank
 
 
 class FreeList(Order):
@@ -168,6 +168,11 @@ class SglangTables(Tables):
         return self.gpu.cached * self.block_size
 
     @property
+    def available_tokens(self) -> int:
+        """Number of token slots that are on the free list or can be evicted."""
+        return self.gpu.idle * self.block_size
+
+    @property
     def protected_tokens(self) -> int:
         """Number of cached tokens that requests hold."""
         return self.gpu.tree.locked_pages * self.block_size
@@ -179,6 +184,10 @@ class SglangTables(Tables):
         """Returns how many known tokens of a sequence are cached, and the node where they end. They
         count as used now. `known` is the node that the last call returned for it."""
         return 0, self.gpu.tree.root
+
+    def locate(self, sequence: Sequence, known: Node | None = None) -> Place:
+        """Looks a sequence up as `look_up` does. Returns where its known tokens leave the tree."""
+        return Place(self.gpu.tree.root, None)
 
     def find(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
         """Returns what `look_up` would, without the last known token, which an admission always
@@ -239,6 +248,11 @@ class SglangRadixTables(SglangTables):
 
     def look_up(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
         return self._match(sequence, sequence.length, known)
+
+    def locate(self, sequence: Sequence, known: Node | None = None) -> Place:
+        keys = self.keys(sequence, sequence.length // self.block_size)
+        found, node = self.gpu.tree.match(keys, known)
+        return Place(node, keys[found] if found < len(keys) else None)
 
     def find(self, sequence: Sequence, known: Node | None = None) -> tuple[int, Node]:
         return self._match(sequence, sequence.length - 1, known)

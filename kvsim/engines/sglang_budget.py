@@ -129,16 +129,16 @@ class Budget:
     @property
     def left(self) -> float:
         """Memory that is neither in use nor reserved for expected tokens."""
-        return self._blocks.unused_tokens + self._blocks.evictable_tokens - self._reserved
+        return self._blocks.available_tokens - self._reserved
 
     @property
     def now(self) -> int:
         """Memory that is not in use."""
-        return self._blocks.unused_tokens + self._blocks.evictable_tokens - self._used
+        return self._blocks.available_tokens - self._used
 
     def state(self) -> State:
         """Returns whether the budget allows more."""
-        if self.left <= 0 or self.now <= 0:
+        if self._blocks.available_tokens <= max(self._reserved, self._used):
             return State.NO_TOKEN
         if self.prefill_tokens <= 0 or (self.chunk_tokens is not None and self.chunk_tokens <= 0):
             return State.OTHER

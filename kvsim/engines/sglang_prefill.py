@@ -15,6 +15,7 @@ from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.engines.sglang_budget import Budget, Lives, State, life
 from kvsim.engines.sglang_queue import Look, Standing
 from kvsim.engines.sglang_radix import Node
+from kvsim.errors import EngineStopped
 from kvsim.schema import BLOCKED
 
 SLOTS, TOKENS, BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
@@ -53,7 +54,9 @@ class Group:
 
     def let_go(self, leaving: Collection[Request | None] = ()) -> bool:
         """Removes ended requests, and those in `leaving`. Returns whether there were any."""
-        stay = [each for each in self.requests if each.finish_ns < 0 and each not in leaving]
+        stay = [each for each in self.requests if each.finish_ns < 0]
+        if leaving:
+            stay = [each for each in stay if each not in leaving]
         if len(stay) == len(self.requests):
             return False
         self.requests = stay
@@ -171,11 +174,11 @@ class Prefill:
         # What it hits is not there to be evicted.
         tree.lock(node)
         state, tokens = self._test(sequence, standing)
+        if state is State.CONTINUE:
+            self._admit(request, node, tokens)
+            state = self._budget.state()
         tree.unlock(node)
-        if state is not State.CONTINUE:
-            return state
-        self._admit(request, node, tokens)
-        return self._budget.state()
+        return state
 
     def _test(self, sequence: Sequence, standing: Standing) -> tuple[State, int]:
         """Returns whether a request can be taken on, and the tokens of its chunk."""
@@ -228,7 +231,7 @@ class Prefill:
         sequence, standing = request.sequences[0], self._standings[request]
         self._blocks.admit(sequence, node)
         self._batch.join(request)
-        standing.retracted = False
+        standing.retracted, standing.place = False, None
         cut = standing.prefix + tokens < sequence.length
         expected = 0 if cut else min(standing.limit_tokens, self._rules.clip_tokens)
         self._take(request, tokens, expected)
@@ -306,3 +309,15 @@ def generated_tokens(request: Request) -> int:
 def tables_of(batch: Batch) -> SglangTables:
     """Returns the block manager, which must be one of SGLang's."""
     return cast(SglangTables, batch.blocks)
+
+
+def out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
+    """Returns how the engine dies of a prefill that needs more pages than are free."""
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
+        " is taken on without a look at memory",
+        remedy="give the engine more memory, or lower schedule_conservativeness no further",
+        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
+    )

@@ -10,18 +10,49 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from sys import maxsize
 from typing import Any, NamedTuple
 
-from kvsim.engine.request import Request
+from kvsim.engine.request import Request, Span, Stream
 from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.engines.sglang_budget import Environment
-from kvsim.engines.sglang_radix import Node
+from kvsim.engines.sglang_radix import Node, Place
 
 MANY = 128
 """Number of waiting requests above which `lpm` and `hrrn` fall back to `fcfs`, and of which `fcfs`
 looks up most."""
 REFRESH_CALLS = 32
 """Number of calls after which an unaware policy looks up the waiting requests once."""
+
+
+_ZEROS = -(1 << 72)
+"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
+
+
+class StandIn(Stream):
+    """The prompt that replaces a too long one: token 0, and outputs that nobody shares."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        return [
+            offset + place * block_size
+            for start, end, offset in self.spans(block_size)
+            for place in range(max(first, start), min(last, end))
+        ]
+
+    def spans(self, block_size: int) -> list[Span]:
+        """Returns its pages by the arithmetic of their keys."""
+        own = _ZEROS - (self._index + 1 << 30)
+        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
+
+    def contents(self, first: int, last: int, block_size: int) -> list[int]:
+        return self.keys(first, last, block_size)
+
+    def sample(self, index: int) -> Stream:
+        return self
 
 
 class Standing:
@@ -35,6 +66,7 @@ class Standing:
         "limit_tokens",
         "middle_chunks",
         "node",
+        "place",
         "prefix",
         "rank",
         "retracted",
@@ -64,6 +96,8 @@ class Standing:
         """Number of chunks in flight that are not the last one of its prompt."""
         self.node: Node | None = None
         """The node where its last lookup ended."""
+        self.place: Place | None = None
+        """Where it left the tree when it was last refreshed, if it waits since then."""
         self.retracted = False
         """Whether it lost its pages since its last prefill. Results in flight are then dropped."""
 
@@ -178,10 +212,7 @@ class QueueOrder:
             return deque(sorted(waiting, key=lambda each: key(engine, each, self.looks[each])))
         if engine.blocks.refreshes and waiting:
             if self._calls % REFRESH_CALLS == 0:
-                for request in reversed(list(waiting)[:MANY]):
-                    standing = engine.standings[request]
-                    sequence = request.sequences[0]
-                    _, standing.node = engine.blocks.look_up(sequence, standing.node)
+                _refresh(waiting, engine)
             self._calls += 1
         return self._sort_unaware(policy, waiting, engine)
 
@@ -219,6 +250,28 @@ class QueueOrder:
                     late = key in beginnings
                     beginnings.add(key)
             yield request, Look(matched, node, late, max(1, sequence.length - matched))
+
+
+def _refresh(waiting: deque[Request], engine: Engine) -> None:
+    """Looks up the first waiting requests, the first one last. What they find counts as used.
+
+    Most find what they found the last time. Of those that find the same, only the last matters.
+    """
+    blocks, tree = engine.blocks, engine.blocks.gpu.tree
+    used: dict[Node, None] = {}
+    for request in reversed(list(islice(waiting, MANY))):
+        standing = engine.standings[request]
+        place = standing.place
+        if place is None or not place.holds():
+            for node in used:
+                tree.touch(node)
+            used.clear()
+            place = standing.place = blocks.locate(request.sequences[0], standing.node)
+            standing.node = place.node
+        used.pop(place.node, None)
+        used[place.node] = None
+    for node in used:
+        tree.touch(node)
 
 
 def _depth_first(root: Node, looks: dict[Request, Look]) -> list[Request]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.named import callable_with, find_rule
@@ -72,6 +72,21 @@ class Node:
         """Number of tokens from the root to its end when it was made."""
         self.history_tokens = 0
         """Number of tokens from the root to the deepest end that was ever at or below it."""
+
+
+class Place(NamedTuple):
+    """Where the keys of a request leave the tree."""
+
+    node: Node
+    """The node that ends there."""
+    next_key: int | None
+    """The key that follows; None if all keys are in the tree."""
+
+    def holds(self) -> bool:
+        """Whether a lookup of the same keys would still end here."""
+        node = self.node
+        evicted = node.parent is None and node.pages
+        return not evicted and self.next_key not in node.children
 
 
 Rank = Callable[[Node], Any]
@@ -192,12 +207,16 @@ class RadixTree:
             found += same
             if node is not child:
                 break
+        self.touch(node)
+        return found, node
+
+    def touch(self, node: Node) -> None:
+        """Counts a node and all above it as used now."""
         tick, behind = next(self._ticks), 0
         each: Node | None = node
         while each is not None:
             each.time = (tick, behind)
             each, behind = each.parent, behind - 1
-        return found, node
 
     def found(self, keys: Keys) -> int:
         """Returns the number of leading pages that are cached. Nothing counts as used."""
@@ -241,24 +260,27 @@ class RadixTree:
         """Puts pages of a request into the tree. The first `own` of them are already in it.
 
         The keys agree with those up to the end of node `known`, as far as both go. A node that ends
-        behind page `counted` was used once more. Returns the pages whose content was there before,
+        behind page `counted` was used once more. The request must then hold the nodes up to the one
+        that is returned (`move_lock`). Returns the pages whose content was there before,
         node by node, and the node where the keys end.
         """
-        node, at, number = self.root, 0, len(keys)
-        twice: list[Pages] = []
-        for each in self._down_to(known):
-            end = each.depth_tokens // self._size
-            if end > number:
-                break
-            each.time = (next(self._ticks), 0)
+        number, size = len(keys), self._size
+        node = known
+        while node.parent is not None and node.depth_tokens > number * size:
+            node = node.parent
+        at, twice = node.depth_tokens // size, []
+        self.touch(node)
+        each = node
+        while each.parent is not None:
             if priority > each.priority:
                 each.priority = priority
-            each.hits += end > counted
-            node, at = each, end
+            each.hits += each.depth_tokens > counted * size
+            each = each.parent
         while at < number:
-            child = node.children.get(keys[at])
+            key = keys[at]
+            child = node.children.get(key)
             if child is None:
-                node = self._add_leaf(node, keys[at:], pages[at:], priority)
+                node = self._add_leaf(node, key, keys[at:], pages[at:], priority)
                 node.hits = int(number > counted)
                 break
             child.time = (next(self._ticks), 0)
@@ -344,17 +366,17 @@ class RadixTree:
         heapq.heappush(self._heap, (self._rank(node), next(self._numbers), node))
         self._listed.add(node)
 
-    def _add_leaf(self, parent: Node, keys: Keys, pages: Pages, priority: int) -> Node:
+    def _add_leaf(self, parent: Node, key: int, keys: Keys, pages: Pages, priority: int) -> Node:
+        """Adds a node below another one; `key` is the first of its keys."""
         leaf = Node(parent, keys, pages, self._size, priority)
         leaf.time = (next(self._ticks), 0)
         self._leaves.pop(parent, None)
         self.pages += len(pages)
-        parent.children[keys[0]] = leaf
+        parent.children[key] = leaf
         if self.events is not None:
             above = len(parent.keys)
             self.events.stored(parent.keys[above - 1] if above else None, keys)
         leaf.depth_tokens = leaf.history_tokens = parent.depth_tokens + leaf.tokens
-        self._let_go(leaf)
         each: Node | None = parent
         while each is not None and each.history_tokens < leaf.depth_tokens:
             each.history_tokens = leaf.depth_tokens

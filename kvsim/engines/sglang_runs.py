@@ -99,8 +99,12 @@ class CountedPages(PagePool):
         return self._free
 
     @property
+    def idle(self) -> int:
+        return self._free + self.tree.pages - self.tree.locked_pages
+
+    @property
     def free(self) -> int:
-        return self._free + self.cached
+        return self.idle
 
     @property
     def used(self) -> int:

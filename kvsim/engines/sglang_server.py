@@ -10,6 +10,7 @@ from typing import Any
 from kvsim.config import RunConfig
 from kvsim.hardware import GIB, Hardware
 from kvsim.memory import MIB, Stage, Taken
+from kvsim.models import Model
 
 _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8),
@@ -21,7 +22,7 @@ _BY_MEMORY = (
 CUDA graph on fewer than 4 GPUs, and on more."""
 _LARGE = (16384, 512, 512)
 
-_PREFILL_GRAPHS = (
+_PREFILL_GRAPHS: tuple[int, ...] = (
     *range(4, 33, 4),
     *range(48, 257, 16),
     *range(288, 513, 32),
@@ -46,21 +47,42 @@ def chunked_prefill_size(memory_bytes: int) -> int:
     return _by_memory(memory_bytes)[0]
 
 
-def mem_fraction_static(memory_bytes: int, chunk_tokens: int | None, tp: int, pp: int) -> float:
+def mem_fraction_static(config: RunConfig, memory_bytes: int, model: Model) -> float:
     """Returns the share of GPU memory for weights and KV; the rest is for activations and CUDA
     graphs.
 
-    `chunk_tokens`: None where prompts are not cut; `tp`, `pp`: tensor- and pipeline-parallel GPUs.
+    This is how 0.5.23 does it unless `SGLANG_ENABLE_POST_CAPTURE_KV_SIZING` is set. It then sizes
+    the pool by what is free once graphs are captured, which only the server can measure.
     """
-    _, few, many = _by_memory(memory_bytes)
-    longest = DEFAULT_MAX_PREFILL_TOKENS if chunk_tokens is None else chunk_tokens
-    reserve_mib: float = 512 + 1.5 * max(longest, 2048) + 128 * tp * pp
-    reserve_mib += 2 * (few if tp < 4 else many)
-    reserve_mib += 8 * sum(size <= longest for size in _PREFILL_GRAPHS)
+    tp, pp = config.tensor_parallel_size, config.pipeline_parallel_size
+    chunk = 0
+    if config.enable_chunked_prefill is not False:
+        chunk = config.max_num_batched_tokens or chunked_prefill_size(memory_bytes)
+    reserve_mib = 512 + 1.5 * max(chunk or DEFAULT_MAX_PREFILL_TOKENS, 2048) + 128 * tp * pp
+    if not config.enforce_eager:
+        reserve_mib += 2 * _largest_decode(config, memory_bytes)
+        if pp == 1:
+            reserve_mib += _prefill_graphs_mib(chunk, model)
     memory_mib = memory_bytes / MIB
     if memory_mib > 60 * 1024:
         reserve_mib = max(reserve_mib, 10 * 1024)
     return round((memory_mib - reserve_mib) / memory_mib, 3)
+
+
+def _largest_decode(config: RunConfig, memory_bytes: int) -> int:
+    """Returns the sequences of the largest decode step that is captured as a CUDA graph."""
+    if config.cuda_graph_max_bs is not None:
+        return config.cuda_graph_max_bs
+    _, few, many = _by_memory(memory_bytes)
+    most = few if config.tensor_parallel_size < 4 else many
+    return most if config.max_num_seqs is None else min(most, config.max_num_seqs)
+
+
+def _prefill_graphs_mib(chunk_tokens: int, model: Model) -> int:
+    """Returns what the graphs of prefill steps take (`reserve_for_graph_mb`)."""
+    if model.latent is not None:
+        return 1536
+    return 8 * sum(size <= chunk_tokens for size in _PREFILL_GRAPHS)
 
 
 def max_running_requests(pool_tokens: int, context_tokens: int) -> int:
@@ -84,15 +106,11 @@ class SglangMemory:
         return Taken(stage.hardware.context_gib * GIB * share)
 
 
-def server_defaults(config: RunConfig, hardware: Hardware) -> dict[str, Any]:
+def server_defaults(config: RunConfig, hardware: Hardware, model: Model) -> dict[str, Any]:
     """Returns what the server chooses by the GPU: the tokens of a chunk, and the share of memory
     for weights and KV."""
     memory_bytes = hardware.memory_bytes
-    chunk = config.max_num_batched_tokens or chunked_prefill_size(memory_bytes)
-    fraction = mem_fraction_static(
-        memory_bytes,
-        None if config.enable_chunked_prefill is False else chunk,
-        config.tensor_parallel_size,
-        config.pipeline_parallel_size,
-    )
-    return {"max_num_batched_tokens": chunk, "gpu_memory_utilization": fraction}
+    return {
+        "max_num_batched_tokens": chunked_prefill_size(memory_bytes),
+        "gpu_memory_utilization": mem_fraction_static(config, memory_bytes, model),
+    }

@@ -29,13 +29,13 @@ from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines.sglang import Sglang, SglangOverlap
-from kvsim.engines.sglang_prefill import generated_tokens
+from kvsim.engines.sglang_prefill import Group, generated_tokens
 from kvsim.engines.sglang_runs import SglangCounts, SglangRuns
 from kvsim.fast.decodes import LONG_STEPS
 from kvsim.fast.known import overridden
 from kvsim.fast.series import Series
 from kvsim.records.recorder import Recorder
-from kvsim.schema import completed_row, decode_row, gauge_row
+from kvsim.schema import completed_row, decode_row, finished_row, gauge_row
 
 
 class Step(NamedTuple):
@@ -47,7 +47,7 @@ class Step(NamedTuple):
     start_ns: int
     end_ns: int
     row: bytes
-    """Its row, without times and finished requests."""
+    """Its row, without finished requests."""
 
 
 def why_not_sglang(scheduler: Scheduler, blocks: Tables) -> str:
@@ -191,7 +191,8 @@ class SglangSteps:
         self._ends, self._filed = {}, []
         if flight is None:
             return None
-        return Step([], flight.plan, flight.start_ns, flight.end_ns, flight.row)
+        plan, start_ns, end_ns, _, row = flight
+        return Step([], plan, start_ns, end_ns, completed_row(row, start_ns, end_ns))
 
     def _handed_over(self, step: Step) -> Flight:
         """Returns the step in flight in the form that the scheduler settles."""
@@ -208,40 +209,42 @@ class SglangSteps:
         flight afterwards."""
         if self._is_uniform(step) and (most := self._most()) > 0:
             return self._take(step, most, cut_ns)
-        following = self._compose(step)
+        batch, scheduler = self._batch, self._scheduler
+        self._sync()
+        batch.begin(batch.now_ns)
+        batch.busy_until_ns = batch.now_ns if step is None else step.end_ns
+        group, running = scheduler.next_prefill(batch), scheduler.running
+        if group is None and running.requests and not running.silent:
+            dropped = self._may_finish(step) and scheduler.drop_finishing()
+            self._regroup()
+            if running.requests and self._fits():
+                # The results of prompts in flight may be last tokens.
+                known = step is None or step.plan is None
+                return self._take(step, max(1, self._most()) if known else 1, cut_ns)
+            if dropped:
+                scheduler.full = False
+            else:
+                group = scheduler.decode(batch)
+                self._ends, self._filed = {}, []
+        following = self._complete(group)
         if not self._overlaps:
             step, following = following, None
         if step is not None:
             self._settle(step)
         return following
 
-    def _compose(self, step: Step | None) -> Step | None:
-        """Composes the next step; None if nothing runs in it."""
-        batch, scheduler = self._batch, self._scheduler
-        start_ns = batch.now_ns if step is None else step.end_ns
-        self._sync()
-        batch.begin(batch.now_ns)
-        batch.busy_until_ns = start_ns
-        group, running = scheduler.next_prefill(batch), scheduler.running
-        if group is None and running.requests and not running.silent:
-            dropped = self._may_finish(step) and scheduler.drop_finishing()
-            self._regroup()
-            if running.requests and self._fits():
-                scheduler.pending.append(self._group)
-                return self._decode(start_ns)
-            if dropped:
-                scheduler.full = False
-            else:
-                group = scheduler.decode(batch)
-                self._ends, self._filed = {}, []
+    def _complete(self, group: Group | None) -> Step | None:
+        """Completes a step that the scheduler composed; None if nothing runs in it."""
+        batch = self._batch
+        start_ns = batch.busy_until_ns
         self._regroup()
-        plan = scheduler.composed(batch, group)
+        plan = self._scheduler.composed(batch, group)
         row = composed_row(batch, plan) + self._gauges()
         if plan.computes:
-            return Step([], plan, start_ns, start_ns + self._cost.step_ns(plan), row)
+            end_ns = start_ns + self._cost.step_ns(plan)
+            return Step([], plan, start_ns, end_ns, completed_row(row, start_ns, end_ns))
         if not plan.empty:
-            now_ns, ended = batch.now_ns, len(batch.ended)
-            self._record(completed_row(row, now_ns, now_ns, finished=ended))
+            self._record(completed_row(row, batch.now_ns, batch.now_ns))
         return None
 
     def _may_finish(self, step: Step | None) -> bool:
@@ -258,17 +261,9 @@ class SglangSteps:
             if each.finish_ns < 0
         )
 
-    def _decode(self, start_ns: int) -> Step:
-        """Composes a decode step of the running batch, for which there is room."""
-        number, context = len(self._group), self._filled + len(self._group)
-        end_ns = start_ns + self._cost.decode_ns(number, context, *self._longest(0))
-        self._grow(1)
-        row = self._row(start_ns, end_ns, context) + self._gauges()
-        return Step(self._group, None, start_ns, end_ns, row)
-
     def _settle(self, step: Step) -> None:
         """Settles a step: its tokens exist, and requests end."""
-        batch, scheduler, row = self._batch, self._scheduler, step.row
+        batch, scheduler = self._batch, self._scheduler
         if step.plan is None:
             self._settle_decode(step)
         else:
@@ -277,23 +272,28 @@ class SglangSteps:
             self._all_alive = self._all_alive and not batch.ended
             if step.plan.decode_seqs:
                 self._ends, self._filed = {}, []
-        ended = len(batch.ended)
-        self._record(completed_row(row, step.start_ns, step.end_ns, finished=ended))
+        self._record(step.row)
 
     def _record(self, row: bytes) -> None:
-        self._recorder.packed(row)
+        ended = len(self._batch.ended)
+        self._recorder.packed(finished_row(row, ended) if ended else row)
         self._taken += 1
 
     def _settle_decode(self, step: Step) -> None:
-        batch, scheduler, alive = self._batch, self._scheduler, step.requests
+        scheduler, alive = self._scheduler, step.requests
         if alive is not self._group or not self._all_alive:
             standings = scheduler.standings
             alive = [r for r in alive if r.finish_ns < 0 and not standings[r].retracted]
         self._file(alive)
         self._book(len(alive), [step.end_ns])
         scheduler.pending.popleft()
+        self._end(alive)
+
+    def _end(self, alive: list[Request]) -> None:
+        """Ends those of these requests that got their last token in the newest settled step."""
         if self._settled < self._next_end:
             return
+        batch = self._batch
         self._sync()
         self._blocks.gpu.collect()
         for request in [each for each in alive if self._ends[each] == self._settled]:
@@ -302,8 +302,8 @@ class SglangSteps:
                 # It took part in no further step.
                 sequence = request.sequences[0]
                 sequence.length += 1
-                sequence.last_token_ns = step.end_ns
-            scheduler.complete(batch, request)
+                sequence.last_token_ns = batch.now_ns
+            self._scheduler.complete(batch, request)
         self._blocks.gpu.apply()
         batch.remove_ended()
         self._all_alive = False
@@ -326,9 +326,12 @@ class SglangSteps:
         )
 
     def _most(self) -> int:
-        """Returns how many decode steps follow in which nobody ends and for which there is room."""
+        """Returns how many decode steps are composed, with room for them, before somebody is known
+        to end."""
         self._file(self._group)
-        steps = self._next_end - self._settled - 1
+        steps = self._next_end - self._settled
+        if self._overlaps and self._next_end in self._limits:
+            steps -= 1  # Who can only get its last token is left out of the step behind that.
         return min(steps, self._blocks.gpu.free // len(self._group) * self._size)
 
     def _take(self, step: Step | None, most: int, cut_ns: float) -> Step | None:
@@ -340,21 +343,22 @@ class SglangSteps:
         row = self._row(start_ns, 0, context)
         ends_ns = self._price(start_ns, most, cut_ns)
         opened, evicted, ratios = self._grow(len(ends_ns))
-        following = None
+        gauges, following = self._gauges(), None
         if step is not None:
-            self._settle(step)
             context += number * (len(ends_ns) - 1)
             *ends_ns, end_ns = ends_ns
             start_ns = ends_ns[-1] if ends_ns else start_ns
-            last = self._row(start_ns, end_ns, context) + self._gauges()
+            last = self._row(start_ns, end_ns, context) + gauges
             following = Step(self._group, None, start_ns, end_ns, last)
             self._scheduler.pending.append(self._group)
+            self._settle(step)
         if ends_ns:
             steps = len(ends_ns)
-            row += self._gauges()
+            self._book(number, ends_ns)
+            self._end(self._group)
+            row = finished_row(row, len(batch.ended)) + gauges
             self._recorder.decodes(row, ends_ns, opened[:steps], evicted[:steps], ratios[:steps])
             self._taken += steps
-            self._book(number, ends_ns)
         return following
 
     def _price(self, now_ns: int, most: int, cut_ns: float) -> list[int]:

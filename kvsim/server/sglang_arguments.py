@@ -74,6 +74,9 @@ _USED = [
     used("context_length", values.length, "max_model_len"),
     used("mem_fraction_static", values.number, "gpu_memory_utilization"),
     used("max_total_tokens", values.whole, "num_gpu_blocks_override"),
+    used("cuda_graph_max_bs_decode", values.whole, "cuda_graph_max_bs"),
+    used("cuda_graph_max_bs", values.whole),
+    used("disable_cuda_graph", values.switch, "enforce_eager"),
     used("page_size", values.whole, "block_size"),
     used("max_running_requests", values.whole, "max_num_seqs"),
     used("chunked_prefill_size", values.whole, "max_num_batched_tokens"),
@@ -108,14 +111,14 @@ _IGNORED = [
     *flags(
         SLIGHT,
         switches="""
-            disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce
-            disable-outlines-disk-cache enable-deterministic-inference
+            disable-cuda-graph-padding disable-custom-all-reduce disable-outlines-disk-cache
+            enable-deterministic-inference
             enable-flashinfer-allreduce-fusion enable-mscclpp enable-multimodal
             enable-nccl-nvls enable-p2p-check enable-piecewise-cuda-graph enable-symm-mem
             enable-tokenizer-batch-encode enable-torch-compile
         """,
         values="""
-            cuda-graph-max-bs fp8-gemm-backend max-micro-batch-size mm-attention-backend
+            fp8-gemm-backend max-micro-batch-size mm-attention-backend
             moe-a2a-backend moe-runner-backend
             prefill-attention-backend sampling-backend torch-compile-max-bs
         """,
@@ -188,6 +191,9 @@ _SPELLED = {
 }
 """Environment variable without `SGLANG_` → field of `kvsim.engines.sglang_budget.Environment`."""
 
+_MEASURED = "ENABLE_POST_CAPTURE_KV_SIZING"
+"""The variable with which the pool is sized after CUDA graphs are captured."""
+
 
 def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None:
     """Gives the arguments the form of kvsim's settings, and adds what the environment says.
@@ -209,6 +215,12 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
         at = meaning.sources.pop("max_num_batched_tokens")
         del said["max_num_batched_tokens"]
         meaning.set("enable_chunked_prefill", False, at)
+    measured = variables.get(f"SGLANG_{_MEASURED}", "false").lower() in ("true", "1", "yes", "y")
+    if measured and "num_gpu_blocks_override" not in said:
+        raise ConfigError(
+            f"{where}: SGLANG_{_MEASURED}: only the server can measure the memory that its graphs"
+            " leave; add --max-total-tokens N as its log has it, or give the log (--startup-log)"
+        )
     found = {}
     for name, key in _SPELLED.items():
         text = variables.get(f"SGLANG_{name}")

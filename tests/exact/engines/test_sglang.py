@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,12 +15,15 @@ from hypothesis import strategies as st
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engine.request import Span
+from kvsim.engine.request import Request, Span
+from kvsim.engines import sglang_queue
 from kvsim.engines.sglang import SglangOverlap
 from kvsim.engines.sglang_blocks import SglangRadixTables
+from kvsim.engines.sglang_queue import MANY, Engine
 from kvsim.engines.sglang_radix import Node
 from kvsim.engines.sglang_runs import SglangRuns, SpanKeys, agreement
 from kvsim.engines.sglang_server import MIB, mem_fraction_static
+from kvsim.models import load_model
 from kvsim.pages.over_time import look_at, time_figures
 from kvsim.report.files import read_results, write_results
 from kvsim.run import simulate
@@ -79,6 +85,32 @@ def test_every_step_of_a_load_is_taken_as_the_twin_composes_it(settings: dict[st
     how, steps = fast.meta["fast_path"], fast.meta["outcome"]["step"]
     assert how["repeated_steps"] > 0.99 * steps
     assert how["together_steps"] > 0.5 * steps
+
+
+def look_all_up(waiting: deque[Request], engine: Engine) -> None:
+    """Looks up as many waiting requests as SGLang does, one after another."""
+    for request in list(waiting)[:MANY][::-1]:
+        standing = engine.standings[request]
+        _, standing.node = engine.blocks.look_up(request.sequences[0], standing.node)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_prompts_that_find_what_they_found_are_used_as_if_looked_up(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts share beginnings, more wait than are looked up, and little of them fits."""
+    rng, lines = Random(seed), []
+    for _ in range(400):
+        ids = [rng.randrange(3), *(10 * depth + rng.randrange(4) for depth in range(1, 5))]
+        length = rng.randrange(1, 512 * len(ids))
+        row = {"timestamp": 0, "input_length": length, "output_length": rng.randrange(1, 60)}
+        lines.append(json.dumps(row | {"hash_ids": ids[: -(-length // 512)]}))
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    settings = {"engine": "sglang", "num_gpu_blocks_override": 12_000, "ignore_eos": True}
+    fast = simulate(path, settings)
+    monkeypatch.setattr(sglang_queue, "_refresh", look_all_up)
+    assert difference(fast, simulate(path, settings)) == ""
 
 
 class Mine(SglangOverlap):
@@ -292,12 +324,51 @@ def test_prompts_wait_no_longer_than_there_is_something_to_decode(overlap: bool)
 # -- memory ------------------------------------------------------------------------------------
 
 
+H100 = 81_559 * MIB
+L40S = 46_068 * MIB
+
+
+def share(memory_bytes: int, model: str = "llama-3-8b", **settings: Any) -> float:
+    return mem_fraction_static(make_config(settings), memory_bytes, load_model(model))
+
+
 def test_the_share_of_memory_is_that_of_a_log() -> None:
     """An L40S (46,068 MiB) had 0.851: github.com/sgl-project/sglang/pull/13023, of November 2025.
 
     0.5.23 also leaves 8 MiB for each size of prefill that it captures.
     """
-    share = mem_fraction_static(46_068 * MIB, 4_096, 1, 1)
     captured = sum(len(range(*each)) for each in ((4, 33, 4), (48, 257, 16), (288, 513, 32)))
     captured += len(range(576, 1025, 64)) + len(range(1280, 4097, 256))
-    assert share + 8 * captured / 46_068 == pytest.approx(0.851, abs=0.001)
+    assert share(L40S) + 8 * captured / 46_068 == pytest.approx(0.851, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more_mib"),
+    [
+        ({"cuda_graph_max_bs": 8}, 2 * (32 - 8)),
+        ({"cuda_graph_max_bs": 512}, 2 * (32 - 512)),
+        ({"max_num_seqs": 8}, 2 * (32 - 8)),
+        ({"max_num_seqs": 64}, 0),
+        ({"max_num_seqs": 8, "cuda_graph_max_bs": 16}, 2 * (32 - 16)),
+        ({"tensor_parallel_size": 4}, 2 * (32 - 160) - 3 * 128),
+        ({"max_num_batched_tokens": 2048}, 1.5 * 2048 + 8 * 8),
+        ({"enforce_eager": True}, 2 * 32 + 8 * 50),
+        ({"enable_chunked_prefill": False}, -1.5 * (16384 - 4096) + 8 * 50),
+    ],
+)
+def test_the_share_of_memory_follows_what_is_captured(
+    settings: dict[str, Any], more_mib: float
+) -> None:
+    """On an L40S, by the formula of 0.5.23: 2 MiB for each sequence of the largest decode step (32
+    by default, at most `max_running_requests`), 8 MiB for each size of prefill (50 up to 4,096
+    tokens), 1.5 MiB for each token of a chunk, 128 MiB for each GPU."""
+    more = share(L40S, **settings) - share(L40S)
+    assert more == pytest.approx(more_mib / 46_068, abs=0.0011)
+
+
+def test_large_gpus_leave_ten_gibibytes_and_latent_attention_has_other_graphs() -> None:
+    assert share(H100, max_num_batched_tokens=2048) == round(1 - 10_240 / 81_559, 3)
+    usual = 512 + 1.5 * 8192 + 128 + 2 * 256
+    sizes = 50 + len(range(4608, 8193, 512))
+    assert share(H100) == round(1 - (usual + 8 * sizes) / 81_559, 3)
+    assert share(H100, "deepseek-v3") == round(1 - (usual + 1536) / 81_559, 3)

@@ -35,6 +35,10 @@ def said(command: str) -> dict[str, Any]:
         ("--max-total-tokens 1000 --page-size 16", {
             "num_gpu_blocks_override": 62, "block_size": 16,
         }),
+        ("--cuda-graph-max-bs-decode 16", {"cuda_graph_max_bs": 16}),
+        ("--cuda-graph-max-bs 16 --disable-cuda-graph", {
+            "cuda_graph_max_bs": 16, "enforce_eager": True,
+        }),
         ("--max-total-tokens=1000", {"num_gpu_blocks_override": 1000}),
         ("--max-running-requests 64 --context-length 8192", {
             "max_num_seqs": 64, "max_model_len": 8192,
@@ -117,6 +121,14 @@ def test_what_cannot_be_is_refused_in_one_line(flags: str, message: str) -> None
 def test_a_variable_that_is_no_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="SGLANG_RETRACT_DECODE_STEPS: takes a number, got 'x'"):
         said("SGLANG_RETRACT_DECODE_STEPS=x " + LAUNCH)
+
+
+def test_a_pool_sized_after_capture_has_to_be_given() -> None:
+    sized = "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 " + LAUNCH
+    with pytest.raises(ConfigError, match=r"only the server can measure .*--startup-log"):
+        said(sized)
+    assert said(sized + " --max-total-tokens 1000") == {"num_gpu_blocks_override": 1000}
+    assert said(sized.replace("=1", "=0")) == {}
 
 
 def test_every_flag_that_is_used_is_a_setting() -> None:
