@@ -64,8 +64,9 @@ class Serving:
         )
         link = Link(env, parts.link)
         time = env, parts.cost, link, inbox, not declares_sums(parts.cost)
+        self._host = SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
         self._loop = Loop(
-            SimulatedTime(*time) if ranks is None else RankTime(*time, ranks),
+            self._host,
             parts.scheduler,
             self.batch,
             record=self.recorder.packed if step_over is None else self._recording(step_over),
@@ -83,6 +84,11 @@ class Serving:
     def run(self) -> Process:
         """The engine's loop, for the event loop. Raises `EngineStopped`."""
         return self._loop.run()
+
+    @property
+    def now_ns(self) -> int:
+        """When the engine last did anything, or a request came."""
+        return self._host.now_ns
 
     def outcome(self, now_ns: int, stop: EngineStopped | None = None) -> Outcome:
         """Returns how the engine ended, by a stop or because nothing more can happen."""

@@ -264,7 +264,7 @@ class _Fleet:
         try:
             yield from serving.run()
         except EngineStopped as stop:
-            self._stops[number] = serving.outcome(int(self._env.now), stop)
+            self._stops[number] = serving.outcome(serving.now_ns, stop)
             self.dispatch.lost(number)
             if self._ranks is not None:
                 self._ranks.leave()
@@ -278,10 +278,11 @@ class _Fleet:
 
     def results(self, trace: Trace, command: str) -> list[Result]:
         """Returns what each replica did."""
-        made, now_ns = [], int(self._env.now)
+        servings = self.dispatch.servings
+        made, now_ns = [], max(serving.now_ns for serving in servings)
         # A request that was sent to nobody is listed with those of the first replica.
         where = np.maximum(np.array(self.dispatch.chosen), 0)
-        for number, serving in enumerate(self.dispatch.servings):
+        for number, serving in enumerate(servings):
             missing = [index for index in serving.archive.missing() if where[index] == number]
             outcome = self._stops[number] or serving.outcome(now_ns)
             made.append(serving.result(trace, outcome, missing, [], command))
