@@ -35,7 +35,8 @@ _AHEAD = 2
 def run_local(
     store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
 ) -> None:
-    """Run in processes of this machine, each of which stores its own results."""
+    """Run in processes of this machine, each of which stores its own results. What one of them leaves
+    that ends while it writes is removed with the folder that they share."""
     from joblib import cpu_count
 
     number = min(jobs or cpu_count(), len(tasks))
@@ -47,7 +48,7 @@ def run_local(
     with temporary_folder(store.folder, store.folder) as folder:
         path = folder / "trace"
         path.write_bytes(pickle.dumps(trace))
-        each = ((store, task, str(path)) for task in tasks)
+        each = ((store.writing_in(folder), task, str(path)) for task in tasks)
         for _ in in_processes(_fetch_from, each, number, ordered=False):
             done(1)
 
