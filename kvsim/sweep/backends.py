@@ -42,7 +42,7 @@ def run_local(
     number = min(jobs or cpu_count(), len(tasks))
     if number <= 1:
         for task in tasks:
-            _fetch(store, task, trace)
+            _fetch(store, task, trace, jobs)
             done(1)
         return
     with temporary_folder(store.folder, store.folder) as folder:
@@ -126,8 +126,8 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _fetch(store: Store, task: Task, trace: Trace) -> None:
-    store.fetch(task.key, lambda: run_point(task, trace))
+def _fetch(store: Store, task: Task, trace: Trace, jobs: int | None = 1) -> None:
+    store.fetch(task.key, lambda: run_point(task, trace, jobs))
 
 
 def _fetch_from(store: Store, task: Task, path: str) -> None:
