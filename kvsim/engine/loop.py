@@ -96,8 +96,8 @@ class Host:
         raise NotImplementedError
 
     def sleep(self, until_ns: float) -> Waiting:
-        """Lets time pass until a request arrives, at most until `until_ns`. Returns False if nothing
-        will happen any more."""
+        """Lets time pass until a request arrives, at most until `until_ns`. Returns False if
+        neither comes."""
         raise NotImplementedError
 
     # -- which steps take time -------------------------------------------------------------------

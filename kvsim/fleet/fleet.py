@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import simpy
 
@@ -101,11 +100,11 @@ def simulate_fleet(
 ) -> FleetResult:
     """Replays a trace through replicas, each with settings of its own, behind a router.
 
-    `configs` are the settings of each replica, in any form that `simulate` takes. Those of the
-    first one say how clients send, whatever the others say; each keeps its `seed` for rules that
-    draw. `router` is a name of `kvsim.routers.ROUTERS` or a `package.module:Class`, `router_args`
-    are arguments of its constructor. `explain`: note what each decision chose from, which asks
-    every replica's cache about every request.
+    `configs` are the settings of each replica, in any form that `simulate` takes. All of them say
+    the same of how clients send; each has a `seed` of its own for rules that draw, and arrivals are
+    drawn from that of the first one. `router` is a name of `kvsim.routers.ROUTERS` or a
+    `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
+    each decision chose from, which asks every replica's cache about every request.
 
     Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
     processes with equal results, unless decisions are explained; None: one per core, if there are
@@ -147,8 +146,8 @@ def simulate_fleet(
 
 
 def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
-    """Returns the settings of the replicas, all with the load of the first one: an engine is built
-    for the number of samples that its requests have. Raises `ConfigError`."""
+    """Returns the settings of the replicas. Raises `ConfigError`, also where they do not agree on
+    how requests are sent."""
     known = [read_config(config) for config in configs]
     if not known:
         raise ConfigError("replicas: give at least one")
@@ -156,8 +155,14 @@ def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:
         raise ConfigError(
             "on_engine_error: reject is for one engine; a replica that stops gets no more requests"
         )
-    sent = {key: getattr(known[0], key) for key in load_settings() - {"seed"}}
-    return [msgspec.structs.replace(config, **sent) for config in known]
+    for key in sorted(load_settings() - {"seed"}):
+        for number, config in enumerate(known):
+            if getattr(config, key) != getattr(known[0], key):
+                raise ConfigError(
+                    f"replica {number}: {key} says how requests are sent to all replicas; give each"
+                    " of them the same"
+                )
+    return known
 
 
 def _together(

@@ -32,8 +32,8 @@ CLOSE, STEEP = 0.05, 2.0
 """A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
 
 MOVED = 0.01
-"""Share of an answer by which it is moved at first where a longer load breaks the objectives, and up
-to which the one that keeps them is found."""
+"""Share of an answer by which it is moved at first where a longer load breaks the objectives, and
+up to which the one that keeps them is found."""
 _FASTER = 4
 """Factor by which the share grows each time."""
 _MOST_TIMES = 2
@@ -161,8 +161,8 @@ def boundary(lab: Laboratory) -> tuple[float | None, float | None]:
 
 
 def find_beside(lab: Laboratory, start: float) -> float:
-    """`start` if it keeps the objectives, or else the first value on its safe side that does, up to a
-    share `MOVED`. It is sought in growing steps and then between the last two. If no value does
+    """`start` if it keeps the objectives, or else the first value on its safe side that does, up to
+    a share `MOVED`. It is sought in growing steps and then between the last two. If no value does
     within a factor `_MOST_TIMES`, the result is the last one that was tried.
     """
     knob, broken, value = lab.knob, start, start

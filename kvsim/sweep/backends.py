@@ -35,8 +35,10 @@ _AHEAD = 2
 def run_local(
     store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
 ) -> None:
-    """Run in processes of this machine, each of which stores its own results. What one of them leaves
-    that ends while it writes is removed with the folder that they share."""
+    """Run in processes of this machine, each of which stores its own results.
+
+    They write in one temporary folder, so nothing is left of a process that ends while it writes.
+    """
     from joblib import cpu_count
 
     number = min(jobs or cpu_count(), len(tasks))
