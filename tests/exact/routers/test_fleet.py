@@ -74,6 +74,17 @@ def test_one_replica_is_a_run(way: str) -> None:
         assert figures[key] == pytest.approx(alone.summary[key]), key
 
 
+def test_one_replica_is_a_run_behind_any_router() -> None:
+    """Also behind those that measure it, and go on measuring when all requests have ended."""
+    config = {**BASE, "num_prompts": 30, "max_concurrency": 5}
+    alone = simulate(CHAT, config)
+    for router in ROUTED:
+        (replica,) = simulate_fleet(CHAT, [config], router).replicas
+        for name in ("requests", "steps", "transitions"):
+            assert not differences(getattr(alone, name), getattr(replica, name)), router
+        assert alone.meta["outcome"] == replica.meta["outcome"], router
+
+
 @pytest.mark.parametrize("number", mostly_long(10, quick=4))
 def test_short_cuts_change_nothing(number: int) -> None:
     every = [
