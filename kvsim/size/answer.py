@@ -45,7 +45,9 @@ class Answer(NamedTuple):
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
     held: int = 0
-    """Requests of the longer load for which it also holds; 0 if that was not tried."""
+    """Requests of the longer load on which it was tried, too; 0 if there was none."""
+    too_short: float | None = None
+    """Without a value: the one farthest to the safe side that holds for the shorter load only."""
 
 
 class Search(NamedTuple):
@@ -99,8 +101,9 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
     longer = lab.longer(LONGER, found.value)
     value = find_beside(longer, found.value)
     lab.look([value])
-    holds = longer.tried[value].meets and lab.tried[value].meets
-    return Search(lab, found._replace(value=value, meets=holds, held=longest))
+    if longer.tried[value].meets and lab.tried[value].meets:
+        return Search(lab, found._replace(value=value, held=longest))
+    return Search(lab, found._replace(value=None, meets=False, held=longest, too_short=value))
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:

@@ -44,7 +44,7 @@ def _searched(search: Search, price: float | None) -> dict[str, Any]:
         },
         "value": found.value,
         "meets": found.meets,
-        "held_requests": found.held or None,
+        "longer_requests": found.held or None,
         "cost": None if cost is None else cost._asdict(),
         "verdict": [remark.text for remark in verdict(lab, found, price)],
         "tried": [

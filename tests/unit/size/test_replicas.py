@@ -85,6 +85,16 @@ def test_the_verdict_says_what_one_less_does_and_what_it_costs(found: list[Searc
     assert cost.per_million_tokens == pytest.approx(7.5 / (tokens * 3600) * 1e6)
 
 
+def test_the_verdict_says_what_holds_for_a_short_load_only(found: list[Search]) -> None:
+    lab, answer = found[0]
+    short = answer._replace(value=None, meets=False, too_short=6)
+    text = verdict(lab, short)[0].text.replace("\u00a0", " ")
+    assert text == (
+        "No number of replicas up to 6 replicas that was tried keeps TTFT p99 < 500 ms with 960"
+        " requests. With 240 they hold from 3 replicas on."
+    )
+
+
 def test_routers_stand_side_by_side(found: list[Search]) -> None:
     assert found[1].found.value is not None
     assert found[1].found.value > 3, "sessions are not spread evenly"
@@ -98,7 +108,7 @@ def test_the_record_has_each_router_with_its_answer(found: list[Search]) -> None
     record = json.loads(json_text(size_record(found, 2.5)))
     assert record["find"] == "replicas"
     one, other = record["searches"]
-    assert (one["router"], one["value"], one["held_requests"]) == ("round-robin", 3, 960)
+    assert (one["router"], one["value"], one["longer_requests"]) == ("round-robin", 3, 960)
     assert (other["router"], other["value"]) == ("session-affinity", found[1].found.value)
     assert one["cost"]["gpus"] == 3
     tried = {each["value"]: each for each in one["tried"]}
