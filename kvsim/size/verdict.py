@@ -104,11 +104,12 @@ def _nothing_lasts(lab: Laboratory, found: Answer) -> Remark:
     """Values hold for the load of the search, none for the longer one."""
     most, enough = lab.knob.goal == "most", boundary(lab)[0]
     assert found.too_short is not None and enough is not None
-    short = written(lab.knob, enough)
+    short, way = written(lab.knob, enough), "down" if most else "up"
+    holds = f"up to {short}" if most else f"from {short} on"
     text = (
-        f"No {lab.knob.name} {'down' if most else 'up'} to {written(lab.knob, found.too_short)} that"
-        f" was tried keeps {_bounds(lab)} with {count(found.held)} requests. With"
-        f" {count(len(lab.trace.rows))} they hold {f'up to {short}' if most else f'from {short} on'}."
+        f"No {lab.knob.name} {way} to {written(lab.knob, found.too_short)} that was tried keeps"
+        f" {_bounds(lab)} with {count(found.held)} requests. With {count(len(lab.trace.rows))} they"
+        f" hold {holds}."
     )
     return Remark(text, "bad")
 
