@@ -178,10 +178,10 @@ class _Run:
         try:
             env.run()
         except EngineStopped as stop:
-            return serving.outcome(int(env.now), stop)
+            return serving.outcome(serving.now_ns, stop)
         except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
             raise ConfigError(TOO_LONG) from None
-        return serving.outcome(int(env.now))
+        return serving.outcome(serving.now_ns)
 
     def result(self, trace: Trace, outcome: Outcome, errors: list[Outcome], command: str) -> Result:
         """What the engine did. `errors`: why earlier attempts ended."""

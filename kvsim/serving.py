@@ -81,11 +81,6 @@ class Serving:
             departures=Patience(rows) if parts.scheduler.ends_early else None,
         )
 
-    @property
-    def now_ns(self) -> int:
-        """When the engine last did anything."""
-        return self._host.now_ns
-
     def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
         """What lets time pass: alone, with the ranks of one engine, or on stages of a pipeline."""
         cost, link = self.parts.cost, Link(env, self.parts.link)
@@ -97,6 +92,11 @@ class Serving:
     def run(self) -> Process:
         """The engine's loop, for the event loop. Raises `EngineStopped`."""
         return self._loop.run()
+
+    @property
+    def now_ns(self) -> int:
+        """When the engine last did anything, or a request came."""
+        return self._host.now_ns
 
     def outcome(self, now_ns: int, stop: EngineStopped | None = None) -> Outcome:
         """Returns how the engine ended, by a stop or because nothing more can happen."""

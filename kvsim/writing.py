@@ -47,9 +47,10 @@ def encoded(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write one file, whole or not at all. Raises `OutputError` naming it."""
-    with replacing(path) as partial:
+def write_bytes(path: str | Path, content: bytes, inside: Path | None = None) -> Path:
+    """Write one file, whole or not at all; `inside` as for `replacing`. Raises `OutputError` naming
+    it."""
+    with replacing(path, inside) as partial:
         partial.write_bytes(content)
     return Path(path)
 
@@ -92,13 +93,14 @@ def move_all(paths: Iterable[Path], folder: Path) -> list[Path]:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, inside: Path | None = None) -> Iterator[Path]:
     """A temporary path to write to; on success, the file there replaces `path`.
 
+    `inside` is the folder for what is temporary, on the same file system; None: beside `path`.
     Raises `OutputError` naming `path`.
     """
     target = Path(path)
-    with temporary_folder(target.parent, target) as folder:
+    with temporary_folder(inside or target.parent, target) as folder:
         yield folder / "content"
         (folder / "content").replace(target)
 
@@ -113,7 +115,9 @@ def temporary_folder(inside: Path, target: Path) -> Iterator[Path]:
     try:
         inside.mkdir(parents=True, exist_ok=True)
         _remove_stale(inside)
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=inside) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=inside, ignore_cleanup_errors=True
+        ) as folder:
             claim = _claim(Path(folder))
             try:
                 yield Path(folder)

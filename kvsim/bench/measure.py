@@ -22,7 +22,7 @@ from kvsim.bench.workloads import PURE_TOKENS, WORKLOADS, Checks, Workload, pure
 if TYPE_CHECKING:
     import simpy
 
-    from kvsim.fleet.fleet import FleetResult
+    from kvsim.fleet.result import FleetResult
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
 

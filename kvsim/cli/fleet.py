@@ -20,7 +20,7 @@ from kvsim.limits import REPLICAS, check_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvsim.fleet.fleet import FleetResult
+    from kvsim.fleet.result import FleetResult
     from kvsim.result import Result
     from kvsim.server import ServerWord
     from kvsim.workload.trace import Trace

@@ -87,10 +87,11 @@ def size(
     from kvsim.pages.size import PAGE, build_page
     from kvsim.size.answer import searched
     from kvsim.size.knobs import LASTING, Bounds, make_knob
+    from kvsim.size.record import NAME, size_record
     from kvsim.size.search import Laboratory
     from kvsim.sweep.slo import parse_slo
     from kvsim.sweep.store import Store
-    from kvsim.writing import write_together
+    from kvsim.writing import json_text, write_together
 
     objectives = parse_slo(slo)
     loaded = settings.load(config, server.word())
@@ -115,7 +116,8 @@ def size(
             searches.append(searched(lab, varies))
     _show(searches, price_per_gpu_hour)
     if out is not None:
-        write_together(out, {PAGE: build_page(searches, price_per_gpu_hour)})
+        record = json_text(size_record(searches, price_per_gpu_hour))
+        write_together(out, {PAGE: build_page(searches, price_per_gpu_hour), NAME: record})
         tell_written(out, PAGE)
 
 

@@ -115,8 +115,9 @@ class Host:
         """Lets time pass until `until_ns`."""
         raise NotImplementedError
 
-    def sleep(self) -> Waiting:
-        """Lets time pass until a request arrives. Returns False if none will."""
+    def sleep(self, until_ns: float) -> Waiting:
+        """Lets time pass until a request arrives, at most until `until_ns`. Returns False if
+        neither comes."""
         raise NotImplementedError
 
     # -- which steps take time -------------------------------------------------------------------
@@ -252,12 +253,9 @@ class Loop:
                     # Nothing runs, but something happened: a step without duration.
                     row = self._row(plan)
                     self._step_over(Flight(plan, now_ns, now_ns, NOTHING_MOVED, row), len(ended))
-                elif not flying and departures is not None and departures.next_ns < inf:
-                    yield from host.wait(int(min(departures.next_ns, host.next_ns)))
-                    continue
                 elif not flying:
-                    # Nothing can change before a request arrives.
-                    if (yield from host.sleep()):
+                    # Nothing can change before a request arrives or is given up.
+                    if (yield from host.sleep(inf if departures is None else departures.next_ns)):
                         continue
                     return
                 goes_on = len(flying) < most and host.goes_on(batch, plan)

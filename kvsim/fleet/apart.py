@@ -183,7 +183,7 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
         return None
     except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
         raise ConfigError(TOO_LONG) from None
-    outcome = serving.outcome(int(env.now))
+    outcome = serving.outcome(serving.now_ns)
     stored = set(serving.archive.column("index").tolist())
     missing = sorted(set(share.indexes) - stored)
     result = serving.result(load.trace, outcome, missing, [], command)

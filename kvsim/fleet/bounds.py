@@ -16,7 +16,7 @@ import numpy as np
 
 from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
-from kvsim.fleet.fleet import FleetResult
+from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routing import of_admitted
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse

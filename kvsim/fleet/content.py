@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 import numpy as np
 
-from kvsim.routers.router import Asked
+from kvsim.routers.router import TOKEN_CHARACTERS, Asked
 from kvsim.workload.keys import SpanStream, TokenStream
 from kvsim.workload.trace import Row
 
-_FIRST, _NUMBER = 0xE0000, 0x30000
+_FIRST, _NUMBER = np.uint32(0xE0000), np.uint32(0x30000)
 """Code points of the characters that stand for tokens, far from surrogates."""
 _MIXER, _BITS = np.uint64(0x9E3779B97F4A7C15), 0xFFFF_FFFF_FFFF_FFFF
 
@@ -18,25 +19,22 @@ _MIXER, _BITS = np.uint64(0x9E3779B97F4A7C15), 0xFFFF_FFFF_FFFF_FFFF
 class StreamContent:
     """Content of a request of a trace, whose tokens are known by identity only.
 
-    A token is four characters of the text, as llm-d estimates. Which ones follows from the token
-    and all before it, so prompts that begin alike have texts that begin alike.
+    A token is `TOKEN_CHARACTERS` of the text. Which ones follows from the token and all before it,
+    so prompts that begin alike have texts that begin alike.
     """
-
-    CHARACTERS = 4
-    """Characters of a token."""
 
     def __init__(self, stream: SpanStream | TokenStream, input_length: int) -> None:
         self._stream, self._length = stream, input_length
 
-    @property
+    @cached_property
     def text(self) -> str:
         parts = [
             (np.uint64(key & _BITS) + np.arange(end - first, dtype=np.uint64)) * _MIXER
             for key, first, end in self._stream.pieces(self._length)
         ]
-        mixed = np.concatenate(parts) >> np.uint64(40)
-        codes = (_FIRST + mixed % _NUMBER).astype("<u4").repeat(self.CHARACTERS)
-        return codes.tobytes().decode("utf-32-le")
+        codes = (np.concatenate(parts) >> np.uint64(40)).astype("<u4")
+        codes = _FIRST + codes % _NUMBER
+        return str(codes.repeat(TOKEN_CHARACTERS).data, "utf-32-le")
 
     def keys(self, block_size: int) -> Sequence[Hashable]:
         return self._stream.keys(0, self._length // block_size, block_size)

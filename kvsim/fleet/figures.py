@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvsim.fleet.bounds import Bounds
-from kvsim.fleet.fleet import FleetResult
 from kvsim.fleet.handovers import handover_figures
 from kvsim.fleet.joined import joined_figures, joined_lookups
+from kvsim.fleet.result import FleetResult
 from kvsim.fleet.routing import load_imbalance, routing_figures
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import summarise_requests

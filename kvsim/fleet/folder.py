@@ -21,8 +21,8 @@ from msgspec import ValidationError
 from kvsim.engine.request import DECODE, PREFILL
 from kvsim.errors import OutputError
 from kvsim.fleet.figures import fleet_figures
-from kvsim.fleet.fleet import FleetResult
 from kvsim.fleet.handovers import sides_of, together
+from kvsim.fleet.result import FleetResult
 from kvsim.parsing import typed
 from kvsim.report.checked import problem_of_summary
 from kvsim.report.files import (

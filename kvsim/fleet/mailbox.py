@@ -8,7 +8,7 @@ from math import inf
 import simpy
 
 from kvsim.engine.request import Request
-from kvsim.replica.events import Later, Process
+from kvsim.replica.events import Later, Process, woken
 from kvsim.replica.inbox import arrival_order
 
 Ended = Callable[[Iterable[Request]], None]
@@ -66,9 +66,10 @@ class Mailbox:
         arrived.sort(key=arrival_order)
         return arrived
 
-    def wait(self) -> Process:
-        """Waits until a request arrives, or `wake` is called."""
+    def wait(self, until_ns: float) -> Process:
+        """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
         if not self._arrived:
             self._wake = self._env.event()
-            yield self._wake
+            yield woken(self._wake, until_ns)
+            self._wake = None
             yield Later(self._env, 0)

@@ -8,7 +8,8 @@ from typing import Any
 from kvsim.assembly import assemble
 from kvsim.config import RunConfig
 from kvsim.fleet.figures import summarise_fleet
-from kvsim.fleet.fleet import FleetResult, PartsOf, simulate_fleet
+from kvsim.fleet.fleet import PartsOf, simulate_fleet
+from kvsim.fleet.result import FleetResult
 from kvsim.fleet.settings import RANKS_ROUTER
 from kvsim.result import Result
 from kvsim.run import simulate

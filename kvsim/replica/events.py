@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from math import inf
 from typing import Any
 
 import simpy
@@ -26,6 +27,12 @@ class Later(simpy.Event):
         self._ok = True
         self._value = None
         env.schedule(self, priority=AFTER_ARRIVALS, delay=delay_ns)
+
+
+def woken(wake: simpy.Event, until_ns: float) -> simpy.Event:
+    """Returns an event that happens with `wake`, or when it is `until_ns` without it."""
+    env = wake.env
+    return wake if until_ns == inf else wake | env.timeout(int(until_ns) - env.now)
 
 
 class Link:

@@ -41,8 +41,8 @@ class Receiver(Protocol):
     def release(self, ended: Iterable[Request]) -> None:
         """Tells whoever listens that these requests have ended."""
 
-    def wait(self) -> Process:
-        """Waits until a request arrives."""
+    def wait(self, until_ns: float) -> Process:
+        """Waits until a request arrives, at most until `until_ns`."""
 
 
 class SimulatedTime(Host):
@@ -96,8 +96,9 @@ class SimulatedTime(Host):
             self.now_ns = until_ns
         self.inbox.collect(until_ns)
 
-    def sleep(self) -> Process:
-        """Lets time pass until a request arrives, perhaps for ever."""
-        yield from self.inbox.wait()
+    def sleep(self, until_ns: float) -> Process:
+        """Lets time pass until a request arrives, at most until `until_ns`; without end if neither
+        comes."""
+        yield from self.inbox.wait(until_ns)
         self.now_ns = int(self._env.now)
         return True

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import simpy
 
 from kvsim.engine.request import Request
-from kvsim.replica.events import Later, Process
+from kvsim.replica.events import Later, Process, woken
 from kvsim.workload.clients import Released
 
 _NOBODY: tuple[float, Request | None] = inf, None
@@ -105,12 +105,13 @@ class Inbox:
                     timer.callbacks.append(lambda event: self._offer(event.value))
         self._rouse()
 
-    def wait(self) -> Process:
-        """Waits until a request arrives."""
+    def wait(self, until_ns: float) -> Process:
+        """Waits until a request arrives, at most until `until_ns`."""
         if not self._arrived:
             self._wake = self._env.event()
             self._set_alarm()
-            yield self._wake
+            yield woken(self._wake, until_ns)
+            self._wake = None
             yield Later(self._env, 0)
 
     def _offer(self, request: Request) -> None:

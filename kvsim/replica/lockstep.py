@@ -51,10 +51,11 @@ class Ranks:
         self._conclude()
         return (yield met)
 
-    def sleep(self, inbox: Receiver) -> Process:
-        """Waits until a request arrives at a rank, or another rank composes a step."""
+    def sleep(self, inbox: Receiver, until_ns: float) -> Process:
+        """Waits until a request arrives at a rank, or another rank composes a step, at most until
+        `until_ns`."""
         if not self._here:
-            yield from inbox.wait()
+            yield from inbox.wait(until_ns)
 
     def leave(self) -> None:
         """A rank has stopped; the others go on without it."""
@@ -126,7 +127,7 @@ class RankTime(SimulatedTime):
     def goes_on(self, batch: Batch, plan: Plan) -> bool:
         return self._any_computes
 
-    def sleep(self) -> Process:
-        yield from self._ranks.sleep(self.inbox)
+    def sleep(self, until_ns: float) -> Process:
+        yield from self._ranks.sleep(self.inbox, until_ns)
         self.now_ns = int(self._env.now)
         return True

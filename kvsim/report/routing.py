@@ -24,7 +24,7 @@ from kvsim.schema import STAGE_LABELS, STAGES
 CAUSE_WORDS = {
     "load": ("load forced it", "its index knew the better replica; load or another rule decided"),
     "stale_index": ("stale index", "its index took the chosen replica to have as much, or more"),
-    "index_cap": ("index cap", "its index ends before the prompts differ"),
+    "index_cap": ("index cap", "its index, four characters a token, ends before prompts differ"),
     "tie": ("tie", "the better replica was in the draw, and was not drawn"),
     "no_index": ("no index", "the router does not look at prompts"),
 }

@@ -14,7 +14,14 @@ from typing import Any, ClassVar, NamedTuple
 import xxhash
 
 from kvsim.routers.index import Tier
-from kvsim.routers.router import Asked, Choice, InFlight, delay_ns, interval_ns
+from kvsim.routers.router import (
+    TOKEN_CHARACTERS,
+    Asked,
+    Choice,
+    InFlight,
+    delay_ns,
+    interval_ns,
+)
 
 _Loads = Sequence[tuple[int, int, float]]
 
@@ -120,11 +127,11 @@ class Default(_Scored):
         **settings: Any,
     ) -> None:
         """`hash_block_size` is the length of a piece in characters; None for four times the block
-        size of the engine, as the real one tunes it. `lru_capacity` is in pieces."""
+        size of the engine, as the real one tunes it. The tokens at which its index ends are
+        estimated from it (`TOKEN_CHARACTERS`). `lru_capacity` is in pieces."""
         super().__init__(workers, seed, **settings)
-        self._characters = hash_block_size or 4 * block_size
-        # A token has four characters (`kvsim.fleet.content`).
-        self.index_limit_tokens = self.PIECES * self._characters // 4
+        self._characters = hash_block_size or TOKEN_CHARACTERS * block_size
+        self.index_limit_tokens = self.PIECES * self._characters // TOKEN_CHARACTERS
         self._capacity = lru_capacity
         self._pieces: list[OrderedDict[int, None]] = [OrderedDict() for _ in self.workers]
         """Pieces that each worker was sent, the least recent first."""

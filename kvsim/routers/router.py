@@ -10,6 +10,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
+TOKEN_CHARACTERS = 4
+"""Characters that stand for a token where its text is unknown, as llm-d estimates
+(`pkg/epp`, commit 520af47)."""
+
 
 class Content(Protocol):
     """What a prompt says, as far as routers look at it."""

@@ -10,7 +10,14 @@ import numpy as np
 from kvsim.certainty.estimates import paired
 from kvsim.size.cliffs import Cliff, Tried, find_cliff
 from kvsim.size.knobs import LASTING
-from kvsim.size.search import Laboratory, boundary, find_best, find_boundary, sharpen
+from kvsim.size.search import (
+    Laboratory,
+    boundary,
+    find_beside,
+    find_best,
+    find_boundary,
+    sharpen,
+)
 
 LEVEL = 0.05
 """Error probability of statements that name a confidence."""
@@ -19,8 +26,6 @@ LONGER = 4
 """Factor by which the load is extended to test that a rate lasts."""
 MOST_REQUESTS = 200_000
 """Most requests of an extended load."""
-MOVED = 0.01
-"""Share by which an answer is moved at a time until it holds."""
 
 _SHARES = (-0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Distances from an answer that a table of its neighbourhood shows, if they were tried."""
@@ -40,7 +45,9 @@ class Answer(NamedTuple):
     varies: tuple[str, ...]
     """What differs from seed to seed, in words."""
     held: int = 0
-    """Requests of the longer load for which it also holds; 0 if that was not tried."""
+    """Requests of the longer load on which it was tried, too; 0 if there was none."""
+    too_short: float | None = None
+    """Without a value: the one farthest to the safe side that holds for the shorter load only."""
 
 
 class Search(NamedTuple):
@@ -91,17 +98,12 @@ def lasting_answer(lab: Laboratory, varies: Sequence[str]) -> Search:
     found = answer(lab, varies)
     if found.value is None or not found.meets:
         return Search(lab, found)
-    value, longer = found.value, lab.longer(LONGER, found.value)
-    longer.look([value])
-    while not longer.tried[value].meets and 0.5 < value / found.value < 2:
-        beside = lab.knob.safer(value, MOVED)
-        if beside == value:
-            break
-        value = beside
-        longer.look([value])
+    longer = lab.longer(LONGER, found.value)
+    value = find_beside(longer, found.value)
     lab.look([value])
-    holds = longer.tried[value].meets and lab.tried[value].meets
-    return Search(lab, found._replace(value=value, meets=holds, held=longest))
+    if longer.tried[value].meets and lab.tried[value].meets:
+        return Search(lab, found._replace(value=value, held=longest))
+    return Search(lab, found._replace(value=None, meets=False, held=longest, too_short=value))
 
 
 def neighbourhood(lab: Laboratory, value: float | None) -> Tried:

@@ -31,10 +31,17 @@ FEW_NEIGHBOURS = (-0.05, -0.01, 0.01, 0.05)
 CLOSE, STEEP = 0.05, 2.0
 """A figure that changes `STEEP` times within a share `CLOSE` of the knob falls off a cliff."""
 
+MOVED = 0.01
+"""Share of an answer by which it is moved at first where a longer load breaks the objectives, and
+up to which the one that keeps them is found."""
+_FASTER = 4
+"""Factor by which the share grows each time."""
+_MOST_TIMES = 2
+"""Factor within which an answer is moved."""
 _MOST_ROUNDS = 60
 _REFINEMENTS = 4
-_FURTHER = 4.0
-"""Factor by which a ladder grows."""
+_FURTHER, _FURTHER_NEARBY = 4.0, 1.5
+"""Factors by which a ladder grows: at first, and around what a shorter load has found."""
 
 
 @dataclass
@@ -51,6 +58,8 @@ class Laboratory:
     jobs: int | None = None
     done: Callable[[int], None] = lambda number: None
     near: Sequence[float] = NEIGHBOURS
+    further: float = _FURTHER
+    """Factor by which the ladder of its knob grows."""
     tried: dict[float, Configuration] = field(default_factory=dict)
     """Tried configurations by value of the knob."""
 
@@ -95,6 +104,7 @@ class Laboratory:
             trace=repeated(self.trace, times),
             knob=knob._replace(ladder=ladder),
             near=FEW_NEIGHBOURS,
+            further=_FURTHER_NEARBY,
             tried={},
         )
 
@@ -150,6 +160,28 @@ def boundary(lab: Laboratory) -> tuple[float | None, float | None]:
     return good, None
 
 
+def find_beside(lab: Laboratory, start: float) -> float:
+    """`start` if it keeps the objectives, or else the first value on its safe side that does, up to
+    a share `MOVED`. It is sought in growing steps and then between the last two. If no value does
+    within a factor `_MOST_TIMES`, the result is the last one that was tried.
+    """
+    knob, broken, value = lab.knob, start, start
+    share = closest = max(MOVED, knob.grain / start)
+    lab.look([value])
+    while not lab.tried[value].meets and 1 / _MOST_TIMES < value / start < _MOST_TIMES:
+        broken, value, share = value, knob.safer(value, share), share * _FASTER
+        if value == broken:
+            return value
+        lab.look([value])
+    while lab.tried[value].meets and abs(value - broken) > closest * start:
+        middle = knob.between(min(broken, value), max(broken, value))
+        if middle is None:
+            return value
+        lab.look([middle])
+        broken, value = (broken, middle) if lab.tried[middle].meets else (middle, value)
+    return value
+
+
 def find_best(lab: Laboratory) -> float | None:
     """The value whose mean over the seeds is farthest from all limits; None if no run finished.
 
@@ -201,7 +233,7 @@ def _further(lab: Laboratory, worse: bool) -> float | None:
     """The next value beyond the ladder: towards the safe end if no value keeps the objectives."""
     down = worse == (lab.knob.goal == "most")
     values = sorted(lab.tried)
-    value = values[0] / _FURTHER if down else values[-1] * _FURTHER
+    value = values[0] / lab.further if down else values[-1] * lab.further
     value = lab.knob.snap(value)
     inside = lab.knob.low <= value <= lab.knob.high
     return value if inside and value not in lab.tried else None

@@ -26,7 +26,7 @@ HEAD = ("from the answer", "seeds that keep all")
 def verdict(lab: Laboratory, found: Answer, price: float | None = None) -> list[Remark]:
     """All remarks on a search, the answer first. `price`: of a GPU for an hour."""
     if found.value is None or not found.meets:
-        remarks = [_nothing(lab)]
+        remarks = [_nothing(lab) if found.too_short is None else _nothing_lasts(lab, found)]
     elif lab.knob.goal == "best":
         remarks = _best(lab, found, found.value)
     else:
@@ -98,6 +98,20 @@ def _nothing(lab: Laboratory) -> Remark:
         f"Nearest is {written(lab.knob, value)}, with {best.load:.3g} times a limit on a seed."
     )
     return Remark(f"{text} {nearest}", "bad")
+
+
+def _nothing_lasts(lab: Laboratory, found: Answer) -> Remark:
+    """Values hold for the load of the search, none for the longer one."""
+    most, enough = lab.knob.goal == "most", boundary(lab)[0]
+    assert found.too_short is not None and enough is not None
+    short, way = written(lab.knob, enough), "down" if most else "up"
+    holds = f"up to {short}" if most else f"from {short} on"
+    text = (
+        f"No {lab.knob.name} {way} to {written(lab.knob, found.too_short)} that was tried keeps"
+        f" {_bounds(lab)} with {count(found.held)} requests. With {count(len(lab.trace.rows))} they"
+        f" hold {holds}."
+    )
+    return Remark(text, "bad")
 
 
 def _best(lab: Laboratory, found: Answer, value: float) -> list[Remark]:

@@ -35,19 +35,22 @@ _AHEAD = 2
 def run_local(
     store: Store, trace: Trace, tasks: Sequence[Task], jobs: int | None, done: Done
 ) -> None:
-    """Run in processes of this machine, each of which stores its own results."""
+    """Run in processes of this machine, each of which stores its own results.
+
+    They write in one temporary folder, so nothing is left of a process that ends while it writes.
+    """
     from joblib import cpu_count
 
     number = min(jobs or cpu_count(), len(tasks))
     if number <= 1:
         for task in tasks:
-            _fetch(store, task, trace)
+            _fetch(store, task, trace, jobs)
             done(1)
         return
     with temporary_folder(store.folder, store.folder) as folder:
         path = folder / "trace"
         path.write_bytes(pickle.dumps(trace))
-        each = ((store, task, str(path)) for task in tasks)
+        each = ((store.writing_in(folder), task, str(path)) for task in tasks)
         for _ in in_processes(_fetch_from, each, number, ordered=False):
             done(1)
 
@@ -125,8 +128,8 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _fetch(store: Store, task: Task, trace: Trace) -> None:
-    store.fetch(task.key, lambda: run_point(task, trace))
+def _fetch(store: Store, task: Task, trace: Trace, jobs: int | None = 1) -> None:
+    store.fetch(task.key, lambda: run_point(task, trace, jobs))
 
 
 def _fetch_from(store: Store, task: Task, path: str) -> None:

@@ -42,15 +42,16 @@ class Task(NamedTuple):
     config: RunConfig
 
 
-def run_point(task: Task, trace: Trace) -> Record:
+def run_point(task: Task, trace: Trace, jobs: int | None = 1) -> Record:
     """The record of a run: its outcome and its figures, without anything specific to this machine.
 
+    `jobs`: processes that may share the replicas of a fleet, as for `simulate_fleet`.
     `outcome.kind` is `finished`, `refused`, `deadlock`, or the kind of an `EngineStopped`.
     """
     record: Record = {"key": task.key, "kvsim_version": __version__}
     record["config"] = plain(to_table(task.config))
     try:
-        summary, metas = _ran(trace, task.config)
+        summary, metas = _ran(trace, task.config, jobs)
     except ConfigError as error:
         return record | {"outcome": {"kind": REFUSED, "explanation": str(error)}, "figures": {}}
     meta = next((m for m in metas if m["outcome"]["kind"] != "finished"), metas[0])
@@ -63,13 +64,15 @@ def run_point(task: Task, trace: Trace) -> Record:
     }
 
 
-def _ran(trace: Trace, config: RunConfig) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+def _ran(
+    trace: Trace, config: RunConfig, jobs: int | None
+) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """The summary of a run or of a fleet, and the provenance of each engine in it."""
     if not isinstance(config, FleetConfig):
         result = simulate(trace, config)
         return result.summary, [result.meta]
     replicas = [config] * config.replicas
-    fleet = simulate_fleet(trace, replicas, config.router, config.router_args)
+    fleet = simulate_fleet(trace, replicas, config.router, config.router_args, jobs=jobs)
     return summarise_fleet(fleet), [each.meta for each in fleet.replicas]
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kvsim.sweep.locks import PLACES, lock, unlock
 from kvsim.sweep.records import Record, checked_record
 from kvsim.version import __version__
 from kvsim.workload.trace import Trace
-from kvsim.writing import json_text, write_text
+from kvsim.writing import encoded, json_text, write_bytes
 
 _KEY_CHARACTERS = 32
 _CLASSES = ("engine", "block_manager", "victim", "router")
@@ -56,12 +57,19 @@ class Store:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder) / "points"
+        self._scratch: Path | None = None
         self._locks: int | None = None
 
     @property
     def folder(self) -> Path:
         """Where the results are."""
         return self._folder
+
+    def writing_in(self, scratch: Path) -> Store:
+        """The same store, which writes what is temporary in a folder of its caller's."""
+        store = copy(self)
+        store._scratch = scratch
+        return store
 
     def load(self, key: str) -> Record | None:
         """The result of a run; None if there is none or its file is damaged.
@@ -78,7 +86,7 @@ class Store:
 
     def save(self, record: Record) -> None:
         """Store a result, whole or not at all. The caller must hold the claim on its key."""
-        write_text(self._path(record["key"]), json_text(record))
+        write_bytes(self._path(record["key"]), encoded(json_text(record)), self._scratch)
 
     def fetch(self, key: str, run: Callable[[], Record]) -> Record:
         """The result under `key`; if it is missing, runs it or waits for a process that does."""
@@ -107,11 +115,11 @@ class Store:
         except OSError as error:
             raise OutputError(f"{self._folder}: cannot be made: {error.strerror}") from None
 
-    def __getstate__(self) -> Path:
-        return self._folder
+    def __getstate__(self) -> tuple[Path, Path | None]:
+        return self._folder, self._scratch
 
-    def __setstate__(self, folder: Path) -> None:
-        self._folder, self._locks = folder, None
+    def __setstate__(self, state: tuple[Path, Path | None]) -> None:
+        (self._folder, self._scratch), self._locks = state, None
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"

@@ -109,7 +109,7 @@ class Device(Host):
         yield
         self._offer_until(until_ns)
 
-    def sleep(self) -> Waiting:
+    def sleep(self, until_ns: float) -> Waiting:
         """Sleep until a request arrives."""
         while not self._inbox:
             if not self._coming:

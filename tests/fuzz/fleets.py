@@ -11,6 +11,7 @@ from fuzz.equal import LIMIT_S, difference, imbalance, limited, quick_livelocks
 from kvsim.errors import ConfigError
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet
+from kvsim.fleet.settings import load_settings
 from kvsim.routers import ROUTERS
 from kvsim.run import simulate
 from kvsim.workload.trace import Trace
@@ -30,7 +31,8 @@ def check_fleet(seed: int, limit_s: float = LIMIT_S) -> str:
         row.session = rng.choice((None, "a", "b", f"own {row.index}"))
     settings = [draw_settings(rng)] * rng.choice((1, 2, 3, 5))
     if rng.random() < 0.3:
-        settings = [draw_settings(rng) for _ in settings]
+        others = [draw_settings(rng) for _ in settings]
+        settings = [_sent_as(settings[0], each) for each in others]
     if rng.random() < 0.95:
         settings = [{**each, "on_engine_error": "stop"} for each in settings]
     router = rng.choice(sorted(ROUTERS))
@@ -49,6 +51,13 @@ def check_fleet(seed: int, limit_s: float = LIMIT_S) -> str:
         if len(settings) == 1 and fast.replicas[0].meta["outcome"]["kind"] == "finished":
             _assert_is_the_run(fast, trace, settings[0], where)
         return " ".join(sorted({each.meta["outcome"]["kind"] for each in fast.replicas}))
+
+
+def _sent_as(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The settings `other`, with requests sent as `first` says."""
+    load = load_settings() - {"seed"}
+    sent = {key: value for key, value in first.items() if key in load}
+    return {key: value for key, value in other.items() if key not in load} | sent
 
 
 def _played(

@@ -23,7 +23,7 @@ from kvsim.fleet.fleet import FleetResult, simulate_fleet
 from kvsim.fleet.folder import read_fleet
 from kvsim.ledger.parts import TIME_PARTS
 from kvsim.routers import ROUTERS
-from kvsim.routers.router import Asked, Choice, Router
+from kvsim.routers.router import TOKEN_CHARACTERS, Asked, Choice, Router
 from kvsim.run import simulate
 from kvsim.workload import open_trace
 from kvsim.workload.keys import streams
@@ -72,6 +72,17 @@ def test_one_replica_is_a_run(way: str) -> None:
     figures = summarise_fleet(fleet)
     for key in figures.keys() & alone.summary.keys() - {"meta"}:
         assert figures[key] == pytest.approx(alone.summary[key]), key
+
+
+def test_one_replica_is_a_run_behind_any_router() -> None:
+    """Also behind those that measure it, and go on measuring when all requests have ended."""
+    config = {**BASE, "num_prompts": 30, "max_concurrency": 5}
+    alone = simulate(CHAT, config)
+    for router in ROUTED:
+        (replica,) = simulate_fleet(CHAT, [config], router).replicas
+        for name in ("requests", "steps", "transitions"):
+            assert not differences(getattr(alone, name), getattr(replica, name)), router
+        assert alone.meta["outcome"] == replica.meta["outcome"], router
 
 
 @pytest.mark.parametrize("number", mostly_long(10, quick=4))
@@ -135,15 +146,20 @@ def test_a_fleet_does_not_start_again() -> None:
 def test_each_engine_is_built_for_the_samples_that_clients_ask_for() -> None:
     trace = make_trace([(4, 1, None), (4, 1, None)])
     one = {"model": "tiny", "engine": "vllm-0.6.3"}
-    settings = [{**one, "n": 2}, {**one, "max_num_seqs": 1}]
-    alone = simulate(trace, {**settings[1], "n": 2})
+    settings = [{**one, "n": 2}, {**one, "n": 2, "max_num_seqs": 1}]
+    alone = simulate(trace, settings[1])
     assert alone.meta["outcome"]["kind"] == "deadlock"  # No step has room for two sequences.
     for exact in (False, True):
         fleet = simulate_fleet(trace, [{**each, "exact_twin": exact} for each in settings])
         ends = [each.meta["outcome"]["kind"] for each in fleet.replicas]
         assert ends == ["finished", "deadlock"]
     with pytest.raises(ConfigError, match="n: vllm-v1 runs with one sample"):
-        simulate_fleet(trace, [settings[0], {"model": "tiny", "engine": "vllm-v1"}])
+        simulate_fleet(trace, [settings[0], {"model": "tiny", "engine": "vllm-v1", "n": 2}])
+
+
+def test_replicas_agree_on_how_requests_are_sent() -> None:
+    with pytest.raises(ConfigError, match="replica 1: request_rate says how requests are sent to"):
+        simulate_fleet(CHAT, [BASE, {**BASE, "request_rate": 5.0}])
 
 
 class LastOne(Router):
@@ -204,7 +220,7 @@ def test_content_has_as_much_in_common_as_prompts_have() -> None:
     made = streams(trace)
     rows = trace.rows[:60]
     texts = [StreamContent(made[row.index], row.input_length).text for row in rows]
-    each = StreamContent.CHARACTERS
+    each = TOKEN_CHARACTERS
     assert [len(text) for text in texts] == [each * row.input_length for row in rows]
     shared = 0
     for one, other in pairwise(rows):

@@ -15,6 +15,7 @@ from kvsim.fleet.settings import FleetConfig, make_settings
 from kvsim.report.load import state_of
 from kvsim.size.answer import Search, lasting_answer
 from kvsim.size.knobs import Bounds, make_knob
+from kvsim.size.record import size_record
 from kvsim.size.routers import compared, rows
 from kvsim.size.search import Laboratory
 from kvsim.size.verdict import cost_of, verdict
@@ -23,6 +24,7 @@ from kvsim.sweep.slo import parse_slo
 from kvsim.sweep.store import Store, address
 from kvsim.workload.lengths import Lengths, synthesise_lengths
 from kvsim.workload.native import write
+from kvsim.writing import json_text
 
 ONE_BY_ONE: dict[str, Any] = {
     "max_num_seqs": 1,
@@ -83,6 +85,16 @@ def test_the_verdict_says_what_one_less_does_and_what_it_costs(found: list[Searc
     assert cost.per_million_tokens == pytest.approx(7.5 / (tokens * 3600) * 1e6)
 
 
+def test_the_verdict_says_what_holds_for_a_short_load_only(found: list[Search]) -> None:
+    lab, answer = found[0]
+    short = answer._replace(value=None, meets=False, too_short=6)
+    text = verdict(lab, short)[0].text.replace("\u00a0", " ")
+    assert text == (
+        "No number of replicas up to 6 replicas that was tried keeps TTFT p99 < 500 ms with 960"
+        " requests. With 240 they hold from 3 replicas on."
+    )
+
+
 def test_routers_stand_side_by_side(found: list[Search]) -> None:
     assert found[1].found.value is not None
     assert found[1].found.value > 3, "sessions are not spread evenly"
@@ -90,6 +102,18 @@ def test_routers_stand_side_by_side(found: list[Search]) -> None:
     assert [row[0] for row in table] == ["round-robin", "session-affinity"]
     assert compared(found).text.endswith("replicas, behind round-robin.")
     assert "per GPU hour" not in str(verdict(*found[0]))
+
+
+def test_the_record_has_each_router_with_its_answer(found: list[Search]) -> None:
+    record = json.loads(json_text(size_record(found, 2.5)))
+    assert record["find"] == "replicas"
+    one, other = record["searches"]
+    assert (one["router"], one["value"], one["longer_requests"]) == ("round-robin", 3, 960)
+    assert (other["router"], other["value"]) == ("session-affinity", found[1].found.value)
+    assert one["cost"]["gpus"] == 3
+    tried = {each["value"]: each for each in one["tried"]}
+    assert tried[2]["seeds_met"] == 0 and tried[3]["seeds_met"] == 1
+    assert tried[3]["figures"] == found[0].lab.tried[3].figures
 
 
 def test_gpus_of_a_replica_count(tmp_path: Path) -> None:

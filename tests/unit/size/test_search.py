@@ -18,6 +18,7 @@ from kvsim.size.search import (
     CLOSE,
     Laboratory,
     boundary,
+    find_beside,
     find_best,
     find_boundary,
     sharpen,
@@ -72,6 +73,26 @@ def test_a_threshold_is_found_to_the_last_block(threshold, goal):
     lab = made_up(ttft, goal)
     assert find_boundary(lab) == threshold
     assert len(lab.asked) == len(set(lab.asked)) <= 45
+
+
+@given(st.integers(20, 400), st.floats(0.5, 2), st.sampled_from(["least", "most"]))
+def test_an_answer_that_does_not_last_is_moved_in_few_runs(start, moved, goal):
+    """To the next one that does, up to 1 % or one unit."""
+    threshold = start * (moved if goal == "least" else 1 / moved)
+
+    def ttft(value, seed):
+        inside = value >= threshold if goal == "least" else value <= threshold
+        return 50.0 if inside else 500.0
+
+    lab = made_up(ttft, goal)
+    lab.knob = lab.knob._replace(grain=1.0)
+    found = find_beside(lab, start)
+    assert lab.tried[found].meets
+    assert len(lab.asked) <= 14
+    if (start >= threshold) == (goal == "least"):
+        assert lab.asked == [start]
+    else:
+        assert abs(found - threshold) <= max(0.01 * start, 1.0)
 
 
 @given(st.sets(st.integers(10, 800), max_size=300), st.sampled_from(["least", "most"]))
@@ -186,7 +207,7 @@ def test_no_run_is_repeated(tmp_path, monkeypatch):
     runs = []
     real = backends.run_point
     monkeypatch.setattr(
-        backends, "run_point", lambda task, trace: runs.append(task.key) or real(task, trace)
+        backends, "run_point", lambda task, *rest: runs.append(task.key) or real(task, *rest)
     )
     first = answer(laboratory(tmp_path, "num_gpu_blocks", "p99_ttft<150ms"), ("arrivals",))
     made = len(runs)

@@ -60,10 +60,17 @@ def test_the_same_search_again_runs_nothing_and_writes_the_same_page(kvsim, tmp_
     search += ["--from", "60", "--out", "out"]
     first = kvsim(*search)
     page = (tmp_path / "out" / "size.html").read_bytes()
+    record = (tmp_path / "out" / "size.json").read_bytes()
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "points").glob("*.json")}
     assert len(files) > 20
     assert kvsim(*search).stdout == first.stdout
     assert (tmp_path / "out" / "size.html").read_bytes() == page
+    assert (tmp_path / "out" / "size.json").read_bytes() == record
+    (found,) = json.loads(record)["searches"]
+    kept = [each["value"] for each in found["tried"] if each["seeds_met"] == 2]
+    assert found["meets"] and found["value"] in kept
+    assert f"{found['value']:,} blocks" in found["verdict"][0]
+    assert len(found["tried"]) * 2 == len(files)
     assert files == {path: path.stat().st_mtime_ns for path in files}
     for words in (b"The least num_gpu_blocks_override", b"near the answer", b"2 of 2"):
         assert words in page

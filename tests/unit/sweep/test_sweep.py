@@ -41,6 +41,19 @@ class Cost(ConstantCost):
         time.sleep(0.1)
 """
 
+DYING_COST = """
+import os
+from pathlib import Path
+from kvsim.cost.constant import ConstantCost
+
+class Cost(ConstantCost):
+    \"\"\"Ends its process when that writes the result.\"\"\"
+
+    def __init__(self, step_us: float = 6000):
+        super().__init__(step_us)
+        Path.write_bytes = lambda path, content: os._exit(1)
+"""
+
 
 def results(folder):
     return {name: (folder / name).read_bytes() for name in RESULTS}
@@ -248,3 +261,15 @@ def test_bad_merges(kvsim, arguments, word):
     assert result.returncode == 2
     assert word in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_worker_that_ends_while_it_writes_leaves_nothing(folder, environment):
+    (folder / "dying.py").write_text(DYING_COST)
+    command = [
+        *[sys.executable, "-m", "kvsim", "sweep", "--trace", "load.jsonl", "--base", "base.toml"],
+        *["--set", "cost.model=dying:Cost", "--seeds", "2", "--jobs", "2", "--out", "left"],
+    ]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert ended.returncode, ended.stdout
+    assert not list(folder.rglob(".kvsim-*"))
+    assert not list(folder.glob("left/points/*.json"))
