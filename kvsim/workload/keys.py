@@ -31,7 +31,7 @@ from xxhash import xxh64_intdigest
 
 from kvsim.engine.request import Piece, Span
 from kvsim.workload.pieces import block_spans, joined, span_pieces
-from kvsim.workload.runs import merge
+from kvsim.workload.runs import runs_of
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -52,9 +52,6 @@ _DIGESTS = 1 << 64
 _SALT = 0x9E3779B97F4A7C15F39D
 """Distance of two salts, more than the span of all keys of one; odd, so that hash values of two
 salts rarely meet."""
-
-
-_NO_STOPS: tuple[float, ...] = (inf,)
 
 
 def streams(trace: Trace) -> Streams:
@@ -81,9 +78,9 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         """Leading tokens of each row with hash ids that another row has, too."""
         self._made: dict[int, SpanStream | TokenStream] = {}
 
-    def append(self, input_length: int, spans: Iterable[tuple[int, int]] = ()) -> None:
-        """Add the stream of the next row, as spans of its hash ids."""
-        self._spans.extend(chain.from_iterable(spans))
+    def append(self, input_length: int, spans: Iterable[int] = ()) -> None:
+        """Add the stream of the next row, as stop and offset of each span of its hash ids."""
+        self._spans.extend(spans)
         self._ends.append(len(self._spans))
         self._lengths.append(input_length)
 
@@ -144,12 +141,9 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         made = self._made.get(index)
         if made is not None:
             return made
-        spans = self._spans[self._ends[index] : self._ends[index + 1]]
-        if not spans:
-            return SpanStream(index, self._rows, length)
-        pairs = list(zip(spans[::2], spans[1::2], strict=True))
+        spans = self._spans[self._ends[index] : self._ends[index + 1]] or ()
         shared = self._shared[index]
-        return SpanStream(index, self._rows, length, pairs, unit=self._unit, shared=shared)
+        return SpanStream(index, self._rows, length, spans, unit=self._unit, shared=shared)
 
 
 class SpanStream:
@@ -179,7 +173,7 @@ class SpanStream:
         row: int,
         rows: int,
         input_length: int,
-        spans: Sequence[tuple[int, int]] = (),
+        spans: Sequence[int] = (),
         *,
         base: SpanStream | TokenStream | None = None,
         keep: int = 0,
@@ -187,20 +181,18 @@ class SpanStream:
         unit: int = 1,
         shared: int | None = None,
     ) -> None:
-        """`shared`: tokens of `spans` that other streams have; None: maybe all."""
+        """`spans`: stop and offset of each in turn. `shared`: tokens of them that other streams
+        have; None: maybe all."""
         self._unit = unit
         """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
         self._rows = rows
         self._input_length = input_length
         own = _unique_offset(row)
-        self._stops, self._offsets = _NO_STOPS, (own,)
-        self.named_tokens = keep
+        self._stops: tuple[float, ...] = (*spans[::2], inf)
+        self._offsets: tuple[int, ...] = (*spans[1::2], own)
+        self.named_tokens = max(keep, spans[-2]) if spans else keep
         """Tokens behind which all blocks are in the region of the row."""
-        if spans:
-            stops, offsets = zip(*spans, strict=True)
-            self._stops, self._offsets = (*stops, inf), (*offsets, own)
-            self.named_tokens = max(keep, int(stops[-1]))
         self.shared_tokens = (
             self.named_tokens if shared is None else max(keep, min(shared, self.named_tokens))
         )
@@ -481,53 +473,57 @@ class _Builder:
                 base = self.streams.inherited(parent, keep)
                 stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
             case HashContent():
-                spans = list(self._hash_spans(row, content))
+                spans = self._hash_spans(row, content)
                 if spans and not salt:
                     self.streams.append(length, spans)
                     return
                 stream = SpanStream(index, rows, length, spans, salt=salt, unit=unit)
             case SegmentContent(segments):
-                spans = list(self._segment_spans(row.scope, segments))
+                spans = self._segment_spans(row.scope, segments)
                 stream = SpanStream(index, rows, length, spans, salt=salt)
         self.streams.append_made(length, stream)
 
-    def _hash_spans(self, row: Row, content: HashContent) -> Iterator[tuple[int, int]]:
-        size, position = self._block_size, 0
+    def _hash_spans(self, row: Row, content: HashContent) -> list[int]:
+        size, position, index = self._block_size, 0, len(self.streams)
         # Without output ids, the keys of a partial last block end with the prompt.
-        end = inf if content.output else row.input_length
-        for node, count, owner in self._nodes_of(row.scope, merge(content.prompt + content.output)):
+        end = maxsize if content.output else row.input_length
+        spans: list[int] = []
+        for node, count, owner in self._nodes_of(row.scope, runs_of(content), index):
             offset = node * size - position
             position += count * size
-            if owner != len(self.streams):
+            if owner != index:
                 self.streams.share(owner, position)
-                self.streams.share(len(self.streams), position)
-            yield int(min(position, end)), offset
+                self.streams.share(index, position)
+            spans += (min(position, end), offset)
+        return spans
 
-    def _nodes_of(self, scope: str | None, runs: Runs) -> Iterator[tuple[int, int, int]]:
-        """The nodes of chained ids as runs (first, count, row that had them first), numbered in
-        order of appearance."""
+    def _nodes_of(
+        self, scope: str | None, runs: Runs, index: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """The nodes of the chained ids of row `index` as runs (first, count, row that had them
+        first), numbered in order of appearance."""
         node = self._roots.setdefault(scope, -1 - len(self._roots))
         for start, count in runs:
             while count:
                 edge = self._edges.get((node, start))
                 if edge is None:
-                    edge = self._edges[node, start] = self._nodes, count, len(self.streams)
+                    edge = self._edges[node, start] = self._nodes, count, index
                     self._nodes += count
                 first, length, owner = edge
                 taken = min(count, length)
                 yield first, taken, owner
                 node, start, count = first + taken - 1, start + taken, count - taken
 
-    def _segment_spans(
-        self, scope: str | None, segments: tuple[tuple[str, int], ...]
-    ) -> Iterator[tuple[int, int]]:
+    def _segment_spans(self, scope: str | None, segments: tuple[tuple[str, int], ...]) -> list[int]:
         before: object = ("scope", scope)
         position = 0
+        spans: list[int] = []
         for name, length in segments:
             number = self._segments.setdefault((before, name), len(self._segments))
             position += length
-            yield position, _SEGMENTS + number * _REGION
+            spans += (position, _SEGMENTS + number * _REGION)
             before = (number, length)
+        return spans
 
 
 def _unique_offset(row: int) -> int:
