@@ -9,7 +9,7 @@ from contextlib import contextmanager
 _LARGE = 100_000
 """Requests of a run that are worth a pass."""
 _SELDOM = 500_000
-"""New objects between two passes of the command line: more than a trace of 10,000 requests has."""
+"""New objects between two passes in a command. Reading and running 10,000 requests makes fewer."""
 
 
 @contextmanager

@@ -141,7 +141,9 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         made = self._made.get(index)
         if made is not None:
             return made
-        spans = self._spans[self._ends[index] : self._ends[index + 1]] or ()
+        spans = self._spans[self._ends[index] : self._ends[index + 1]]
+        if not spans:
+            return SpanStream(index, self._rows, length)
         shared = self._shared[index]
         return SpanStream(index, self._rows, length, spans, unit=self._unit, shared=shared)
 
