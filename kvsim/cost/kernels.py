@@ -217,8 +217,8 @@ class Kernels:
 
 def _row(grid: Grid, x: float, scale: float = 1) -> Row:
     """A grid at `x`: contexts times `scale`, times there, the scaled contexts measured."""
-    look = Interpolation()
-    us = [look.between(grid.x, grid.ctx, grid.us, x, context) for context in grid.ctx]
+    along = Interpolation().along
+    us = [along(grid.x, column, x) for column in grid.columns]
     measured = NEVER
     if grid.x[0] <= x <= grid.x[-1]:
         i = bisect_left(grid.x, x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from operator import sub, truediv
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Line:
     By default that range is the range of the points. The caller notes look-ups outside of it.
     """
 
-    __slots__ = ("_cells", "_starts", "first", "last")
+    __slots__ = ("_cells", "_columns", "_starts", "first", "last")
 
     def __init__(
         self,
@@ -34,12 +34,13 @@ class Line:
         measured: tuple[float, float] | None = None,
     ) -> None:
         self.first, self.last = (xs[0], xs[-1]) if measured is None else measured
-        ends = zip(pairwise(xs), pairwise(ys), strict=True)
-        slopes = [(d - c) / (b - a) for (a, b), (c, d) in ends]
+        slopes: list[float] = [*map(truediv, map(sub, ys[1:], ys), map(sub, xs[1:], xs))]
         slopes.append(max(slopes[-1], 0.0))
         self._starts = list(xs)
         self._cells = [(xs[0], ys[0], 0.0), *zip(xs, ys, slopes, strict=True)]
         """(start, value there, slope) before the first point and from each point on."""
+        self._columns: NDArray[np.float64] | None = None
+        """The same as columns, for many positions at once."""
 
     def plus(self, other: Callable[[float], float], breaks: Iterable[float]) -> Line:
         """The line through the sums with `other`, at the points of both: it bends at `breaks`."""
@@ -57,7 +58,9 @@ class Line:
 
         if len(xs) < _MANY:
             return np.array([self.at(x) for x in xs.tolist()])
-        starts, ys, slopes = np.array(self._cells).T
+        if self._columns is None:
+            self._columns = np.array(self._cells).T
+        starts, ys, slopes = self._columns
         i = np.searchsorted(self._starts, xs, side="right")
         values: NDArray[np.float64] = ys[i] + slopes[i] * (xs - starts[i])
         return values

@@ -15,12 +15,14 @@ interpolated linearly (`kvsim.cost.table`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from kvsim.cost.interpolation import Interpolation
 from kvsim.errors import ConfigError, shortened
 from kvsim.hardware import AllReduce
 from kvsim.library import convert, find, read_by, read_json
@@ -57,12 +59,21 @@ class HeadCurve(Curve, frozen=True, forbid_unknown_fields=True):
     x: list[float] = field(name="samples")
 
 
-class Grid(Struct, frozen=True, forbid_unknown_fields=True):
+class Grid(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Times `us[i][j]` of one layer at `(x[i], ctx[j])`; rows may end early, but have 2 entries."""
 
     x: list[float]
     ctx: list[float]
     us: list[list[Us]]
+
+    @cached_property
+    def columns(self) -> list[list[float]]:
+        """The times by context, for every `x`: rows that end early go on as `Interpolation` does.
+
+        The grid keeps them, because many runs of one process price their steps with it.
+        """
+        along = Interpolation().along
+        return [[along(self.ctx, row, context) for row in self.us] for context in self.ctx]
 
 
 class DecodeGrid(Grid, frozen=True, forbid_unknown_fields=True):

@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+"""Types of most values, which are plain already."""
+
 
 def plain(value: Any) -> Any:
     """The value as plain dicts, lists, texts and numbers; infinities as the text `inf` or `-inf`.
 
     Raises `AssertionError` for NaN: an undefined figure is None.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

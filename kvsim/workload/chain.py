@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from kvsim.workload.runs import merge
+from kvsim.workload.runs import runs_of
 from kvsim.workload.trace import HashContent, Row, Runs, Trace
 
 _ROOT = -1
@@ -61,7 +61,7 @@ def first_conflict(trace: Trace) -> tuple[Row, str] | None:
 
 def _add(scope: _Scope, row: Row, content: HashContent, trace: Trace) -> str | None:
     before = _ROOT
-    for start, count in merge(content.prompt + content.output):
+    for start, count in runs_of(content):
         last = start + count - 1
         if start == before + 1:
             scope.inside.append((start, last, row))
@@ -86,8 +86,7 @@ def _add(scope: _Scope, row: Row, content: HashContent, trace: Trace) -> str | N
 
 
 def _runs(row: Row) -> Runs:
-    content = row.content
-    return merge(content.prompt + content.output) if isinstance(content, HashContent) else ()
+    return runs_of(row.content) if isinstance(row.content, HashContent) else ()
 
 
 def _begins_run(row: Row, one: int) -> bool:

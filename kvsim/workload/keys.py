@@ -21,7 +21,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from math import inf
 from sys import maxsize
@@ -31,7 +31,7 @@ from xxhash import xxh64_intdigest
 
 from kvsim.engine.request import Piece, Span
 from kvsim.workload.pieces import block_spans, joined, span_pieces
-from kvsim.workload.runs import merge
+from kvsim.workload.runs import runs_of
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -51,9 +51,6 @@ _DIGESTS = 1 << 64
 _SALT = 0x9E3779B97F4A7C15F39D
 """Distance of two salts, more than the span of all keys of one; odd, so that hash values of two
 salts rarely meet."""
-
-
-_NO_STOPS: tuple[float, ...] = (inf,)
 
 
 def streams(trace: Trace) -> Streams:
@@ -80,9 +77,9 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         """Leading tokens of each row with hash ids that another row has, too."""
         self._made: dict[int, SpanStream | TokenStream] = {}
 
-    def append(self, input_length: int, spans: Iterable[tuple[int, int]] = ()) -> None:
-        """Add the stream of the next row, as spans of its hash ids."""
-        self._spans.extend(chain.from_iterable(spans))
+    def append(self, input_length: int, spans: Iterable[int] = ()) -> None:
+        """Add the stream of the next row, as stop and offset of each span of its hash ids."""
+        self._spans.extend(spans)
         self._ends.append(len(self._spans))
         self._lengths.append(input_length)
 
@@ -147,9 +144,8 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         spans = self._spans[self._ends[index] : self._ends[index + 1]]
         if not spans:
             return SpanStream(index, self._rows, length)
-        pairs = list(zip(spans[::2], spans[1::2], strict=True))
         shared = self._shared[index]
-        return SpanStream(index, self._rows, length, pairs, unit=self._unit, shared=shared)
+        return SpanStream(index, self._rows, length, spans, unit=self._unit, shared=shared)
 
 
 class SpanStream:
@@ -179,7 +175,7 @@ class SpanStream:
         row: int,
         rows: int,
         input_length: int,
-        spans: Sequence[tuple[int, int]] = (),
+        spans: Sequence[int] = (),
         *,
         base: SpanStream | TokenStream | None = None,
         keep: int = 0,
@@ -187,20 +183,18 @@ class SpanStream:
         unit: int = 1,
         shared: int | None = None,
     ) -> None:
-        """`shared`: tokens of `spans` that other streams have; None: maybe all."""
+        """`spans`: stop and offset of each in turn. `shared`: tokens of them that other streams
+        have; None: maybe all."""
         self._unit = unit
         """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
         self._rows = rows
         self._input_length = input_length
         own = _unique_offset(row)
-        self._stops, self._offsets = _NO_STOPS, (own,)
-        self.named_tokens = keep
+        self._stops: tuple[float, ...] = (*spans[::2], inf)
+        self._offsets: tuple[int, ...] = (*spans[1::2], own)
+        self.named_tokens = max(keep, spans[-2]) if spans else keep
         """Tokens behind which all blocks are in the region of the row."""
-        if spans:
-            stops, offsets = zip(*spans, strict=True)
-            self._stops, self._offsets = (*stops, inf), (*offsets, own)
-            self.named_tokens = max(keep, int(stops[-1]))
         self.shared_tokens = (
             self.named_tokens if shared is None else max(keep, min(shared, self.named_tokens))
         )
@@ -487,20 +481,20 @@ class _Builder:
                     return
                 stream = SpanStream(index, rows, length, spans, salt=salt, unit=unit)
             case SegmentContent(segments):
-                spans = list(self._segment_spans(row.scope, segments))
+                spans = self._segment_spans(row.scope, segments)
                 stream = SpanStream(index, rows, length, spans, salt=salt)
         self.streams.append_made(length, stream)
 
-    def _hash_spans(self, row: Row, content: HashContent) -> list[tuple[int, int]]:
+    def _hash_spans(self, row: Row, content: HashContent) -> list[int]:
         """Chained ids as spans. The ids of a chain are numbered in order of appearance; notes which
         of them rows share."""
         edges, size, own = self._edges, self._block_size, len(self.streams)
         # Without output ids, the keys of a partial last block end with the prompt.
-        end = inf if content.output else row.input_length
+        end = maxsize if content.output else row.input_length
         node = self._roots.setdefault(row.scope, -1 - len(self._roots))
-        spans: list[tuple[int, int]] = []
+        spans: list[int] = []
         position = common = 0
-        for start, count in merge(content.prompt + content.output):
+        for start, count in runs_of(content):
             while count:
                 edge = edges.get((node, start))
                 if edge is None:
@@ -509,7 +503,7 @@ class _Builder:
                 first, length, owner = edge
                 taken = count if count < length else length
                 stop = position + taken * size
-                spans.append((stop if stop < end else row.input_length, first * size - position))
+                spans += (stop if stop < end else end, first * size - position)
                 if owner != own:
                     self.streams.share(owner, stop)
                     common = stop
@@ -517,16 +511,16 @@ class _Builder:
         self.streams.share(own, common)
         return spans
 
-    def _segment_spans(
-        self, scope: str | None, segments: tuple[tuple[str, int], ...]
-    ) -> Iterator[tuple[int, int]]:
+    def _segment_spans(self, scope: str | None, segments: tuple[tuple[str, int], ...]) -> list[int]:
         before: object = ("scope", scope)
         position = 0
+        spans: list[int] = []
         for name, length in segments:
             number = self._segments.setdefault((before, name), len(self._segments))
             position += length
-            yield position, _SEGMENTS + number * _REGION
+            spans += (position, _SEGMENTS + number * _REGION)
             before = (number, length)
+        return spans
 
 
 def _unique_offset(row: int) -> int:

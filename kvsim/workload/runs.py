@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
-from kvsim.workload.trace import Runs
+from kvsim.workload.trace import HashContent, Runs
+
+_count = itemgetter(1)
 
 
 def collapse(ids: Iterable[int]) -> Runs:
@@ -34,6 +37,12 @@ def merge(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(merged)
 
 
+def runs_of(content: HashContent) -> Runs:
+    """The ids of a prompt and its output, in the longest runs."""
+    alone = len(content.prompt) == 1 and not content.output
+    return content.prompt if alone else merge(content.prompt + content.output)
+
+
 def total(runs: Runs) -> int:
     """Number of ids in all runs."""
-    return sum(count for _, count in runs)
+    return sum(map(_count, runs))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.lines import Line
-from kvsim.cost.profile import MixedGrid
+from kvsim.cost.profile import MixedGrid, PrefillGrid
 
 AXES = ([16.0, 32.0, 128.0], [0.0, 16.0, 64.0], [1.0, 4.0, 8.0], [16.0, 64.0])
 TIMES = np.random.default_rng(0).uniform(1, 100, [len(axis) for axis in AXES])
@@ -84,6 +84,18 @@ def test_a_run_along_a_line_is_read_to_the_bit(xs: list[int], data: st.DataObjec
     start, step = data.draw(st.integers(0, 20_000)), data.draw(st.integers(1, 300))
     points = range(start, start + step * data.draw(st.integers(0, 300)), step)
     assert line.rounded(points) == [round(line.at(x)) for x in points]
+
+
+@given(RISING, RISING, st.floats(0, 10_000), st.data())
+def test_a_grid_is_read_by_context_to_the_bit(
+    xs: list[int], contexts: list[int], x: float, data: st.DataObject
+) -> None:
+    """Rows may end early; reading along them first, or across them first, is the same."""
+    rows = st.lists(st.floats(0, 1e6), min_size=2, max_size=len(contexts))
+    us = data.draw(st.lists(rows, min_size=len(xs), max_size=len(xs)))
+    grid, look = PrefillGrid(list(map(float, xs)), list(map(float, contexts)), us), Interpolation()
+    across = [look.along(grid.x, column, x) for column in grid.columns]
+    assert across == [look.between(grid.x, grid.ctx, us, x, context) for context in grid.ctx]
 
 
 def test_a_further_chunk_takes_few_look_ups() -> None:

@@ -237,3 +237,10 @@ def test_an_inherited_stream_is_shared_as_far_as_it_has_ids() -> None:
     rows = [Row(i, str(i), i, 0, 12, 5, content) for i, content in enumerate(contents)]
     found = streams(Trace("x", "native", "", rows, block_size=4, hash_kind="prefix"))
     assert [stream.shared_tokens for stream in found] == [12, 4, 12]
+
+
+def test_blocks_of_a_row_without_ids_form_no_groups() -> None:
+    rows = [Row(0, "a", 1, 0, 64, 1, HashContent(((0, 2),))), Row(1, "b", 2, 0, 64, 1)]
+    known, unknown = streams(Trace("t", "native", "", rows, block_size=32, hash_kind="prefix"))
+    assert [blocks for _, blocks in known.units(4, 16)] == [2, 2]
+    assert [blocks for _, blocks in unknown.units(4, 16)] == [1, 1, 1, 1]
