@@ -241,6 +241,13 @@ class Offloading(Connector):
         self._sync_left = self._sync_budget
         return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
 
+    def rests(self, requests: Iterable[Request]) -> bool:
+        return not self.tier.cascades and all(self._known[each].stored for each in requests)
+
+    def grew(self, moves: list[Move]) -> None:
+        self._note_tables(moves)
+        self._touched.clear()
+
     def _note_tables(self, moves: list[Move]) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""
         sparse = [number for number, group in enumerate(self._groups) if group.window]
