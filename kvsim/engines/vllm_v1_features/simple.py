@@ -103,7 +103,7 @@ class SimpleOffload(Connector):
         most = sequence.length - 1 - computed
         if not keys or most <= 0:
             return Match()
-        hits = blocks.find_hits(keys, most, self._find)
+        hits = blocks.find_hits(keys, most, self.cpu.block_of.get)
         if not hits.tokens:
             return Match()
         self.cpu.hit(_there(hits))
@@ -274,9 +274,6 @@ class SimpleOffload(Connector):
         return {"capacity_blocks": self.capacity_blocks, "lazy_offload": self._lazy}
 
     # -- the connector's own ---------------------------------------------------------------------
-
-    def _find(self, key: int, group: int) -> int | None:
-        return self.cpu.block_of.get(self._blocks.content_key(key, group))
 
     def _forget(self, request: Request) -> None:
         """Lets go of the blocks of the tier that were found for a request."""

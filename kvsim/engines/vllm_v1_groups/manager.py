@@ -31,8 +31,8 @@ from kvsim.engines.vllm_v1_groups.mamba import AlignedMamba
 from kvsim.engines.vllm_v1_groups.pool import GroupPool
 from kvsim.rules.eviction import make_eviction
 
-Find = Callable[[int, int], int | None]
-"""Maps a request key and the number of a group to the block with this content."""
+Find = Callable[[int], int | None]
+"""Maps a content key (`GroupTables.content_key`) to the block with this content."""
 
 
 class GroupTables(Tables):
@@ -148,7 +148,7 @@ class GroupTables(Tables):
         self._junctions.pop(sequence, None)
         if not self.caching:
             return self.nothing
-        hits, junction = self._find_common(self.keys(sequence), sequence.length - 1, self.find)
+        hits, junction = self._find_common(self.keys(sequence), sequence.length - 1, self.gpu.block_of.get)
         if junction:
             self._junctions[sequence] = junction
         return hits
@@ -156,7 +156,7 @@ class GroupTables(Tables):
     def cached_tokens(self, sequence: TokenSequence) -> int:
         if not self.caching:
             return 0
-        return self._find_common(self.keys(sequence), sequence.length - 1, self.find)[0].tokens
+        return self._find_common(self.keys(sequence), sequence.length - 1, self.gpu.block_of.get)[0].tokens
 
     @property
     def nothing(self) -> Hits:
@@ -164,8 +164,8 @@ class GroupTables(Tables):
         return Hits(0, [[] for _ in self.groups])
 
     def find_hits(self, keys: Sequence[int], max_tokens: int, find: Find) -> Hits:
-        """Returns the longest hit of at most `max_tokens` tokens in any pool. `find` maps a request
-        key and a group to a block of that pool. Positions count from the first of `keys`."""
+        """Returns the longest hit of at most `max_tokens` tokens in a pool, of which `find` knows
+        the blocks. Positions count from the first of `keys`."""
         return self._find_common(keys, max_tokens, find)[0]
 
     def junction(self, sequence: TokenSequence) -> int:
@@ -381,9 +381,13 @@ class GroupTables(Tables):
             units = alike.rules.block_size // layout.key_tokens
 
             def found(place: int) -> list[int] | None:
-                key = keys[(place + 1) * units - 1]
-                blocks = [find(key, member) for member in alike.members]
-                return None if None in blocks else [block or 0 for block in blocks]
+                first, blocks = keys[(place + 1) * units - 1] * groups, []
+                for member in alike.members:
+                    block = find(first + member)
+                    if block is None:
+                        return None
+                    blocks.append(block)
+                return blocks
 
             return found
 
