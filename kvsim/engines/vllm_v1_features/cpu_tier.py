@@ -321,6 +321,10 @@ class CpuTier:
         self._accessed(keys, access, keys)
         return [self._places[key] for key in keys]
 
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places of its chunks, and their states (`kvsim.engine.tables.Tier`)."""
+        return self._places.values(), self._state.values()
+
     def copies(self) -> Sequence[Any]:
         """Returns the copies to and from a tier below that begin with this step."""
         return ()
@@ -349,7 +353,7 @@ class CpuTier:
         for key in keys:
             self._state[key] -= 1
             self._evictable += self._state[key] == READY
-    
+
     def ended(self, access: Access) -> None:
         """A request is over."""
         self._policy.ended(access)

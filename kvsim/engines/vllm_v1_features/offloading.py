@@ -95,6 +95,7 @@ class Offloading(Connector):
         """`sync_load_budget_bytes`: bytes that a step may load before it computes; other loads
         happen while their requests wait. `bytes_per_token`: of all layers together."""
         self._blocks, self.tier = blocks, tier
+        blocks.tier = tier
         self.blocks_per_chunk = self._size = blocks_per_chunk
         self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only

@@ -148,7 +148,7 @@ class GroupTables(Tables):
         self._junctions.pop(sequence, None)
         if not self.caching:
             return self.nothing
-        hits, junction = self._find_common(self.keys(sequence), sequence.length - 1, self.gpu.block_of.get)
+        hits, junction = self._find_own(sequence)
         if junction:
             self._junctions[sequence] = junction
         return hits
@@ -156,7 +156,7 @@ class GroupTables(Tables):
     def cached_tokens(self, sequence: TokenSequence) -> int:
         if not self.caching:
             return 0
-        return self._find_common(self.keys(sequence), sequence.length - 1, self.gpu.block_of.get)[0].tokens
+        return self._find_own(sequence)[0].tokens
 
     @property
     def nothing(self) -> Hits:
@@ -372,6 +372,11 @@ class GroupTables(Tables):
                 group.make_room(table, ask.start, external, self.gpu)
         for group, table in zip(self.groups, tables, strict=True):
             group.grow(table, ask, self.gpu, self.layout)
+
+    def _find_own(self, sequence: TokenSequence) -> tuple[Hits, int]:
+        """Returns the longest hit of a sequence, and its junction."""
+        find = self.gpu.block_of.get
+        return self._find_common(self.keys(sequence), sequence.length - 1, find)
 
     def _find_common(self, keys: Sequence[int], longest: int, find: Find) -> tuple[Hits, int]:
         """Returns the longest hit, and its junction."""
