@@ -31,7 +31,7 @@
 
   const palette = () => {
     const style = getComputedStyle(document.documentElement);
-    const names = { free: "--free", cached: "--cached", shared: "--peak", kept: "--other", storing: "--swap", loading: "--swap-in" };
+    const names = { free: "--free", cached: "--cached", shared: "--peak", kept: "--other", storing: "--swap", loading: "--waiting" };
     const others = named(style.getPropertyValue("--rule"));
     const least = dark() ? 0.38 : 0.42;
     const own = ([id, session, hue, tone]) =>

@@ -53,7 +53,7 @@ _KEY = {
     FREE: ("Free", "free"),
     KEPT: ("Held outside all block tables", "other"),
     STORING: ("Being stored in CPU memory", "swap"),
-    LOADING: ("Being loaded from CPU memory", "swap-in"),
+    LOADING: ("Being loaded from CPU memory", "waiting"),
 }
 _HUES, _TONES = 315, 3
 """Colours of owners; none is a blue, because blues stand for cached and shared blocks."""
