@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
+from types import FrameType
 
 _INTERRUPTS = [signal.SIGINT]
 """The signals that came, Ctrl-C first."""
@@ -55,11 +57,19 @@ def _again(lost: sys.UnraisableHookArgs) -> None:
 
 def _interrupt_main_thread(number: int) -> None:
     main = threading.main_thread().ident
+    while _in_hook(sys._current_frames().get(main or 0)):
+        time.sleep(0.001)  # Python would drop it there, too, and would not call the hook again.
     if sys.platform == "win32" or main is None:
         signal.raise_signal(number)
     else:
         # Sent to this thread, it would not wake the main thread where that sleeps.
         signal.pthread_kill(main, number)
+
+
+def _in_hook(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _again.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -115,10 +115,15 @@ def test_a_signal_waits_until_all_files_are_moved(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_an_interrupt_that_python_drops_comes_again() -> None:
+@pytest.mark.parametrize("busy_s", [0, 0.1])
+def test_an_interrupt_that_python_drops_comes_again(busy_s: float) -> None:
+    """Also on a machine so busy that the hook is still running when the interrupt comes again."""
     code = (
-        "import signal, time, weakref\n"
+        "import signal, threading, time, weakref\n"
         "from kvsim.cli import stopping\n"
+        "class Timer(threading.Timer):\n"
+        f"    def start(self): super().start(); time.sleep({busy_s})\n"
+        "threading.Timer = Timer\n"
         "stopping.heed_signals()\n"
         "class Thing: pass\n"
         "thing = Thing()\n"
