@@ -19,6 +19,7 @@ from kvsim.engine.request import Sequence as TokenSequence
 from kvsim.engine.tables import Tables
 from kvsim.engines.vllm_v1_groups.chunks import Chunks
 from kvsim.engines.vllm_v1_groups.deaths import state_of_drafts
+from kvsim.engines.vllm_v1_groups.full import Full
 from kvsim.engines.vllm_v1_groups.group import Ask, Found, Group, GroupTable, Known, Layout, Prompt
 from kvsim.engines.vllm_v1_groups.lookup import (
     Alike,
@@ -83,6 +84,7 @@ class GroupTables(Tables):
         self._sets = sets_of(self.groups, self.layout)
         drops = {number: each.drop for each in self._sets for number in each.members}
         self._drops = [drops[number] for number in range(len(groups))]
+        self._all_full = all(type(group) is Full for group in self.groups)
         most = max_num_batched_tokens
         self._most_tokens = min(most, long_prefill_token_threshold or most)
         aligned = tuple(each for each in self.groups if isinstance(each, AlignedMamba))
@@ -230,6 +232,8 @@ class GroupTables(Tables):
         first also after the test of the whole sequence. `flying` is the number of computed tokens
         of steps in flight, which still read what is behind the window.
         """
+        if hits is None and self._stays(sequence, tokens, lookahead):
+            return True
         layout, tables = self.layout, self._tables(sequence)
         found = hits or self.nothing
         start = sequence.computed + found.tokens + external
@@ -346,6 +350,22 @@ class GroupTables(Tables):
         assert empty == self.empty_slots, "empty slots were miscounted"
 
     # -- the manager's own ---------------------------------------------------------------------
+
+    def _stays(self, sequence: TokenSequence, tokens: int, lookahead: int) -> bool:
+        """Fills slots of blocks that a running sequence has, if these are enough and no others fall
+        behind. Returns whether they are."""
+        held = self._held.get(sequence)
+        if held is None or not self._all_full:
+            return False
+        upto = sequence.computed + tokens
+        slots, filled = min(upto + lookahead, self.layout.max_model_len), sequence.filled
+        for group, table in zip(self.groups, held, strict=True):
+            if len(table.blocks) * group.block_size < slots:
+                return False
+        self.empty_slots -= (slots - filled) * len(self.groups)
+        sequence.filled = slots
+        self.publish(sequence, min(upto, sequence.length))
+        return True
 
     def _tables(self, sequence: TokenSequence) -> tuple[GroupTable, ...]:
         return self._held.get(sequence) or tuple(group.table() for group in self.groups)
