@@ -126,8 +126,8 @@ class FeaturedSteps:
         """Takes steps from `now_ns` to `Batch.now_ns`. Returns whether it took any."""
         why_not = self._hindrance()
         most = 0 if why_not else self._begin()
-        if not (most and self._finds_blocks()):
-            why_not = why_not or ("blocks run short" if most else "a request is about to end")
+        if most < 1 or not self._finds_blocks():
+            why_not = why_not or ("a request is about to end" if most < 1 else "blocks run short")
             self.composed_because[why_not] = self.composed_because.get(why_not, 0) + 1
             return False
         self.repeated_steps += self._stretch(flying, now_ns, most, progress)
@@ -193,15 +193,12 @@ class FeaturedSteps:
                 start_ns, end_ns, number, self._context, number, 0, 0, 0, number, *census, 0, 0
             )
             step = Flight(batch.plan, start_ns, end_ns, NOTHING_MOVED, row)
-            if not self._flying:
+            if flight is None:
                 self._settle(step)
-            elif self._composed == 1:
-                assert flight is not None
-                self._settle_first(flight)
             else:
-                assert flight is not None
-                self._settle(flight)
-            flight = step if self._flying else None
+                settle = self._settle_first if self._composed == 1 else self._settle
+                settle(flight)
+                flight = step
             done = series.count(1) or self._composed == most
             if done or batch.now_ns >= cut_ns or not self._finds_blocks():
                 break
