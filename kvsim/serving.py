@@ -65,6 +65,7 @@ class Serving:
         self.shortcuts = Shortcuts(
             self.batch, parts.scheduler, parts.cost, endings, asked, stepwise
         )
+        self._departures = Patience(rows) if parts.scheduler.ends_early else None
         self._loop = Loop(
             host,
             parts.scheduler,
@@ -76,9 +77,9 @@ class Serving:
             # A watcher looks at requests that are over.
             over=self._shelve if watcher is None else None,
             repetition=self.shortcuts.repetition(
-                self.recorder, self._arrive, inbox.upcoming, inbox.listens
+                self.recorder, self._arrive, self._upcoming(), inbox.listens
             ),
-            departures=Patience(rows) if parts.scheduler.ends_early else None,
+            departures=self._departures,
         )
 
     def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
@@ -167,6 +168,19 @@ class Serving:
         self.inbox.collect(now_ns)
         self._loop.take_in(self.inbox.take())
         return self.inbox.next_ns
+
+    def _upcoming(self) -> Callable[[], tuple[float, float]]:
+        """Returns what tells when the next request with a fixed send time comes, and when the next
+        other event is due, which may be that a client gives up."""
+        upcoming, departures = self.inbox.upcoming, self._departures
+        if departures is None:
+            return upcoming
+
+        def or_given_up() -> tuple[float, float]:
+            next_ns, horizon_ns = upcoming()
+            return next_ns, min(horizon_ns, departures.next_ns)
+
+        return or_given_up
 
     def _recording(self, step_over: Callable[[], None]) -> Callable[[bytes], None]:
         def record(row: bytes) -> None:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Counts = NDArray[np.int32]
 
-STATES = ("free", "cached", "owned", "shared", "kept")
+STATES = ("free", "cached", "owned", "shared", "kept", "storing", "loading")
 """States of a block. `free`: in no table, without content. `cached`: in no table, its content can
 be hit. `owned`: in tables of one request. `shared`: in tables of several requests. `kept`: held
-outside all tables (a declared prefix, a reservation, a leak of the engine)."""
-FREE, CACHED, OWNED, SHARED, KEPT = range(len(STATES))
+outside all tables (a declared prefix, a reservation, a leak of the engine). In a tier in CPU
+memory, whose places are its chunks: `storing`: it is being written; `loading`: it is being read."""
+FREE, CACHED, OWNED, SHARED, KEPT, STORING, LOADING = range(len(STATES))
 
 GPU, CPU = 0, 1
 

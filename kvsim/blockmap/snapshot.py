@@ -7,10 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.blockmap.blockmap import CACHED, FREE, KEPT, OWNED, SHARED, STATES, Counts, Ints
+from kvsim.blockmap.blockmap import (
+    CACHED,
+    FREE,
+    KEPT,
+    LOADING,
+    OWNED,
+    SHARED,
+    STATES,
+    STORING,
+    Counts,
+    Ints,
+)
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.request import Request, Sequence
-from kvsim.engine.tables import Tables
+from kvsim.engine.tables import Tables, Tier
 
 
 class Held(NamedTuple):
@@ -80,11 +91,19 @@ def owners(pool: BlockPool, held: Held) -> Ints:
     return marks
 
 
+def kept_below(tier: Tier) -> Ints:
+    """For each place of a tier: ~state."""
+    marks = np.full(tier.capacity, ~FREE, dtype=np.int64)
+    places, loads = (np.fromiter(each, np.int64) for each in tier.contents())
+    marks[places] = np.choose(np.sign(loads) + 1, (~STORING, ~CACHED, ~LOADING))
+    return marks
+
+
 def count_up(marks: Ints, group: Ints, groups: int) -> tuple[Counts, Counts, Counts]:
     """Blocks of each state by group, which request owns most of a group, and how many blocks.
 
-    `marks`: what `owners` returns; `group`: the group of each block, ascending. Shapes as in
-    `BlockMap`.
+    `marks`: what `owners` and `kept_below` return; `group`: the group of each block, ascending.
+    Shapes as in `BlockMap`.
     """
     # Neighbours are mostly alike, so counting stretches is much quicker than counting blocks.
     begins = np.ones(len(marks), dtype=bool)

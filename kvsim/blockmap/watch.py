@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
-from kvsim.blockmap.snapshot import TableReader, count_up, owners
+from kvsim.blockmap.snapshot import TableReader, count_up, kept_below, owners
 from kvsim.engine.batch import Batch
 from kvsim.engine.counted import CountPool
 from kvsim.engine.plan import Plan
@@ -30,7 +31,7 @@ FIRST_CELL_NS = 1 << 20
 
 
 class Sample(NamedTuple):
-    """The state of both pools at one time."""
+    """The state of both pools, or of the GPU's and the tier below, at one time."""
 
     time_ns: int
     idle: bool
@@ -66,7 +67,7 @@ class BlockMapWatcher:
         """Take a sample if this step is the first one of its cell."""
         if self._groups is None:
             self._prepare(batch)
-        if plan.empty:
+        if plan.empty and not plan.waits:
             return
         idle, self._idle = self._idle, None
         if idle is not None and self._cell(now_ns) > self._cell(idle.time_ns):
@@ -102,19 +103,21 @@ class BlockMapWatcher:
                 "--block-map: this block manager only counts its blocks and gives them no ids; use"
                 " --block-manager naive or prefix-caching, or leave out --block-map"
             )
-        groups = self._groups = make_groups(gpu.size, cpu.size, *self._rows)
+        tier = batch.blocks.tier
+        below = cpu.size if tier is None else tier.capacity
+        groups = self._groups = make_groups(gpu.size, below, *self._rows)
         self._group_of = np.repeat(np.arange(len(groups.blocks)), groups.blocks)
 
     def _cell(self, time_ns: int) -> int:
         return time_ns // self._cell_ns
 
     def _sample(self, batch: Batch, now_ns: int, idle: bool) -> Sample:
-        queues = (batch.running, batch.swapped, batch.waiting, batch.aside, batch.lost)
-        requests = (request for queue in queues for request in queue)
-        held = self._tables.held_by(batch.blocks, requests)
-        marks = np.concatenate(
-            [owners(pool, held) for pool in (batch.blocks.gpu, batch.blocks.cpu)]
-        )
+        queued = chain(batch.running, batch.swapped, batch.holding, batch.waiting)
+        requests = chain(queued, batch.aside, batch.lost)
+        blocks = batch.blocks
+        held = self._tables.held_by(blocks, requests)
+        below = owners(blocks.cpu, held) if blocks.tier is None else kept_below(blocks.tier)
+        marks = np.concatenate([owners(blocks.gpu, held), below])
         assert self._groups is not None
         return Sample(now_ns, idle, *count_up(marks, self._group_of, len(self._groups.first)))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
 from kvsim.engine.cache_events import CacheEvents
 from kvsim.engine.growth import GROWTH, Growth, make_growth
@@ -30,6 +31,18 @@ Pairs = list[tuple[int, int]]
 
 COUNTED, NAMED = "counted", "named"
 """How block managers serve decoding requests together (`Tables.lockstep`)."""
+
+
+class Tier(Protocol):
+    """Memory below the pools, in equal places."""
+
+    capacity: int
+    """Number of places."""
+
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places in use, and for each of them how many loads read it, or -1 while it is
+        being written."""
+        ...
 
 
 class Tables:
@@ -56,6 +69,8 @@ class Tables:
     or out of those that can be hit."""
     swaps = True
     """Whether its tables can move to the CPU pool."""
+    tier: Tier | None = None
+    """What a connector keeps in CPU memory, for those who look on."""
     grows = True
     """Whether a running request can need more blocks than it has. If not, no request is ever
     preempted for lack of blocks, and a watermark has no purpose."""

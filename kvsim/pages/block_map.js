@@ -31,7 +31,7 @@
 
   const palette = () => {
     const style = getComputedStyle(document.documentElement);
-    const names = { free: "--free", cached: "--cached", shared: "--peak", kept: "--other" };
+    const names = { free: "--free", cached: "--cached", shared: "--peak", kept: "--other", storing: "--swap", loading: "--waiting" };
     const others = named(style.getPropertyValue("--rule"));
     const least = dark() ? 0.38 : 0.42;
     const own = ([id, session, hue, tone]) =>
@@ -91,6 +91,8 @@
         cached: "cached, in no table",
         shared: "shared by several requests",
         kept: "held outside all block tables",
+        storing: "being stored",
+        loading: "being loaded",
       }[data.states[cell]];
     }
     const [id, session] = data.owners[cell - states];

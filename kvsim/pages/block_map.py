@@ -16,7 +16,19 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvsim.blockmap.blockmap import CACHED, CPU, FREE, GPU, KEPT, OWNED, SHARED, STATES, BlockMap
+from kvsim.blockmap.blockmap import (
+    CACHED,
+    CPU,
+    FREE,
+    GPU,
+    KEPT,
+    LOADING,
+    OWNED,
+    SHARED,
+    STATES,
+    STORING,
+    BlockMap,
+)
 from kvsim.pages.document import embedded, placed, text_of
 from kvsim.pages.figures import Figure, TimeAxis, Trace, line, merge, over_time, titled
 from kvsim.pages.html import Html, element, join, key_of, lead
@@ -28,7 +40,7 @@ COLUMNS = 1500
 MOST_BYTES = 700_000
 """Most bytes of packed cells; a larger picture is made coarser in time."""
 
-_SHOWN = (FREE, CACHED, SHARED, KEPT)
+_SHOWN = (FREE, CACHED, SHARED, KEPT, STORING, LOADING)
 """States with a colour of their own, by their number in the picture; owners have the numbers after
 these."""
 _KEY = {
@@ -40,6 +52,8 @@ _KEY = {
     CACHED: ("Cached: in no table, can be hit", "cached"),
     FREE: ("Free", "free"),
     KEPT: ("Held outside all block tables", "other"),
+    STORING: ("Being stored in CPU memory", "swap"),
+    LOADING: ("Being loaded from CPU memory", "waiting"),
 }
 _HUES, _TONES = 315, 3
 """Colours of owners; none is a blue, because blues stand for cached and shared blocks."""
@@ -70,7 +84,7 @@ def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
     first = sample < 0
     counts = np.array(block_map.counts)
     # Of equally frequent numbers, the one in use is shown, so that rare owners stay visible.
-    order = np.array([OWNED, SHARED, KEPT, CACHED, FREE])
+    order = np.array([OWNED, SHARED, KEPT, STORING, LOADING, CACHED, FREE])
     state = order[np.argmax(counts[:, :, order], axis=2)]
     owners = np.unique(block_map.owner[state == OWNED])
     number = np.zeros(state.shape, dtype=np.int64)

@@ -47,7 +47,7 @@ BLOCK_MAP = Table(
     "One row per sample and group of neighbouring blocks; a sample holds until the next one.",
     (
         _map("time_ns", "ns", "when the sample was taken"),
-        _map("on_cpu", "", "1: blocks of the CPU pool"),
+        _map("on_cpu", "", "1: blocks of the CPU pool, or chunks of a tier in CPU memory"),
         _map(
             "first_block", "", "the group's first block, counted from the pool's first usable one"
         ),
@@ -57,6 +57,8 @@ BLOCK_MAP = Table(
         _map("owned_blocks", "blocks", "in tables of one request"),
         _map("shared_blocks", "blocks", "in tables of several requests"),
         _map("kept_blocks", "blocks", "in no table: a declared prefix, a reservation, a leak"),
+        _map("storing_blocks", "blocks", "of the tier, being written"),
+        _map("loading_blocks", "blocks", "of the tier, being read"),
         _map("owner", "", "index of the request that owns most owned blocks; -1: none", least=-1),
         _map("owner_blocks", "blocks", "owned by it"),
     ),

@@ -95,8 +95,10 @@ def test_the_same_memory_holds_more_blocks_of_fewer_layers() -> None:
     assert memory["num_gpu_blocks"] == memory["kv_bytes"] // memory["block_bytes"]
 
 
-@pytest.mark.parametrize("model", ["gemma-3-27b", "qwen3-next-80b-a3b"])
-def test_a_run_is_the_same_each_time_and_says_what_it_did(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "states"), [("gemma-3-27b", False), ("qwen3-next-80b-a3b", True)]
+)
+def test_a_run_is_the_same_each_time_and_says_what_it_did(model: str, states: bool) -> None:
     settings = {
         "tensor_parallel_size": 4,
         "num_gpu_blocks_override": 1500,
@@ -107,7 +109,8 @@ def test_a_run_is_the_same_each_time_and_says_what_it_did(model: str) -> None:
     assert one.meta["outcome"]["kind"] == "finished"
     plain, exact = columns(one), columns(other)
     assert all(np.array_equal(plain[key], exact[key]) for key in plain)
-    assert one.meta["fast_path"]["repeated_steps"] == 0
+    assert (one.meta["fast_path"]["repeated_steps"] == 0) == states
+    assert ("layers keep states" in one.meta["fast_path"]["composed_because"]) == states
     assert one.meta["block_manager"] == "vllm-v1-groups"
     assert any("KV cache groups share the pool" in note for note in one.meta["notes"])
     assert any("prefix_cache_retention_interval 0" in note for note in one.meta["notes"])

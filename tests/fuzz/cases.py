@@ -8,6 +8,7 @@ from typing import Any
 
 from fuzz import outsiders
 from fuzz.draw import (
+    TICK_NS,
     draw_clients,
     draw_configuration,
     draw_cost,
@@ -109,10 +110,27 @@ def check_runs(seed: int, limit_s: float = LIMIT_S) -> str:
 
 
 def check_features(seed: int, limit_s: float = LIMIT_S) -> str:
-    """vLLM V1 with groups of layers, a tier in CPU memory, or both; returns how both runs end."""
+    """vLLM V1 with groups of layers, a tier in CPU memory, or both, sometimes with adapters, drafts
+    and clients that give up; returns how both runs end."""
     rng = random.Random(f"features {seed}")
     trace = draw_trace(rng) if rng.random() < 0.6 else draw_heirs(rng)
     settings = draw_features(rng)
+    impatient, adapters = rng.random() < 0.3, rng.random() < 0.3
+    for row in trace.rows:
+        if impatient and rng.random() < 0.4:
+            row.abort_after_ns = rng.randrange(60 * TICK_NS)
+        if adapters:
+            row.lora = rng.choice(("", "a", "b", "c"))
+    if adapters:
+        settings |= {"enable_lora": True, "max_loras": rng.randrange(1, 4)}
+    if rng.random() < 0.15:
+        method, drafts = rng.choice(("ngram", "eagle")), rng.randrange(1, 4)
+        settings["speculative_config"] = {
+            "method": method,
+            "num_speculative_tokens": drafts,
+            "acceptance_rate": rng.random(),
+            "drafter_us": 100,
+        }
     return assert_equal_runs(trace, settings, f"features {seed}", limit_s=limit_s).kind
 
 

@@ -125,8 +125,9 @@ def imbalance(result: Result) -> str:
     """What is wrong with the books of one run; empty: nothing."""
     requests, steps = result.requests, result.steps
     summary, outcome = result.summary, result.meta["outcome"]["kind"]
-    if summary["completed"] + summary["rejected"] != len(requests["id"]):
-        return "requests are neither completed nor rejected"
+    ended = summary["completed"] + summary["rejected"] + summary.get("aborted", 0)
+    if ended != len(requests["id"]):
+        return "requests are neither completed, nor rejected, nor aborted"
     pool = steps["used_blocks"] + steps["cached_blocks"] + steps["free_blocks"]
     if not (pool == result.meta["num_gpu_blocks"]).all():
         return "used, cached and free blocks are not the pool"

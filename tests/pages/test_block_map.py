@@ -12,7 +12,17 @@ import pytest
 from small_engines import engine, make_trace
 
 import kvsim
-from kvsim.blockmap.blockmap import CACHED, CPU, FREE, KEPT, OWNED, SHARED, BlockMap, make_groups
+from kvsim.blockmap.blockmap import (
+    CACHED,
+    CPU,
+    FREE,
+    KEPT,
+    OWNED,
+    SHARED,
+    STATES,
+    BlockMap,
+    make_groups,
+)
 from kvsim.blockmap.watch import BlockMapWatcher
 from kvsim.errors import OutputError
 from kvsim.pages import block_map as block_map_panel
@@ -31,7 +41,7 @@ def watched(name="0.6.3 swap", **limits):
 
 def by_hand():
     """Two samples of four blocks in two groups, and of one block of the CPU."""
-    counts = np.zeros((2, 3, 5), dtype=np.int32)
+    counts = np.zeros((2, 3, len(STATES)), dtype=np.int32)
     counts[0, 0, [FREE, OWNED]] = 1, 1
     counts[0, 1, CACHED] = 2
     counts[0, 2, FREE] = 1
@@ -53,7 +63,7 @@ def test_a_cell_shows_what_most_of_its_blocks_are_at_its_time():
     picture = paint(by_hand(), 400, 4)
     free, cached, shared = range(3)
     assert picture.owners.tolist() == [3, 7, 9]
-    three, seven, nine = (4 + place for place in range(3))
+    three, seven, nine = (6 + place for place in range(3))
     assert picture.cells.tolist() == [
         [free, seven, seven, shared],
         [free, cached, cached, nine],

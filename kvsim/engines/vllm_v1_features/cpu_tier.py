@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 Key = tuple[int, int]
@@ -42,6 +41,25 @@ class Access:
         return sorted(self.seen, key=lambda key: (self.position[key], key[1]))
 
 
+class _Run:
+    """Chunks of one rank, and the order in which they make room."""
+
+    __slots__ = ("order", "places")
+
+    def __init__(self) -> None:
+        self.places: dict[Key, tuple[int, int]] = {}
+        """Chunk → its sort key; the smallest one goes first."""
+        self.order: list[Key] | None = None
+        """The chunks in order, the first one to go at the end, and some that left; None: a chunk
+        was added since it was sorted."""
+
+    def sorted(self) -> list[Key]:
+        """Returns `order`, sorted."""
+        if self.order is None:
+            self.order = sorted(self.places, key=self.places.__getitem__, reverse=True)
+        return self.order
+
+
 class Lru:
     """Evicts the chunk that was least recently used, the tail of a sequence before its head.
 
@@ -50,59 +68,53 @@ class Lru:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._ranks: dict[Key, tuple[int, int, int]] = {}
-        self._heap: list[tuple[tuple[int, int, int], Key]] = []
-        """Evictable chunks; entries whose rank is not the present one are void."""
+        self._rank_of: dict[Key, int] = {}
+        self._runs: dict[int, _Run] = {}
         self._last = 0
 
     def missed(self, keys: list[Key]) -> None:
         """A request offers these chunks for the first time, and they are absent."""
 
-    def accessed(self, keys: list[Key], access: Access, evictable: Callable[[Key], bool]) -> None:
+    def accessed(self, keys: list[Key], access: Access) -> None:
         """A request uses chunks for the first time. They may be absent."""
-        rank = self._rank(access)
-        for key in keys:
-            if key in self._ranks:
-                place = (rank, -access.position[key], key[1])
-                if place > self._ranks[key]:
-                    self._place(key, place, evictable)
+        rank, known = self._rank(access), self._rank_of
+        self._move([key for key in keys if known.get(key, rank) < rank], rank, access, 1)
 
-    def inserted(self, key: Key, access: Access) -> None:
-        """A chunk will be written for a request."""
-        self._ranks[key] = (self._rank(access), -access.position[key], key[1])
+    def inserted(self, keys: list[Key], access: Access) -> None:
+        """Chunks will be written for a request."""
+        self._move(keys, self._rank(access), access, 1)
 
-    def idle(self, key: Key) -> None:
-        """A chunk became evictable."""
-        heappush(self._heap, (self._ranks[key], key))
-
-    def ended(self, access: Access, evictable: Callable[[Key], bool]) -> None:
+    def ended(self, access: Access) -> None:
         """A request is over."""
-        for key in reversed(access.in_order()):
-            if key in self._ranks:
-                self._last += 1
-                self._place(key, (self._last, 0, 0), evictable)
+        self._last += 1
+        known = self._rank_of
+        self._move([key for key in access.seen if key in known], self._last, access, -1)
 
     def evict(self, number: int, evictable: Callable[[Key], bool]) -> list[Key] | None:
         """Removes and returns `number` chunks; None, and nothing changes, if there are too few."""
-        chosen: dict[Key, None] = {}
-        kept: list[tuple[tuple[int, int, int], Key]] = []
-        while self._heap and len(chosen) < number:
-            entry = heappop(self._heap)
-            rank, key = entry
-            if self._ranks.get(key) != rank or key in chosen:
+        chosen: list[Key] = []
+        passed: list[tuple[list[Key], list[Key]]] = []
+        for rank in sorted(self._runs):
+            run = self._runs[rank]
+            if not run.places:
+                del self._runs[rank]
                 continue
-            kept.append(entry)
-            if evictable(key):
-                chosen[key] = None
-        short = len(chosen) < number
-        for entry in kept:
-            if short or entry[1] not in chosen:
-                heappush(self._heap, entry)
-        if short:
-            return None
-        for key in chosen:
-            del self._ranks[key]
-        return [*chosen]
+            order, seen = run.sorted(), list[Key]()
+            while order and len(chosen) < number:
+                key = order.pop()
+                if key in run.places:
+                    seen.append(key)
+                    if evictable(key):
+                        chosen.append(key)
+            passed.append((order, seen))
+            if len(chosen) == number:
+                break
+        gone = set(chosen) if len(chosen) == number else set[Key]()
+        for order, seen in passed:
+            order += [key for key in reversed(seen) if key not in gone]
+        for key in gone:
+            del self._runs[self._rank_of.pop(key)].places[key]
+        return chosen if gone else None
 
     def _rank(self, access: Access) -> int:
         if not access.rank:
@@ -110,12 +122,18 @@ class Lru:
             access.rank = self._last
         return access.rank
 
-    def _place(
-        self, key: Key, place: tuple[int, int, int], evictable: Callable[[Key], bool]
-    ) -> None:
-        self._ranks[key] = place
-        if evictable(key):
-            heappush(self._heap, (place, key))
+    def _move(self, keys: list[Key], rank: int, access: Access, sign: int) -> None:
+        """Gives chunks a rank. Of those at one place, the one of the first group makes room first
+        where `sign` is 1, that of the last group where it is -1."""
+        runs, rank_of, position = self._runs, self._rank_of, access.position
+        run = runs.setdefault(rank, _Run())
+        places, run.order = run.places, None
+        for key in keys:
+            before = rank_of.get(key)
+            if before is not None:
+                del runs[before].places[key]
+            rank_of[key] = rank
+            places[key] = -position[key], sign * key[1]
 
 
 class Arc:
@@ -149,19 +167,17 @@ class Arc:
                 self._target = max(self._target - shift, 0)
                 again.move_to_end(key)
 
-    def accessed(self, keys: list[Key], access: Access, evictable: Callable[[Key], bool]) -> None:
+    def accessed(self, keys: list[Key], access: Access) -> None:
         """Nothing changes before the request is over."""
 
-    def inserted(self, key: Key, access: Access) -> None:
-        """A chunk will be written for a request."""
-        self._once[key] = None
-        for ghosts in self._ghosts:
-            ghosts.pop(key, None)
+    def inserted(self, keys: list[Key], access: Access) -> None:
+        """Chunks will be written for a request."""
+        for key in keys:
+            self._once[key] = None
+            for ghosts in self._ghosts:
+                ghosts.pop(key, None)
 
-    def idle(self, key: Key) -> None:
-        """Both lists keep their order."""
-
-    def ended(self, access: Access, evictable: Callable[[Key], bool]) -> None:
+    def ended(self, access: Access) -> None:
         """A request is over."""
         once, again = self._once, self._again
         for key in reversed(access.in_order()):
@@ -298,13 +314,16 @@ class CpuTier:
             self._state[key] = READY
             self.pending -= 1
             self._evictable += 1
-            self._policy.idle(key)
 
     def load(self, keys: list[Key], access: Access) -> list[int]:
         """A request begins to read chunks. Returns their places."""
         self._pin(keys)
         self._accessed(keys, access, keys)
         return [self._places[key] for key in keys]
+
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places of its chunks, and their states (`kvsim.engine.tables.Tier`)."""
+        return self._places.values(), self._state.values()
 
     def copies(self) -> Sequence[Any]:
         """Returns the copies to and from a tier below that begin with this step."""
@@ -333,19 +352,17 @@ class CpuTier:
         """A request has read chunks."""
         for key in keys:
             self._state[key] -= 1
-            if self._state[key] == READY:
-                self._evictable += 1
-                self._policy.idle(key)
+            self._evictable += self._state[key] == READY
 
     def ended(self, access: Access) -> None:
         """A request is over."""
-        self._policy.ended(access, self._is_ready)
+        self._policy.ended(access)
 
     def _accessed(self, keys: list[Key], access: Access, reused: Iterable[Key]) -> None:
         new = [key for key in keys if key not in access.seen]
         if new:
             access.seen.update(dict.fromkeys(new))
-            self._policy.accessed(new, access, self._is_ready)
+            self._policy.accessed(new, access)
         access.reused.update(key for key in reused if key not in access.inserted)
 
     def _inserted(
@@ -369,7 +386,7 @@ class CpuTier:
         for key in wanted:
             self._places[key] = self._take()
             self._state[key] = PENDING
-            self._policy.inserted(key, access)
+        self._policy.inserted(wanted, access)
         self.pending += len(wanted)
         access.inserted.update(wanted)
         return {key: self._places[key] for key in wanted}
@@ -379,9 +396,6 @@ class CpuTier:
         for key in keys:
             self._evictable -= self._state[key] == READY
             self._state[key] += 1
-
-    def _is_ready(self, key: Key) -> bool:
-        return self._state.get(key) == READY
 
     def _take(self) -> int:
         if self._fresh < self.capacity:

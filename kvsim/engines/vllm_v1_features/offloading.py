@@ -95,6 +95,7 @@ class Offloading(Connector):
         """`sync_load_budget_bytes`: bytes that a step may load before it computes; other loads
         happen while their requests wait. `bytes_per_token`: of all layers together."""
         self._blocks, self.tier = blocks, tier
+        blocks.tier = tier
         self.blocks_per_chunk = self._size = blocks_per_chunk
         self.capacity_blocks = tier.capacity * blocks_per_chunk
         self.prompts_only = offload_prompt_only
@@ -240,6 +241,13 @@ class Offloading(Connector):
         self._touched.clear()
         self._sync_left = self._sync_budget
         return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
+
+    def rests(self, requests: Iterable[Request]) -> bool:
+        return not self.tier.cascades and all(self._known[each].stored for each in requests)
+
+    def grew(self, moves: list[Move]) -> None:
+        self._note_tables(moves)
+        self._touched.clear()
 
     def _note_tables(self, moves: list[Move]) -> None:
         """Notes the tables of the batch, and forgets blocks that were reused."""

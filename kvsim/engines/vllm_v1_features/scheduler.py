@@ -9,6 +9,7 @@ Blocks may be released later than their request ends. Source: `v1/core/sched/sch
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -100,6 +101,21 @@ class VllmV1Features(VllmV1):
     def unfinished(self, batch: Batch) -> bool:
         """Whether there is something to schedule, or to hear from a transfer."""
         return bool(len(batch) or self._kept or self.connector.busy)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no transfer is under way, and nothing is left to do for requests that ended."""
+        late = self.finished or self._kept or self._late
+        return not (late or self.connector.busy or self.worker.busy or self.worker.unsent)
+
+    def repeated(self, requests: Iterable[Request], composed: int, settled: int) -> None:
+        """Counts steps of these requests that were composed, and settled, without being asked."""
+        self._call += composed
+        self._sent += composed
+        self._known += settled
+        for request in requests:
+            live = self.live[request]
+            live.batch, live.resumes_at = self._sent, self._call + self.pipeline_parallel_size
 
     # -- composing a step ------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ while they are copied. vLLM 0.33.0 `v1/simple_kv_offload/manager.py`.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from itertools import dropwhile, islice
 from typing import Any
 
@@ -19,6 +21,7 @@ from kvsim.engines.vllm_v1_features.connector import (
     Reported,
     Transfers,
 )
+from kvsim.engines.vllm_v1_features.cpu_tier import PENDING, READY
 from kvsim.engines.vllm_v1_features.plan import FeaturePlan, Move
 from kvsim.engines.vllm_v1_groups.chunked import Chunked
 from kvsim.engines.vllm_v1_groups.full import Full
@@ -63,7 +66,8 @@ class SimpleOffload(Connector):
         self._blocks = blocks
         size = cpu_blocks - 1 if blocks.caching else 0
         self.cpu = GroupPool(size, 1, LeastRecentlyUsed)
-        self.capacity_blocks = size
+        self.capacity = self.capacity_blocks = size
+        blocks.tier = self
         self._preemptions = 0
         """Number of steps that waited for all transfers because of a preemption."""
         self._lazy = lazy
@@ -103,7 +107,7 @@ class SimpleOffload(Connector):
         most = sequence.length - 1 - computed
         if not keys or most <= 0:
             return Match()
-        hits = blocks.find_hits(keys, most, self._find)
+        hits = blocks.find_hits(keys, most, self.cpu.block_of.get)
         if not hits.tokens:
             return Match()
         self.cpu.hit(_there(hits))
@@ -264,6 +268,15 @@ class SimpleOffload(Connector):
     def busy(self) -> bool:
         return bool(self._storing) or any(gpu for gpu, _ in self._waiting)
 
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places of its blocks, and their states (`kvsim.engine.tables.Tier`)."""
+        loads = [copy for each in self._loading.values() for _, copy in each]
+        stores = [*self._storing.values(), *self._waiting]
+        state = dict.fromkeys((*self.cpu.cached_blocks(), *self.cpu.references), READY)
+        state |= Counter(block for _, cpu in loads for block in cpu)
+        state |= dict.fromkeys((block for _, cpu in stores for block in cpu), PENDING)
+        return [block - self.cpu.first for block in state], state.values()
+
     def remarks(self) -> list[str]:
         if not self._preemptions:
             return []
@@ -274,9 +287,6 @@ class SimpleOffload(Connector):
         return {"capacity_blocks": self.capacity_blocks, "lazy_offload": self._lazy}
 
     # -- the connector's own ---------------------------------------------------------------------
-
-    def _find(self, key: int, group: int) -> int | None:
-        return self.cpu.block_of.get(self._blocks.content_key(key, group))
 
     def _forget(self, request: Request) -> None:
         """Lets go of the blocks of the tier that were found for a request."""

@@ -16,6 +16,9 @@ class Chunked(Group, frozen=True, kw_only=True, tag="chunked"):
     def skipped(self, computed: int) -> int:
         return computed // self.chunk * self.chunk
 
+    def released_at(self) -> tuple[int, int]:
+        return 0, self.chunk
+
     def most_blocks(self, layout: Layout) -> int:
         tokens = min(self.chunk + layout.max_in_flight_tokens, layout.max_model_len)
         return -(-tokens // self.block_size)

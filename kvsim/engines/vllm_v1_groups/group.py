@@ -156,6 +156,11 @@ class Group(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_
         """Returns how many leading tokens nobody reads once `computed` tokens are computed."""
         return 0
 
+    def released_at(self) -> tuple[int, int] | None:
+        """Returns where blocks fall behind while a sequence decodes, as (start, each): `trim` finds
+        more only where the computed tokens are a multiple of `each` behind `start`. None: never."""
+        return None
+
     def most_blocks(self, layout: Layout) -> int | None:
         """Returns the most blocks that a sequence ever holds; None if its length decides."""
         return None

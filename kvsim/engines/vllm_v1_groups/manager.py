@@ -19,6 +19,7 @@ from kvsim.engine.request import Sequence as TokenSequence
 from kvsim.engine.tables import Tables
 from kvsim.engines.vllm_v1_groups.chunks import Chunks
 from kvsim.engines.vllm_v1_groups.deaths import state_of_drafts
+from kvsim.engines.vllm_v1_groups.full import Full
 from kvsim.engines.vllm_v1_groups.group import Ask, Found, Group, GroupTable, Known, Layout, Prompt
 from kvsim.engines.vllm_v1_groups.lookup import (
     Alike,
@@ -31,8 +32,8 @@ from kvsim.engines.vllm_v1_groups.mamba import AlignedMamba
 from kvsim.engines.vllm_v1_groups.pool import GroupPool
 from kvsim.rules.eviction import make_eviction
 
-Find = Callable[[int, int], int | None]
-"""Maps a request key and the number of a group to the block with this content."""
+Find = Callable[[int], int | None]
+"""Maps a content key (`GroupTables.content_key`) to the block with this content."""
 
 
 class GroupTables(Tables):
@@ -83,6 +84,7 @@ class GroupTables(Tables):
         self._sets = sets_of(self.groups, self.layout)
         drops = {number: each.drop for each in self._sets for number in each.members}
         self._drops = [drops[number] for number in range(len(groups))]
+        self._all_full = all(type(group) is Full for group in self.groups)
         most = max_num_batched_tokens
         self._most_tokens = min(most, long_prefill_token_threshold or most)
         aligned = tuple(each for each in self.groups if isinstance(each, AlignedMamba))
@@ -148,7 +150,7 @@ class GroupTables(Tables):
         self._junctions.pop(sequence, None)
         if not self.caching:
             return self.nothing
-        hits, junction = self._find_common(self.keys(sequence), sequence.length - 1, self.find)
+        hits, junction = self._find_own(sequence)
         if junction:
             self._junctions[sequence] = junction
         return hits
@@ -156,7 +158,7 @@ class GroupTables(Tables):
     def cached_tokens(self, sequence: TokenSequence) -> int:
         if not self.caching:
             return 0
-        return self._find_common(self.keys(sequence), sequence.length - 1, self.find)[0].tokens
+        return self._find_own(sequence)[0].tokens
 
     @property
     def nothing(self) -> Hits:
@@ -164,8 +166,8 @@ class GroupTables(Tables):
         return Hits(0, [[] for _ in self.groups])
 
     def find_hits(self, keys: Sequence[int], max_tokens: int, find: Find) -> Hits:
-        """Returns the longest hit of at most `max_tokens` tokens in any pool. `find` maps a request
-        key and a group to a block of that pool. Positions count from the first of `keys`."""
+        """Returns the longest hit of at most `max_tokens` tokens in a pool, of which `find` knows
+        the blocks. Positions count from the first of `keys`."""
         return self._find_common(keys, max_tokens, find)[0]
 
     def junction(self, sequence: TokenSequence) -> int:
@@ -230,6 +232,8 @@ class GroupTables(Tables):
         first also after the test of the whole sequence. `flying` is the number of computed tokens
         of steps in flight, which still read what is behind the window.
         """
+        if hits is None and self._stays(sequence, tokens, lookahead):
+            return True
         layout, tables = self.layout, self._tables(sequence)
         found = hits or self.nothing
         start = sequence.computed + found.tokens + external
@@ -347,6 +351,22 @@ class GroupTables(Tables):
 
     # -- the manager's own ---------------------------------------------------------------------
 
+    def _stays(self, sequence: TokenSequence, tokens: int, lookahead: int) -> bool:
+        """Fills slots of blocks that a running sequence has, if these are enough and no others fall
+        behind. Returns whether they are."""
+        held = self._held.get(sequence)
+        if held is None or not self._all_full:
+            return False
+        upto = sequence.computed + tokens
+        slots, filled = min(upto + lookahead, self.layout.max_model_len), sequence.filled
+        for group, table in zip(self.groups, held, strict=True):
+            if len(table.blocks) * group.block_size < slots:
+                return False
+        self.empty_slots -= (slots - filled) * len(self.groups)
+        sequence.filled = slots
+        self.publish(sequence, min(upto, sequence.length))
+        return True
+
     def _tables(self, sequence: TokenSequence) -> tuple[GroupTable, ...]:
         return self._held.get(sequence) or tuple(group.table() for group in self.groups)
 
@@ -373,6 +393,11 @@ class GroupTables(Tables):
         for group, table in zip(self.groups, tables, strict=True):
             group.grow(table, ask, self.gpu, self.layout)
 
+    def _find_own(self, sequence: TokenSequence) -> tuple[Hits, int]:
+        """Returns the longest hit of a sequence, and its junction."""
+        find = self.gpu.block_of.get
+        return self._find_common(self.keys(sequence), sequence.length - 1, find)
+
     def _find_common(self, keys: Sequence[int], longest: int, find: Find) -> tuple[Hits, int]:
         """Returns the longest hit, and its junction."""
         layout, sets, groups = self.layout, self._sets, len(self.groups)
@@ -381,9 +406,13 @@ class GroupTables(Tables):
             units = alike.rules.block_size // layout.key_tokens
 
             def found(place: int) -> list[int] | None:
-                key = keys[(place + 1) * units - 1]
-                blocks = [find(key, member) for member in alike.members]
-                return None if None in blocks else [block or 0 for block in blocks]
+                first, blocks = keys[(place + 1) * units - 1] * groups, []
+                for member in alike.members:
+                    block = find(first + member)
+                    if block is None:
+                        return None
+                    blocks.append(block)
+                return blocks
 
             return found
 

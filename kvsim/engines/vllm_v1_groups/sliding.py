@@ -16,6 +16,9 @@ class Sliding(Group, frozen=True, kw_only=True, tag="sliding"):
     def skipped(self, computed: int) -> int:
         return max(0, computed - self.window + 1)
 
+    def released_at(self) -> tuple[int, int]:
+        return self.window - 1, self.block_size
+
     def most_blocks(self, layout: Layout) -> int:
         tokens = min(self.window - 1 + layout.max_in_flight_tokens, layout.max_model_len)
         return -(-tokens // self.block_size) + 1

@@ -274,7 +274,7 @@ def test_the_command_splits(tmp_path: Path) -> None:
         ([{}, {"role": "kv_consumer", "block_size": 32}], "block_size: .* 16, 32"),
         ([{}, {"role": "kv_consumer", "model": "qwen2.5-1.5b"}], "model: "),
         ([{}, {"role": "kv_consumer", "engine": "sglang", "async_scheduling": None}], "sglang"),
-        ([{"n": 2}, {"role": "kv_consumer"}], "--n 1"),
+        ([{"n": 2}, {"role": "kv_consumer", "n": 2}], "--n 1"),
         ([{"kv_offloading_size": 1.0}, {"role": "kv_consumer"}], "leave one of the two out"),
         ([{"kv_connector_extra_config": {"kv_lease": 1}}, {"role": "kv_consumer"}], "kv_lease"),
         (
