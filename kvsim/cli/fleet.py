@@ -207,8 +207,8 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     console.print(make_table("latency", *LISTED, rows=latencies, **look))
     replicas = routing.named_rows(summary)
     console.print(make_table("replica", *routing.REPLICA_HEAD, rows=replicas, **look))
-    if stages := routing.stage_rows(summary):
-        console.print(make_table(*routing.STAGE_HEAD, rows=stages, **look))
+    if legs := routing.leg_rows(summary):
+        console.print(make_table(*routing.LEG_HEAD, rows=legs, **look))
     decisions = summary["routing"]
     if decisions and summary["meta"]["prefix_caching"]:
         regret, hits = routing.regret_rows(decisions), routing.hit_rows(decisions)

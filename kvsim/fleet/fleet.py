@@ -57,8 +57,8 @@ def simulate_fleet(
     the same of how clients send; each has a `seed` of its own for rules that draw, and arrivals are
     drawn from that of the first one. `router` is a name of `kvsim.routers.ROUTERS` or a
     `package.module:Class`, `router_args` are arguments of its constructor. `explain`: note what
-    each decision chose from, which asks every replica's cache about every request. `parts_of`
-    is that of `kvsim.run.simulate`.
+    each decision chose from, which asks every replica's cache about every request. `parts_of` is
+    that of `kvsim.run.simulate`.
 
     Where nothing in a replica changes what any of them is sent, they run apart, in at most `jobs`
     processes with equal results, unless decisions are explained; None: one per core, if there are
@@ -84,8 +84,7 @@ def simulate_fleet(
         own = [f"replica-{number}" for number in numbers]
         return make_router(router, args, own, seed=first.seed, block_size=size)
 
-    roles = split_roles(known, rows)
-    if roles:
+    if roles := split_roles(known, rows):
         parts = [assembled(config, rows, True, parts_of) for config in known]
         split = Split(load, parts, roles, new_router, progress)
         return split.played(router, args, command, explain)
@@ -95,8 +94,7 @@ def simulate_fleet(
         chosen = routed(load, chooser)
         apart = serve_apart(load, known, chosen, command, jobs, progress)
         if apart is not None:
-            where = np.array(chosen)
-            indexes = [np.flatnonzero(where == number) for number in everyone]
+            indexes = [np.flatnonzero(np.array(chosen) == number) for number in everyone]
             return FleetResult(router, args, apart, indexes, list(chosen))
         chooser = new_router(everyone)
     fleet = _together(load, known, chooser, router, progress, parts_of)

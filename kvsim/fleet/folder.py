@@ -3,7 +3,7 @@
 ```
 DIR/fleet.json        figures of all requests, and a table for each replica
 DIR/routing.parquet   one row per request: where it was sent, and what that decision chose from
-DIR/handovers.parquet one row per request of a prefill/decode split: the stages of its time
+DIR/handovers.parquet one row per request of a prefill/decode split: the legs of its way
 DIR/report.html       the page, if given
 DIR/replica-0/ ...    what a run of one engine writes (`kvsim.report.files`)
 ```

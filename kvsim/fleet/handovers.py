@@ -13,7 +13,7 @@ from kvsim.ledger.account import check_sums
 from kvsim.ledger.parts import TIME_PARTS
 from kvsim.replica.rdma import Handover
 from kvsim.report.statistics import ratio
-from kvsim.schema import HANDOVERS, STAGES
+from kvsim.schema import HANDOVERS, LEGS
 
 Columns = Mapping[str, Any]
 Ints = NDArray[np.int64]
@@ -88,9 +88,9 @@ class Sides(NamedTuple):
             *(decode["arrival_ns"][over], asked, met, sent, read, first_step),
             *(decode[name][over] for name in ("first_token_ns", "finish_ns")),
         )
-        stages = dict(zip(STAGES, np.diff(np.stack(instants), axis=0), strict=True))
-        check_sums("a request", stages, STAGES, instants[-1] - instants[0])
-        for name, values in stages.items():
+        legs = dict(zip(LEGS, np.diff(np.stack(instants), axis=0), strict=True))
+        check_sums("a request", legs, LEGS, instants[-1] - instants[0])
+        for name, values in legs.items():
             columns[name][rows] = values
         return columns
 
@@ -136,14 +136,14 @@ def together(
 
 
 def handover_figures(handovers: Columns) -> dict[str, Any]:
-    """The mean of each stage over the requests that completed, in milliseconds, what moved, and how
+    """The mean of each leg over the requests that completed, in milliseconds, what moved, and how
     many leases ran out."""
-    done = np.asarray(handovers[STAGES[0]]) >= 0
+    done = np.asarray(handovers[LEGS[0]]) >= 0
     means = {
         f"mean_{name.removesuffix('_ns')}_ms": ratio(
             int(np.asarray(handovers[name])[done].sum()) / 1e6, int(done.sum())
         )
-        for name in STAGES
+        for name in LEGS
     }
     moved = np.asarray(handovers["moved_bytes"])
     return {

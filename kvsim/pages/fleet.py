@@ -32,16 +32,16 @@ from kvsim.report.numerals import count, number, plural, seconds, show
 from kvsim.report.routing import (
     CAUSE_WORDS,
     HITS_HEAD,
+    LEG_HEAD,
     REGRET_HEAD,
     REPLICA_HEAD,
-    STAGE_HEAD,
     fleet_title,
     fleet_verdict,
     hit_rows,
+    leg_rows,
     named_rows,
     regret_rows,
     replica_names,
-    stage_rows,
 )
 from kvsim.schema import CAUSES
 
@@ -73,7 +73,7 @@ def build_fleet(run: FleetRun) -> str:
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
         "Over time": placed(over) if end_ns else None,
         "Replicas": join(
-            (_replicas(run), _stages(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))
+            (_replicas(run), _legs(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))
         ),
         "Latency": join((_curves_key(views), placed(spread, "trio"))) if spread else None,
         "To repeat it": _origin(run),
@@ -134,10 +134,10 @@ def _replicas(run: FleetRun) -> Html:
     return panel(None, table(["", *REPLICA_HEAD], rows))
 
 
-def _stages(run: FleetRun) -> Html | None:
-    """The mean time of each stage of a request in a prefill/decode split."""
-    rows = stage_rows(run.summary)
-    return panel("Stages of a request", table(STAGE_HEAD, rows)) if rows else None
+def _legs(run: FleetRun) -> Html | None:
+    """The mean time of each leg of a request in a prefill/decode split."""
+    rows = leg_rows(run.summary)
+    return panel("Legs of a request", table(LEG_HEAD, rows)) if rows else None
 
 
 def _decisions(run: FleetRun) -> Iterator[Html]:

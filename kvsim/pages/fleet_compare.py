@@ -10,13 +10,13 @@ from kvsim.pages.compare import comparison_page
 from kvsim.pages.html import join, panel, table
 from kvsim.report.routing import (
     HITS_HEAD,
+    LEG_HEAD,
     REGRET_HEAD,
     REPLICA_HEAD,
-    STAGE_HEAD,
     hit_rows,
+    leg_rows,
     named_rows,
     regret_rows,
-    stage_rows,
 )
 
 
@@ -35,8 +35,8 @@ def build_fleet_comparison(
         rows = named_rows(run.summary)
         parts.append(panel(f"{name}: replicas", table(["replica", *REPLICA_HEAD], rows)))
     for name, run in fleets:
-        if stages := stage_rows(run.summary):
-            parts.append(panel(f"{name}: stages of a request", table(STAGE_HEAD, stages)))
+        if legs := leg_rows(run.summary):
+            parts.append(panel(f"{name}: legs of a request", table(LEG_HEAD, legs)))
     return comparison_page(
         [(name, run.summary, run.requests) for name, run in fleets],
         [explain_fleets(first, other) for other in others],

@@ -19,7 +19,7 @@ from kvsim.report.numerals import (
 )
 from kvsim.report.statistics import ratio
 from kvsim.report.wording import UNSTEADY, Remark, fate, finished, outcome_title
-from kvsim.schema import STAGE_LABELS, STAGES
+from kvsim.schema import LEG_LABELS, LEGS
 
 CAUSE_WORDS = {
     "load": ("load forced it", "its index knew the better replica; load or another rule decided"),
@@ -42,7 +42,7 @@ BOUND_WORDS = {
 REPLICA_HEAD = ("sent", "prompt tokens", "hits", "preempted", "KV mean", "TTFT p99", "ended")
 REGRET_HEAD = ("regret", "decisions", "tokens", "of prompt")
 HITS_HEAD = ("prompt tokens", "tokens", "of prompt")
-STAGE_HEAD = ("stage", "mean")
+LEG_HEAD = ("leg", "mean")
 
 Rows = list[list[str]]
 
@@ -63,14 +63,14 @@ def replica_names(summary: Mapping[str, Any]) -> list[str]:
     return [f"{number} {role}".rstrip() for number, role in enumerate(roles)]
 
 
-def stage_rows(summary: Mapping[str, Any]) -> Rows:
-    """A row for each stage of a request in a prefill/decode split, with the columns `STAGE_HEAD`;
+def leg_rows(summary: Mapping[str, Any]) -> Rows:
+    """A row for each leg of a request in a prefill/decode split, with the columns `LEG_HEAD`;
     none without one."""
     figures = summary.get("handovers")
     if not figures:
         return []
-    means = {name: figures[f"mean_{name.removesuffix('_ns')}_ms"] for name in STAGES}
-    return [[STAGE_LABELS[name], show(mean, "ms")] for name, mean in means.items()]
+    means = {name: figures[f"mean_{name.removesuffix('_ns')}_ms"] for name in LEGS}
+    return [[LEG_LABELS[name], show(mean, "ms")] for name, mean in means.items()]
 
 
 def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:

@@ -9,7 +9,7 @@ step_row ──► STEPS            requests, trace ──► REQUESTS      + in
 """
 
 from kvsim.schema.column import FLOAT, INTEGER, TEXT, Column, Source, Table
-from kvsim.schema.handovers import HANDOVERS, STAGE_LABELS, STAGES
+from kvsim.schema.handovers import HANDOVERS, LEG_LABELS, LEGS
 from kvsim.schema.logs import BLOCK_MAP, KINDS, TRANSITIONS
 from kvsim.schema.requests import REQUESTS
 from kvsim.schema.routing import CAUSES, ROUTING
@@ -39,12 +39,12 @@ __all__ = [
     "HANDOVERS",
     "INTEGER",
     "KINDS",
+    "LEGS",
+    "LEG_LABELS",
     "REQUESTS",
     "ROUTING",
     "SGLANG_COLUMNS",
-    "STAGES",
     "STAGE_COLUMNS",
-    "STAGE_LABELS",
     "STEPS",
     "STEP_COLUMNS",
     "TABLES",

@@ -30,7 +30,7 @@ class Source(Enum):
     BLOCK_MAP = "watcher of blocks"
     ROUTING = "decision of the router"
     HANDOVER = "prefill/decode split"
-    STAGE = "prefill/decode split: time of the request"
+    LEG = "prefill/decode split: time of the request"
 
 
 OPTIONAL = (

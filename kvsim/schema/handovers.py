@@ -10,7 +10,7 @@ _handover = partial(Column, source=Source.HANDOVER, null=True)
 
 
 def _part(name: str, label: str, meaning: str) -> Column:
-    return Column(name, "ns", meaning, Source.STAGE, null=True, label=label)
+    return Column(name, "ns", meaning, Source.LEG, null=True, label=label)
 
 
 HANDOVERS = Table(
@@ -35,6 +35,6 @@ HANDOVERS = Table(
         _part("decode_ns", "decode", "until its last token"),
     ),
 )
-STAGES = HANDOVERS.names(Source.STAGE)
+LEGS = HANDOVERS.names(Source.LEG)
 """Parts of the time of a request, in order."""
-STAGE_LABELS = HANDOVERS.labels(Source.STAGE)
+LEG_LABELS = HANDOVERS.labels(Source.LEG)

@@ -94,7 +94,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=2))
+@pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))
 def test_fast_and_dull_decide_and_measure_the_same(
     group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,12 +34,9 @@ class LowInterReference(Replacement):
         """Evicted keys that are in the stack."""
 
     def stored(self, block: int, key: int) -> None:
-        if key in self._lost:
-            del self._lost[key]
-            self._warm(block, key)
-        elif key in self._hot:  # A further copy of what is hot.
+        if key in self._hot:  # A further copy of what is hot.
             self._rest.append(block)
-        elif len(self._hot) < self._most_hot:
+        elif key in self._lost or len(self._hot) < self._most_hot:
             self._warm(block, key)
         else:
             self._push(key)
@@ -58,6 +55,12 @@ class LowInterReference(Replacement):
             self._rest.renew(block)
             if key not in self._hot:
                 self._push(key)
+
+    def emptied(self, block: int) -> None:
+        super().emptied(block)
+        if self._hot.get(key := self._keys[block]) == block:
+            del self._hot[key]
+            self._prune()
 
     def choose(self) -> int:
         block = self._rest.take()
@@ -82,6 +85,7 @@ class LowInterReference(Replacement):
 
     def _warm(self, block: int, key: int) -> None:
         """Make a block hot, in place of the hot one whose last use is longest ago."""
+        self._lost.pop(key, None)  # It is there if another copy of the block was evicted.
         self._hot[key] = block
         self._by_use.append(block)
         self._push(key)

@@ -18,13 +18,14 @@ class Replacement(Order):
     its continuation.
     """
 
-    __slots__ = ("_aside", "_idle", "_keys")
+    __slots__ = ("_aside", "_idle", "_keys", "_lines")
 
     def __init__(self, first: int = 0, size: int = 0) -> None:
         self._keys: dict[int, int] = {}
         """block → its content, from when it is stored until it is evicted."""
         self._idle: dict[int, None] = {}
         self._aside: Aside = {}
+        self._lines: list[Line] = []
 
     # -- what a policy defines -------------------------------------------------------------------
 
@@ -41,6 +42,13 @@ class Replacement(Order):
         """Returns the idle block that is evicted next, and takes it out of the policy's lists."""
         raise NotImplementedError
 
+    def emptied(self, block: int) -> None:
+        """The content of a block was lost in another way than by `choose`, as nano-vllm forgets
+        that of which it has a newer copy. The block is given other content next."""
+        for line in self._lines:
+            if block in line:
+                line.remove(block)
+
     # -- the protocol ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -50,6 +58,8 @@ class Replacement(Order):
         return iter(self._idle)
 
     def store(self, block: int, key: int) -> None:
+        if block in self._keys:
+            self.emptied(block)
         self._keys[block] = key
         self.stored(block, key)
 
@@ -79,7 +89,9 @@ class Replacement(Order):
 
     def line(self) -> Line:
         """Returns a new line of blocks, which knows those that are idle here."""
-        return Line(self._idle, self._aside)
+        made = Line(self._idle, self._aside)
+        self._lines.append(made)
+        return made
 
     def take_from(self, *lines: Line) -> int:
         """Takes the first idle block out of the first line that has one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from kvsim.rules.replacement.replacement import Replacement
 
@@ -41,6 +41,14 @@ class Sieve(Replacement):
 
     def used(self, block: int) -> None:
         self._used.add(block)
+
+    def emptied(self, block: int) -> None:
+        del self._places[block]
+        self._used.discard(block)
+        self._listed.discard(block)
+        for heap in (self._ahead, self._passed):
+            heap[:] = [each for each in heap if each[1] != block]
+            heapify(heap)
 
     def put(self, block: int, key: int | None, tokens: int, access_ns: int) -> None:
         super().put(block, key, tokens, access_ns)

@@ -56,7 +56,7 @@ def explained(router: str, replicas: int = 3, **settings: Any) -> FleetResult:
     return simulate_fleet(CHAT, [{**BASE, **settings}] * replicas, router, explain=True)
 
 
-@pytest.mark.parametrize("number", mostly_long(12, quick=2))
+@pytest.mark.parametrize("number", mostly_long(12, quick=1))
 def test_asking_changes_nothing_and_short_cuts_answer_alike(number: int) -> None:
     router, way = ROUTED[number * 11 % len(ROUTED)]
     fast = explained(router, **WAYS[way], seed=number)

@@ -85,7 +85,7 @@ def test_one_replica_is_a_run_behind_any_router() -> None:
         assert alone.meta["outcome"] == replica.meta["outcome"], router
 
 
-@pytest.mark.parametrize("number", mostly_long(10, quick=4))
+@pytest.mark.parametrize("number", mostly_long(10, quick=2))
 def test_short_cuts_change_nothing(number: int) -> None:
     every = [
         (router, way)

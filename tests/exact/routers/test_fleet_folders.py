@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run_here
+from marks import long
 from places import ROOT
 
 from kvsim.fleet.bounds import find_bounds
@@ -167,6 +168,7 @@ def test_compare_sets_routers_side_by_side(tmp_path: Path) -> None:
         assert f"<h2>{section}</h2>" in page
 
 
+@long
 def test_compare_tests_routers_on_seeds_and_on_one_replay(tmp_path: Path) -> None:
     pair = ("--replicas", "2", "--router", "round-robin,session-affinity", "--json", "--jobs", "1")
     replay = run_here(("compare", *BASE, *pair, "--seeds", "2"), tmp_path)

@@ -29,7 +29,7 @@ from kvsim.pages.fleet_compare import build_fleet_comparison
 from kvsim.report.files import write_results
 from kvsim.routers import ROUTERS
 from kvsim.run import simulate
-from kvsim.schema import STAGES
+from kvsim.schema import LEGS
 from kvsim.workload.trace import Trace
 
 BLOCK_BYTES = 16 * 24 * 2 * 2 * 64 * 2
@@ -70,9 +70,9 @@ def conserved(result: FleetResult) -> None:
     assert handovers is not None and result.ways is not None
     done = np.array(requests["status"]) == "completed"
     spent = requests["finish_ns"] - requests["arrival_ns"]
-    assert (sum(handovers[name] for name in STAGES)[done] == spent[done]).all()
+    assert (sum(handovers[name] for name in LEGS)[done] == spent[done]).all()
     first = requests["first_token_ns"] - requests["arrival_ns"]
-    assert (sum(handovers[name] for name in STAGES[:-1])[done] == first[done]).all()
+    assert (sum(handovers[name] for name in LEGS[:-1])[done] == first[done]).all()
     assert (sum(requests[name] for name in TIME_PARTS)[done] == spent[done]).all()
     tokens = {PREFILL: 0, DECODE: 0}
     for role, replica in zip(result.ways.roles, result.replicas, strict=True):
@@ -82,9 +82,9 @@ def conserved(result: FleetResult) -> None:
     assert tokens[PREFILL] == int((handovers["moved_bytes"] >= 0).sum())
 
 
-def stages_ms(result: FleetResult, request: int) -> list[float]:
+def legs_ms(result: FleetResult, request: int) -> list[float]:
     assert result.handovers is not None
-    return [int(result.handovers[name][request]) / MS for name in STAGES]
+    return [int(result.handovers[name][request]) / MS for name in LEGS]
 
 
 def test_two_requests_by_hand() -> None:
@@ -93,8 +93,8 @@ def test_two_requests_by_hand() -> None:
     next step ends at 69."""
     result = split(TWO)
     # queue, prefill, queue, handshake, queue, transfer, resume, last token, decode
-    assert stages_ms(result, 0) == [0, 30, 0, 5, 0, 3, 0, 11, 20]
-    assert stages_ms(result, 1) == [29, 20, 9, 0, 0, 2, 8, 11, 10]
+    assert legs_ms(result, 0) == [0, 30, 0, 5, 0, 3, 0, 11, 20]
+    assert legs_ms(result, 1) == [29, 20, 9, 0, 0, 2, 8, 11, 10]
     assert [int(t) / MS for t in result.requests["first_token_ns"]] == [49, 80]
     assert [int(t) / MS for t in result.requests["finish_ns"]] == [69, 90]
     assert result.handovers is not None
@@ -107,14 +107,14 @@ def test_two_requests_by_hand() -> None:
 def test_the_network_moves_one_prompt_at_a_time() -> None:
     """Both prompts are done at 40: r0's blocks move from 45 to 48, r1's until 50."""
     result = split(trace((0, 20, 1), (0, 10, 1)))
-    assert stages_ms(result, 0) == [0, 40, 0, 5, 0, 3, 0, 11, 0]
-    assert stages_ms(result, 1) == [0, 40, 0, 5, 3, 2, 9, 11, 0]
+    assert legs_ms(result, 0) == [0, 40, 0, 5, 0, 3, 0, 11, 0]
+    assert legs_ms(result, 1) == [0, 40, 0, 5, 3, 2, 9, 11, 0]
 
 
 def test_every_pair_of_engines_has_lanes_and_a_handshake_of_its_own() -> None:
     """r0 and r1 have a prefill and a decode engine each: neither waits for the other."""
     result = split(trace((0, 20, 1), (0, 20, 1)), prefill=2, decode=2)
-    assert stages_ms(result, 0) == stages_ms(result, 1) == [0, 30, 0, 5, 0, 3, 0, 11, 0]
+    assert legs_ms(result, 0) == legs_ms(result, 1) == [0, 30, 0, 5, 0, 3, 0, 11, 0]
     assert list(result.handovers["prefill_replica"]) == [0, 1]  # type: ignore[index]
     assert list(result.requests["replica"]) == [2, 3]
 
@@ -126,7 +126,7 @@ SCARCE = {"num_gpu_blocks_override": 4, "max_model_len": 32}
 def test_blocks_that_nobody_has_read_hold_up_the_next_prompt() -> None:
     """r0's blocks are free at 38, and not before: r1 could have begun at 30."""
     result = split(trace((0, 20, 1), (1, 20, 1)), **SCARCE)
-    assert stages_ms(result, 1)[:2] == [37, 30]
+    assert legs_ms(result, 1)[:2] == [37, 30]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_prompt_that_the_prefill_side_rejects_goes_no_further(others: int) -> 
     result = split(trace((0, 100, 1), *[(0, 20, 1)] * others))
     assert result.requests["status"] == ["rejected", "completed"][: 1 + others]
     assert list(result.requests["replica"]) == [0, 1][: 1 + others]
-    assert stages_ms(result, 0) == [-1 / MS] * len(STAGES)
+    assert legs_ms(result, 0) == [-1 / MS] * len(LEGS)
 
 
 def test_without_a_decode_engine_prompts_are_lost() -> None:

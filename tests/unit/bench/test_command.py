@@ -42,6 +42,7 @@ def test_a_stored_run_can_be_compared_with(
         assert words in out
 
 
+@long
 def test_a_run_that_comes_to_something_else_is_marked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,8 +96,9 @@ def test_a_file_of_settings_is_an_engine_of_its_own(tmp_path: Path) -> None:
     assert case.checks is None
 
 
+LONG = ("W4", "W4-300k")
 KNOWN = [
-    pytest.param(Case(name, settings), marks=long if name == "W4-300k" else ())
+    pytest.param(Case(name, settings), marks=long if name in LONG else ())
     for name, each in WORKLOADS.items()
     for settings in each.checks
 ]
@@ -114,7 +115,11 @@ def test_a_run_comes_to_what_is_known(case: Case) -> None:
     assert case.checks is not None and measured.meets(case.checks), measured
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", "W2s", "W2x", "W2xs", "chunked-W1", "chunked-W2"])
+TWINS = ["W1", "W2s", *(pytest.param(name, marks=long) for name in ("W2", "W2x", "W2xs"))]
+TWINS += ["chunked-W1", pytest.param("chunked-W2", marks=long)]
+
+
+@pytest.mark.parametrize("name", TWINS)
 def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
     """A fortieth of the requests and of the blocks, at two rates."""
     settings = dict(Case(name, COUNTED).table)
@@ -131,7 +136,8 @@ def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
 
 
 @pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
-@pytest.mark.parametrize("blocks", [10_000, pytest.param(40_000, marks=long)])
+@long
+@pytest.mark.parametrize("blocks", [10_000, 40_000])
 def test_the_conversation_comes_out_the_same_with_an_entry_per_block(blocks: int) -> None:
     settings = Case("W4", RUNS).table | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
     trace = WORKLOADS["W4"].make(str(CONVERSATION))

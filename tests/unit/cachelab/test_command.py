@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command import run_here
 from made import jsonl, make_trace
+from marks import long
 from places import ROOT
 
 from kvsim.cachelab.audit import Recorded, audit
@@ -55,6 +56,7 @@ def test_policies_beside_the_optimum() -> None:
     assert tree["interval"][0] <= tree["gain_over_lru"] <= tree["interval"][1]
 
 
+@long
 def test_an_audit_of_a_run_and_of_other_evictions(tmp_path: Path) -> None:
     made = run_here(
         [

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import long
 from shared import SHARED, needs_shared
 from unit.calibrate.tables import META, write_tables
 
@@ -107,6 +108,7 @@ def test_the_shipped_profile_reproduces_no_measured_rows() -> None:
 
 
 @needs_run
+@long
 def test_rows_off_the_grid_judge_the_rows_on_it() -> None:
     profile, beside = read_bundle(KERNELS)
     assert len(beside) == 10_721

@@ -36,7 +36,7 @@ def random_rules(rng: Random, engine: str) -> dict[str, Any]:
 def test_any_order_keeps_the_books_and_every_request_ends() -> None:
     engines = sorted(set(VARIANTS) - {"nano 2025"})
     evicted = hits = 0
-    for seed in range(400):
+    for seed in range(250):
         rng = Random(seed)
         engine, blocks = rng.choice(engines), rng.choice([8, 9, 11, 20])
         budget = rng.choice([8, 16, 32]) if engine in CHUNKED else 60
@@ -53,7 +53,7 @@ def test_any_order_keeps_the_books_and_every_request_ends() -> None:
         assert pool.used == 0, f"seed {seed}: {engine}"
         evicted += pool.cached > blocks // 2
         hits += sum(each[2] > 0 for step in log for each in step.get("prefill", ()))
-    assert min(evicted, hits) > 100
+    assert min(evicted, hits) > 60
 
 
 @pytest.mark.parametrize("seed", range(24))

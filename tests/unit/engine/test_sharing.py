@@ -108,7 +108,7 @@ def random_case(seed: int) -> tuple[str, dict[str, str], Any, list[dict[str, Any
 
 def test_any_mix_of_rules_keeps_the_books_and_every_request_ends() -> None:
     preempted = hits = 0
-    for seed in range(700):
+    for seed in range(350):
         engine, rules, made, trace = random_case(seed)
         log = list(play(made, trace))
         where = f"seed {seed}: {engine}, {rules}"
@@ -122,7 +122,7 @@ def test_any_mix_of_rules_keeps_the_books_and_every_request_ends() -> None:
             assert step.get("batched_tokens", 0) <= scheduler.max_num_batched_tokens, where
             preempted += len(step.get("preempted", ()))
             hits += sum(each[2] > 0 for each in step.get("prefill", ()))
-    assert min(preempted, hits) > 300
+    assert min(preempted, hits) > 150
 
 
 def test_under_computed_nobody_skips_what_no_step_has_computed() -> None:

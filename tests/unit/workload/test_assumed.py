@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import long
 
 from kvsim.errors import ConfigError
 from kvsim.run import simulate
@@ -33,6 +34,7 @@ def test_an_unlimited_pool_hits_what_was_assumed(hit_rate, block_size):
 
 @settings(max_examples=12)
 @given(st.floats(0.05, 0.6), st.integers(1, 8), st.integers(0, 5))
+@long
 def test_nothing_but_the_content_changes(hit_rate, prefixes, seed):
     trace = assume_hit_rate(LOAD, hit_rate, 16, prefixes=prefixes, seed=seed)
     plain = [dataclasses.replace(row, content=None) for row in trace.rows]
