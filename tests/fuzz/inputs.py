@@ -171,7 +171,7 @@ def check_fleet_folder(seed: int, limit_s: float = LIMIT_S) -> str:
     """A damaged folder of a fleet: what reads it, or one of its replicas, refuses it or works."""
     with tempfile.TemporaryDirectory() as room, limited(limit_s):
         folder = Path(room) / "fleet"
-        damaged(_whole_fleet(), folder, seed)
+        damaged(_whole_fleet(seed % 3 == 0), folder, seed)
         words = random.Random(seed).choice(
             (
                 ["cache", "audit", str(folder)],
@@ -179,6 +179,7 @@ def check_fleet_folder(seed: int, limit_s: float = LIMIT_S) -> str:
                 ["cache", "audit", str(folder / "replica-1"), "--json"],
                 ["report", str(folder / "replica-0")],
                 ["report", str(folder)],
+                ["diff", str(folder), str(_whole_fleet(seed % 3 == 0))],
             )
         )
         return _command(words)[0]
@@ -224,11 +225,17 @@ _MIXED: dict[str, Any] = {
     "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64},
     "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
 }
+_SPLIT = ("run ", "--trace", "chat", "--num-prompts", "3", "--prefill-replicas", "1")
 _COMMANDS: tuple[tuple[str, ...], ...] = (
     *[("run", "--trace", "chat", "--num-prompts", "5", "--json")] * 8,
     ("run ", "--trace", "chat", "--num-prompts", "3", "--replicas", "2", "--router-set"),
     ("run ", "--trace", "chat", "--num-prompts", "3", "--replicas", "2", "--router"),
     ("run ", "--trace", "chat", "--num-prompts", "3", "--json", "--replicas"),
+    (*_SPLIT, "--decode-replicas"),
+    (*_SPLIT, "--decode-replicas", "1", "--kv-transfer-config"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--pipeline-parallel-size"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--speculative-config"),
+    ("run ", "--trace", "chat", "--num-prompts", "3", "--data-parallel-size"),
     ("compare", "naive", "prefix-caching", "--trace", "chat", "--num-prompts", "3"),
     ("sweep", "--trace", "chat", "--num-prompts", "3", "--jobs", "1", "--out", "o", "--grid"),
     ("size", "--trace", "chat", "--num-prompts", "3", "--jobs", "1", "--slo", "--find"),
@@ -443,8 +450,42 @@ mamba_cache_mode = "align"
 max_model_len = 4096
 [block_manager_args]
 """,
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "llama-3-8b"
+pipeline_parallel_size = 2
+max_model_len = 2048
+enable_lora = true
+max_loras = 2
+max_lora_rank = 8
+cost.stage_link.latency_us = 20.0
+cost.stage_link.bandwidth_gb_s = 10.0
+""",
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "llama-3-8b"
+max_model_len = 2048
+data_parallel_size = 1
+[speculative_config]
+method = "eagle3"
+num_speculative_tokens = 3
+acceptance_rate = 0.7
+""",
+    """engine = "vllm-v1"
+hardware = "h100"
+model = "llama-3-8b"
+max_model_len = 2048
+cost.kv_transfer.bandwidth_gb_s = 20.0
+cost.kv_transfer.handshake_ms = 10.0
+[kv_transfer_config]
+kv_connector = "NixlConnector"
+kv_role = "kv_producer"
+[kv_transfer_config.kv_connector_extra_config]
+kv_lease_duration = 10
+""",
 )
-"""Settings of groups of layers, of a tier in CPU memory, and of SGLang."""
+"""Settings of groups of layers, of a tier in CPU memory, of SGLang, of a pipeline, of drafts, and
+of a prefill/decode split."""
 
 
 @cache
@@ -497,9 +538,11 @@ def _whole_run() -> tuple[Path, dict[str, Any]]:
 
 
 @cache
-def _whole_fleet() -> Path:
-    """A sound run of two replicas, which lasts as long as this process."""
-    return _ran("--replicas", "2")
+def _whole_fleet(split: bool) -> Path:
+    """A sound run of two replicas, which lasts as long as this process; `split`: one computes
+    prompts for the other."""
+    kind = ("--prefill-replicas", "1", "--decode-replicas", "1") if split else ("--replicas", "2")
+    return _ran(*kind)
 
 
 def _ran(*how: str) -> Path:
