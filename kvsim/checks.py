@@ -18,6 +18,7 @@ from kvsim.engines.vllm_v1_groups.mamba import Mamba
 from kvsim.engines.vllm_v1_groups.planning import peak_blocks
 from kvsim.engines.vllm_v1_groups.sliding import Sliding
 from kvsim.errors import ConfigError
+from kvsim.limits import BLOCK_TOKENS, check_size
 from kvsim.memory import Budget
 from kvsim.models import Model
 
@@ -76,7 +77,9 @@ TABLE_SETTINGS = (
 
 
 def check_tables(config: RunConfig, engine: Engine, model: Model) -> None:
-    """Refuse settings of KV cache groups where there are none, and what vLLM would not obey."""
+    """Refuse enormous blocks, settings of KV cache groups where there are none, and what vLLM would
+    not obey."""
+    check_size("block_size", config.block_size or 1, BLOCK_TOKENS)
     for key in TABLE_SETTINGS:
         if getattr(config, key) is not None and not engine.grouped_schedulers:
             owners = " and ".join(name for name, each in ENGINES.items() if each.grouped_schedulers)

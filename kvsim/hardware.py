@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from kvsim.config import read_toml
 from kvsim.errors import ConfigError
-from kvsim.library import convert, find, names, read_by
+from kvsim.library import convert, find, is_at, names, read_by
 
 Above0 = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
@@ -152,7 +152,7 @@ def hardware_path(name_or_path: str) -> Path:
     Raises `ConfigError` with the nearest names for an unknown name, and with all that fit for an
     ambiguous one.
     """
-    if Path(name_or_path).is_file() or name_or_path in names("hardware"):
+    if is_at(Path.is_file, Path(name_or_path)) or name_or_path in names("hardware"):
         return find("hardware", name_or_path)
     known, key = _names_by_key(), _key(name_or_path)
     if key not in known and name_or_path not in known.values():

@@ -37,6 +37,14 @@ _KINDS = {
 """Kind -> (word in messages, shipped folder, suffix)."""
 
 
+def is_at(kind: Callable[[Path], bool], path: Path) -> bool:
+    """`path.is_file()` and the like, also for names that no file can have."""
+    try:
+        return kind(path)
+    except (OSError, ValueError):
+        return False
+
+
 def find(kind: str, name_or_path: str) -> Path:
     """The file that `name_or_path` means, for a kind of `models`, `hardware`, `profiles`, `runs`,
     `workloads`, `traces`.
@@ -45,7 +53,7 @@ def find(kind: str, name_or_path: str) -> Path:
     Raises `ConfigError` with the nearest right name and the list of names.
     """
     path = Path(name_or_path)
-    if path.is_file():
+    if is_at(Path.is_file, path):
         return path
     word, folder, suffix = _KINDS[kind]
     shipped = _shipped(folder) / f"{name_or_path}{suffix}"

@@ -29,6 +29,8 @@ REFERENCES = 1 << 25
 """Blocks of all prompts that are looked at one by one, in `kvsim cache policies` and `sample`."""
 REPLICAS = 1 << 10
 """Engines in one simulation: each has a pool of its own."""
+BLOCK_TOKENS = 1 << 20
+"""Tokens of a block: requests are kept apart by how full their last block is."""
 MEMORY_BYTES = 6 * 10**9
 """That a run is expected to need, by `check_run`."""
 BLOCKS = 1 << 23

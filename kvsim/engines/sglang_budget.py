@@ -71,7 +71,16 @@ class NewTokenRatio:
 
     def __init__(self, environment: Environment, conservativeness: float) -> None:
         """It falls from its initial to its smallest value in a number of decode steps.
-        `conservativeness` multiplies both."""
+        `conservativeness` multiplies both. Raises `ValueError` for values that no server starts
+        with or that make the share negative."""
+        for name, value in (
+            ("schedule_conservativeness", conservativeness),
+            *zip(environment._fields[:2], environment[:2], strict=True),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{name}: {value:g} is negative; use 0 or more")
+        if not environment.new_token_ratio_decay_steps > 0:
+            raise ValueError("new_token_ratio_decay_steps: use a number of steps above 0")
         self._first = first = min(environment.init_new_token_ratio * conservativeness, 1)
         self._least = min(first * environment.min_new_token_ratio_factor, 1)
         self._decay = (first - self._least) / environment.new_token_ratio_decay_steps

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from kvsim.config import RunConfig, read_toml
 from kvsim.errors import ConfigError
-from kvsim.library import convert, find, names, read_by, read_json
+from kvsim.library import convert, find, is_at, names, read_by, read_json
 from kvsim.models.geometry import Model
 from kvsim.models.names import meaning, nearest_names
 
@@ -27,9 +26,9 @@ def load_model(name_or_path: str) -> Model:
     was taken for. Raises `ConfigError` that names the file and the key, or the nearest names.
     """
     path = Path(name_or_path)
-    if _is(Path.is_dir, path):
+    if is_at(Path.is_dir, path):
         path /= "config.json"
-    if _is(Path.is_file, path):
+    if is_at(Path.is_file, path):
         if path.suffix == ".json":
             from kvsim.models.hugging_face import from_hugging_face
 
@@ -40,14 +39,6 @@ def load_model(name_or_path: str) -> Model:
 
 def _read(path: Path) -> Model:
     return convert(read_toml(str(path)), Model, str(path))
-
-
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
-    """`path.is_file()` and the like, also for names that no file can have."""
-    try:
-        return kind(path)
-    except (OSError, ValueError):
-        return False
 
 
 def _shipped(spelling: str) -> Model:
@@ -78,7 +69,7 @@ def _words(model: Model) -> str:
 
 
 def _unknown(spelling: str, known: list[str]) -> str:
-    if spelling and _is(Path.is_dir, Path(spelling)):
+    if spelling and is_at(Path.is_dir, Path(spelling)):
         return f"{spelling}: no config.json in this folder; give a folder that has one"
     if Path(spelling).suffix in (".toml", ".json"):
         return f"{spelling}: no such file; give a model file that exists"

@@ -132,7 +132,9 @@ def imbalance(result: Result) -> str:
     if not (pool == result.meta["num_gpu_blocks"]).all():
         return "used, cached and free blocks are not the pool"
     starts, ends = steps["start_ns"], steps["end_ns"]
-    if not ((starts <= ends).all() and (ends[:-1] <= starts[1:]).all()):
+    # The stages of a pipeline work on several steps at once.
+    in_turn = "send_ns" in steps or (ends[:-1] <= starts[1:]).all()
+    if not ((starts <= ends).all() and in_turn):
         return "steps overlap"
     for name, column in steps.items():
         if (np.asarray(column) < 0).any():

@@ -556,5 +556,9 @@ def _ran(*how: str) -> Path:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a summary, without those of gaps between tokens, which no table gives."""
-    return {key: value for key, value in summary.items() if key != "meta" and "_itl_" not in key}
+    """Of a summary, to twelve digits, but not those of gaps between tokens, which are in no table."""
+    kept = {key: value for key, value in summary.items() if key != "meta" and "_itl_" not in key}
+    rounded: dict[str, Any] = json.loads(
+        json.dumps(kept), parse_float=lambda text: float(f"{float(text):.12g}")
+    )
+    return rounded

@@ -119,6 +119,32 @@ def test_times_beyond_what_a_row_holds(step_us: str, capsys: pytest.CaptureFixtu
     assert "lasts too long" in line and "--cost-model" in line
 
 
+@pytest.mark.parametrize("flag", ["--hardware", "--model", "--config"])
+def test_names_that_no_file_can_have(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no " in refused(["run", "--trace", CHAT, flag, "h" * 5000], capsys)
+
+
+def test_blocks_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused([*CONSTANT, "--block-size", str(2**32)], capsys)
+    assert "block_size: 4,294,967,296 is above the limit" in line
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "schedule_conservativeness=-1",
+        "environment={new_token_ratio_decay_steps=0}",
+        "environment={init_new_token_ratio=-0.5}",
+    ],
+)
+def test_shares_of_sglang_are_not_negative(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--trace", CHAT, "--engine", "sglang", "--set", f"scheduler_args.{argument}"]
+    line = refused(words, capsys)
+    assert argument.removeprefix("environment={").partition("=")[0] in line
+
+
 def test_a_long_run_of_many_short_requests_fits() -> None:
     """300 requests over three years: 2 ** 63 ns are passed by their number times the run's time,
     not by the time that they spend."""
