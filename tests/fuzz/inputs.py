@@ -556,7 +556,7 @@ def _ran(*how: str) -> Path:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a summary, to twelve digits; those of gaps between tokens are in no table, and left out."""
+    """Of a summary, to twelve digits; those of gaps between tokens are in no table."""
     kept = {key: value for key, value in summary.items() if key != "meta" and "_itl_" not in key}
     rounded: dict[str, Any] = json.loads(
         json.dumps(kept), parse_float=lambda text: float(f"{float(text):.12g}")
