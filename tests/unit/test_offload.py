@@ -9,7 +9,7 @@ from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engines.vllm_v1_features.cpu_tier import Access, CpuTier
+from kvsim.engines.vllm_v1_features.cpu_tier import Access, CpuTier, Lru
 from kvsim.errors import ConfigError
 
 
@@ -118,3 +118,13 @@ def test_random_runs_end_add_up_and_repeat(seed: int) -> None:
     requests = first.requests
     assert (requests["tier1_hit_tokens"] <= requests["num_cached_tokens"]).all()
     assert not requests["tier2_hit_tokens"].any()
+
+
+def test_an_offer_of_nothing_gives_a_request_no_place_among_the_others() -> None:
+    """Recency is the first access, which an empty offer is not."""
+    first, second, lru = Access(), Access(), Lru(2)
+    lru.inserted([], first)
+    for access, key in ((second, (2, 0)), (first, (1, 0))):
+        access.position[key] = 4
+        lru.inserted([key], access)
+    assert lru.evict(1, lambda key: True) == [(2, 0)]

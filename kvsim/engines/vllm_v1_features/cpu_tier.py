@@ -82,7 +82,8 @@ class Lru:
 
     def inserted(self, keys: list[Key], access: Access) -> None:
         """Chunks will be written for a request."""
-        self._move(keys, self._rank(access), access, 1)
+        if keys:  # An offer of nothing is no first access.
+            self._move(keys, self._rank(access), access, 1)
 
     def ended(self, access: Access) -> None:
         """A request is over."""
