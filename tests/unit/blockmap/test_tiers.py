@@ -24,6 +24,7 @@ class Transfers:
         """Number and direction of a transfer that is not over -> its places."""
         self.written = set()
         self.seen = {}
+        """Instant -> what was under way after each step that was composed then."""
 
     def composed(self, batch, plan, now_ns, arrived):
         for job in (*plan.transfers.stores, *plan.transfers.loads):
@@ -31,7 +32,7 @@ class Transfers:
             places = [place for each in job.other for place in each]
             self.doing[storing, job.number] = places
             self.written.update(places if storing else ())
-        self.seen.setdefault(now_ns, self.counts())
+        self.seen.setdefault(now_ns, []).append(self.counts())
 
     def settled(self, batch, ended):
         pass
@@ -106,11 +107,10 @@ def test_a_sample_is_what_the_transfers_left(monkeypatch, seed, connector):
     compared = 0
     for time_ns, row in zip(block_map.time_ns.tolist(), below(block_map), strict=True):
         if time_ns in twin.seen and row.sum():
-            storing, loading, written = twin.seen[time_ns]
-            assert row[STORING] == storing
-            assert row[LOADING] == loading
-            if kind is Offloading:
-                assert row[CACHED] == written
+            # Several steps can be composed at one instant; the map has the state of one of them.
+            kept = 3 if kind is Offloading else 2
+            shown = tuple(row[[STORING, LOADING, CACHED][:kept]].tolist())
+            assert shown in [each[:kept] for each in twin.seen[time_ns]]
             compared += 1
     assert compared or not twin.seen
     assert (block_map.counts.sum(axis=2) == block_map.groups.blocks).all()
