@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import typer
+from typer import Option
 
 from kvsim.cli.deferred import DeferredGroup
 from kvsim.cli.stopping import exit_code, heed_signals
@@ -45,8 +46,8 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _without_command(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version."),
-    limits: str = typer.Option(
+    version: bool = Option(False, "--version", help="Print the version."),
+    limits: str = Option(
         None, metavar="X", help="Multiply the limits on the size of traces, as in --limits 10."
     ),
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.server import ServerWord
 
 Seeds = Annotated[
-    int, typer.Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
+    int, Option(min=2, metavar="N", help="Up to N seeds; stops when a verdict is settled.")
 ]
 STYLES = {"better": "green", "worse": "red"}
 
@@ -28,7 +28,7 @@ STYLES = {"better": "green", "worse": "red"}
 def advise(
     *,
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`, such as chat.")
+        str, Argument(metavar="TRACE", help="As for `kvsim run --trace`, such as chat.")
     ],
     slo: Objectives,
     config: ConfigFile = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 import kvsim
 from kvsim.cli.console import make_console
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--workload",
         metavar="NAME",
         help="A name such as W1, or `decode` for all of decode-N; may be repeated. Default: the"
@@ -30,7 +31,7 @@ Names = Annotated[
 ]
 Engines = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--settings",
         metavar="NAME|FILE",
         help="An engine such as vllm-v1 or vllm-v1-table, or a TOML file of settings; may be"
@@ -39,26 +40,21 @@ Engines = Annotated[
 ]
 TraceFile = Annotated[
     str | None,
-    typer.Option("--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for W4."),
+    Option("--trace", metavar="FILE", help="Mooncake's conversation_trace.jsonl, for W4."),
 ]
 Stored = Annotated[
     str | None,
-    typer.Option(
-        "--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."
-    ),
+    Option("--compare", metavar="FILE", help="Show the ratio to an earlier output of --json."),
 ]
 PeerName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--peer",
         metavar="aisimulate",
         help="Run another simulator in turns, on the same requests with its prefix cache on.",
     ),
 ]
-PeerPython = Annotated[
-    str,
-    typer.Option("--peer-python", metavar="PATH", help="The Python that has it."),
-]
+PeerPython = Annotated[str, Option("--peer-python", metavar="PATH", help="The Python that has it.")]
 
 _WIDTH = 120
 """Columns of the widest table; a narrow terminal folds its lines."""
@@ -67,16 +63,14 @@ _WIDTH = 120
 def bench(
     names: Names = None,
     engines: Engines = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, metavar="N", help="Runs of each.")
-    ] = 3,
+    repeats: Annotated[int, Option(min=1, metavar="N", help="Runs of each.")] = 3,
     trace: TraceFile = None,
     as_json: AsJson = False,
     stored: Stored = None,
     peer: PeerName = None,
     peer_python: PeerPython = "python3",
     around: Annotated[
-        bool, typer.Option("--around", help="Measure what a run costs besides the simulation.")
+        bool, Option("--around", help="Measure what a run costs besides the simulation.")
     ] = False,
 ) -> None:
     """Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.
@@ -132,8 +126,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
     console.width = max(console.width, _WIDTH)
     load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
     console.print(
-        f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}",
-        soft_wrap=True,
+        f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}", soft_wrap=True
     )
     tables = (_times, _beside_peer, _wholes, _decode_steps, _sizes, _short_cuts)
     shown = [make(bench) for make in tables]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import Bundle, takes_bundles
 from kvsim.cli.console import make_console
@@ -29,10 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-CAPACITY = typer.Option(
-    "--capacity", min=1, max=1 << 40, metavar="N", help="In blocks; may be repeated."
-)
-Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
+CAPACITY = Option("--capacity", min=1, max=1 << 40, metavar="N", help="In blocks; may be repeated.")
+Out = Annotated[str | None, Option("--out", metavar="FILE", help="Also a page, HTML.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +39,11 @@ class Blocks(Bundle):
     """A trace, and the blocks that it is cut into."""
 
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
+        str, Argument(metavar="TRACE", help="As for `kvsim run --trace`: a file, or chat.")
     ]
     block_size: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."
-        ),
+        Option(min=1, metavar="N", help="Tokens per block; default: that of the ids, else 16."),
     ] = None
     form: TraceForm
 
@@ -62,12 +59,10 @@ class Counted(Blocks):
 
     partial_blocks: Annotated[
         bool,
-        typer.Option(
-            "--partial-blocks", help="Keep partial last blocks, too; the last token may hit."
-        ),
+        Option("--partial-blocks", help="Keep partial last blocks, too; the last token may hit."),
     ] = False
     outputs: Annotated[
-        bool, typer.Option("--outputs", help="Keep outputs that the trace names, too.")
+        bool, Option("--outputs", help="Keep outputs that the trace names, too.")
     ] = False
 
     def counted(self) -> tuple[Trace, Counting]:
@@ -83,15 +78,12 @@ class Sizes(Bundle):
     """Capacities that are asked about, and requests that fill the cache first."""
 
     capacity: Annotated[list[int] | None, CAPACITY] = None
-    gib: Annotated[
-        float | None, typer.Option("--gib", metavar="X", help="A capacity in GiB of --model.")
-    ] = None
+    gib: Annotated[float | None, Option(metavar="X", help="A capacity in GiB of --model.")] = None
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="Show capacities in its memory, too."),
+        str | None, Option(metavar="NAME", help="Show capacities in its memory, too.")
     ] = None
     warm_up: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Requests at the start that are not measured.")
+        int, Option(min=0, metavar="N", help="Requests at the start that are not measured.")
     ] = 0
 
     def asked(self, block_size: int) -> Asked:
@@ -111,13 +103,7 @@ class Sizes(Bundle):
 
 @app.command()
 @takes_bundles
-def curve(
-    *,
-    blocks: Counted,
-    sizes: Sizes,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
+def curve(*, blocks: Counted, sizes: Sizes, out: Out = None, as_json: AsJson = False) -> None:
     """Hits by capacity: least recently used at every size, the optimum, and no limit."""
     from kvsim.cachelab.study import study_trace
 
@@ -134,7 +120,7 @@ def curve(
 @takes_bundles
 def stream(
     *,
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A native trace, .gz too.")],
+    trace: Annotated[str, Argument(metavar="TRACE", help="A native trace, .gz too.")],
     sizes: Sizes,
     as_json: AsJson = False,
 ) -> None:
@@ -175,8 +161,8 @@ def sample(
     *,
     blocks: Blocks,
     capacity: Annotated[list[int], CAPACITY],
-    rate: Annotated[float, typer.Option(metavar="X", help="Share of the blocks to keep.")] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed keeps other blocks.")] = 0,
+    rate: Annotated[float, Option(metavar="X", help="Share of the blocks to keep.")] = 0.1,
+    seed: Annotated[int, Option(min=0, help="Another seed keeps other blocks.")] = 0,
 ) -> None:
     """Estimate the hits of least recently used from a sample of the blocks."""
     from kvsim.cachelab.sampling import sampled_lru_tokens
@@ -206,8 +192,7 @@ def policies(
     blocks: Counted,
     capacity: Annotated[list[int], CAPACITY],
     policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="NAME", help="May be repeated; default: all."),
+        list[str] | None, Option(metavar="NAME", help="May be repeated; default: all.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -235,8 +220,7 @@ def audit(
     directory: RunDir,
     eviction: Annotated[
         list[str] | None,
-        typer.Option(
-            "--eviction",
+        Option(
             metavar="NAME",
             help="Run it again with this eviction, such as arc or belady; may be repeated.",
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from kvsim.cli.options import ProfileOut
 from kvsim.cli.processes import run_module
@@ -17,31 +17,30 @@ from kvsim.errors import ConfigError
 KERNELS = "kvsim_kernels.calibrate"
 
 Gpus = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="GPUs between which all-reduces are timed."),
+    int | None, Option(min=1, metavar="N", help="GPUs between which all-reduces are timed.")
 ]
-Count = Annotated[int | None, typer.Option(min=1, metavar="N")]
+Count = Annotated[int | None, Option(min=1, metavar="N")]
 
 
 def calibrate(
     out: ProfileOut,
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
+        str, Option(metavar="NAME", help="A name in configs/models, or a TOML file.")
     ] = "llama-3-8b",
-    device: Annotated[str, typer.Option(metavar="cuda|cpu", help="The device to time.")] = "cuda",
+    device: Annotated[str, Option(metavar="cuda|cpu", help="The device to time.")] = "cuda",
     block_size: Annotated[
         list[int] | None,
-        typer.Option(min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."),
+        Option(min=1, metavar="TOKENS", help="Tokens per block; repeat it for several."),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")
+        str, Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")
     ] = "auto",
-    kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto or fp8.")] = "auto",
+    kv_cache_dtype: Annotated[str, Option(metavar="TYPE", help="auto or fp8.")] = "auto",
     kv_layout: Annotated[
-        str, typer.Option(metavar="layer|cross", help="Layout of blocks in the pool.")
+        str, Option(metavar="layer|cross", help="Layout of blocks in the pool.")
     ] = "cross",
     decode_kernel: Annotated[
-        str, typer.Option(metavar="v1|v2", help="The kernel that whole steps use.")
+        str, Option(metavar="v1|v2", help="The kernel that whole steps use.")
     ] = "v2",
     all_reduce_gpus: Gpus = None,
     max_num_seqs: Count = None,
@@ -49,7 +48,7 @@ def calibrate(
     max_model_len: Count = None,
     limit_s: Annotated[
         float | None,
-        typer.Option(min=1, metavar="S", help="Stop measuring then; the same command continues."),
+        Option(min=1, metavar="S", help="Stop measuring then; the same command continues."),
     ] = None,
 ) -> None:
     """Time the kernels here and write a profile with its own held-out error.

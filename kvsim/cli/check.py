@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, note, tell_written
@@ -25,14 +26,14 @@ STYLES = {"plain": "", "warning": "yellow", "bad": "bold red"}
 
 Tolerance = Annotated[
     float | None,
-    typer.Option(min=0, metavar="SHARE", help="Exit with code 3 if a figure is farther off."),
+    Option(min=0, metavar="SHARE", help="Exit with code 3 if a figure is farther off."),
 ]
 Corrections = Annotated[
-    bool, typer.Option("--corrections/--no-corrections", help="Try what would explain the rest.")
+    bool, Option("--corrections/--no-corrections", help="Try what would explain the rest.")
 ]
 Fit = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="FILE",
         help="First fit constants of the machine to the run, and write the profile there.",
     ),
@@ -43,15 +44,14 @@ Fit = Annotated[
 def check(
     *,
     result: Annotated[
-        str,
-        typer.Argument(metavar="RESULT", help="Of vllm bench serve --save-detailed, or a trace."),
+        str, Argument(metavar="RESULT", help="Of vllm bench serve --save-detailed, or a trace.")
     ],
     measured: MeasuredFile = None,
     tolerance: Tolerance = None,
     corrections: Corrections = True,
     fit: Fit = None,
     fit_first: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Requests that --fit takes; the others judge.")
+        int, Option(min=1, metavar="N", help="Requests that --fit takes; the others judge.")
     ] = FIRST,
     config: ConfigFile = None,
     form: TraceForm,

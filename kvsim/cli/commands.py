@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, note, tell_written
@@ -33,14 +33,13 @@ def run(
     config: ConfigFile = None,
     form: TraceForm,
     out: OutDir = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Also write CSV tables.")] = False,
-    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    csv: Annotated[bool, Option("--csv", help="Also write CSV tables.")] = False,
+    page: Annotated[bool, Option("--report/--no-report", help="Write report.html.")] = True,
     step_log: Annotated[
-        str | None, typer.Option("--step-log", metavar="FILE", help="Write every decision here.")
+        str | None, Option(metavar="FILE", help="Write every decision here.")
     ] = None,
     block_map: Annotated[
-        bool,
-        typer.Option("--block-map", help="Also show which request held which block; takes longer."),
+        bool, Option("--block-map", help="Also show which request held which block; takes longer.")
     ] = False,
     as_json: AsJson = False,
     fleet: FleetOptions,

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, make_console, tell_written
@@ -32,22 +32,21 @@ Results = list[tuple[str, Any]]
 
 Seeds = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=2,
         metavar="N",
         help="Up to N seeds, the same for all; stops when every verdict is settled.",
     ),
 ]
 Confidence = Annotated[
-    float,
-    typer.Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds."),
+    float, Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds.")
 ]
 Margin = Annotated[
-    float, typer.Option(min=0, help="Share of a value below which differences do not matter.")
+    float, Option(min=0, help="Share of a value below which differences do not matter.")
 ]
 CostUncertainty = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--cost-uncertainty",
         help="Draw kernel times for each seed, within the errors of the profile.",
     ),
@@ -58,8 +57,7 @@ CostUncertainty = Annotated[
 def compare(
     *,
     configs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="CONFIG...", help="TOML files or names in configs/runs."),
+        list[str] | None, Argument(metavar="CONFIG...", help="TOML files or names in configs/runs.")
     ] = None,
     trace: TracePath = None,
     form: TraceForm,
@@ -70,7 +68,7 @@ def compare(
     cost_uncertainty: CostUncertainty = False,
     jobs: Jobs = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --seeds: print figures and verdicts as JSON.")
+        bool, Option("--json", help="With --seeds: print figures and verdicts as JSON.")
     ] = False,
     fleet: FleetOptions,
     server: ServerOptions,
@@ -192,12 +190,7 @@ def _compare_seeds(
 
 
 def _show(
-    comparison: Comparison,
-    results: Results,
-    way: Way,
-    out: str | None,
-    *,
-    as_json: bool,
+    comparison: Comparison, results: Results, way: Way, out: str | None, *, as_json: bool
 ) -> None:
     from kvsim.report.certainty import comparison_record
     from kvsim.report.terminal import render_comparison

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from kvsim.errors import ConfigError, check_choice
 
@@ -14,24 +15,17 @@ from kvsim.errors import ConfigError, check_choice
 def conform(
     cases: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="CASES...", help="Case folders, or files with one case a line; or two logs."
         ),
     ],
-    engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="The engine to run.")
-    ] = None,
+    engine: Annotated[str | None, Option(metavar="NAME", help="The engine to run.")] = None,
     router: Annotated[
-        str | None,
-        typer.Option(
-            "--router", metavar="NAME", help="The router to compare, instead of an engine."
-        ),
+        str | None, Option(metavar="NAME", help="The router to compare, instead of an engine.")
     ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Write the step logs here.")
-    ] = None,
+    out: Annotated[str | None, Option(metavar="DIR", help="Write the step logs here.")] = None,
     against: Annotated[
-        bool, typer.Option("--against", help="Compare two step logs: A.steps.jsonl B.steps.jsonl.")
+        bool, Option("--against", help="Compare two step logs: A.steps.jsonl B.steps.jsonl.")
     ] = False,
 ) -> None:
     """Replay recorded cases on the virtual clock and compare every decision.

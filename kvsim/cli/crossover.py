@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from kvsim.cli.console import make_console
 from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
@@ -23,40 +23,37 @@ SHORTEST, STEPS_PER_DOUBLING = 16, 4
 
 
 Models = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}."),
+    list[str] | None, Option(metavar="NAME", help=f"May be repeated; default: {DEFAULT_MODEL}.")
 ]
-Gpu = Annotated[str, typer.Option(metavar="NAME", help="GPU and its link.")]
+Gpu = Annotated[str, Option(metavar="NAME", help="GPU and its link.")]
 Lengths = Annotated[
-    list[int] | None, typer.Option(min=1, metavar="N", help="Length to list; may be repeated.")
+    list[int] | None, Option(min=1, metavar="N", help="Length to list; may be repeated.")
 ]
 Layout = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="layer|cross",
         help="How a block is copied: layer by layer, keys and values apart (2 x layers copies), or"
         " all layers in one; default: both.",
     ),
 ]
 Bandwidth = Annotated[
-    float | None, typer.Option(metavar="X", help="Link, one direction; default: hardware's.")
+    float | None, Option(metavar="X", help="Link, one direction; default: hardware's.")
 ]
 Overhead = Annotated[
-    float | None, typer.Option(metavar="X", help="Least time of a copy; default: hardware's.")
+    float | None, Option(metavar="X", help="Least time of a copy; default: hardware's.")
 ]
-BlockSize = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens per block.")]
-Gpus = Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share each layer.")]
+BlockSize = Annotated[int, Option(min=1, metavar="N", help="Tokens per block.")]
+Gpus = Annotated[int, Option(min=1, metavar="N", help="GPUs that share each layer.")]
 CostModel = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME",
         help="table, roofline or constant; default: a shipped profile, else the roofline.",
     ),
 ]
-PricedBy = Annotated[
-    str | None, typer.Option(metavar="PROFILE", help="Profile that prices recompute.")
-]
-Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Also a page, HTML.")]
+PricedBy = Annotated[str | None, Option(metavar="PROFILE", help="Profile that prices recompute.")]
+Out = Annotated[str | None, Option("--out", metavar="FILE", help="Also a page, HTML.")]
 
 
 def crossover(

@@ -33,10 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvsim.cli.timeline:timeline",
         "Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing.",
     ),
-    "report": (
-        "kvsim.cli.commands:report",
-        "Rebuild report.html from the results in a folder.",
-    ),
+    "report": ("kvsim.cli.commands:report", "Rebuild report.html from the results in a folder."),
     "policies": (
         "kvsim.cli.commands:policies",
         "List every engine, block manager and cost model, with its parameters.",

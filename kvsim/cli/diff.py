@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from kvsim.cli.console import make_console, tell_written
 from kvsim.cli.options import AsJson, OutDir
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 
 def diff(
-    first: Annotated[
-        str, typer.Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`.")
-    ],
-    other: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
+    first: Annotated[str, Argument(metavar="RUN_A", help="Folder written by `kvsim run --out`.")],
+    other: Annotated[str, Argument(metavar="RUN_B", help="The run to compare with it.")],
     out: OutDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-import typer
+from typer import Option
 
 from kvsim.cli.bundles import Bundle
 from kvsim.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, nearest, read_size
@@ -134,9 +134,7 @@ def _setting(key: str, hint: Any, text: str, panel: str) -> inspect.Parameter:
 def _option(
     name: str, kind: Any, flag: str, metavar: str | None, text: str, panel: str
 ) -> inspect.Parameter:
-    option = typer.Option(
-        flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False
-    )
+    option = Option(flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Option
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import command_line, make_console, tell_written
@@ -34,31 +34,20 @@ class FleetOptions(Bundle):
     """How many engines there are, and who sends them requests."""
 
     replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", min=1, metavar="N", help="Simulate N engines and a router."),
+        int | None, Option(min=1, metavar="N", help="Simulate N engines and a router.")
     ] = None
     prefill_replicas: Annotated[
         int | None,
-        typer.Option(
-            "--prefill-replicas",
-            min=1,
-            metavar="N",
-            help="Split prefill and decode: N engines compute prompts.",
-        ),
+        Option(min=1, metavar="N", help="Split prefill and decode: N engines compute prompts."),
     ] = None
     decode_replicas: Annotated[
-        int | None,
-        typer.Option(
-            "--decode-replicas", min=1, metavar="N", help="N engines generate the outputs."
-        ),
+        int | None, Option(min=1, metavar="N", help="N engines generate the outputs.")
     ] = None
     router: Annotated[
-        str | None,
-        typer.Option("--router", metavar="NAME", help="The router: round-robin, dynamo-kv, ..."),
+        str | None, Option(metavar="NAME", help="The router: round-robin, dynamo-kv, ...")
     ] = None
     router_set: Annotated[
-        list[str] | None,
-        typer.Option("--router-set", metavar="KEY=VALUE", help="An argument of the router."),
+        list[str] | None, Option(metavar="KEY=VALUE", help="An argument of the router.")
     ] = None
 
     @property

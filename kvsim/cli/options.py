@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import note
@@ -22,7 +22,7 @@ BACKENDS = ("local", "ray")
 
 TracePath = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--trace",
         metavar="FILE",
         help="Trace, benchmark result or table of any known format (.gz too), a folder of coding"
@@ -31,7 +31,7 @@ TracePath = Annotated[
 ]
 ConfigFile = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--config",
         "--base",
         metavar="FILE",
@@ -39,25 +39,23 @@ ConfigFile = Annotated[
     ),
 ]
 Objectives = Annotated[
-    str,
-    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
+    str, Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms.")
 ]
 Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", min=1, metavar="N", help="Runs at a time. Default: one per core."),
+    int | None, Option("--jobs", min=1, metavar="N", help="Runs at a time. Default: one per core.")
 ]
 OutDir = Annotated[
     str | None,
-    typer.Option("--out", metavar="DIR", help="Write the results and a page into this folder."),
+    Option("--out", metavar="DIR", help="Write the results and a page into this folder."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-RunDir = Annotated[str, typer.Argument(metavar="RUN", help="Folder written by `kvsim run --out`.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+RunDir = Annotated[str, Argument(metavar="RUN", help="Folder written by `kvsim run --out`.")]
 ProfileOut = Annotated[
-    str, typer.Option("--out", metavar="FILE", help="Write the profile, JSON, to this file.")
+    str, Option("--out", metavar="FILE", help="Write the profile, JSON, to this file.")
 ]
 MeasuredFile = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--measured",
         metavar="FILE",
         help="Measured times by id: JSON Lines, CSV or Parquet with id, ttft_s, e2e_s, queue_s.",
@@ -70,13 +68,11 @@ class TraceForm(Bundle):
     """How a trace is read, where its content does not say."""
 
     trace_format: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Format of the trace, if its content is ambiguous."),
+        str | None, Option(metavar="NAME", help="Format of the trace, if its content is ambiguous.")
     ] = None
     columns: Annotated[
         str | None,
-        typer.Option(
-            "--columns",
+        Option(
             metavar="ROLE=COLUMN,...",
             help="Columns of a CSV or Parquet trace, as in"
             " arrival_ms=ts,input=prompt,output=completion.",
@@ -105,12 +101,11 @@ class Workers(Bundle):
     """Where the runs of a search take place."""
 
     jobs: Jobs = None
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="local, or ray: on a Ray cluster.")
-    ] = "local"
+    backend: Annotated[str, Option(metavar="NAME", help="local, or ray: on a Ray cluster.")] = (
+        "local"
+    )
     ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Ray cluster to use. Default: start Ray here."),
+        str | None, Option(metavar="ADDRESS", help="Ray cluster to use. Default: start Ray here.")
     ] = None
 
     def chosen(self) -> Backend:

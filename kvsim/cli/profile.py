@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
@@ -18,14 +19,14 @@ from kvsim.report.rich_tables import make_table
 
 Measured = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME",
         help="GPU that was measured; LLMServingSim's tables name it, but not its links.",
     ),
 ]
 Surface = Annotated[
     bool,
-    typer.Option(
+    Option(
         help="LLMServingSim: fit surfaces, so that the profile holds none of the rows;"
         " AIConfigurator's tables always become surfaces."
     ),
@@ -37,14 +38,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Source = Annotated[str, typer.Argument(metavar="PROFILE", help="A file, or a shipped name.")]
+Source = Annotated[str, Argument(metavar="PROFILE", help="A file, or a shipped name.")]
 
 
 @app.command("import")
 def import_(
     folder: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="DIR",
             help="LLMServingSim: meta.yaml, tp1/attention.csv, ...;"
             " AIConfigurator: decode.csv, prefill.csv, gemm.csv.",
@@ -53,17 +54,17 @@ def import_(
     out: ProfileOut,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
+        Option(metavar="NAME", help="Model to price; LLMServingSim's tables name theirs."),
     ] = None,
     hardware: Measured = None,
     tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="GPUs that share each layer.")
+        int, Option(min=1, metavar="N", help="GPUs that share each layer.")
     ] = 1,
     created: Annotated[
-        str, typer.Option(metavar="DATE", help="When AIConfigurator's tables were made.")
+        str, Option(metavar="DATE", help="When AIConfigurator's tables were made.")
     ] = "",
     note: Annotated[
-        str, typer.Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
+        str, Option(metavar="TEXT", help="With what AIConfigurator's tables were made.")
     ] = "",
     surface: Surface = False,
 ) -> None:
@@ -101,7 +102,7 @@ def import_(
 @app.command()
 def fit(
     rows: Annotated[
-        list[str], typer.Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration.")
+        list[str], Argument(metavar="ROWS...", help="PROFILE.16.rows.jsonl of a calibration.")
     ],
     out: ProfileOut,
 ) -> None:
@@ -116,13 +117,10 @@ def fit(
 def fit_run(
     *,
     name: Source,
-    run: Annotated[
-        str,
-        typer.Option("--run", metavar="RESULT", help="Of vllm bench serve --save-detailed."),
-    ],
+    run: Annotated[str, Option(metavar="RESULT", help="Of vllm bench serve --save-detailed.")],
     out: ProfileOut,
     first: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Requests to fit; the others judge.")
+        int, Option(min=1, metavar="N", help="Requests to fit; the others judge.")
     ] = FIRST,
     measured: MeasuredFile = None,
     config: ConfigFile = None,
@@ -145,7 +143,7 @@ def fit_run(
 def show(
     name: Source,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Also a page with its curves, HTML.")
+        str | None, Option(metavar="FILE", help="Also a page with its curves, HTML.")
     ] = None,
 ) -> None:
     """What was measured, where, how well it fits, and the ranges that it covers."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from kvsim.cli.bundles import Bundle
 from kvsim.cli.console import note
@@ -23,24 +23,21 @@ class ServerOptions(Bundle):
 
     startup_log: Annotated[
         str | None,
-        typer.Option(
-            "--startup-log",
+        Option(
             metavar="FILE",
             help="Settings and block count from the log of a vLLM or SGLang server; .gz too.",
         ),
     ] = None
     vllm: Annotated[
         str | None,
-        typer.Option(
-            "--vllm",
+        Option(
             metavar="COMMAND",
             help="Settings from `vllm serve ...` or `python -m sglang.launch_server ...`.",
         ),
     ] = None
     vllm_file: Annotated[
         str | None,
-        typer.Option(
-            "--vllm-file",
+        Option(
             metavar="FILE",
             help="Settings from the command in a shell script, Dockerfile, Compose or pod file, or"
             " from the meta.json of a recorded run.",
@@ -62,9 +59,7 @@ class SettingOptions(Bundle):
 
     assignments: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."
-        ),
+        Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set cost.step_us=5000."),
     ] = None
     flags: Flags
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console, note, tell_written
@@ -33,18 +33,18 @@ STYLES = {"plain": "", "warning": "yellow", "bad": "red"}
 
 Find = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="KNOB",
         help="num_gpu_blocks, gpu_memory_utilization, kv_offloading_size (or cpu_offload_gib),"
         " replicas, request_rate, watermark, max_num_batched_tokens or max_num_seqs.",
     ),
 ]
-Low = Annotated[float | None, typer.Option("--from", metavar="X", help="Try nothing below.")]
-High = Annotated[float | None, typer.Option("--to", metavar="X", help="Try nothing above.")]
-Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Seeds, the same for every value.")]
+Low = Annotated[float | None, Option("--from", metavar="X", help="Try nothing below.")]
+High = Annotated[float | None, Option("--to", metavar="X", help="Try nothing above.")]
+Seeds = Annotated[int, Option(min=1, metavar="N", help="Seeds, the same for every value.")]
 HitRate = Annotated[
     float | None,
-    typer.Option(
+    Option(
         metavar="SHARE",
         help="Assume shared prefixes: this share of the prompt tokens hits an unlimited"
         " cache. For traces without content.",
@@ -52,10 +52,10 @@ HitRate = Annotated[
 ]
 Price = Annotated[
     float | None,
-    typer.Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
+    Option(min=0, metavar="X", help="Also say what a million tokens cost, in dollars."),
 ]
 Prefixes = Annotated[
-    int, typer.Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
+    int, Option(min=1, metavar="N", help="With --hit-rate: number of different prefixes.")
 ]
 
 

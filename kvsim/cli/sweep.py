@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console, note, tell_written
@@ -31,33 +31,30 @@ MOST_LISTED, MOST_FIGURES = 5, 3
 
 Slo = Annotated[
     str | None,
-    typer.Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
+    Option("--slo", metavar="BOUNDS", help="Objectives, as in p99_ttft<2s,p99_tpot<60ms."),
 ]
-Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Results, table and page.")]
+Out = Annotated[str, Option("--out", metavar="DIR", help="Results, table and page.")]
 Folders = Annotated[
-    list[str] | None, typer.Argument(metavar="[DIR...]", help="With --merge: sweeps to join.")
+    list[str] | None, Argument(metavar="[DIR...]", help="With --merge: sweeps to join.")
 ]
 Grid = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
+    Option(metavar="KEY=VALUES", help="1,2,3 or lin(0,1,5) or log(1,64,7); any number."),
 ]
 Rows = Annotated[
-    list[str] | None,
-    typer.Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row."),
+    list[str] | None, Option("--list", metavar="KEY=VALUES|FILE", help="Values taken row by row.")
 ]
 Laws = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
+    Option(metavar="KEY=LAW", help="uniform(A,B), loguniform(A,B) or choice(X,Y)."),
 ]
 Samples = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
+    int | None, Option(min=1, metavar="N", help="Number of points to draw; default: 32.")
 ]
-SampleSeed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the drawn points.")]
-Seeds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point on N seeds.")]
-Shard = Annotated[
-    str | None, typer.Option(metavar="K/N", help="Run only this part; --merge joins them.")
-]
-Merge = Annotated[bool, typer.Option("--merge", help="Join the runs of DIR...")]
+SampleSeed = Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")]
+Seeds = Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")]
+Shard = Annotated[str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")]
+Merge = Annotated[bool, Option("--merge", help="Join the runs of DIR...")]
 
 
 @takes_bundles
@@ -118,11 +115,7 @@ def sweep(
 
 
 def _run(
-    out: str,
-    trace: Trace,
-    configs: Mapping[str, RunConfig],
-    backend: Backend,
-    jobs: int | None,
+    out: str, trace: Trace, configs: Mapping[str, RunConfig], backend: Backend, jobs: int | None
 ) -> None:
     """Run what is missing, and report how much that was."""
     from kvsim.sweep.store import Store

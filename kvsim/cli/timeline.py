@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from kvsim.cli.options import RunDir
 
 
 def timeline(
     directory: RunDir,
-    out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="The trace: .json, or .json.gz.")
-    ],
+    out: Annotated[str, Option(metavar="FILE", help="The trace: .json, or .json.gz.")],
     begin_s: Annotated[
-        float | None, typer.Option("--from", metavar="S", help="Begin at this simulated second.")
+        float | None, Option("--from", metavar="S", help="Begin at this simulated second.")
     ] = None,
     end_s: Annotated[
-        float | None, typer.Option("--to", metavar="S", help="End at this simulated second.")
+        float | None, Option("--to", metavar="S", help="End at this simulated second.")
     ] = None,
     request: Annotated[
-        list[str] | None,
-        typer.Option("--request", metavar="ID", help="Only this request; may be repeated."),
+        list[str] | None, Option(metavar="ID", help="Only this request; may be repeated.")
     ] = None,
 ) -> None:
     """Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing."""

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import note
@@ -21,11 +22,7 @@ app = typer.Typer(
 
 @app.command()
 @takes_bundles
-def info(
-    *,
-    file: Annotated[str, typer.Argument(metavar="FILE")],
-    form: TraceForm,
-) -> None:
+def info(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Counts, lengths, rates, and how much of the input a prefix cache could save at most."""
     from kvsim.workload import open_trace
     from kvsim.workload.info import render, trace_info
@@ -35,11 +32,7 @@ def info(
 
 @app.command()
 @takes_bundles
-def check(
-    *,
-    file: Annotated[str, typer.Argument(metavar="FILE")],
-    form: TraceForm,
-) -> None:
+def check(*, file: Annotated[str, Argument(metavar="FILE")], form: TraceForm) -> None:
     """Say whether a trace can be read, and if not, why: file, line and field of each fault."""
     from kvsim.workload.check import check_trace
 
@@ -56,11 +49,11 @@ def check(
 @takes_bundles
 def convert(
     *,
-    source: Annotated[str, typer.Argument(metavar="IN")],
-    target: Annotated[str, typer.Argument(metavar="OUT")],
-    to: Annotated[str, typer.Option(help="native or mooncake.")] = "native",
+    source: Annotated[str, Argument(metavar="IN")],
+    target: Annotated[str, Argument(metavar="OUT")],
+    to: Annotated[str, Option(help="native or mooncake.")] = "native",
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens per hash id in OUT (mooncake), if IN has none.")
+        int | None, Option(help="Tokens per hash id in OUT (mooncake), if IN has none.")
     ] = None,
     form: TraceForm,
 ) -> None:
@@ -74,26 +67,22 @@ def convert(
 
 @app.command()
 def synth(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="chat, api, agents or random.")],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="Native format.")],
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    requests: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Mean requests (api) or sessions per s.")
-    ] = None,
-    input_len: Annotated[int, typer.Option(help="random: tokens of a prompt.")] = 1024,
-    output_len: Annotated[int, typer.Option(help="random: tokens of an output.")] = 128,
+    kind: Annotated[str, Argument(metavar="KIND", help="chat, api, agents or random.")],
+    out: Annotated[str, Option(metavar="FILE", help="Native format.")],
+    seed: Annotated[int, Option(min=0)] = 0,
+    requests: Annotated[int | None, Option(min=1, help="How many.")] = None,
+    rate: Annotated[float | None, Option(help="Mean requests (api) or sessions per s.")] = None,
+    input_len: Annotated[int, Option(help="random: tokens of a prompt.")] = 1024,
+    output_len: Annotated[int, Option(help="random: tokens of an output.")] = 128,
     range_ratio: Annotated[
-        float, typer.Option(help="random: lengths are uniform in LEN × (1 ± this).")
+        float, Option(help="random: lengths are uniform in LEN × (1 ± this).")
     ] = 0.0,
     long_inputs: Annotated[
-        str, typer.Option(metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer.")
+        str, Option(metavar="SHARE:FACTOR", help="random: this share is FACTOR times longer.")
     ] = "0:1",
     long_outputs: Annotated[
         str,
-        typer.Option(
-            metavar="SHARE:FACTOR", help="random: the same for outputs, chosen independently."
-        ),
+        Option(metavar="SHARE:FACTOR", help="random: the same for outputs, chosen independently."),
     ] = "0:1",
 ) -> None:
     """Make a trace from a seed, with lengths and arrivals like published ones.

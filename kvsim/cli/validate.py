@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
@@ -34,27 +34,22 @@ Table = dict[str, Any]
 
 
 ProfileFile = Annotated[
-    str | None,
-    typer.Option("--profile", metavar="FILE", help="What `kvsim calibrate` measured here."),
+    str | None, Option("--profile", metavar="FILE", help="What `kvsim calibrate` measured here.")
 ]
-Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="Where the engine runs.")]
+Device = Annotated[str, Option(metavar="cuda|cpu", help="Where the engine runs.")]
 Policies = Annotated[
-    str, typer.Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
+    str, Option(metavar="NAMES", help="Of recompute, swap, prefix-caching, chunked-prefill.")
 ]
-Results = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results.")]
+Results = Annotated[str, Option("--out", metavar="DIR", help="Folder of the results.")]
 Prepare = Annotated[
     str | None,
-    typer.Option(
-        "--prepare", metavar="FILE", help="Only write the setup, to measure it elsewhere."
-    ),
+    Option("--prepare", metavar="FILE", help="Only write the setup, to measure it elsewhere."),
 ]
 Source = Annotated[
     str | None,
-    typer.Option("--from", metavar="FILE", help="Continue from a recording, or draw a result."),
+    Option("--from", metavar="FILE", help="Continue from a recording, or draw a result."),
 ]
-Page = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="The page; default: in --out.")
-]
+Page = Annotated[str | None, Option("--html", metavar="FILE", help="The page; default: in --out.")]
 
 
 @takes_bundles

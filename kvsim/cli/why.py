@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from kvsim.cli.console import make_console
 from kvsim.cli.options import RunDir
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 def why(
     directory: RunDir,
-    request: Annotated[str, typer.Option("--request", metavar="ID", help="Id of the request.")],
-    html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="Write it as a page, too.")
-    ] = None,
+    request: Annotated[str, Option(metavar="ID", help="Id of the request.")],
+    html: Annotated[str | None, Option(metavar="FILE", help="Write it as a page, too.")] = None,
 ) -> None:
     """Tell one request's story: what it waited for, what delayed it, where its time went."""
     from kvsim.report.files import is_fleet, read_results, read_transitions

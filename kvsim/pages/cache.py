@@ -89,10 +89,7 @@ def build_audit(runs: Sequence[Audited]) -> str:
     return document(
         "kvsim cache audit",
         "Where the prompt tokens went",
-        {
-            "Parts": join((lead(_PARTS), legend, *rows)),
-            "Table": table(head, audit_rows(runs)),
-        },
+        {"Parts": join((lead(_PARTS), legend, *rows)), "Table": table(head, audit_rows(runs))},
         subject="The parts of each run add up to its prompt tokens.",
         remarks=[(text, "plain") for text in audit_sentences(runs)],
     )

@@ -306,9 +306,7 @@ def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
 
 
 def _request_by_request(
-    names: Sequence[str],
-    paired: Sequence[tuple[str, Pairs | None]],
-    figures: Sequence[Figure],
+    names: Sequence[str], paired: Sequence[tuple[str, Pairs | None]], figures: Sequence[Figure]
 ) -> Html:
     first, parts = names[0], list[Html]()
     for name, pairs in paired:

@@ -132,11 +132,7 @@ def _place(figure: Figure) -> Html:
         size += f"; min-width: {figure.least_width}px"
     plot = element("div", id=figure.id, class_="plot", style=size)
     save = element(
-        "button",
-        "Save",
-        type="button",
-        title="Save this chart as an SVG",
-        data_figure=figure.id,
+        "button", "Save", type="button", title="Save this chart as an SVG", data_figure=figure.id
     )
     return element(
         "figure",

@@ -400,12 +400,7 @@ def _swaps(run: View) -> Iterator[Figure]:
 
 
 def _event_bars(
-    run: View,
-    id: str,
-    title: str,
-    note: str,
-    unit: str,
-    kinds: Sequence[tuple[str, int, str, str]],
+    run: View, id: str, title: str, note: str, unit: str, kinds: Sequence[tuple[str, int, str, str]]
 ) -> Iterator[Figure]:
     """Sums of columns of steps over short times, if there is anything to sum."""
     edges, x, width = _bar_edges(run)

@@ -151,10 +151,7 @@ def _curve(
             notes.append(_times(cliff, bool(across)))
     x = titled(lab.knob.name, **across)
     look = layout(x, up.look, hovermode="closest", shapes=shapes, annotations=notes)
-    legend = [
-        Entry("mean over the seeds", "peak", (1,), "line"),
-        Entry("each seed", "used", (0,)),
-    ]
+    legend = [Entry("mean over the seeds", "peak", (1,), "line"), Entry("each seed", "used", (0,))]
     note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
     data = [_seeds(tried, up), _means(tried, up)]
     return Figure(f"{name}-{metric.key}", title, note, data, look, legend, height=360)

@@ -9,11 +9,7 @@ from typing import Any
 from kvsim.certainty.comparison import Comparison, Pair, Values
 from kvsim.certainty.stretches import FEWEST
 from kvsim.certainty.verdicts import Verdict
-from kvsim.report.compare import (
-    INSIGNIFICANT,
-    NO_DIFFERENCE,
-    Row,
-)
+from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row
 from kvsim.report.metrics import HEADLINES, METRICS, Metric
 from kvsim.report.numerals import percent, plural, signed
 from kvsim.report.statistics import ratio

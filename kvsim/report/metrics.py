@@ -47,13 +47,7 @@ def value(summary: Mapping[str, Any], key: str) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-LATENCIES = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2el": "E2EL",
-    "queue": "Queue",
-}
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue": "Queue"}
 """Labels of the latencies that have full statistics."""
 
 BLOCKED_BY = {

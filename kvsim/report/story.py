@@ -369,12 +369,7 @@ def _loads(run: _Run, index: int, time_ns: int, value: int) -> str:
     return f"began to load {plural(value, 'token')} into its blocks"
 
 
-_HAPPENED = {
-    PREEMPTED: _preempted,
-    SWAPPED_OUT: _swapped_out,
-    LOADING: _loads,
-    RELOADING: _loads,
-}
+_HAPPENED = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out, LOADING: _loads, RELOADING: _loads}
 """Kind of transition → what happened."""
 
 
