@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from kvsim.cli.bundles import Bundle, takes_bundles
 from kvsim.cli.console import make_console
+from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, RunDir, TraceForm
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from kvsim.workload.reuse import Counting
     from kvsim.workload.trace import Trace
 
-app = typer.Typer(
-    help="What caches of every size make of a trace, and what a run made of its cache.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group_of("cache")
 
 CAPACITY = Option("--capacity", min=1, max=1 << 40, metavar="N", help="In blocks; may be repeated.")
 Out = Annotated[str | None, Option("--out", metavar="FILE", help="Also a page, HTML.")]

@@ -12,80 +12,35 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": (
-        "kvsim.cli.commands:run",
-        "Replay a trace through an engine and see where memory and time went.",
-    ),
-    "compare": (
-        "kvsim.cli.compare:compare",
-        "Run each configuration on the same requests and show what differs.",
-    ),
-    "diff": (
-        "kvsim.cli.diff:diff",
-        "Say why two runs of the same requests differ: which decision, which time, which requests.",
-    ),
-    "why": (
-        "kvsim.cli.why:why",
-        "Tell one request's story: what it waited for, what delayed it, where its time went.",
-    ),
-    "timeline": (
-        "kvsim.cli.timeline:timeline",
-        "Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing.",
-    ),
-    "report": ("kvsim.cli.commands:report", "Rebuild report.html from the results in a folder."),
-    "policies": (
-        "kvsim.cli.commands:policies",
-        "List every engine, block manager and cost model, with its parameters.",
-    ),
-    "conform": (
-        "kvsim.cli.conform:conform",
-        "Replay recorded cases on the virtual clock and compare every decision.",
-    ),
-    "bench": (
-        "kvsim.cli.bench:bench",
-        "Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.",
-    ),
-    "sweep": (
-        "kvsim.cli.sweep:sweep",
-        "Run every combination of settings once, and show which are best.",
-    ),
-    "check": (
-        "kvsim.cli.check:check",
-        "Replay a measured run, show predicted beside measured, and say what to correct first.",
-    ),
-    "size": (
-        "kvsim.cli.size:size",
-        "Find the least memory, the fewest replicas, the highest rate or the best limit that keeps"
-        " the objectives.",
-    ),
-    "advise": (
-        "kvsim.cli.advise:advise",
-        "Try the settings that matter, and say which to change for these objectives.",
-    ),
-    "validate": (
-        "kvsim.cli.validate:validate",
-        "Run the scheduler on a real engine and show how far the profile is off.",
-    ),
-    "calibrate": (
-        "kvsim.cli.calibrate:calibrate",
-        "Time the kernels here and write a profile with its own held-out error.",
-    ),
-    "crossover": (
-        "kvsim.cli.crossover:crossover",
-        "Compare swapping a request out and in with computing it again, by length and link.",
-    ),
-    "trace": ("kvsim.cli.trace:app", "Look at a trace, check it, convert it, or make one."),
-    "cache": (
-        "kvsim.cli.cache:app",
-        "What caches of every size make of a trace, and what a run made of its cache.",
-    ),
-    "profile": (
-        "kvsim.cli.profile:app",
-        "Make a profile from measured kernel times, look at it, compare two.",
-    ),
+COMMANDS = {
+    "run": "Replay a trace through an engine and see where memory and time went.",
+    "compare": "Run each configuration on the same requests and show what differs.",
+    "diff": "Say why two runs of the same requests differ: which decision, which time, which"
+    " requests.",
+    "why": "Tell one request's story: what it waited for, what delayed it, where its time went.",
+    "timeline": "Write a run as a Chrome trace: open it in ui.perfetto.dev or chrome://tracing.",
+    "report": "Rebuild report.html from the results in a folder.",
+    "policies": "List every engine, block manager and cost model, with its parameters.",
+    "conform": "Replay recorded cases on the virtual clock and compare every decision.",
+    "bench": "Measure CPU time and memory of `simulate()` on workloads that anybody can rebuild.",
+    "sweep": "Run every combination of settings once, and show which are best.",
+    "check": "Replay a measured run, show predicted beside measured, and say what to correct"
+    " first.",
+    "size": "Find the least memory, the fewest replicas, the highest rate or the best limit"
+    " that keeps the objectives.",
+    "advise": "Try the settings that matter, and say which to change for these objectives.",
+    "validate": "Run the scheduler on a real engine and show how far the profile is off.",
+    "calibrate": "Time the kernels here and write a profile with its own held-out error.",
+    "crossover": "Compare swapping a request out and in with computing it again, by length and"
+    " link.",
+    "trace": "Look at a trace, check it, convert it, or make one.",
+    "cache": "What caches of every size make of a trace, and what a run made of its cache.",
+    "profile": "Make a profile from measured kernel times, look at it, compare two.",
 }
-"""Name → its place (a function or a `typer.Typer`), and the first line of its help."""
+"""Name → the first line of its help. Its module has its name, or is `commands`."""
+
+_TOGETHER, _GROUPS = ("run", "report", "policies"), ("trace", "cache", "profile")
+"""Commands in `kvsim.cli.commands`, and those that are groups of commands."""
 
 _NAME, _NO_BREAK = re.compile(r"--[\w-]+"), "\u2011"
 """An option in a text, and a hyphen at which no line ends."""
@@ -119,7 +74,7 @@ class DeferredGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, (_, about) in COMMANDS.items():
+        for name, about in COMMANDS.items():
             self.add_command(TyperCommand(name, short_help=about))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -143,12 +98,16 @@ def load(name: str) -> Any:
     if name not in _WITH_TORCH:
         # kvsim multiplies no matrices: the threads that numpy's BLAS starts would only spin.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(import_module(module), attribute)
-    if isinstance(found, typer.Typer):
-        group = get_group(found)
+    module = import_module(f"kvsim.cli.{'commands' if name in _TOGETHER else name}")
+    if name in _GROUPS:
+        group = get_group(module.app)
         group.name = name
         return group
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=SectionedCommand)(found)
+    app.command(name, cls=SectionedCommand)(getattr(module, name))
     return get_command(app)
+
+
+def group_of(name: str) -> typer.Typer:
+    """What takes the subcommands of a group of `COMMANDS`."""
+    return typer.Typer(help=COMMANDS[name], no_args_is_help=True, rich_markup_mode=None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import make_console
+from kvsim.cli.deferred import group_of
 from kvsim.cli.fitting import FIRST, fit_profile, show_fit
 from kvsim.cli.options import ConfigFile, MeasuredFile, ProfileOut, TraceForm
 from kvsim.cli.processes import run_module
@@ -32,11 +32,7 @@ Surface = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    help="Make a profile from measured kernel times, look at it, compare two.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group_of("profile")
 
 Source = Annotated[str, Argument(metavar="PROFILE", help="A file, or a shipped name.")]
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import note
+from kvsim.cli.deferred import group_of
 from kvsim.cli.options import TraceForm
 from kvsim.errors import TraceError
 
-app = typer.Typer(
-    help="Look at a trace, check it, convert it, or make one.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = group_of("trace")
 
 
 @app.command()

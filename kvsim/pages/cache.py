@@ -25,6 +25,7 @@ from kvsim.pages.figures import (
     Points,
     compact,
     layout,
+    legend_of,
     line,
     log_ticks,
     rule,
@@ -157,12 +158,10 @@ def _regret(study: Study) -> Figure:
 
 def _distances(study: Study) -> Figure:
     x, _ = _x(study)
-    data, legend = [], []
-    for place, (who, tokens) in enumerate(study.reused.items()):
+    data = []
+    for who, tokens in study.reused.items():
         shares = compact(100 * study.share(each) for each in tokens)
-        colour = WHO_COLOURS[who]
-        data.append(line(x, shares, colour, who, shape="vh"))
-        legend.append(Entry(who, colour, (place,), "line"))
+        data.append(line(x, shares, WHO_COLOURS[who], who, shape="vh"))
     look = layout(_across(study), titled("prompt tokens (%)"), shapes=_marked(study))
     title, note = "Reuse by distance", "Each step: what a cache of this size adds to the last one."
-    return Figure("distances", title, note, data, look, legend, height=280)
+    return Figure("distances", title, note, data, look, legend_of(data), height=280)

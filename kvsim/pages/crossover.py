@@ -9,7 +9,7 @@ from typing import Any
 
 from kvsim.cost.crossover import Crossing, ModelCrossings
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import Entry, Figure, Trace, compact, line, log_layout, rule
+from kvsim.pages.figures import Entry, Figure, Trace, compact, legend_of, line, log_layout, rule
 from kvsim.pages.html import Html, join, lead, panel, table
 from kvsim.report.wording import time_source
 
@@ -146,11 +146,8 @@ def _times(i: int, model: ModelCrossings) -> Figure:
     x = [each.tokens for each in model.crossings]
     recompute = compact(each.recompute_ns / 1e6 for each in model.crossings)
     data = [line(x, recompute, "recompute", "recompute")]
-    legend = [Entry("recompute", "recompute", (0,), "line")]
     for name in model.link:
         swap = compact(each.swap_ns[name] / 1e6 for each in model.crossings)
-        kind = "dash" if DASHES[name] == "dash" else "line"
-        legend.append(Entry(f"swap, {name}", "swap", (len(data),), kind))
         data.append(line(x, swap, "swap", f"swap, {name}", dash=DASHES[name]))
     look = log_layout(TOKENS, "time (ms)", data)
-    return Figure(f"times-{i}", model.name, "", data, look, legend, height=280)
+    return Figure(f"times-{i}", model.name, "", data, look, legend_of(data), height=280)

@@ -159,6 +159,26 @@ def bars(x: Points, y: Points, width: float, colour: str, name: str) -> Trace:
     }
 
 
+def legend_of(data: Iterable[Trace]) -> list[Entry]:
+    """An entry for each trace that has a name, in its own colour."""
+    return [
+        Entry(trace["name"], _colour_of(trace), (i,), _kind_of(trace))
+        for i, trace in enumerate(data)
+        if "name" in trace
+    ]
+
+
+def _colour_of(trace: Trace) -> str:
+    drawn = trace["line"] if "line" in trace else trace["marker"]
+    return str(drawn["color"]).removeprefix("var(--").removesuffix(")")
+
+
+def _kind_of(trace: Trace) -> str:
+    if "line" not in trace or "fillcolor" in trace:
+        return "area"
+    return "line" if trace["line"]["dash"] == "solid" else "dash"
+
+
 def rule(axis: str, at: float, colour: str = "ink", width: float = 1, dash: str = "solid") -> Axis:
     """A straight line across a figure at a value of axis `x` or `y`, for `shapes`."""
     other = "y" if axis == "x" else "x"

@@ -11,12 +11,12 @@ from kvsim.fleet.routing import in_flight, of_admitted, sent_to
 from kvsim.pages.distribution import distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
-    Entry,
     Figure,
     Points,
     TimeAxis,
     area,
     held,
+    legend_of,
     over_time,
     percentages,
     step_line,
@@ -26,7 +26,7 @@ from kvsim.pages.figures import (
 from kvsim.pages.html import Html, card, cards, facts, id_of, join, key_of, lead, panel, table
 from kvsim.pages.over_time import RATES, View, below_the_first, look_at, one_axis
 from kvsim.pages.run import tags
-from kvsim.report import binning, phases, wording
+from kvsim.report import binning, wording
 from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import count, number, plural, seconds, show
 from kvsim.report.routing import (
@@ -67,15 +67,18 @@ def build_fleet(run: FleetRun) -> str:
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
     over = [_load(run, axis)] + ([_found(run, axis, end_ns)] if caching else [])
-    spread = distribution_figures(_by_replica(views))
+    curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
+    spread, key = distribution_figures(curves), key_of((colour, name) for name, colour, _ in curves)
+    rows = [[f"replica {name}", *row] for name, *row in named_rows(summary)]
+    replicas = panel(None, table(["", *REPLICA_HEAD], rows))
     sections = {
         "At a glance": _cards(run),
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
         "Over time": placed(over) if end_ns else None,
         "Replicas": join(
-            (_replicas(run), _legs(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))
+            (replicas, _legs(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))
         ),
-        "Latency": join((_curves_key(views), placed(spread, "trio"))) if spread else None,
+        "Latency": join((key, placed(spread, "trio"))) if spread else None,
         "To repeat it": _origin(run),
     }
     figures = [*(over + lanes if end_ns else ()), *spread]
@@ -129,11 +132,6 @@ def _cards(run: FleetRun) -> Html:
     return cards(shown)
 
 
-def _replicas(run: FleetRun) -> Html:
-    rows = [[f"replica {name}", *row] for name, *row in named_rows(run.summary)]
-    return panel(None, table(["", *REPLICA_HEAD], rows))
-
-
 def _legs(run: FleetRun) -> Html | None:
     """The mean time of each leg of a request in a prefill/decode split."""
     rows = leg_rows(run.summary)
@@ -147,15 +145,12 @@ def _decisions(run: FleetRun) -> Iterator[Html]:
     rows = [[name, used.get(name, ""), *rest] for name, *rest in regret_rows(routing)]
     head = [REGRET_HEAD[0], "what it means", *REGRET_HEAD[1:]]
     yield panel("Why the best replica was not chosen", table(head, rows, text_columns=2))
-    yield panel("Where hits came from, and what others could have hit", _hits(run))
+    hits = table(HITS_HEAD, hit_rows(routing))
+    yield panel("Where hits came from, and what others could have hit", hits)
     if costly := _costliest(run):
         head = ["request", "why", "sent at", "chosen", "cached there", "in flight", "least"]
         head += ["best", "cached there"]
         yield panel("The decisions that cost most", table(head, costly, text_columns=2))
-
-
-def _hits(run: FleetRun) -> Html:
-    return table(HITS_HEAD, hit_rows(run.summary["routing"]))
 
 
 def _costliest(run: FleetRun) -> list[list[object]]:
@@ -194,10 +189,9 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
         (mean.min(axis=0), "cached", "idlest"),
     ]
     data = [step_line(axis.of(edges), held(y), colour, name) for y, colour, name in lines]
-    legend = [Entry(name, colour, (i,), "line") for i, (_, colour, name) in enumerate(lines)]
     note = "Requests that were sent and are not over, of whichever replica has most and fewest."
     look = over_time(axis, titled("requests"))
-    return Figure("load", "Load of the replicas", note, data, look, legend, True, 200)
+    return Figure("load", "Load of the replicas", note, data, look, legend_of(data), True, 200)
 
 
 def _mean_in_bins(instants: np.ndarray, levels: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -229,10 +223,9 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
         area(step_line(axis.of(edges), _of_whole(amounts, noted, whole, edges), colour, name))
         for amounts, colour, name in parts
     ]
-    legend = [Entry(name, colour, (i,)) for i, (_, colour, name) in enumerate(parts)]
     note = "Of the prompt tokens of requests sent at this time; the rest was in no cache."
     look = over_time(axis, titled("prompt tokens (%)", range=[0, 101]))
-    return Figure("found", "What decisions found", note, data, look, legend, True, 220)
+    return Figure("found", "What decisions found", note, data, look, legend_of(data), True, 220)
 
 
 def _of_whole(
@@ -279,18 +272,6 @@ def _lanes_words(run: FleetRun) -> Html | None:
     if left <= 0:
         return None
     return lead(f"Drawn: the {MOST_LANES} with the most prompt tokens; {left} more have folders.")
-
-
-def _by_replica(views: Sequence[View]) -> list[tuple[str, str, dict[str, phases.Floats]]]:
-    """The latencies of each replica, of the first ones."""
-    return [
-        (f"replica {i}", f"run-{i}", dict(view.durations))
-        for i, view in enumerate(views[:MOST_CURVES])
-    ]
-
-
-def _curves_key(views: Sequence[View]) -> Html:
-    return key_of([(f"run-{i}", f"replica {i}") for i in range(min(len(views), MOST_CURVES))])
 
 
 def _origin(run: FleetRun) -> Html:

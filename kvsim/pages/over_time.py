@@ -20,6 +20,8 @@ from kvsim.pages.figures import (
     bars,
     compact,
     held,
+    legend_of,
+    line,
     merge,
     over_time,
     percentages,
@@ -134,32 +136,19 @@ def _figure(
     title: str,
     note: str,
     y: Axis,
-    drawn: Sequence[tuple[Trace, str]],
+    data: list[Trace],
     height: int = 200,
     **further: Any,
 ) -> Figure:
-    """A figure over time; `drawn`: traces, each with the colour of its entry in the legend."""
-    data = [trace for trace, _ in drawn]
-    legend = [
-        Entry(str(trace["name"]), colour, (i,), _kind(trace))
-        for i, (trace, colour) in enumerate(drawn)
-        if colour
-    ]
+    """A figure over time, with all its traces in the legend."""
     look = over_time(run.axis, y, **further)
-    return Figure(id, title, note, data, look, legend, time=True, height=height)
+    return Figure(id, title, note, data, look, legend_of(data), time=True, height=height)
 
 
-def _kind(trace: Trace) -> str:
-    lines = trace["type"] == "scatter" and "lines" in trace["mode"] and "fillcolor" not in trace
-    return "line" if lines else "area"
-
-
-def _lined(
-    x: Points, named: Iterable[tuple[Points, str, str]], stack: str = ""
-) -> list[tuple[Trace, str]]:
-    """Lines of (heights, colour, label), or stacked areas, each with its colour."""
-    lines = ((step_line(x, y, colour, label), colour) for y, colour, label in named)
-    return [(area(trace, stack) if stack else trace, colour) for trace, colour in lines]
+def _lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
+    """Lines of (heights, colour, label), or stacked areas."""
+    lines = (step_line(x, y, colour, label) for y, colour, label in named)
+    return [area(trace, stack) if stack else trace for trace in lines]
 
 
 def _per_second(run: View, instants_ns: Any, amounts: Any = None) -> Points:
@@ -234,7 +223,7 @@ def _ttft(run: View) -> Iterator[Figure]:
     dots |= {"name": "Request", "opacity": 0.5, "customdata": shown.tolist()}
     dots["hoverinfo"] = "skip"
     lines = [(held(cuts[0]), "running", "p50"), (held(cuts[1]), "peak", "p99")]
-    drawn = [(dots, "running"), *_lined(run.axis.of(edges), lines)]
+    drawn = [dots, *_lined(run.axis.of(edges), lines)]
     note = "Of the requests that arrived at this time. Click a request to see its story."
     note += _limit_words(run, "ttft")
     y, shapes = (
@@ -361,13 +350,12 @@ def _cpu_blocks(run: View) -> Iterator[Figure]:
     yield _figure(run, "cpu-blocks", "CPU block use", note, titled("CPU blocks"), drawn)
 
 
-def _peak(run: View, column: str) -> list[tuple[Trace, str]]:
+def _peak(run: View, column: str) -> list[Trace]:
     """A thin line of peaks if the bins hide peaks of the mean."""
     if run.fine.bins.exact:
         return []
-    label = "Most within a bin"
-    trace = step_line(run.fine.x, held(run.fine.bins.high[column]), "peak", label)
-    return [(merge(trace, {"line": {"width": 1}}), "peak")]
+    high = held(run.fine.bins.high[column])
+    return [line(run.fine.x, high, "peak", "Most within a bin", shape="hv", width=1)]
 
 
 def _preemptions(run: View) -> Iterator[Figure]:
@@ -412,9 +400,7 @@ def _event_bars(
     ]
     if not sums:
         return
-    drawn = [
-        (bars(x[:-1], compact(each), width, colour, label), colour) for each, colour, label in sums
-    ]
+    drawn = [bars(x[:-1], compact(each), width, colour, label) for each, colour, label in sums]
     whole = {"dtick": 1} if max(np.abs(each).max() for each, *_ in sums) < 5 else {}
     note = f"{note} A bar is {seconds(width * run.axis.ns / 1e9)} wide."
     stacked = {"barmode": "relative", "bargap": 0}
@@ -430,10 +416,8 @@ def _bar_edges(run: View) -> tuple[Ints, Points, float]:
 def _batch(run: View) -> Iterator[Figure]:
     mean, x = run.coarse.bins.mean, run.coarse.x
     prompts = _lined(x, [(held(mean["prefill_tokens"]), "prefill", "Prompt tokens")], "one")
-    [(decodes, colour)] = _lined(
-        x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two"
-    )
-    drawn = [*prompts, ({**decodes, "yaxis": "y2"}, colour)]
+    decodes = _lined(x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two")
+    drawn = [*prompts, {**decodes[0], "yaxis": "y2"}]
     number = count(run.summary["steps"])
     note = f"What the running step computes, averaged over time; {number} steps."
     y = titled("tokens", domain=[0.55, 1], tickformat="~s")
@@ -458,7 +442,7 @@ def _hit_rate(run: View) -> Iterator[Figure]:
     asked = hits + binning.bin_events(starts, run.steps["prefill_tokens"], edges)
     so_far = percentages(np.cumsum(hits), np.cumsum(asked))
     drawn = [
-        (bars(x[:-1], compact(percentages(hits, asked)), width, "cached", "In each bar"), "cached"),
+        bars(x[:-1], compact(percentages(hits, asked)), width, "cached", "In each bar"),
         *_lined(x, [(held(so_far), "ink", "Since the start")]),
     ]
     note = "Share of scheduled prompt tokens whose computation a hit saved, re-admissions included."

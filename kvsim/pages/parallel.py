@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kvsim.pages.axes import Scale, figure_scale, setting_scale
-from kvsim.pages.figures import Axis, Entry, Figure, Trace, compact, layout, line
+from kvsim.pages.figures import Axis, Figure, Trace, compact, layout, legend_of, line
 from kvsim.pages.sweep_figures import about, groups, highlight, limit_of
 from kvsim.sweep.choose import Chosen, Configuration
 
@@ -22,12 +22,10 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
     scales = [setting_scale(key, shown) for key in axes]
     scales += [figure_scale(m, shown, limit_of(chosen, m)) for m in chosen.metrics]
     rank = {configuration.number: i for i, configuration in enumerate(shown)}
-    data: list[Trace] = []
-    legend = []
-    for label, colour, members in groups(chosen, shown):
-        legend.append(Entry(label, colour, (len(data),), "line"))
-        data.append(_lines([(c, rank[c.number]) for c in members], scales, colour, label))
-    data.append(highlight("lines"))
+    data = [
+        _lines([(c, rank[c.number]) for c in members], scales, colour, label)
+        for label, colour, members in groups(chosen, shown)
+    ]
     look = layout(
         {
             "range": [-0.5, len(scales) - 0.3],
@@ -54,9 +52,9 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
         "parallel",
         "From settings to figures",
         note,
-        data,
+        [*data, highlight("lines")],
         look,
-        legend,
+        legend_of(data),
         height=410,
         least_width=_AXIS_PX * len(scales),
     )

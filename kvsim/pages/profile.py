@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import Entry, Figure, Trace, compact, line, log_layout, thinned
+from kvsim.pages.figures import Figure, compact, legend_of, line, log_layout, thinned
 from kvsim.pages.html import Html, facts, join, panel, table
 from kvsim.report.numerals import MISSING, plural
 from kvsim.report.plain import flat
@@ -132,13 +132,11 @@ def _mixed_slices(grid: MixedGrid) -> list[Drawn]:
 
 
 def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figure:
-    data: list[Trace] = []
-    legend = []
-    for i, (label, x, us) in enumerate(drawn):
-        colour = f"run-{(1 + i) % COLOURS}"
-        data.append(line(x, compact(us), colour, label or title))
-        if label:
-            legend.append(Entry(label, colour, (i,), "line"))
+    data = [
+        line(x, compact(us), f"run-{(1 + i) % COLOURS}", label or title)
+        for i, (label, x, us) in enumerate(drawn)
+    ]
+    legend = legend_of(data) if drawn[0][0] else []
     look = log_layout(x_title, "time (µs)", data)
     return Figure(name, title, "", data, look, legend, height=300)
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from kvsim.pages.distribution import curve, distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
-    Entry,
     Figure,
     Trace,
     compact,
     layout,
+    legend_of,
     line,
     log_ticks,
     points,
@@ -91,12 +91,10 @@ def latency_figures(policy: Result) -> list[Figure]:
 def _scatter(name: str, steps: Mapping[str, Floats]) -> Figure:
     measured, predicted = steps["measured_us"] / 1e3, steps["predicted_us"] / 1e3
     data: list[Trace] = []
-    legend: list[Entry] = []
     for kind, (label, colour) in enumerate(zip(KIND_LABELS, KIND_COLOURS, strict=True)):
         (which,) = np.nonzero(steps["kind"] == kind)
         if len(which):
             shown = which[thinned(len(which), POINTS)]
-            legend.append(Entry(label, colour, (len(data),)))
             x, y = compact(measured[shown]), compact(predicted[shown])
             hover = "measured %{x:.4~g} ms<br>predicted %{y:.4~g} ms"
             named = {"name": label, "hovertemplate": hover}
@@ -113,19 +111,18 @@ def _scatter(name: str, steps: Mapping[str, Floats]) -> Figure:
     )
     note = "Each point is a step of the real run. On the line, the profile is right."
     title = "Predicted against measured"
-    return Figure(f"{name}-scatter", title, note, data, look, legend, height=320)
+    return Figure(f"{name}-scatter", title, note, data, look, legend_of(data), height=320)
 
 
 def _error_curves(name: str, steps: Mapping[str, Floats]) -> Figure:
     """Cumulative distribution of the errors of single steps."""
-    data, legend, widest = list[Trace](), list[Entry](), 1.0
+    data, widest = list[Trace](), 1.0
     for label, colour, key in (
         ("prediction", "run-1", "predicted_us"),
         ("measured again", "run-0", "again_us"),
     ):
         distance = 100 * np.abs(steps[key] / steps["measured_us"] - 1)
         widest = max(widest, float(np.percentile(distance, 98)))
-        legend.append(Entry(label, colour, (len(data),), "line"))
         data.append(curve(distance, colour, label))
     x = titled(
         "distance from the measured time (%)",
@@ -135,7 +132,8 @@ def _error_curves(name: str, steps: Mapping[str, Floats]) -> Figure:
     )
     look = layout(x, titled("steps (%)", range=[0, 103], dtick=25))
     note = "The share of steps whose error is at most the value on the axis. Grey: the noise."
-    return Figure(f"{name}-errors", "Errors of single steps", note, data, look, legend, height=320)
+    title = "Errors of single steps"
+    return Figure(f"{name}-errors", title, note, data, look, legend_of(data), height=320)
 
 
 def _ns(times_ms: list[float | None]) -> Floats:

@@ -18,12 +18,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.ledger.parts import TIME_LABELS, TIME_PARTS
 from kvsim.report.pairing import Pairs
+from kvsim.report.phases import Ints, ints
 
-Ints = NDArray[np.int64]
 Parts = dict[str, Ints]
 
 
@@ -106,8 +105,8 @@ def part_ns(requests: Mapping[str, Any], part: str) -> Ints:
     """One part of every request's time."""
     if part in _PHASES:
         start, end = _PHASE_ENDS[part]
-        return _ints(requests[end]) - _ints(requests[start])
-    return _ints(requests[part])
+        return ints(requests[end]) - ints(requests[start])
+    return ints(requests[part])
 
 
 _PHASE_ENDS = {
@@ -125,7 +124,7 @@ def _parts(requests: Mapping[str, Any], rows: Ints, metric: str, ledger: bool) -
     if metric == "e2el":
         return {part: part_ns(requests, part)[rows] for part in TIME_PARTS}
     parts = {part: part_ns(requests, part)[rows] for part in _WAITING}
-    ttft = (_ints(requests["first_token_ns"]) - _ints(requests["arrival_ns"]))[rows]
+    ttft = (ints(requests["first_token_ns"]) - ints(requests["arrival_ns"]))[rows]
     return {**parts, "first_step_ns": ttft - sum(parts.values())}
 
 
@@ -153,7 +152,3 @@ def _named(
 
 def _at(values: Ints, places: list[tuple[int, Fraction]]) -> Fraction:
     return sum((weight * int(values[i]) for i, weight in places), Fraction())
-
-
-def _ints(column: Any) -> Ints:
-    return np.asarray(column, dtype=np.int64)

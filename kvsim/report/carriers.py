@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.ledger.parts import PROMPT_LABELS
-from kvsim.report.attribution import Ints, part_ns, time_parts
+from kvsim.report.attribution import part_ns, time_parts
 from kvsim.report.pairing import Pairs
+from kvsim.report.phases import Ints, ints
 
 LISTED = 15
 
@@ -102,8 +102,8 @@ def blocks(
         if column not in first or column not in other:
             continue
         scale = 1 if column.endswith("_blocks") else block_size
-        before = _ints(first[column])[pairs.first_rows] / scale
-        after = _ints(other[column])[pairs.other_rows] / scale
+        before = ints(first[column])[pairs.first_rows] / scale
+        after = ints(other[column])[pairs.other_rows] / scale
         changes = after - before
         if changes.any():
             most = int(np.abs(changes).argmax())
@@ -114,8 +114,4 @@ def blocks(
 
 
 def _e2el(requests: Mapping[str, Any]) -> Ints:
-    return _ints(requests["finish_ns"]) - _ints(requests["arrival_ns"])
-
-
-def _ints(column: Any) -> NDArray[np.int64]:
-    return np.asarray(column, dtype=np.int64)
+    return ints(requests["finish_ns"]) - ints(requests["arrival_ns"])

@@ -25,21 +25,19 @@ from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.report.numerals import count, show
+from kvsim.report.phases import Ints, ints
 
 State = Literal["steady", "overloaded", "never steady", "unknown"]
 OVERLOADED: State = "overloaded"
 _CHANCE = 2.0
 """Standard deviations that chance explains."""
 
-Ints = NDArray[np.int64]
-
 
 def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
     """Offered rates, and how queue and backlog grew; rates are None without two releases."""
-    released = _ints(requests["released_ns"])
+    released = ints(requests["released_ns"])
     came = released >= 0
     first, last = (int(end(released[came])) if came.any() else 0 for end in (np.min, np.max))
     middle = first + (last - first) // 2
@@ -49,12 +47,12 @@ def load_figures(requests: Mapping[str, Any]) -> dict[str, float | int | None]:
     def tokens_per_second(tokens: Ints) -> float | None:
         return None if rate is None else rate * float(tokens[came].mean())
 
-    outputs = _ints(requests["output_length"]) * _ints(requests["n"])
+    outputs = ints(requests["output_length"]) * ints(requests["n"])
     served = came & np.array([status != "rejected" for status in requests["status"]], dtype=bool)
     return {
         "request_rate": rate,
         "output_token_rate": tokens_per_second(outputs),
-        "total_token_rate": tokens_per_second(_ints(requests["input_length"]) + outputs),
+        "total_token_rate": tokens_per_second(ints(requests["input_length"]) + outputs),
         "late_requests": int((released > middle).sum()),
         "queue_growth": _growth(requests, served, "first_scheduled_ns", middle, last),
         "backlog_growth": _growth(requests, served, "finish_ns", middle, last),
@@ -98,7 +96,7 @@ def load_words(figures: Mapping[str, Any]) -> str:
 
 def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, last: int) -> int:
     """How many more requests were there at the last release than in the middle of all."""
-    released, left = (_ints(requests[name])[which] for name in ("released_ns", leave))
+    released, left = (ints(requests[name])[which] for name in ("released_ns", leave))
 
     def there(now_ns: int) -> int:
         return int((released <= now_ns).sum() - ((left >= 0) & (left <= now_ns)).sum())
@@ -109,7 +107,3 @@ def _growth(requests: Mapping[str, Any], which: Any, leave: str, middle: int, la
 def _pair(figures: Mapping[str, Any], requests: str, tokens: str) -> str:
     rates = show(figures.get(requests), "requests/s"), show(figures.get(tokens), "tokens/s")
     return f"{rates[0]} ({rates[1]})"
-
-
-def _ints(column: Any) -> Ints:
-    return np.asarray(column, dtype=np.int64)

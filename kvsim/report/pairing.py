@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.report import phases
-from kvsim.report.phases import Floats
-
-Ints = NDArray[np.int64]
+from kvsim.report.phases import Floats, Ints, ints
 
 
 class Pairs(NamedTuple):
@@ -39,7 +36,7 @@ class Pairs(NamedTuple):
 def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
     """Pairs by position in the trace; None if the runs had different requests there."""
     _, mine, theirs = np.intersect1d(
-        _ints(first["index"]), _ints(other["index"]), assume_unique=True, return_indices=True
+        ints(first["index"]), ints(other["index"]), assume_unique=True, return_indices=True
     )
     for name in ("id", "input_length", "output_length"):
         if not np.array_equal(np.asarray(first[name])[mine], np.asarray(other[name])[theirs]):
@@ -47,7 +44,7 @@ def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
     done, also = phases.completed(first)[mine], phases.completed(other)[theirs]
     both = done & also
     mine, theirs = mine[both], theirs[both]
-    arrivals = _ints(first["arrival_ns"])[mine], _ints(other["arrival_ns"])[theirs]
+    arrivals = ints(first["arrival_ns"])[mine], ints(other["arrival_ns"])[theirs]
     return Pairs(
         number=len(mine),
         only_first=int((done & ~also).sum()),
@@ -58,7 +55,3 @@ def pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> Pairs | None:
         first_rows=mine,
         other_rows=theirs,
     )
-
-
-def _ints(column: Any) -> Ints:
-    return np.asarray(column, dtype=np.int64)

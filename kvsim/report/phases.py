@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def durations_ns(requests: Mapping[str, Any]) -> dict[str, Floats]:
@@ -55,6 +56,11 @@ def completed(requests: Mapping[str, Any]) -> NDArray[np.bool_]:
 def defined(values: Floats) -> Floats:
     """The values that are not NaN."""
     return values[~np.isnan(values)]
+
+
+def ints(column: Any) -> Ints:
+    """A column as integers of 64 bits."""
+    return np.asarray(column, dtype=np.int64)
 
 
 def _instants(column: Any) -> Floats:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from kvsim.report import phases, timeline
 from kvsim.report.ledger_summary import ledger_figures
 from kvsim.report.load import load_figures
+from kvsim.report.phases import Ints, ints
 from kvsim.report.plain import plain
 from kvsim.report.statistics import STATISTICS, describe, describe_counts, ratio, weighted_mean
-from kvsim.report.timeline import Columns, Ints
+from kvsim.report.timeline import Columns
 from kvsim.schema import BLOCKED
 
 NS_PER_MS = 1e6
@@ -107,8 +108,8 @@ def _throughput(
     """Rates of completed requests, over the time from the start of the client to the last event."""
     done = phases.completed(requests)
     duration = end_ns / NS_PER_S
-    tokens_in = int(_ints(requests["input_length"])[done].sum())
-    tokens_out = int(_ints(requests["output_tokens"])[done].sum())
+    tokens_in = int(ints(requests["input_length"])[done].sum())
+    tokens_out = int(ints(requests["output_tokens"])[done].sum())
     good = good_requests(durations, meta.get("goodput"))
     return {
         "duration": duration,
@@ -119,7 +120,7 @@ def _throughput(
         "output_throughput": ratio(tokens_out, duration),
         "total_token_throughput": ratio(tokens_in + tokens_out, duration),
         "max_concurrent_requests": _peak(
-            _ints(requests["arrival_ns"])[done], _ints(requests["finish_ns"])[done]
+            ints(requests["arrival_ns"])[done], ints(requests["finish_ns"])[done]
         ),
     }
 
@@ -173,13 +174,13 @@ def _latencies(
 
 def _preemptions(steps: Columns, requests: Mapping[str, Any]) -> dict[str, Any]:
     by_mode = {mode: int(steps[f"preempted_{mode}"].sum()) for mode in ("recompute", "swap")}
-    recomputed = int(_ints(requests["recomputed_tokens"]).sum())
+    recomputed = int(ints(requests["recomputed_tokens"]).sum())
     parts = ("prefill_tokens", "decode_seqs", "draft_tokens")
     computed = sum(int(np.sum(steps[name])) for name in parts if name in steps)
     return {
         "num_preemptions": sum(by_mode.values()),
         "num_preemptions_by_mode": by_mode,
-        "preempted_requests": int((_ints(requests["num_preemptions"]) > 0).sum()),
+        "preempted_requests": int((ints(requests["num_preemptions"]) > 0).sum()),
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
         "swapped_out_blocks": int(steps["swap_out_blocks"].sum()),
@@ -226,12 +227,12 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
       (vllm/core/block/common.py, `CacheMetricData`);
     * `prefix_cache_request_hit_share`: requests with any hit at their first admission.
     """
-    admitted = _ints(requests["first_scheduled_ns"]) >= 0
-    cached = _ints(requests["num_cached_tokens"])[admitted]
-    queries, hits = int(_ints(requests["input_length"])[admitted].sum()), int(cached.sum())
-    preempted_hits = int(_ints(requests["recached_tokens"]).sum())
+    admitted = ints(requests["first_scheduled_ns"]) >= 0
+    cached = ints(requests["num_cached_tokens"])[admitted]
+    queries, hits = int(ints(requests["input_length"])[admitted].sum()), int(cached.sum())
+    preempted_hits = int(ints(requests["recached_tokens"]).sum())
     lookups = meta.get("cache") or {}
-    again = preempted_hits + int(_ints(requests["recomputed_tokens"]).sum())
+    again = preempted_hits + int(ints(requests["recomputed_tokens"]).sum())
     rates = {
         "prefix_cache_hit_rate": ratio(hits, queries),
         "prefix_cache_hit_rate_with_preempted": ratio(hits + preempted_hits, queries + again),
@@ -244,9 +245,7 @@ def _prefix_cache(requests: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[
         "prefix_cache_query_tokens": queries,
         "prefix_cache_hit_tokens": hits,
         "prefix_cache_preempted_hit_tokens": preempted_hits,
-        **{
-            f"tier{k}_hit_tokens": int(_ints(requests[f"tier{k}_hit_tokens"]).sum()) for k in (1, 2)
-        },
+        **{f"tier{k}_hit_tokens": int(ints(requests[f"tier{k}_hit_tokens"]).sum()) for k in (1, 2)},
         **(rates if meta.get("prefix_caching") else dict.fromkeys(rates)),
     }
 
@@ -299,7 +298,7 @@ def _stages(steps: Columns, meta: Mapping[str, Any]) -> dict[str, float | None]:
     way. Nothing without a pipeline."""
     if "stage_wait_ns" not in steps:
         return {}
-    start, end = _ints(steps["start_ns"]), _ints(steps["end_ns"])
+    start, end = ints(steps["start_ns"]), ints(steps["end_ns"])
     computing = int((end - start).sum())
     for name in ("send_ns", "stage_wait_ns", "host_ns"):
         computing -= int(np.sum(steps[name]))
@@ -308,7 +307,3 @@ def _stages(steps: Columns, meta: Mapping[str, Any]) -> dict[str, float | None]:
     stages = meta["config"]["pipeline_parallel_size"]
     busy = ratio(computing, stages * under_way)
     return {"pipeline_bubble_share": None if busy is None else 1 - busy}
-
-
-def _ints(column: Any) -> Ints:
-    return np.asarray(column, dtype=np.int64)

@@ -15,7 +15,7 @@ from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
 from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
 from kvsim.report.arrow import numbers, texts
-from kvsim.report.phases import Floats
+from kvsim.report.phases import Floats, ints
 from kvsim.schema import (
     BLOCK_MAP,
     HANDOVERS,
@@ -54,7 +54,7 @@ def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = Non
     """One row per step, for the steps `first .. last - 1`; None: to the end."""
 
     def column(name: str) -> Ints:
-        return _ints(part_of(steps, name, first, rows_in(steps) if last is None else last))
+        return ints(part_of(steps, name, first, rows_in(steps) if last is None else last))
 
     return _table(STEPS, steps, column)
 
@@ -167,7 +167,7 @@ def _array(column: Column, column_of: Callable[[str], Any]) -> pa.Array:
         return texts(column_of(column.name))
     if column.derived:
         return _seconds(np.asarray(column_of(f"{column.name.removesuffix('_s')}_ns")))
-    values = _ints(column_of(column.name))
+    values = ints(column_of(column.name))
     return numbers(values, values < 0 if column.null else None)
 
 
@@ -179,7 +179,3 @@ def _arrow_type(column: Column) -> pa.DataType:
 
 def _seconds(values_ns: Ints | Floats) -> pa.Array:
     return numbers(values_ns / NS_PER_S, ~(values_ns >= 0))
-
-
-def _ints(column: Any) -> Ints:
-    return np.asarray(column, dtype=np.int64)

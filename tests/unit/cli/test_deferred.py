@@ -17,7 +17,7 @@ from kvsim.cli.deferred import COMMANDS, load
 def test_a_command_is_what_the_list_says_of_it(name: str) -> None:
     command = load(name)
     assert command.name == name
-    assert " ".join((command.help or "").split("\n\n")[0].split()) == COMMANDS[name][1]
+    assert " ".join((command.help or "").split("\n\n")[0].split()) == COMMANDS[name]
 
 
 def modules_after(*arguments: str) -> tuple[set[str], str]:
