@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,14 @@ from kvsim.cli.options import AsJson
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from rich.table import Table
 
     from kvsim.bench.repeat import Bench, Row
     from kvsim.bench.settings import Case
+
+    Column = tuple[str, Callable[[Row], str]]
 
 Names = Annotated[
     list[str] | None,
@@ -122,135 +127,119 @@ def _note(row: Row) -> None:
 
 
 def _show(bench: Bench, then: Bench | None) -> None:
+    from kvsim.bench.repeat import ratios
+
     console = make_console()
     console.width = max(console.width, _WIDTH)
     load = "" if bench.load_average is None else f", load {bench.load_average:.2f}"
     console.print(
         f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}", soft_wrap=True
     )
-    tables = (_times, _beside_peer, _wholes, _decode_steps, _sizes, _short_cuts)
-    shown = [make(bench) for make in tables]
+    for rows, columns in (*_columns(bench), _short_cuts(bench)):
+        if rows and columns:
+            cells = ([*row.case, *(write(row) for _, write in columns)] for row in rows)
+            console.print(_table([head for head, _ in columns], cells))
     if then is not None:
-        shown.append(_compared(bench, then))
-    for table in shown:
-        if table.row_count:
-            console.print(table)
+        found = ratios(bench, then).items()
+        changes = [[*case, *(f"{ratio:.2f}" for ratio in each)] for case, each in found]
+        if changes:
+            console.print(_table(("CPU now / then", "pings now / then"), changes))
 
 
-def _times(bench: Bench) -> Table:
+def _columns(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
+    """Each table: its rows, where there is something to show, and its columns."""
     from kvsim.bench.repeat import least, middle
 
-    table = _table("CPU s", "median", "us/req", "us/step", "pings/step", "ns/seq", "sim/CPU")
-    for row in bench.rows:
-        one = row.runs[0]
-        cpu_s, pings = least(row.runs, lambda m: m.cpu_s), least(row.runs, lambda m: m.pings)
-        table.add_row(
-            *row.case,
-            f"{cpu_s:.3f}",
-            f"{middle(row.runs, lambda m: m.cpu_s):.3f}",
-            f"{cpu_s * 1e6 / one.requests:,.1f}",
-            f"{cpu_s * 1e6 / one.steps:,.2f}",
-            f"{pings / one.steps:,.1f}",
-            f"{cpu_s * 1e9 / max(one.seq_steps, 1):,.0f}",
-            f"{one.end_ns / 1e9 / cpu_s:,.0f}",
-        )
-    return table
+    def cpu_s(row: Row) -> float:
+        return least(row.runs, lambda m: m.cpu_s)
+
+    def whole_s(row: Row) -> float:
+        return least(row.whole, lambda w: w.cpu_s)
+
+    def peer_s(row: Row) -> float:
+        return least(row.peer, lambda p: p.core_s)
+
+    def peer_whole_s(row: Row) -> float:
+        return least(row.peer, lambda p: p.whole.cpu_s)
+
+    yield (
+        bench.rows,
+        [
+            ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
+            ("median", lambda row: f"{middle(row.runs, lambda m: m.cpu_s):.3f}"),
+            ("us/req", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].requests:,.1f}"),
+            ("us/step", lambda row: f"{cpu_s(row) * 1e6 / row.runs[0].steps:,.2f}"),
+            (
+                "pings/step",
+                lambda row: f"{least(row.runs, lambda m: m.pings) / row.runs[0].steps:,.1f}",
+            ),
+            ("ns/seq", lambda row: f"{cpu_s(row) * 1e9 / max(row.runs[0].seq_steps, 1):,.0f}"),
+            ("sim/CPU", lambda row: f"{row.runs[0].end_ns / 1e9 / cpu_s(row):,.0f}"),
+        ],
+    )
+    yield (
+        [row for row in bench.rows if row.peer],
+        [
+            ("CPU s", lambda row: f"{cpu_s(row):.3f}"),
+            (bench.peer or "", lambda row: f"{peer_s(row):.3f}"),
+            ("ratio", lambda row: f"{cpu_s(row) / peer_s(row):.2f}"),
+            ("whole CPU s", lambda row: f"{whole_s(row):.3f}"),
+            (bench.peer or "", lambda row: f"{peer_whole_s(row):.3f}"),
+            ("ratio", lambda row: f"{whole_s(row) / peer_whole_s(row):.2f}"),
+        ],
+    )
+    yield (
+        [row for row in bench.rows if row.whole],
+        [
+            ("kvsim run --out: CPU s", lambda row: f"{whole_s(row):.3f}"),
+            ("median", lambda row: f"{middle(row.whole, lambda w: w.cpu_s):.3f}"),
+            ("MB", lambda row: f"{least(row.whole, lambda w: w.rss_mb):,.0f}"),
+        ],
+    )
+    yield (
+        [row for row in bench.rows if _decode_step_us(row)],
+        [("us per pure decode step", lambda row: f"{min(_decode_step_us(row)):.3f}")],
+    )
+    yield (
+        bench.rows,
+        [
+            ("requests", lambda row: f"{row.runs[0].requests:,}"),
+            ("steps", lambda row: f"{row.runs[0].steps:,}"),
+            ("events", lambda row: f"{row.runs[0].events:,}"),
+            ("MB", lambda row: f"{least(row.runs, lambda m: m.rss_mb):,.0f}"),
+            ("trace MB", lambda row: f"{least(row.runs, lambda m: m.idle_rss_mb):,.0f}"),
+            ("digest", _digest),
+            ("known", _known),
+        ],
+    )
 
 
-def _beside_peer(bench: Bench) -> Table:
-    """The simulation alone, and the whole process, beside those of another simulator."""
-    from kvsim.bench.repeat import least
-
-    name = bench.peer or ""
-    table = _table("CPU s", name, "ratio", "whole CPU s", name, "ratio")
-    for row in bench.rows:
-        if row.peer:
-            mine, other = least(row.runs, lambda m: m.cpu_s), least(row.peer, lambda p: p.core_s)
-            pairs = [(mine, other)]
-            mine = least(row.whole, lambda w: w.cpu_s)
-            pairs.append((mine, least(row.peer, lambda p: p.whole.cpu_s)))
-            cells = [(f"{a:.3f}", f"{b:.3f}", f"{a / b:.2f}") for a, b in pairs]
-            table.add_row(*row.case, *cells[0], *cells[1])
-    return table
-
-
-def _wholes(bench: Bench) -> Table:
-    """The whole process of `kvsim run --out`, where it was measured."""
-    from kvsim.bench.repeat import least, middle
-
-    table = _table("kvsim run --out: CPU s", "median", "MB")
-    for row in bench.rows:
-        if row.whole:
-            table.add_row(
-                *row.case,
-                f"{least(row.whole, lambda w: w.cpu_s):.3f}",
-                f"{middle(row.whole, lambda w: w.cpu_s):.3f}",
-                f"{least(row.whole, lambda w: w.rss_mb):,.0f}",
-            )
-    return table
-
-
-def _decode_steps(bench: Bench) -> Table:
+def _decode_step_us(row: Row) -> list[float]:
     """The cost of one more pure decode step, where it was measured."""
-    table = _table("us per pure decode step")
-    for row in bench.rows:
-        known = [each.decode_step_us for each in row.runs if each.decode_step_us is not None]
-        if known:
-            table.add_row(*row.case, f"{min(known):.3f}")
-    return table
+    return [each.decode_step_us for each in row.runs if each.decode_step_us is not None]
 
 
-def _sizes(bench: Bench) -> Table:
-    from kvsim.bench.repeat import least
-
-    table = _table("requests", "steps", "events", "MB", "trace MB", "digest", "known")
-    for row in bench.rows:
-        one, checks = row.runs[0], row.case.checks
-        known = "-" if checks is None else "yes" if one.meets(checks) else "NO"
-        table.add_row(
-            *row.case,
-            f"{one.requests:,}",
-            f"{one.steps:,}",
-            f"{one.events:,}",
-            f"{least(row.runs, lambda m: m.rss_mb):,.0f}",
-            f"{least(row.runs, lambda m: m.idle_rss_mb):,.0f}",
-            one.digest if one.outcome == "finished" else one.outcome,
-            known,
-        )
-    return table
+def _digest(row: Row) -> str:
+    one = row.runs[0]
+    return one.digest if one.outcome == "finished" else one.outcome
 
 
-def _short_cuts(bench: Bench) -> Table:
+def _known(row: Row) -> str:
+    checks = row.case.checks
+    return "-" if checks is None else "yes" if row.runs[0].meets(checks) else "NO"
+
+
+def _short_cuts(bench: Bench) -> tuple[list[Row], list[Column]]:
     """How often the simulator's short cuts applied, where it says so."""
-    counts = [
-        {key: _most_often(value) for key, value in (row.runs[0].fast_path or {}).items()}
-        for row in bench.rows
-    ]
-    keys = list(dict.fromkeys(key for each in counts for key in each))
-    table = _table(*(key.replace("_", " ") for key in keys))
-    if keys:
-        for row, each in zip(bench.rows, counts, strict=True):
-            table.add_row(*row.case, *(_shown(each.get(key)) for key in keys))
-    return table
+    keys = dict.fromkeys(key for row in bench.rows for key in row.runs[0].fast_path or ())
+    return bench.rows, [(key.replace("_", " "), partial(_applied, key)) for key in keys]
 
 
-def _compared(now: Bench, then: Bench) -> Table:
-    from kvsim.bench.repeat import ratios
-
-    table = _table("CPU now / then", "pings now / then")
-    for case, (seconds, pings) in ratios(now, then).items():
-        table.add_row(*case, f"{seconds:.2f}", f"{pings:.2f}")
-    return table
-
-
-def _most_often(value: Any) -> Any:
-    """Returns the word with the greatest count in a table; any other value unchanged."""
-    if not isinstance(value, dict):
-        return value
-    return max(value, key=lambda word: value[word], default="")
-
-
-def _shown(value: object) -> str:
+def _applied(key: str, row: Row) -> str:
+    """What the run says of a short cut; of a table of counts, the word with the greatest."""
+    value: Any = (row.runs[0].fast_path or {}).get(key)
+    if isinstance(value, dict):
+        value = max(value, key=value.__getitem__, default="")
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -258,17 +247,18 @@ def _show_parts(cases: list[Case], trace: str | None) -> None:
     from kvsim.bench.around import around
     from kvsim.bench.processes import in_fresh_process
 
-    table = _table("part", "CPU s")
-    for case in cases:
-        for part, cpu_s in in_fresh_process(around, case, trace).items():
-            table.add_row(*case, part, f"{cpu_s:.3f}")
-    make_console().print(table)
+    rows = (
+        [*case, part, f"{cpu_s:.3f}"]
+        for case in cases
+        for part, cpu_s in in_fresh_process(around, case, trace).items()
+    )
+    make_console().print(_table(("part", "CPU s"), rows))
 
 
-def _table(*columns: str) -> Table:
-    """A table of cases: workload, settings, and these columns."""
-    heads = ("workload", "settings", *columns)
-    table = make_table(*heads, texts=2, pad_edge=False, padding=(0, 1), collapse_padding=True)
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """A table of cases: workload, settings, and columns with these heads."""
+    look: dict[str, Any] = {"pad_edge": False, "padding": (0, 1), "collapse_padding": True}
+    table = make_table("workload", "settings", *heads, rows=rows, texts=2, **look)
     for column in table.columns:
         column.no_wrap = True
     return table

@@ -50,25 +50,17 @@ def _replay(paths: list[str], engine: str, out: str | None) -> int:
     from kvsim.conform.compare import first_divergence
 
     compared = identical = records = alone = 0
-    for path in paths:
-        if not Path(path).exists():
-            raise ConfigError(f"{path}: no such file or folder")
-        for case in read_cases(Path(path), engine):
-            if case.recorded is None and out is None:
-                alone += 1
-                continue
+    for case in (case for path in paths for case in read_cases(_there(path), engine)):
+        if case.recorded is not None or out is not None:
             log = list(run_case(engine, case.config, case.trace))
-            if out is not None:
-                _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
-            if case.recorded is None:
-                alone += 1
-                continue
-            compared += 1
-            records += len(log)
-            divergence = first_divergence(case.recorded, log)
-            identical += divergence is None
-            if divergence is not None:
-                print(f"{case.name}: recorded | kvsim: {divergence}")
+        if out is not None:
+            _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
+        if case.recorded is None:
+            alone += 1
+            continue
+        compared += 1
+        records += len(log)
+        identical += _same(case.name, first_divergence(case.recorded, log))
     if alone:
         print(f"{alone} cases have no recorded log of {engine}: not compared")
     print(f"{compared} cases, {identical} identical, {records} records")
@@ -82,18 +74,25 @@ def _replay_router(paths: list[str], router: str) -> int:
 
     check_choice("--router", router, REPLAYS)
     runs = identical = decisions = 0
-    for path in paths:
-        if not Path(path).exists():
-            raise ConfigError(f"{path}: no such file or folder")
-        for run in read_router_runs(Path(path), router):
-            divergence = first_divergence(run.records, replay(router, run))
-            runs += 1
-            identical += divergence is None
-            decisions += sum(record["op"] == "route" for record in run.records)
-            if divergence is not None:
-                print(f"{run.name}: recorded | kvsim: {divergence}")
+    for run in (run for path in paths for run in read_router_runs(_there(path), router)):
+        runs += 1
+        decisions += sum(record["op"] == "route" for record in run.records)
+        identical += _same(run.name, first_divergence(run.records, replay(router, run)))
     print(f"{runs} runs, {identical} identical, {decisions} decisions")
     return 0 if identical == runs else 1
+
+
+def _there(path: str) -> Path:
+    if not Path(path).exists():
+        raise ConfigError(f"{path}: no such file or folder")
+    return Path(path)
+
+
+def _same(name: str, divergence: object) -> bool:
+    """Whether there is no divergence; prints one that there is."""
+    if divergence is not None:
+        print(f"{name}: recorded | kvsim: {divergence}")
+    return divergence is None
 
 
 def _compare_logs(paths: list[str]) -> int:

@@ -17,18 +17,10 @@ from kvsim.errors import ConfigError, check_choice
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.table import Table as RichTable
-
     from kvsim.workload.trace import Trace
 
-SETUP, RECORDING, RESULT, PAGE = (
-    "setup.json",
-    "recording.json",
-    "validation.json",
-    "validation.html",
-)
+SETUP, RECORDING = "setup.json", "recording.json"
+RESULT, PAGE = "validation.json", "validation.html"
 
 Table = dict[str, Any]
 
@@ -73,7 +65,9 @@ def validate(
     request, beside the difference of two real runs. The pool is really allocated: give
     --num-gpu-blocks-override, few enough that requests are preempted.
     """
+    from kvsim.library import find
     from kvsim.validate.recording import read_json, write_json
+    from kvsim.validate.setup import prepare as setup_of
 
     if source is not None:
         _go_on(source, profile, Path(out), html)
@@ -86,16 +80,18 @@ def validate(
             "validate: give --profile FILE, made with `kvsim calibrate` on this device"
         )
     opened = form.open(trace)
-    made = {} if profile is None else read_json(_profile_path(profile), "kvsim.profile/1")
+    path = "" if profile is None else str(find("profiles", profile))
+    made = read_json(path, "kvsim.profile/1") if path else {}
     loaded = _settings(opened, made, config, settings)
-    setup = _setup(opened, loaded, policies)
+    setup = setup_of(opened, loaded, [name.strip() for name in policies.split(",")])
     if prepare is not None:
         print(f"written to {write_json(prepare, setup)}: measure it with python -m kvsim.validate")
         return
-    write_json(Path(out) / SETUP, setup)
     assert profile is not None
-    _measure(Path(out), _profile_path(profile), device)
-    _compare(Path(out) / RECORDING, profile, Path(out), html)
+    written, recording = write_json(Path(out) / SETUP, setup), Path(out) / RECORDING
+    arguments = [str(written), "--profile", path, "--device", device, "--out", str(recording)]
+    run_module("kvsim.validate", arguments)
+    _compare(recording, profile, Path(out), html)
 
 
 def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> None:
@@ -135,33 +131,20 @@ def _settings(trace: Trace, made: Table, config: str | None, settings: SettingOp
     return load_config(path, {**missing, **flags}, settings.assignments or ())
 
 
-def _setup(trace: Trace, config: RunConfig, policies: str) -> Table:
-    from kvsim.validate.setup import prepare
-
-    return prepare(trace, config, [name.strip() for name in policies.split(",")])
-
-
-def _profile_path(profile: str) -> str:
-    from kvsim.library import find
-
-    return str(find("profiles", profile))
-
-
-def _measure(out: Path, profile: str, device: str) -> None:
-    arguments = [str(out / SETUP), "--profile", profile, "--device", device]
-    run_module("kvsim.validate", [*arguments, "--out", str(out / RECORDING)])
-
-
 def _compare(recording: Path, profile: str, out: Path, html: str | None) -> None:
     from kvsim.validate.compare import compare
     from kvsim.validate.recording import KEYS, SCHEMA, read_json, require, write_json
+    from kvsim.validate.verdict import count_rows, error_rows
 
     table = read_json(recording, SCHEMA)
     require(table, KEYS, recording)
     result = compare(table, profile)
     written = write_json(out / RESULT, result)
-    for shown in _tables(result):
-        make_console().print(shown)
+    for title, (head, rows) in (
+        ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
+        ("Real / real again / simulated", count_rows(result)),
+    ):
+        make_console().print(make_table(*head, rows=rows, title=title))
     print(f"written to {written}")
     _draw(result, html or str(out / PAGE))
 
@@ -171,14 +154,3 @@ def _draw(result: Table, html: str) -> None:
     from kvsim.writing import write_text
 
     print(f"open {write_text(html, build_page(result))}")
-
-
-def _tables(result: Table) -> Iterator[RichTable]:
-    """Errors beside their noise, then counts."""
-    from kvsim.validate.verdict import count_rows, error_rows
-
-    for title, (head, rows) in (
-        ("Error of the model, and in brackets the noise of the machine", error_rows(result)),
-        ("Real / real again / simulated", count_rows(result)),
-    ):
-        yield make_table(*head, rows=rows, title=title)
