@@ -85,8 +85,14 @@ class Sizes(Bundle):
     def asked(self, block_size: int) -> Asked:
         """The same for blocks of so many tokens. Raises `ConfigError`."""
         from kvsim.cachelab.study import Asked
+        from kvsim.config import make_config
+        from kvsim.memory import block_bytes as bytes_of
+        from kvsim.models import load_model
 
-        block_bytes = None if self.model is None else _block_bytes(self.model, block_size)
+        block_bytes = None
+        if self.model is not None:
+            config = make_config({"model": self.model, "block_size": block_size})
+            block_bytes = bytes_of(load_model(self.model), config)
         capacities = list(self.capacity or ())
         if self.gib is not None:
             if block_bytes is None:
@@ -309,14 +315,6 @@ def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
     return trace
 
 
-def _block_bytes(model: str, block_size: int) -> int:
-    from kvsim.config import make_config
-    from kvsim.memory import block_bytes
-    from kvsim.models import load_model
-
-    return block_bytes(load_model(model), make_config({"model": model, "block_size": block_size}))
-
-
 def _blocks(gib: float, block_bytes: int) -> int:
     if not 0 < gib <= 1e6:
         raise ConfigError(f"--gib: {gib:g} is not above 0 and at most 1e6; give the memory in GiB")
@@ -337,10 +335,7 @@ def _print(
     console = make_console()
     for sentence in sentences:
         console.print(sentence, highlight=False)
-    table = make_table(*head, texts=texts, header_style="dim")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(make_table(*head, rows=rows, texts=texts, header_style="dim"))
     console.print(note, highlight=False, style="dim")
 
 

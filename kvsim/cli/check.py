@@ -65,11 +65,14 @@ def check(
     The result of a benchmark is a trace and the measured answer at once.
     """
     from kvsim.check.check import check as check_run
+    from kvsim.workload.measured import join_measured
     from kvsim.writing import json_text
 
     trace = form.open(result)
     if measured is not None:
-        trace = _joined(trace, measured)
+        read = len(trace.notes)
+        trace = join_measured(trace, measured)
+        note(*trace.notes[read:])
     loaded = settings.load(config, _with_model(server.word(), trace))
     if fit is not None:
         loaded, fitted = with_fitted(trace, loaded, fit_first, fit)
@@ -95,14 +98,6 @@ def check(
             tell_written(out, PAGE)
     if not record["passed"]:
         raise typer.Exit(BEYOND)
-
-
-def _joined(trace: Trace, path: str) -> Trace:
-    from kvsim.workload.measured import join_measured
-
-    joined = join_measured(trace, path)
-    note(*joined.notes[len(trace.notes) :])
-    return joined
 
 
 def _with_model(word: ServerWord, trace: Trace) -> ServerWord:

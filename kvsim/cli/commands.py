@@ -56,7 +56,13 @@ def run(
         requests = form.requests(trace, loaded)
         only(fleets).run(requests, configs, out, write, page=page, as_json=as_json)
         return
-    watcher = _map_watcher(out) if block_map else None
+    watcher = None
+    if block_map:
+        from kvsim.blockmap.watch import BlockMapWatcher
+
+        if out is None:
+            raise ConfigError("--block-map: needs --out DIR, the folder for the map")
+        watcher = BlockMapWatcher()
     # No name for the trace here, so that its memory is free when the run is over.
     result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
     collect_after(result.meta["trace"]["requests"])
@@ -99,15 +105,6 @@ def policies() -> None:
     console = make_console()
     for table in catalogue():
         console.print(table)
-
-
-def _map_watcher(out: str | None) -> BlockMapWatcher:
-    """The watcher of the block map, which needs a folder for its file."""
-    from kvsim.blockmap.watch import BlockMapWatcher
-
-    if out is None:
-        raise ConfigError("--block-map: needs --out DIR, the folder for the map")
-    return BlockMapWatcher()
 
 
 def simulate_shown(

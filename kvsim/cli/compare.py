@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -91,12 +89,13 @@ def compare(
     from kvsim.replicates import load_of
 
     load = load_of(None if trace is None else form.open(trace), loaded)
-    note_arrivals(load.of(loaded[0][1].seed), (config for _, config in loaded))
+    opened, comparison = load.of(loaded[0][1].seed), None
+    note_arrivals(opened, (config for _, config in loaded))
     if seeds is None:
-        _compare_once(load, loaded, way, out)
-        return
-    comparison, results = _compare_seeds(load, loaded, way, seeds, 1 - confidence, margin, jobs)
-    _show(comparison, results, way, out, as_json=as_json)
+        results = [(name, way.once(opened, config, name)) for name, config in loaded]
+    else:
+        comparison, results = _compare_seeds(load, loaded, way, seeds, 1 - confidence, margin, jobs)
+    _show(results, way, out, comparison, as_json=as_json)
 
 
 def _contenders(
@@ -104,7 +103,9 @@ def _contenders(
 ) -> tuple[Configs, Way]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
     paths = list[str | None](configs) or [None]
-    names = [_run_name(configs, place) for place in range(len(configs))] or [""]
+    stems = [Path(config).name.removesuffix(".toml") for config in configs]
+    same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
+    names = [f"{s}-{n + 1}" if n else s for s, n in zip(stems, same, strict=True)] or [""]
     loaded = [
         (name, *fleet.load(path, settings, word)) for name, path in zip(names, paths, strict=True)
     ]
@@ -129,19 +130,6 @@ def _contenders(
     return found, of_fleets()
 
 
-def _compare_once(load: Load, configs: Configs, way: Way, out: str | None) -> None:
-    from kvsim.report.terminal import render_comparison
-
-    opened = load.of(configs[0][1].seed)
-    results = [(name, way.once(opened, config, name)) for name, config in configs]
-    console = make_console()
-    render_comparison([(name, result.summary) for name, result in results], console)
-    _render_why(results, way, "Why", console)
-    if out is not None:
-        _write(results, way, out)
-        tell_written(out, PAGE)
-
-
 def _compare_seeds(
     load: Load,
     configs: Configs,
@@ -157,55 +145,42 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    command = command_line()
+    how: dict[str, Any] = {"simulate": way.simulate, "jobs": jobs, "command": command_line()}
     total = len(configs) * (seeds if random else 1)
     with progress_bar(total, "comparing", quiet_below=2) as progress:
         if random:
             comparison, results = compare_seeds(
-                load,
-                configs,
-                seeds,
-                level=level,
-                margin=margin,
-                simulate=way.simulate,
-                jobs=jobs,
-                progress=progress,
-                command=command,
+                load, configs, seeds, level=level, margin=margin, progress=progress, **how
             )
             return comparison, list(zip(names, results, strict=True))
         runs = [config for _, config in configs]
-        [results] = replicate(
-            load,
-            runs,
-            [runs[0].seed],
-            _whole,
-            simulate=way.simulate,
-            jobs=jobs,
-            progress=progress,
-            command=command,
-        )
+        [results] = replicate(load, runs, [runs[0].seed], _whole, progress=progress, **how)
     named = list(zip(names, results, strict=True))
     tables = [(name, result.summary, result.requests) for name, result in named]
     return compare_replay(tables, level=level, margin=margin), named
 
 
 def _show(
-    comparison: Comparison, results: Results, way: Way, out: str | None, *, as_json: bool
+    results: Results, way: Way, out: str | None, comparison: Comparison | None, *, as_json: bool
 ) -> None:
+    """Print figures and reasons; write the results of every run, then the page."""
     from kvsim.report.certainty import comparison_record
     from kvsim.report.terminal import render_comparison
-    from kvsim.writing import json_text
+    from kvsim.writing import json_text, write_together
 
-    record = json_text(comparison_record(comparison))
+    record = "" if comparison is None else json_text(comparison_record(comparison))
     if as_json:
         print(record, end="")
     else:
-        summaries = [(name, result.summary) for name, result in results]
-        render_comparison(summaries, make_console(), comparison)
-        seed = results[0][1].summary["meta"]["seed"]
-        _render_why(results, way, f"Why, on seed {seed}", make_console())
+        console, first = make_console(), results[0][1].summary
+        render_comparison([(name, each.summary) for name, each in results], console, comparison)
+        title = f"Why, on seed {first['meta']['seed']}" if comparison else "Why"
+        _render_why(results, way, title, console)
     if out is not None:
-        _write(results, way, out, comparison, {"comparison.json": record})
+        page = way.page(results, comparison)
+        for name, result in results:
+            way.write(result, Path(out) / name)
+        write_together(out, ({"comparison.json": record} if comparison else {}) | {PAGE: page})
         if not as_json:
             tell_written(out, PAGE)
 
@@ -221,28 +196,5 @@ def _render_why(results: Results, way: Way, title: str, console: Console) -> Non
             console.print(Text(f"  {sentence}"))
 
 
-def _write(
-    results: Results,
-    way: Way,
-    out: str,
-    comparison: Comparison | None = None,
-    others: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Write the results of every run, then the page with the `others`, texts by file name."""
-    from kvsim.writing import write_together
-
-    page = way.page(results, comparison)
-    for name, result in results:
-        way.write(result, Path(out) / name)
-    write_together(out, {**others, PAGE: page})
-
-
 def _whole(result: Any) -> Any:
     return result
-
-
-def _run_name(configs: list[str], place: int) -> str:
-    """A configuration's file name without suffix, with a number if two are equal."""
-    names = [Path(config).name.removesuffix(".toml") for config in configs]
-    same = names[:place].count(names[place])
-    return names[place] if not same else f"{names[place]}-{same + 1}"

@@ -12,8 +12,6 @@ from kvsim.errors import check_choice
 from kvsim.report.rich_tables import make_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kvsim.cost.crossover import ModelCrossings
 
 TOKENS = [512, 2048, 8192, 32768]
@@ -121,11 +119,11 @@ def _curve(longest: int) -> list[int]:
 
 
 def _print(models: list[ModelCrossings]) -> None:
-    from kvsim.pages.crossover import UNITS, priced
+    from kvsim.pages.crossover import UNITS, caption, head, priced, rows
 
     console = make_console()
     for each in models:
-        console.print(_table(each))
+        console.print(make_table(*head(each), rows=rows(each), title=caption(each), texts=0))
         console.print(f"{priced(each)}\n", style="dim")
     link = next(iter(models[0].link.values()))
     console.print(
@@ -133,9 +131,3 @@ def _print(models: list[ModelCrossings]) -> None:
         " copy.",
         style="dim",
     )
-
-
-def _table(model: ModelCrossings) -> Table:
-    from kvsim.pages.crossover import caption, head, rows
-
-    return make_table(*head(model), rows=rows(model), title=caption(model), texts=0)

@@ -141,16 +141,11 @@ def _endless(trace: Trace, config: RunConfig, find: str) -> tuple[Trace, RunConf
 
     from kvsim.workload.repeated import beginning
 
-    if find == "request_rate" or _has_rate(config):
+    waits = config.sessions == "closed" or config.max_concurrency is not None
+    if find == "request_rate" or (config.request_rate is not None and not waits):
         config = _open(trace, config)
     shorter = beginning(trace, config.num_prompts)
     return shorter, msgspec.structs.replace(config, num_prompts=None)
-
-
-def _has_rate(config: RunConfig) -> bool:
-    """Whether requests are to come at a rate, whatever becomes of those before."""
-    waits = config.sessions == "closed" or config.max_concurrency is not None
-    return config.request_rate is not None and not waits
 
 
 def _open(trace: Trace, config: RunConfig) -> RunConfig:
@@ -210,10 +205,8 @@ def _show(searches: Sequence[Search], price: float | None) -> None:
         for text, tone in verdict(*search, price):
             console.print(text, style=STYLES[tone])
     if len(searches) > 1:
-        table = make_table(*routers.head(searches, price), texts=1, header_style="dim")
-        for row in routers.rows(searches, price):
-            table.add_row(*row)
-        console.print(table)
+        rows = routers.rows(searches, price)
+        console.print(make_table(*routers.head(searches, price), rows=rows, header_style="dim"))
         console.print(routers.compared(searches).text)
     tried = (each.records for search in searches for each in search.lab.tried.values())
     for text, measured in sources(tried):

@@ -122,7 +122,7 @@ def _run(
     from kvsim.sweep.sweep import run_missing
 
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
-        done = progress or _nothing
+        done = progress or (lambda number: None)
         made = run_missing(Store(out), trace, configs, backend=backend, jobs=jobs, done=done)
     note(f"{made} runs made, {len(configs) - made} already there")
 
@@ -171,7 +171,3 @@ def _best(chosen: Chosen) -> Table:
         figures = (show(place.first.figures.get(metric.key), metric.unit) for metric in metrics)
         table.add_row(*place.settings.values(), *figures)
     return table
-
-
-def _nothing(number: int) -> None:
-    """A progress function that shows nothing."""

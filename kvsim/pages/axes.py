@@ -85,7 +85,8 @@ def _numbers(
     def value_at(place: float) -> float:
         return low * (high / low) ** place if logarithmic else low + place * (high - low)
 
-    ticks = ((0.5, write(low)),) if high == low else _ticks(value_at, write)
+    places = [0.5] if high == low else _TICKS
+    ticks = tuple((place, write(value_at(place))) for place in places)
     within = limit is not None and low < limit < high
     return Scale(
         title,
@@ -95,9 +96,3 @@ def _numbers(
         logarithmic,
         share(limit) if within and limit is not None else None,
     )
-
-
-def _ticks(
-    value_at: Callable[[float], float], write: Callable[[float], str]
-) -> tuple[tuple[float, str], ...]:
-    return tuple((place, write(value_at(place))) for place in _TICKS)

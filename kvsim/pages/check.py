@@ -11,7 +11,7 @@ from kvsim.pages.html import Html, join, lead, panel, table
 from kvsim.pages.provenance import provenance_panels
 from kvsim.report import wording
 from kvsim.report.metrics import LATENCIES
-from kvsim.report.numerals import percent, plural
+from kvsim.report.numerals import plural, show
 
 POINTS = 3000
 """Most requests of a scatter; more are thinned out evenly."""
@@ -49,16 +49,16 @@ def build_check(record: Mapping[str, Any], figures: Rows, parts: Rows, correctio
 
 def _requests(record: Mapping[str, Any], drawn: Sequence[Figure]) -> Html:
     rows = [
-        [LATENCIES[kind], plural(each["requests"], "request"), *_sizes(each)]
+        [
+            LATENCIES[kind],
+            plural(each["requests"], "request"),
+            *(show(each[key], "share") for key in ("median", "p90")),
+        ]
         for kind, each in record["spread"].items()
     ]
     errors = table(("error of single requests", "compared", "median", "p90"), rows)
     words = "A point per request; on the line, both are equal."
     return join((lead(words), placed(drawn, "trio"), panel(None, errors)))
-
-
-def _sizes(spread: Mapping[str, Any]) -> list[str]:
-    return ["–" if (size := spread[key]) is None else percent(size) for key in ("median", "p90")]
 
 
 def _scatter(kind: str, found: Mapping[str, Any]) -> Figure:

@@ -10,7 +10,7 @@ from typing import Any
 from kvsim.cost.crossover import Crossing, ModelCrossings
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import Entry, Figure, Trace, compact, legend_of, line, log_layout, rule
-from kvsim.pages.html import Html, join, lead, panel, table
+from kvsim.pages.html import join, lead, panel, table
 from kvsim.report.wording import time_source
 
 DASHES = {"layer": "solid", "cross": "dash"}
@@ -59,7 +59,7 @@ def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Se
     sections = {
         "Where swapping wins": join((lead(_LEAD), placed([even]))),
         "Times": placed(times),
-        "Table": join((lead(UNITS), *map(_figures, listed))),
+        "Table": join((lead(UNITS), *(panel(caption(m), table(head(m), rows(m))) for m in listed))),
         "Sources": panel(
             None, table(("model", "recompute", "link"), map(_sources, models), text_columns=3)
         ),
@@ -92,10 +92,6 @@ def _row(crossing: Crossing) -> list[str]:
         cells += [each(swap_ns), "never" if even is None else f"{even:,.1f}"]
     times = {"recompute": crossing.recompute_ns, **crossing.swap_ns}
     return [*cells, min(times, key=times.__getitem__)]
-
-
-def _figures(model: ModelCrossings) -> Html:
-    return panel(caption(model), table(head(model), rows(model)))
 
 
 def _sources(model: ModelCrossings) -> list[str]:

@@ -13,7 +13,7 @@ from kvsim.pages.figures import Axis, Figure, Points, compact, layout, rows_axis
 from kvsim.pages.html import Html, element, id_of, join, lead, panel, table
 from kvsim.pages.run import tags
 from kvsim.report import wording
-from kvsim.report.attribution import LABELS, Place, Waterfall
+from kvsim.report.attribution import LABELS, Waterfall
 from kvsim.report.carriers import BLOCKS, LISTED
 from kvsim.report.compare import cautions
 from kvsim.report.divergence import DECISIONS, STATES
@@ -235,12 +235,12 @@ def _made_of(names: tuple[str, str], fall: Waterfall) -> str:
     """The requests that a percentile is interpolated from; empty for a mean."""
     if not any(fall.places):
         return ""
-    texts = (f"in {name} {_weights(p)}" for name, p in zip(names, fall.places, strict=True))
+    weights = (
+        " and ".join(f"{percent(float(place.weight))} of {place.id}" for place in places)
+        for places in fall.places
+    )
+    texts = (f"in {name} {each}" for name, each in zip(names, weights, strict=True))
     return f"The percentile lies between requests: {'; '.join(texts)}."
-
-
-def _weights(places: Sequence[Place]) -> str:
-    return " and ".join(f"{percent(float(place.weight))} of {place.id}" for place in places)
 
 
 def _three(first: Fraction | int, other: Fraction | int) -> list[str]:

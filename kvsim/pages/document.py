@@ -55,11 +55,15 @@ def document(
         element("ul", *verdict, class_="verdict") if verdict else None,
     )
     links = (element("a", name, href=f"#{_anchor(name)}") for name in kept)
+    parts = (
+        element("section", element("h2", name), content, id=_anchor(name))
+        for name, content in kept.items()
+    )
     body = join(
         (
             element("header", element("div", *head)),
             element("nav", element("div", *links)),
-            element("main", *(_section(name, content) for name, content in kept.items())),
+            element("main", *parts),
             element("footer", f"kvsim {__version__}"),
         )
     )
@@ -140,10 +144,6 @@ def _place(figure: Figure) -> Html:
         element("div", *entries, class_="legend") if entries else None,
         element("div", plot, class_="scroll") if figure.least_width else plot,
     )
-
-
-def _section(title: str, content: Html) -> Html:
-    return element("section", element("h2", title), content, id=_anchor(title))
 
 
 def _anchor(title: str) -> str:

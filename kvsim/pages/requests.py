@@ -79,12 +79,13 @@ def explorer(run: View) -> Html:
 def length_figures(run: View) -> list[Figure]:
     """How many requests have which lengths, and how long they take; nothing for few requests."""
     prompts, outputs = (np.asarray(run.requests[name], float) for name in _COUNTS[:2])
+    e2el = run.durations["e2el"]
     done = completed(run.requests) & (prompts > 0) & (outputs > 0)
     if done.sum() < 2:
         return []
     x, y = _edges(prompts[done]), _edges(outputs[done])
     number, *_ = np.histogram2d(outputs[done], prompts[done], (y, x))
-    total, *_ = np.histogram2d(outputs[done], prompts[done], (y, x), weights=_e2el(run)[done])
+    total, *_ = np.histogram2d(outputs[done], prompts[done], (y, x), weights=e2el[done])
     mean = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
     unit, ns = time_unit([float(np.nanmax(mean))])
     number[number == 0] = np.nan
@@ -93,10 +94,6 @@ def length_figures(run: View) -> list[Figure]:
         ("lengths-e2el", "How long they take", f"E2EL, mean ({unit})", mean / ns, ":.3~g"),
     )
     return [_map(id, title, unit, x, y, z, form) for id, title, unit, z, form in maps]
-
-
-def _e2el(run: View) -> NDArray[np.float64]:
-    return np.asarray(run.durations["e2el"], float)
 
 
 def _edges(lengths: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -58,16 +58,19 @@ def build_page(
         [("requests", "used", run.durations)], goals=meta.get("goodput") or {}
     )
     mapped, owners = block_map_panel(block_map, run)
+    rates = [[*words, show(summary[key], "share")] for key, words in HIT_RATES.items()]
+    rates = rates if meta.get("prefix_caching") else []
+    tiers = [[label, ", ".join(parts)] for label, parts in tier_figures(summary)]
     sections = {
         "Key figures": _cards(summary),
         "Latency": _latency(summary, spread),
         "Where time went": _ledger(summary),
-        "Over time": _over_time(timed),
+        "Over time": join((lead(_OVER_TIME), placed(timed))) if timed else lead(_NO_STEP),
         "Block map": owners,
-        "Lengths": _lengths(lengths),
+        "Lengths": join((lead(_LENGTHS), placed(lengths, "duo"))) if lengths else None,
         "Requests": _requests(run),
-        "Prefix cache": _hit_rates(summary) if meta.get("prefix_caching") else None,
-        "Tiers": _tiers(summary),
+        "Prefix cache": _words(rates, "Hit rate of", "Definition", ""),
+        "Tiers": _words(tiers, "KV offload", ""),
         "Memory": memory_panel(meta),
         "Provenance": provenance_panels(meta),
     }
@@ -81,6 +84,19 @@ def build_page(
         about=[tags(summary)],
         remarks=wording.verdict(summary),
     )
+
+
+_OVER_TIME = (
+    "Point at a chart to read all of them at that instant. Drag across one to zoom all,"
+    " double-click to see the whole run again."
+)
+_NO_STEP = "No step was run, so there is nothing to draw."
+_LENGTHS = "Requests by the tokens of their prompt and of their output. Darker is more."
+
+
+def _words(rows: list[list[str]], *head: str) -> Html | None:
+    """A table of words, with a figure at most at the end of a row; None without rows."""
+    return panel(None, table_of(head, rows, text_columns=2)) if rows else None
 
 
 def tags(summary: Mapping[str, Any]) -> Html:
@@ -143,20 +159,6 @@ def _latency(summary: Mapping[str, Any], figures: list[Figure]) -> Html:
     return join((lead(words), placed(figures, "trio"), panel(None, table_of(["", *LISTED], rows))))
 
 
-def _over_time(figures: list[Figure]) -> Html:
-    if not figures:
-        return lead("No step was run, so there is nothing to draw.")
-    words = "Point at a chart to read all of them at that instant. Drag across one to zoom all,"
-    return join((lead(f"{words} double-click to see the whole run again."), placed(figures)))
-
-
-def _lengths(figures: list[Figure]) -> Html | None:
-    if not figures:
-        return None
-    words = "Requests by the tokens of their prompt and of their output. Darker is more."
-    return join((lead(words), placed(figures, "duo")))
-
-
 def _requests(run: View) -> Html:
     if not len(run.requests["id"]):
         return lead("The trace has no requests.")
@@ -180,18 +182,6 @@ def _rejected(summary: Mapping[str, Any], requests: Mapping[str, Any]) -> Html:
         share = show(ratio(number, summary["num_requests"]), "share")
         rows.append([reason, id_of(shown), count(number), share])
     return panel(None, table_of(["Reason", "Requests", "Number", "Share"], rows, text_columns=2))
-
-
-def _hit_rates(summary: Mapping[str, Any]) -> Html:
-    """The hit rate under each definition in use."""
-    rows = [[*words, show(summary[key], "share")] for key, words in HIT_RATES.items()]
-    return panel(None, table_of(["Hit rate of", "Definition", ""], rows, text_columns=2))
-
-
-def _tiers(summary: Mapping[str, Any]) -> Html | None:
-    """What was copied to and from the tiers below the GPU; None without any."""
-    rows = [[label, ", ".join(parts)] for label, parts in tier_figures(summary)]
-    return panel(None, table_of(["KV offload", ""], rows, text_columns=2)) if rows else None
 
 
 def _ledger(summary: Mapping[str, Any]) -> Html | None:

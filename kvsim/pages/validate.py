@@ -81,7 +81,11 @@ def step_figures(policy: Result) -> list[Figure]:
 def latency_figures(policy: Result) -> list[Figure]:
     """The distribution of each latency for the three runs, in one chart each."""
     sides = [
-        (label, colour, {kind: _ns(policy["latencies_ms"][kind][side]) for kind in LATENCIES})
+        (
+            label,
+            colour,
+            {k: 1e6 * np.array(policy["latencies_ms"][k][side], float) for k in LATENCIES},
+        )
         for side, label, colour in zip(SIDES, SIDE_LABELS, SIDE_COLOURS, strict=True)
     ]
     figures = distribution_figures(sides)
@@ -134,10 +138,6 @@ def _error_curves(name: str, steps: Mapping[str, Floats]) -> Figure:
     note = "The share of steps whose error is at most the value on the axis. Grey: the noise."
     title = "Errors of single steps"
     return Figure(f"{name}-errors", title, note, data, look, legend_of(data), height=320)
-
-
-def _ns(times_ms: list[float | None]) -> Floats:
-    return np.array([math.nan if ms is None else ms * 1e6 for ms in times_ms])
 
 
 def _errors(result: Result) -> Html:

@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.ledger.parts import PROMPT_LABELS
 from kvsim.report.attribution import part_ns, time_parts
 from kvsim.report.pairing import Pairs
-from kvsim.report.phases import Ints, ints
+from kvsim.report.phases import ints
 
 LISTED = 15
 
@@ -60,7 +60,7 @@ def carriers(
 ) -> tuple[Share, list[Carrier]]:
     """How the change of E2EL is spread, and the requests that changed most."""
     before, after = (
-        _e2el(requests)[rows]
+        (ints(requests["finish_ns"]) - ints(requests["arrival_ns"]))[rows]
         for requests, rows in ((first, pairs.first_rows), (other, pairs.other_rows))
     )
     changes = after - before
@@ -111,7 +111,3 @@ def blocks(
             sums = float(before.sum()), float(after.sum())
             found.append(Blocks(column, sums, id, float(changes[most])))
     return found
-
-
-def _e2el(requests: Mapping[str, Any]) -> Ints:
-    return ints(requests["finish_ns"]) - ints(requests["arrival_ns"])

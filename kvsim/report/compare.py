@@ -103,7 +103,9 @@ def config_differences(
     keys = dict.fromkeys(key for settings in tables for key in settings)
     listed = []
     for key in keys:
-        texts = tuple(_text(settings.get(key)) for settings in tables)
+        texts = tuple(
+            "default" if (found := settings.get(key)) is None else str(found) for settings in tables
+        )
         if len(set(texts)) > 1:
             listed.append((key, texts))
     return listed
@@ -167,10 +169,10 @@ def _minus(other: float | None, first: float | None) -> float | None:
 
 def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a run: its configuration, its trace, its pool, its source of times."""
-    trace, cost = meta.get("trace") or {}, meta.get("cost") or {}
+    trace, cost, router = (meta.get(key) or {} for key in ("trace", "cost", "router"))
     return {
-        "router": (meta.get("router") or {}).get("name"),
-        **{f"router.{key}": text for key, text in flat(_router_args(meta)).items()},
+        "router": router.get("name"),
+        **flat(router.get("args") or {}, "router."),
         "replicas": meta.get("replicas"),
         **flat(meta.get("config") or {}),
         "trace sha256": trace.get("sha256"),
@@ -181,11 +183,3 @@ def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:
         "seed": meta.get("seed"),
         "kvsim version": meta.get("kvsim_version"),
     }
-
-
-def _router_args(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (meta.get("router") or {}).get("args") or {}
-
-
-def _text(setting: Any) -> str:
-    return "default" if setting is None else str(setting)

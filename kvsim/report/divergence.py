@@ -124,10 +124,10 @@ def divergence_words(
         return [f"All {plural(found.step, 'step')} were the same; then {longer} went on alone."]
     instants = [seconds(row["start_ns"] / 1e9) for row in found.rows]
     when = instants[0] if instants[0] == instants[1] else f"{instants[0]} and {instants[1]}"
+    until = f"The first {plural(found.step, 'step')} made the same decisions. " * bool(found.step)
     did = [_decided(row, found.columns) for row in found.rows]
     sentences = [
-        f"{_until(found.step)}At step {count(found.step)}"
-        f" (after {when}) {first} {did[0]}; {other} {did[1]}.",
+        f"{until}At step {count(found.step)} (after {when}) {first} {did[0]}; {other} {did[1]}.",
         " ".join(_holdings(n, r, p) for n, r, p in zip(names, found.rows, pools, strict=True)),
     ]
     if found.slower_from is not None:
@@ -150,10 +150,6 @@ def _row(steps: Mapping[str, Any], step: int) -> Row:
     if not 0 <= step < len(steps["start_ns"]):
         return {}
     return {name: int(column[step]) for name, column in steps.items()}
-
-
-def _until(step: int) -> str:
-    return f"The first {plural(step, 'step')} made the same decisions. " if step else ""
 
 
 def _decided(row: Row, columns: tuple[str, ...]) -> str:

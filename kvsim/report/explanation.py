@@ -116,7 +116,9 @@ def headline_words(
     tails = [fall for fall in falls if fall.statistic == "p99"]
     if not any(fall.changes() for fall in falls):
         return [f"Every request took the same time in {names[1]} as in {names[0]}."]
-    results = ", ".join(f"{_signed(fall)} p99 {LATENCIES[fall.metric]}" for fall in tails)
+    results = ", ".join(
+        f"{_seconds(fall.difference)} p99 {LATENCIES[fall.metric]}" for fall in tails
+    )
     moved = sum(float(fall.difference) for fall in tails)
     preemptions = other["num_preemptions"] - first["num_preemptions"]
     hits = other["prefix_cache_hit_tokens"] - first["prefix_cache_hit_tokens"]
@@ -148,7 +150,7 @@ def fall_words(fall: Waterfall) -> str:
     rest = sum((ns for _, ns in changes[_NAMED:]), changes[0][1] * 0)
     if rest:
         named.append(f"{_seconds(rest)} the rest")
-    return f"{title_of(fall)} {_signed(fall)}: {'; '.join(named)}."
+    return f"{title_of(fall)} {_seconds(fall.difference)}: {'; '.join(named)}."
 
 
 def title_of(fall: Waterfall) -> str:
@@ -211,8 +213,10 @@ def _preemption_words(name: str, first: Mapping[str, Any], other: Mapping[str, A
     number = other["num_preemptions"] - first["num_preemptions"]
     degree = "" if number < 0 else "more "
     what = plural(abs(number), f"{degree}preemption")
-    again = _relative(first["recomputed_tokens"], other["recomputed_tokens"])
-    detail = f" ({again} recomputed tokens)" if again else ""
+    before, after = first["recomputed_tokens"], other["recomputed_tokens"]
+    detail = ""
+    if before and after != before:
+        detail = f" ({signed_percent((after - before) / before)} recomputed tokens)"
     if _by_swap(first) != _by_swap(other) and first["num_preemptions"] and other["num_preemptions"]:
         return f"{name} made {_modes(other)} instead of {_modes(first)}{detail}"
     return f"{name} {'avoided' if number < 0 else 'made'} {what}{detail}"
@@ -234,14 +238,6 @@ def _lead(fact: str, results: str) -> str:
     """`B avoided 412 preemptions: −38 % recomputed tokens, −1.9 s p99 TTFT.`"""
     what, parenthesis, detail = fact.rstrip(")").partition(" (")
     return f"{what}: {f'{detail}, ' if parenthesis else ''}{results}."
-
-
-def _relative(first: float, other: float) -> str:
-    return signed_percent((other - first) / first) if first and other != first else ""
-
-
-def _signed(fall: Waterfall) -> str:
-    return _seconds(fall.difference)
 
 
 def _seconds(ns: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ def _estimates(
         key: Figure(
             np.asarray(first[column], dtype=float)[pairs.first_rows],
             np.asarray(other[column], dtype=float)[pairs.other_rows],
-            _sum,
+            partial(np.sum, axis=-1),
         )
         for key, column in _SUMS.items()
     }
@@ -82,18 +82,10 @@ def _durations(pairs: Pairs, kind: str) -> dict[str, Figure]:
     figures = {f"mean_{kind}_ms": Figure(before, after, _mean)}
     if kind in _LATENCIES:
         for p in _PERCENTILES:
-            statistic: Callable[[Floats], Floats] = partial(_percentile, p=p)
+            statistic = partial(np.percentile, q=p, axis=-1)
             figures[f"p{p}_{kind}_ms"] = Figure(before, after, statistic)
     return figures
 
 
 def _mean(values: Floats) -> Floats:
     return np.asarray(values.mean(axis=-1))
-
-
-def _sum(values: Floats) -> Floats:
-    return np.asarray(values.sum(axis=-1))
-
-
-def _percentile(values: Floats, p: int) -> Floats:
-    return np.asarray(np.percentile(values, p, axis=-1))

@@ -58,7 +58,7 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
     grid.add_column()
     for label, parts in (
         *_figures(summary),
-        *_tiers(summary),
+        *((f"tiers: {label}", parts) for label, parts in tier_figures(summary)),
         *_ledger(summary),
         *_head_waits(summary),
     ):
@@ -259,11 +259,6 @@ def _figures(summary: Mapping[str, Any]) -> Lines:
     if "pipeline_bubble_share" in summary:
         lines["pipeline"] = line(("pipeline_bubble_share", "share", "{} of its stages' time idle"))
     return list(lines.items())
-
-
-def _tiers(summary: Mapping[str, Any]) -> Lines:
-    """One line for each way of the copies to and from lower tiers, if there are any."""
-    return [(f"tiers: {label}", parts) for label, parts in tier_figures(summary)]
 
 
 def _ledger(summary: Mapping[str, Any]) -> Lines:
