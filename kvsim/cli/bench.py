@@ -135,7 +135,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
     console.print(
         f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}", soft_wrap=True
     )
-    for rows, columns in (*_columns(bench), _short_cuts(bench)):
+    for rows, columns in (*_columns(bench), _sizes(bench), _short_cuts(bench)):
         if rows and columns:
             cells = ([*row.case, *(write(row) for _, write in columns)] for row in rows)
             console.print(_table([head for head, _ in columns], cells))
@@ -200,18 +200,21 @@ def _columns(bench: Bench) -> Iterator[tuple[list[Row], list[Column]]]:
         [row for row in bench.rows if _decode_step_us(row)],
         [("us per pure decode step", lambda row: f"{min(_decode_step_us(row)):.3f}")],
     )
-    yield (
-        bench.rows,
-        [
-            ("requests", lambda row: f"{row.runs[0].requests:,}"),
-            ("steps", lambda row: f"{row.runs[0].steps:,}"),
-            ("events", lambda row: f"{row.runs[0].events:,}"),
-            ("MB", lambda row: f"{least(row.runs, lambda m: m.rss_mb):,.0f}"),
-            ("trace MB", lambda row: f"{least(row.runs, lambda m: m.idle_rss_mb):,.0f}"),
-            ("digest", _digest),
-            ("known", _known),
-        ],
-    )
+
+
+def _sizes(bench: Bench) -> tuple[list[Row], list[Column]]:
+    """What was run, in what memory, and whether the results are the known ones."""
+    from kvsim.bench.repeat import least
+
+    return bench.rows, [
+        ("requests", lambda row: f"{row.runs[0].requests:,}"),
+        ("steps", lambda row: f"{row.runs[0].steps:,}"),
+        ("events", lambda row: f"{row.runs[0].events:,}"),
+        ("MB", lambda row: f"{least(row.runs, lambda m: m.rss_mb):,.0f}"),
+        ("trace MB", lambda row: f"{least(row.runs, lambda m: m.idle_rss_mb):,.0f}"),
+        ("digest", _digest),
+        ("known", _known),
+    ]
 
 
 def _decode_step_us(row: Row) -> list[float]:

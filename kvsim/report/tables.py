@@ -15,7 +15,7 @@ from kvsim.blockmap.blockmap import STATES, BlockMap, Groups
 from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
 from kvsim.report.arrow import numbers, texts
-from kvsim.report.phases import ints
+from kvsim.report.phases import Floats, ints
 from kvsim.schema import (
     BLOCK_MAP,
     HANDOVERS,
@@ -166,8 +166,7 @@ def _array(column: Column, column_of: Callable[[str], Any]) -> pa.Array:
     if column.type == TEXT:
         return texts(column_of(column.name))
     if column.derived:
-        values_ns = np.asarray(column_of(f"{column.name.removesuffix('_s')}_ns"))
-        return numbers(values_ns / NS_PER_S, ~(values_ns >= 0))
+        return _seconds(np.asarray(column_of(f"{column.name.removesuffix('_s')}_ns")))
     values = ints(column_of(column.name))
     return numbers(values, values < 0 if column.null else None)
 
@@ -176,3 +175,7 @@ def _arrow_type(column: Column) -> pa.DataType:
     import pyarrow as pa
 
     return getattr(pa, column.type)()
+
+
+def _seconds(values_ns: Ints | Floats) -> pa.Array:
+    return numbers(values_ns / NS_PER_S, ~(values_ns >= 0))
