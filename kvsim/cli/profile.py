@@ -163,11 +163,12 @@ def show(
         *((f"ceiling: {k}", _words(v)) for k, v in profile.ceilings.items() if k != "achieved"),
     ]
     console.print(make_table("", "", rows=facts, texts=2, box=None, show_header=False))
-    errors = make_table("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
-    for label, number, values in error_rows(profile.error):
-        shown = ("-" if value is None else f"{value:.1f}" for value in values)
-        errors.add_row(label, f"{number:,}", *shown)
-    console.print(errors)
+    head = ("error, rows held out", "rows", "median %", "p95 %", "max %", "bias %")
+    errors = (
+        [label, f"{number:,}", *("-" if value is None else f"{value:.1f}" for value in values)]
+        for label, number, values in error_rows(profile.error)
+    )
+    console.print(make_table(*head, rows=errors))
     table = make_table("table", "axes", "points", "least us", "greatest us", texts=2)
     for part in parts(profile):
         axes = ", ".join(f"{axis} {a:g}..{b:g} ({n})" for axis, (a, b, n) in part.axes.items())
@@ -190,14 +191,12 @@ def diff(one: Source, other: Source) -> None:
     settings = make_table("key", one, other, rows=settings_that_differ(first, second))
     if settings.row_count:
         console.print(settings)
-    table = make_table("table", "points in both", "median", "least", "greatest")
-    for ratio in ratios(first, second):
-        table.add_row(
-            ratio.name,
-            f"{ratio.points:,}",
-            *(f"{x:.3f}" if ratio.points else "-" for x in ratio[2:]),
-        )
-    console.print(table)
+    rows = (
+        [each.name, f"{each.points:,}", *(f"{x:.3f}" if each.points else "-" for x in each[2:])]
+        for each in ratios(first, second)
+    )
+    head = ("table", "points in both", "median", "least", "greatest")
+    console.print(make_table(*head, rows=rows))
 
 
 def _words(value: Any) -> str:

@@ -68,6 +68,10 @@ def build_fleet(run: FleetRun) -> str:
     lanes = one_axis(list(_lanes(run, views, axis)))
     over = [_load(run, axis)] + ([_found(run, axis, end_ns)] if caching else [])
     curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
+    left, left_out = len(run.replicas) - MOST_LANES, None
+    if left > 0:
+        words = f"Drawn: the {MOST_LANES} with the most prompt tokens; {left} more have folders."
+        left_out = lead(words)
     spread, key = distribution_figures(curves), key_of((colour, name) for name, colour, _ in curves)
     rows = [[f"replica {name}", *row] for name, *row in named_rows(summary)]
     replicas = panel(None, table(["", *REPLICA_HEAD], rows))
@@ -75,9 +79,7 @@ def build_fleet(run: FleetRun) -> str:
         "At a glance": _cards(run),
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
         "Over time": placed(over) if end_ns else None,
-        "Replicas": join(
-            (replicas, _legs(run), _lanes_words(run), _KEY, placed(lanes, "one lanes"))
-        ),
+        "Replicas": join((replicas, _legs(run), left_out, _KEY, placed(lanes, "one lanes"))),
         "Latency": join((key, placed(spread, "trio"))) if spread else None,
         "To repeat it": _origin(run),
     }
@@ -265,13 +267,6 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         look = over_time(axis, y)
         below_the_first(look, "KV (%)", [0, 0.34], range=[0, 101], tickvals=[0, 100])
         yield Figure(f"lane-{i}", f"Replica {names[i]}", note, data, look, [], True, _LANE_PX)
-
-
-def _lanes_words(run: FleetRun) -> Html | None:
-    left = len(run.replicas) - MOST_LANES
-    if left <= 0:
-        return None
-    return lead(f"Drawn: the {MOST_LANES} with the most prompt tokens; {left} more have folders.")
 
 
 def _origin(run: FleetRun) -> Html:

@@ -53,6 +53,15 @@ _PASSED = {
 """Text for the end of a time in this standing."""
 
 
+_HAPPENED = {
+    PREEMPTED: ("preempted{why}: lost the KV of {what}", "token"),
+    SWAPPED_OUT: ("swapped out{why}: {what} to the CPU", "block"),
+    LOADING: ("began to load {what} into its blocks", "token"),
+    RELOADING: ("began to load {what} into its blocks", "token"),
+}
+"""Kind of transition → what happened, to tokens or to blocks."""
+
+
 class Moment(NamedTuple):
     """Something that happened, or began to."""
 
@@ -247,7 +256,7 @@ def _turns(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     columns = (run.transitions[name][own].tolist() for name in ("kind", "time_ns", "value"))
     for kind, time_ns, value in zip(*columns, strict=True):
         if kind in _HAPPENED:
-            turns.append((time_ns, partial(_HAPPENED[kind], run, index, time_ns, value)))
+            turns.append((time_ns, partial(_happened, run, index, kind, time_ns, value)))
     turns.sort(key=lambda turn: turn[0])
     left_out = len(turns) - BEGINNING - END
     if left_out <= 1:
@@ -342,12 +351,10 @@ def _first_step(run: _Run, index: int) -> list[Moment]:
     return [Moment(begun, text)]
 
 
-def _preempted(run: _Run, index: int, time_ns: int, value: int) -> str:
-    return f"preempted{_why(run, index, time_ns)}: lost the KV of {plural(value, 'token')}"
-
-
-def _swapped_out(run: _Run, index: int, time_ns: int, value: int) -> str:
-    return f"swapped out{_why(run, index, time_ns)}: {plural(value, 'block')} to the CPU"
+def _happened(run: _Run, index: int, kind: int, time_ns: int, value: int) -> str:
+    text, unit = _HAPPENED[kind]
+    why = _why(run, index, time_ns) if "{why}" in text else ""
+    return text.format(why=why, what=plural(value, unit))
 
 
 def _why(run: _Run, index: int, time_ns: int) -> str:
@@ -363,14 +370,6 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
             f" ({plural(left, 'block')} free after it)"
         )
     return text
-
-
-def _loads(run: _Run, index: int, time_ns: int, value: int) -> str:
-    return f"began to load {plural(value, 'token')} into its blocks"
-
-
-_HAPPENED = {PREEMPTED: _preempted, SWAPPED_OUT: _swapped_out, LOADING: _loads, RELOADING: _loads}
-"""Kind of transition → what happened."""
 
 
 def _end(run: _Run, index: int) -> Moment:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+from rich.text import Text
+
 from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
 from kvsim.report import wording
 from kvsim.report.ledger_summary import bare
@@ -17,7 +20,6 @@ from kvsim.report.tiers import tier_figures
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from kvsim.certainty.comparison import Comparison
     from kvsim.report.compare import Row
@@ -35,9 +37,6 @@ _LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
 
 def render(summary: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, the latencies and the key figures of memory, preemption and cache."""
-    from rich.table import Table
-    from rich.text import Text
-
     meta = summary["meta"]
     console.print(Text(wording.subject(meta), style="bold"))
     estimated = "green" if wording.measured(meta) else "yellow"
@@ -74,8 +73,6 @@ def render_comparison(
     With a `comparison`, figures are its means, and differences have verdicts. Runs that are all
     configured alike have no differences to print.
     """
-    from rich.text import Text
-
     from kvsim.report.certainty import certain_table, method_words
     from kvsim.report.compare import NO_DIFFERENCE, compare_table, same_configurations
     from kvsim.report.metrics import HEADLINES
@@ -103,8 +100,6 @@ def render_comparison(
 
 def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
     """Print what to bear in mind, what is compared, and which settings differ."""
-    from rich.text import Text
-
     from kvsim.report.compare import cautions, config_differences
 
     for caution in cautions(runs, seeds):
@@ -125,8 +120,6 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
     """Print the findings on headline figures against the first run, then the rankings."""
-    from rich.text import Text
-
     from kvsim.certainty.comparison import Pair
     from kvsim.report.certainty import finding_words, ranking_words
     from kvsim.report.metrics import HEADLINES
@@ -148,8 +141,6 @@ def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Conso
 
 def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
     """Every figure, with a column of differences after each run but the first."""
-    from rich.text import Text
-
     from kvsim.report.compare import change_words, difference_words, interval_words, value_words
 
     heads = [head for name in names[1:] for head in (name, "difference")]
@@ -179,8 +170,6 @@ def _abreast(names: Sequence[str], rows: Sequence[Row], console: Console) -> Ite
 
 def _some_runs(names: Sequence[str], rows: Sequence[Row], others: range) -> Table:
     """Values of the first run and of the runs `others`, with changes below them."""
-    from rich.text import Text
-
     from kvsim.report.compare import change_words, interval_words, value_words
 
     table = _table("", names[0], *(names[i] for i in others))
@@ -195,8 +184,6 @@ def _some_runs(names: Sequence[str], rows: Sequence[Row], others: range) -> Tabl
 
 
 def _table(*columns: str) -> Table:
-    from rich.text import Text
-
     return make_table(*map(Text, columns), header_style="dim")
 
 
