@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import simpy
 
+from kvsim.archive import Archive
 from kvsim.assembly import Parts
 from kvsim.cost import declares_sums
 from kvsim.cost.stages import StagedCost
@@ -15,6 +17,7 @@ from kvsim.engine.loop import Loop, Watcher
 from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
+from kvsim.ledger.account import account_prompts, account_times
 from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver, SimulatedTime
@@ -53,8 +56,6 @@ class Serving:
         request id → why it is turned away; `asked`: why there are no short cuts; `stepwise`: why
         no steps are repeated. `step_over` is called after every step; `ranks`: whose steps begin
         and end with its own."""
-        from kvsim.archive import Archive  # With numpy, which takes longer to import than kvsim.
-
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
         self._host = host = self._host_of(env, ranks)
@@ -139,10 +140,6 @@ class Serving:
                 # It did not end by itself.
                 request.reason = "not-served" if outcome.kind == "finished" else outcome.kind
             archive.add(request)
-        import numpy as np
-
-        from kvsim.ledger.account import account_prompts, account_times
-
         # The requests of a replica are numbered anew, as those of a trace of its own.
         self.indexes = own = archive.column("index")
         self._log = log = self.batch.transitions.columns()
