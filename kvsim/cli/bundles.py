@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, get_type_hints
 
 
@@ -52,6 +52,7 @@ def _made(made: Callable[..., Any], given: dict[str, Any]) -> Any:
     )
 
 
+@cache  # They are asked for twice: to declare the options, and to use them.
 def _parameters(made: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any]]:
     """The parameters of a command or of a bundle, each with its type."""
     hints = get_type_hints(made, include_extras=True)

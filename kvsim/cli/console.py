@@ -19,7 +19,7 @@ def make_console() -> Console:
         def on_broken_pipe(self) -> None:
             raise  # as any other output does; Rich would exit with code 1
 
-    return Piped(highlight=False)
+    return Piped(highlight=False, emoji=False)
 
 
 def note(*texts: str) -> None:

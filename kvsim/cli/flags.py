@@ -21,6 +21,9 @@ from kvsim.parsing import parse_json, typed
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
 """Keys that hold tables; `--cost-model`, `--goodput` and `--set` reach into them."""
 
+_HINTS = get_type_hints(RunConfig, include_extras=True)
+"""The type of each setting, with what is said about it."""
+
 
 class Flags(Bundle):
     """The settings that were given as flags, typed; raises `ConfigError` naming the flag."""
@@ -32,7 +35,6 @@ class Flags(Bundle):
 def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given as flags, typed; raises `ConfigError` naming the flag."""
     table: dict[str, Any] = {}
-    hints = get_type_hints(RunConfig, include_extras=True)
     for key, value in flags.items():
         if value is None or value == []:
             continue
@@ -41,7 +43,7 @@ def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "goodput":
             table["goodput"] = dict(map(_objective, value))
         else:
-            table[key] = _typed(key, value, hints[key])
+            table[key] = _typed(key, value, _HINTS[key])
     return table
 
 
@@ -97,9 +99,8 @@ def _objective(text: str) -> tuple[str, float]:
 
 def _options() -> list[inspect.Parameter]:
     options = []
-    hints = get_type_hints(RunConfig, include_extras=True)
     for key in RunConfig.__struct_fields__:
-        meta = next(m for m in hints[key].__metadata__ if m.extra is not None)
+        meta = next(m for m in _HINTS[key].__metadata__ if m.extra is not None)
         panel, text = meta.extra["panel"], meta.description
         if key == "cost":
             text = (
@@ -110,7 +111,7 @@ def _options() -> list[inspect.Parameter]:
         elif key == "goodput":
             options.append(_option(key, list[str], "--goodput", "METRIC:MS ...", text, panel))
         elif key not in TABLES:
-            options.append(_setting(key, hints[key], text, panel))
+            options.append(_setting(key, _HINTS[key], text, panel))
     return options
 
 

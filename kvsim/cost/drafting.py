@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kvsim.cost.explain import Explains, Work
 from kvsim.cost.wrapped import Wrapped
 
@@ -58,6 +56,8 @@ class Passes:
 
     def __call__(self, plan: Plan) -> int:
         """Nanoseconds that the drafter takes at the end of a step."""
+        import numpy as np
+
         ready = [each for each in plan.prefills if each.samples]
         sequences = plan.decode_seqs + len(ready)
         if not sequences:

@@ -6,13 +6,14 @@ attention of prompts cannot be computed; it is what remains of the step's time.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
 
 
 class Work(NamedTuple):
@@ -38,6 +39,8 @@ class Work(NamedTuple):
 
     def without_prompts(self) -> Work:
         """These steps without their prompts."""
+        import numpy as np
+
         none, seqs = np.zeros_like(self.decode_seqs), self.decode_seqs
         drafts = self.draft_tokens
         return Work(none, none, seqs, self.context_tokens, seqs + drafts, none, drafts)

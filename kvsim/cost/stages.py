@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from kvsim.config import RunConfig
 from kvsim.cost.explain import Explains, Work
 from kvsim.cost.wrapped import Wrapped
@@ -92,13 +90,16 @@ class StagedCost(Wrapped):
 
     def _host_and_head_ns(self, plan: Plan, step_ns: int) -> tuple[int, int]:
         """The part of the host in a step, and that of the logits."""
+        import numpy as np
+
         if not isinstance(self._cost, Explains):
             return 0, 0
         prompts = sum(new for new, _ in plan.chunks), len(plan.chunks)
         counts = *prompts, plan.decode_seqs, plan.context_tokens, plan.samples, plan.copied_blocks
         terms = self._cost.explain(Work(*(np.array([count]) for count in counts)))
-        host_ns = min(_whole(terms.get("host", 0.0)), step_ns)
-        return host_ns, min(_whole(terms.get("head", 0.0)), step_ns - host_ns)
+        host, head = (np.broadcast_to(terms.get(key, 0.0), 1)[0] for key in ("host", "head"))
+        host_ns = min(int(host), step_ns)
+        return host_ns, min(int(head), step_ns - host_ns)
 
 
 def _link(given: Any) -> AllReduce:
@@ -106,7 +107,3 @@ def _link(given: Any) -> AllReduce:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: expected a table of keys, got {given!r}")
     return convert(given, AllReduce, where)
-
-
-def _whole(ns: Any) -> int:
-    return int(np.broadcast_to(ns, 1)[0])

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import simpy
 
+from kvsim.attempt import TOO_LONG
 from kvsim.config import RunConfig
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
@@ -26,7 +27,7 @@ from kvsim.fleet.content import asked_of
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Result
 from kvsim.routers.router import Router
-from kvsim.run import TOO_LONG, assembled
+from kvsim.run import assembled
 from kvsim.serving import Serving
 from kvsim.workers import in_processes, unpickled
 from kvsim.workload.arrivals import waits_for

@@ -11,6 +11,7 @@ import numpy as np
 import simpy
 
 from kvsim.assembly import Parts, assemble
+from kvsim.attempt import show_future
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
@@ -22,14 +23,7 @@ from kvsim.fleet.settings import load_settings
 from kvsim.fleet.split import Split
 from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
-from kvsim.run import (
-    Settings,
-    assembled,
-    opened,
-    read_config,
-    show_future,
-    tokens_known,
-)
+from kvsim.run import Settings, assembled, opened, read_config, tokens_known
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.trace import Trace

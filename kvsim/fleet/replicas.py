@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 
 from kvsim.assembly import Parts
+from kvsim.attempt import TOO_LONG
 from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load
@@ -21,7 +22,6 @@ from kvsim.replica.inbox import Senders
 from kvsim.replica.lockstep import Ranks
 from kvsim.result import Outcome, Result
 from kvsim.routers.router import Router
-from kvsim.run import TOO_LONG
 from kvsim.serving import Serving
 from kvsim.workload.requests import Requests
 

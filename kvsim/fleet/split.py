@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 
 from kvsim.assembly import Parts
+from kvsim.attempt import show_future
 from kvsim.engine.request import DECODE, PREFILL
 from kvsim.fleet.apart import Load
 from kvsim.fleet.handovers import Ways
@@ -17,7 +18,6 @@ from kvsim.fleet.proxy import Back, Front, Proxy, check_sides
 from kvsim.fleet.replicas import Replicas, Sent, play
 from kvsim.fleet.result import FleetResult
 from kvsim.routers.router import Router
-from kvsim.run import show_future
 from kvsim.workload.clients import Clients
 
 

@@ -74,8 +74,7 @@ def split_prompts(
     parts = np.zeros((len(lengths), len(PROMPT_PARTS)), dtype=np.int64, order="F")
     alone, salted = np.array(streams.alone(len(lengths)), dtype=bool), streams.salted
     cold = alone & (requests["first_scheduled_ns"] >= 0) & (requests["num_cached_tokens"] == 0)
-    parts[cold, _COLD] = np.minimum(lengths, reached)[cold]
-    parts[cold, -1] = (lengths - parts[:, _COLD])[cold]
+    parts[cold, _COLD] = lengths[cold]
     past, coming, anywhere = Known(), Known(), Known()
     events = _events(requests, transitions, rules.block_size, ~cold)
     hits = requests["num_cached_tokens"]
@@ -92,8 +91,8 @@ def split_prompts(
         held = coming.prefix(stream.salt, pieces)
         elsewhere = anywhere.prefix(0, pieces) if salted else 0
         coming.add(stream.salt, pieces)
-        whole = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
-        parts[place] = cut_off(whole, int(reached[place]))
+        parts[place] = classify(tokens, int(hits[place]), known, held, elsewhere, rules)
+    cut_off(parts, reached)
     return {name: parts[:, place] for place, name in enumerate(PROMPT_PARTS)}
 
 
@@ -123,13 +122,15 @@ def classify(
     return hit, last_block, evicted, concurrent, known - whole, other_salt, cold, 0
 
 
-def cut_off(parts: tuple[int, ...], reached: int) -> tuple[int, ...]:
-    """Cut the parts off after the first `reached` tokens; the last part takes the rest."""
-    kept = []
-    for tokens in parts[:-1]:
-        kept.append(min(tokens, reached))
-        reached -= kept[-1]
-    return *kept, sum(parts) - sum(kept)
+def cut_off(parts: Ints, reached: Ints) -> None:
+    """Cut the parts of each prompt, a row, off after its first `reached` tokens, in place; the last
+    part takes the rest."""
+    left, rest = reached.copy(), parts[:, -1]
+    for tokens in parts.T[:-1]:
+        kept = np.minimum(tokens, left)
+        left -= kept
+        rest += tokens - kept
+        tokens[:] = kept
 
 
 def _events(

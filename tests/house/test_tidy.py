@@ -29,6 +29,7 @@ LAYERS = [
     {"assembly", "notebook"},
     {"result", "tracks"},
     {"serving"},
+    {"attempt"},
     {"run"},
     {"fleet"},
     {"__init__", "check", "replicates", "sweep", "validate"},
@@ -120,7 +121,7 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("simpy", ("replica.", "serving", "run", "fleet.", "bench.")),
+        ("simpy", ("replica.", "serving", "attempt", "fleet.", "bench.")),
         ("torch", ()),
         ("scipy", ()),
         ("plotly", ("notebook", "result")),

@@ -85,6 +85,22 @@ def test_importing_kvsim_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_simulate_imports_what_runs_need_when_one_begins():
+    code = (
+        "import sys, kvsim; kvsim.simulate;"
+        "late = {'numpy', 'simpy', 'email', 'kvsim.attempt', 'kvsim.serving'};"
+        "assert not late & sys.modules.keys(), late & sys.modules.keys();"
+        "done = kvsim.simulate('chat', {'num_prompts': 3}); done.summary;"
+        "assert late < sys.modules.keys();"
+        "never = {'pandas', 'plotly', 'pyarrow', 'rich', 'torch', 'typer'};"
+        "rooms = ('kvsim.cli', 'kvsim.conform', 'kvsim.fleet', 'kvsim.pages', 'kvsim.routers');"
+        "found = [each for each in sys.modules if each in never];"
+        "found += [each for each in sys.modules if each.startswith(rooms)];"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_the_example_runs_and_prints_what_it_promises(capsys):
     pytest.importorskip("plotly", reason="plotly is not installed")
     names = runpy.run_path(str(ROOT / "docs/examples/notebook.py"))

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from places import ROOT
@@ -58,6 +59,16 @@ def test_a_run_imports_what_it_needs() -> None:
     rooms = ("kvsim.workload.formats.", "kvsim.conform", "kvsim.sweep", "kvsim.pages")
     rooms += ("kvsim.cachelab", "kvsim.engines.vllm_033", "kvsim.fleet.fleet", "kvsim.routers")
     assert not [name for name in loaded if name.startswith(rooms)]
+
+
+def test_a_run_with_a_page_imports_no_other_page(tmp_path: Path) -> None:
+    loaded, _ = modules_after("run", "--trace", "api", "--num-prompts", "5", "--out", str(tmp_path))
+    assert not loaded & {"pandas", "plotly", "torch", "numpy.ma", "kvsim.conform"}
+    drawn = {
+        name.removeprefix("kvsim.pages.") for name in loaded if name.startswith("kvsim.pages.")
+    }
+    shared = {"block_map", "distribution", "document", "figures", "html", "over_time"}
+    assert drawn == {"run", "requests", "provenance", *shared}
 
 
 def test_without_a_command_five_lines_greet_and_name_three_commands(

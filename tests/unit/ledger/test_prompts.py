@@ -6,6 +6,7 @@ The engine of `worlds.config`: blocks of 4 tokens, 10 ms a step and 1 ms a promp
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -273,12 +274,15 @@ def test_every_token_of_a_prompt_is_in_one_part(
     length: int, hit: int, past: int, coming: int, elsewhere: int, withheld: int, reached: int
 ) -> None:
     parts = classify(length, min(hit, length), past, coming, elsewhere, Rules(4, withheld))
-    kept = cut_off(parts, min(reached, length))
-    for each in (parts, kept):
+    kept = np.array([parts, parts])
+    cut_off(kept, np.array([min(reached, length), length]))
+    assert tuple(kept[1]) == parts  # which were all reached
+    for each in (parts, kept[0]):
         assert len(each) == len(PROMPT_PARTS)
         assert sum(each) == length
         assert min(each) >= 0
-    assert kept[-1] == length - min(reached, length)
+    assert kept[0, -1] == length - min(reached, length)
+    assert (kept[0, :-1] <= parts[:-1]).all()
 
 
 def identities(stream: Any, length: int) -> list[int]:
