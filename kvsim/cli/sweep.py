@@ -57,6 +57,9 @@ Seeds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every p
 Shard = Annotated[
     str | None, typer.Option(metavar="K/N", help="Run only this part; --merge joins them.")
 ]
+Ledger = Annotated[
+    bool, typer.Option("--ledger", help="Also say where time and prompt tokens went.")
+]
 Merge = Annotated[bool, typer.Option("--merge", help="Join the runs of DIR...")]
 
 
@@ -75,6 +78,7 @@ def sweep(
     seeds: Seeds = None,
     slo: Slo = None,
     workers: Workers,
+    ledger: Ledger = False,
     shard: Shard = None,
     merge: Merge = False,
     form: TraceForm,
@@ -107,10 +111,11 @@ def sweep(
     mine = shard_of(len(points), shard)
     runner = workers.chosen()
     opened = form.requests(trace, loaded)
-    write_plan(out, make_plan(opened, table, points, slo), TABLE, PAGE)
+    write_plan(out, make_plan(opened, table, points, slo, ledger=ledger), TABLE, PAGE)
     plan = read_plan(out)
     note_arrivals(opened, (points[i].config for i in mine))
-    _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, workers.jobs)
+    configs = {plan.points[i].key: points[i].config for i in mine}
+    _run(out, opened, configs, ledger, runner, workers.jobs)
     if shard is None:
         _finish(out, plan)
     else:
@@ -121,6 +126,7 @@ def _run(
     out: str,
     trace: Trace,
     configs: Mapping[str, RunConfig],
+    ledger: bool,
     backend: Backend,
     jobs: int | None,
 ) -> None:
@@ -129,8 +135,10 @@ def _run(
     from kvsim.sweep.sweep import run_missing
 
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
-        done = progress or _nothing
-        made = run_missing(Store(out), trace, configs, backend=backend, jobs=jobs, done=done)
+        done, store = progress or _nothing, Store(out)
+        made = run_missing(
+            store, trace, configs, ledger=ledger, backend=backend, jobs=jobs, done=done
+        )
     note(f"{made} runs made, {len(configs) - made} already there")
 
 
