@@ -166,9 +166,7 @@ class ContentPool(KeyedPool):
     def audit(self) -> None:
         super().audit()
         key_of = self.key_of
-        held = sum(map(key_of.__contains__, self.references))
-        # Looking at idle blocks once more would take long: there may be very many.
-        assert len(key_of) - held == len(self.content), "an idle block lost its key"
+        assert all(map(key_of.__contains__, self.content)), "an idle block lost its key"
         keys, blocks = [*self.block_of], [*self.block_of.values()]
         for key, others in self._others.items():
             keys += [key] * len(others)
