@@ -95,6 +95,8 @@ def show_future(
 ) -> None:
     """Shows oracles the lengths of outputs, the keys of the full blocks of prompts, and when these
     come."""
+    if not future.oracles:
+        return  # It would keep the trace in memory when the run is over.
     known: list[Sequence[Stream]] = []
 
     def prompt_keys(index: int, block_size: int) -> Sequence[int]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from kvsim.notebook import Compared
 
-    Books = tuple[Mapping[str, np.ndarray], dict[str, Any]]
+    Columns = tuple[Mapping[str, np.ndarray], dict[str, Any]]
+    """Of the steps, and of the requests."""
 
 
 class Outcome(NamedTuple):
@@ -44,6 +45,32 @@ class Outcome(NamedTuple):
         return table
 
 
+class Books:
+    """The columns of steps and requests, in two parts, each worked out at its first access."""
+
+    def __init__(
+        self, noted: Callable[[], Columns], accounted: Callable[[Columns], Columns]
+    ) -> None:
+        self._noted, self._accounted = noted, accounted
+
+    @cached_property
+    def noted(self) -> Columns:
+        """The columns that the run itself noted."""
+        return self._noted()
+
+    @cached_property
+    def whole(self) -> Columns:
+        """Those columns and the columns of the ledger (`kvsim.ledger`)."""
+        whole = self._accounted(self.noted)
+        # What makes them holds much that nothing else needs.
+        del self._noted, self._accounted
+        return whole
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for another process: the columns, without the functions that make them."""
+        return {"noted": self.whole, "whole": self.whole}
+
+
 @dataclass
 class Result:
     """The result of a run: one row per step, one per request, and its provenance."""
@@ -51,33 +78,21 @@ class Result:
     config: RunConfig
     meta: dict[str, Any]
     """Provenance: versions, trace, settings, memory, time source, outcome."""
-    keep_books: Callable[[], Books] | None = field(repr=False)
-    """Computes the columns of steps and requests, ledger included, on first access."""
+    books: Books = field(repr=False)
     token_gaps_ns: Tally = field(repr=False)
     """Time between consecutive tokens of a sequence → how often it occurred."""
     transitions: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """Columns of `kvsim.schema.TRANSITIONS`."""
 
-    @cached_property
-    def _books(self) -> Books:
-        assert self.keep_books is not None
-        books = self.keep_books()
-        self.keep_books = lambda: books  # What makes them holds much that nothing else needs.
-        return books
-
     @property
     def steps(self) -> Mapping[str, np.ndarray]:
         """Columns of `kvsim.schema.STEPS`, except those in seconds."""
-        return self._books[0]
+        return self.books.whole[0]
 
     @property
     def requests(self) -> dict[str, Any]:
         """Columns of `kvsim.schema.REQUESTS`, except those in seconds; one entry per request."""
-        return self._books[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state for another process: the books, without the function that makes them."""
-        return {**self.__dict__, "_books": self._books, "keep_books": None}
+        return self.books.whole[1]
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -85,6 +100,18 @@ class Result:
         from kvsim.report.summary import summarise
 
         return summarise(self.steps, self.requests, self.token_gaps_ns, self.meta)
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The figures of `summary` without those of the ledger.
+
+        So the ledger need not be worked out, except that it knows the bubbles of a pipeline.
+        """
+        from kvsim.report.summary import summarise
+
+        pipeline = self.config.pipeline_parallel_size > 1
+        columns = self.books.whole if pipeline else self.books.noted
+        return summarise(*columns, self.token_gaps_ns, self.meta, ledger=False)
 
     def __repr__(self) -> str:
         from kvsim.notebook import line

@@ -24,12 +24,12 @@ from kvsim.replica.host import Receiver, SimulatedTime
 from kvsim.replica.lockstep import Ranks, RankTime
 from kvsim.replica.patience import Patience
 from kvsim.replica.pipeline import PipelineTime
-from kvsim.result import Outcome, Result, provenance
+from kvsim.result import Books, Outcome, Result, provenance
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
-    from kvsim.result import Books
+    from kvsim.result import Columns
 
 
 class Serving:
@@ -130,9 +130,8 @@ class Serving:
             meta |= parts.offload.describe()
         return Result(parts.config, meta, books, self.batch.token_gaps_ns, self._log)
 
-    def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Callable[[], Books]:
-        """Returns what works out the columns of steps and requests, and where time and tokens
-        went."""
+    def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Books:
+        """Returns the columns of steps and requests, and where time and tokens went."""
         parts, requests, archive, recorder = self.parts, self._requests, self.archive, self.recorder
         for index in indexes:
             request = requests[index]
@@ -146,22 +145,27 @@ class Serving:
         blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
         drafts = parts.speculation and parts.speculation.log
         prompts = requests.streams if blocks.needs_keys else None
+        size, withheld = blocks.block_size, blocks.full_hit.withheld
         if len(own) < len(requests):
             log["request"] = np.searchsorted(own, log["request"])
             prompts = prompts and prompts.picked(own.tolist())
 
-        # It refers to no part that leads to the rows of the trace.
-        def keep_books() -> Books:
-            columns = archive.columns() | {"index": np.arange(len(own))}
-            rows = recorder.columns()
-            steps, times = account_times(cost, rows, columns, log, in_flight, drafts)
+        # Neither refers to a part that leads to the rows of the trace.
+        def noted() -> Columns:
+            steps = recorder.columns()
+            if drafts is not None:
+                steps = drafts.added_to(steps)
+            return steps, archive.columns() | {"index": np.arange(len(own))}
+
+        def accounted(noted: Columns) -> Columns:
+            rows, columns = noted
+            steps, times = account_times(cost, rows, columns, log, in_flight)
             if prompts is None:
                 return steps, columns | times
-            withheld, size = blocks.full_hit.withheld, blocks.block_size
             split = account_prompts(prompts, columns, log, size, withheld)
             return steps, columns | times | split
 
-        return keep_books
+        return Books(noted, accounted)
 
     def _arrive(self, now_ns: int) -> float:
         """Takes in the requests sent until `now_ns`. Returns when the next one will be sent."""

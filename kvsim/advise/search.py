@@ -291,8 +291,7 @@ def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) 
 
 
 def _condensed(result: Result) -> Run:
-    summary = result.summary
-    return Run({"outcome": summary["meta"]["outcome"], "figures": figures_of(summary)}, None)
+    return Run({"outcome": result.meta["outcome"], "figures": figures_of(result.figures)}, None)
 
 
 def _replayed(result: Result) -> Run:

@@ -54,6 +54,7 @@ Samples = Annotated[
 SampleSeed = Annotated[int, Option(min=0, metavar="N", help="Seed of the drawn points.")]
 Seeds = Annotated[int | None, Option(min=1, metavar="N", help="Run every point on N seeds.")]
 Shard = Annotated[str | None, Option(metavar="K/N", help="Run only this part; --merge joins them.")]
+Ledger = Annotated[bool, Option("--ledger", help="Also say where time and prompt tokens went.")]
 Merge = Annotated[bool, Option("--merge", help="Join the runs of DIR...")]
 
 
@@ -72,6 +73,7 @@ def sweep(
     seeds: Seeds = None,
     slo: Slo = None,
     workers: Workers,
+    ledger: Ledger = False,
     shard: Shard = None,
     merge: Merge = False,
     form: TraceForm,
@@ -104,10 +106,11 @@ def sweep(
     mine = shard_of(len(points), shard)
     runner = workers.chosen()
     opened = form.requests(trace, loaded)
-    write_plan(out, make_plan(opened, table, points, slo), TABLE, PAGE)
+    write_plan(out, make_plan(opened, table, points, slo, ledger=ledger), TABLE, PAGE)
     plan = read_plan(out)
     note_arrivals(opened, (points[i].config for i in mine))
-    _run(out, opened, {plan.points[i].key: points[i].config for i in mine}, runner, workers.jobs)
+    configs = {plan.points[i].key: points[i].config for i in mine}
+    _run(out, opened, configs, ledger, runner, workers.jobs)
     if shard is None:
         _finish(out, plan)
     else:
@@ -115,15 +118,22 @@ def sweep(
 
 
 def _run(
-    out: str, trace: Trace, configs: Mapping[str, RunConfig], backend: Backend, jobs: int | None
+    out: str,
+    trace: Trace,
+    configs: Mapping[str, RunConfig],
+    ledger: bool,
+    backend: Backend,
+    jobs: int | None,
 ) -> None:
     """Run what is missing, and report how much that was."""
     from kvsim.sweep.store import Store
     from kvsim.sweep.sweep import run_missing
 
     with progress_bar(len(configs), "sweeping", quiet_below=2) as progress:
-        done = progress or (lambda number: None)
-        made = run_missing(Store(out), trace, configs, backend=backend, jobs=jobs, done=done)
+        done, store = progress or (lambda number: None), Store(out)
+        made = run_missing(
+            store, trace, configs, ledger=ledger, backend=backend, jobs=jobs, done=done
+        )
     note(f"{made} runs made, {len(configs) - made} already there")
 
 

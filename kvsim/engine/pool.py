@@ -103,7 +103,7 @@ class BlockPool:
         idle = set(returned)
         assert len(idle) == len(returned), "a block is idle twice"
         assert idle.isdisjoint(references), "a block is idle and in use"
-        assert not any(map(fresh.__contains__, references)), "a fresh block is in use"
+        assert not (fresh and any(map(fresh.__contains__, references))), "a fresh block is in use"
         assert min(references.values(), default=1) > 0, "a block in use has no holder"
         assert self.used + self.idle == self.size, "blocks were lost or invented"
 
@@ -180,7 +180,7 @@ class KeyedPool(BlockPool):
     def audit(self) -> None:
         super().audit()
         key_of = self.key_of
-        idle = len(key_of) - sum(map(self.references.__contains__, key_of))
+        idle = len(key_of) - sum(map(key_of.__contains__, self.references))
         assert idle == sum(map(key_of.__contains__, self.content)), "content without a block"
 
     def _returned(self) -> list[int]:

@@ -16,7 +16,6 @@ from kvsim.ledger import kernels, standings, time
 from kvsim.ledger.overlap import Slices, slices
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_PARTS
 from kvsim.ledger.prompts import Rules, split_prompts
-from kvsim.records.drafts import DraftLog
 from kvsim.records.packed import PackedColumns
 from kvsim.workload.keys import Streams
 
@@ -31,18 +30,14 @@ def account_times(
     requests: Mapping[str, Any],
     transitions: Mapping[str, Ints],
     in_flight: int,
-    drafts: DraftLog | None = None,
 ) -> tuple[Mapping[str, Ints], dict[str, Ints]]:
     """The columns of `steps` with `KERNELS` added, and `TIME_PARTS` of the requests.
 
-    `steps`: the columns of a recorder; packed columns are widened in place. `transitions`: the
-    columns of `kvsim.records.transitions`. `in_flight`: how many steps the engine composes before
-    the oldest is settled. `drafts`: what was drafted; its columns are added to `steps`, too.
+    `steps`: the columns of a recorder, with those of a `DraftLog` if there was one; packed columns
+    are widened in place. `transitions`: the columns of `kvsim.records.transitions`. `in_flight`:
+    how many steps the engine composes before the oldest is settled.
     """
     starts, ends = steps["start_ns"], steps["end_ns"]
-    drafted = drafts.columns(ends) if drafts is not None else {}
-    drafter_ns = drafted.pop("drafter_ns", None)
-    steps = _widened(steps, drafted)
     run_end_ns = max(
         int(column.max(initial=0))
         for column in (ends, requests["finish_ns"], requests["arrival_ns"])
@@ -55,7 +50,7 @@ def account_times(
     ended = standings.ends_ns(requests, run_end_ns)
     copies = time.own_copies(transitions, ended, starts)
     times = time.StepTimes(starts, until, why)
-    rows = kernels.Rows(steps, drafter_ns)
+    rows = kernels.Rows(steps)
     sliced = slices(times, steps["end_ns"], run_end_ns) if rows.overlap and rows.number else None
     split = time.Split(spells, copies, sliced.times if sliced else times, len(ended))
     samples = kernels.samples_of(steps, requests, transitions)
@@ -98,14 +93,6 @@ def check_sums(
         total += columns[name]
     wrong = np.flatnonzero(total != wholes)
     assert not len(wrong), f"parts of {whose} (number {wrong[0]}) do not add up"
-
-
-def _widened(steps: Mapping[str, Ints], columns: Mapping[str, Ints]) -> Mapping[str, Ints]:
-    """The columns of steps with further ones; packed columns are widened in place."""
-    if columns and isinstance(steps, PackedColumns):
-        steps.widen(tuple(columns), [np.stack([*columns.values()], axis=1)])
-        return steps
-    return {**steps, **columns} if columns else steps
 
 
 class _Book:

@@ -35,11 +35,10 @@ _PLACES = [KERNELS.index(f"{name}_ns") for name in _TERMS]
 class Rows:
     """Columns of steps, read in pieces, so that a long run is never in memory as a whole."""
 
-    def __init__(self, steps: Mapping[str, Any], drafter_ns: Ints | None = None) -> None:
-        """`drafter_ns`: how long the drafter made each step; None without drafts."""
-        self._steps, self._drafter_ns = steps, drafter_ns
+    def __init__(self, steps: Mapping[str, Any]) -> None:
+        self._steps = steps
         self.number = rows_in(steps)
-        self.drafted = drafter_ns is not None
+        self.drafted = "draft_tokens" in steps
         """Whether there is speculative decoding."""
         self.overlap = STAGE_COLUMNS[0] in steps
         """Whether they are those of a pipeline, and may overlap."""
@@ -59,7 +58,7 @@ class Rows:
 
     def drafter_ns(self, first: int, last: int) -> Ints | int:
         """How long the drafter made the rows `first .. last - 1`."""
-        return 0 if self._drafter_ns is None else self._drafter_ns[first:last]
+        return self.part("drafter_ns", first, last) if self.drafted else 0
 
 
 def samples_of(

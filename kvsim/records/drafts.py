@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvsim.records.packed import PackedColumns
 from kvsim.schema import STEPS, Source
 
 if TYPE_CHECKING:
@@ -33,14 +35,18 @@ class DraftLog:
             self._rows.extend((end_ns, drafter_ns, self._sequences, self._drafts, self._accepted))
             self._sequences = self._drafts = self._accepted = 0
 
-    def columns(self, ends_ns: np.ndarray) -> dict[str, np.ndarray]:
-        """`drafter_ns` and `DRAFT_COLUMNS` of the steps that end at these times."""
+    def added_to(self, steps: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Columns of steps with `drafter_ns` and `DRAFT_COLUMNS`; packed ones are widened in
+        place."""
         import numpy as np
 
-        names = ("drafter_ns", *DRAFT_COLUMNS)
+        names, ends_ns = ("drafter_ns", *DRAFT_COLUMNS), steps["end_ns"]
         rows = np.array(self._rows, np.int64).reshape(-1, 1 + len(names))
         places = np.searchsorted(ends_ns, rows[:, 0])
         found = np.zeros((len(names), len(ends_ns)), dtype=np.int64)
         for column, values in zip(found, rows.T[1:], strict=True):
             np.add.at(column, places, values)
-        return dict(zip(names, found, strict=True))
+        if isinstance(steps, PackedColumns):
+            steps.widen(names, [found.T])
+            return steps
+        return {**steps, **dict(zip(names, found, strict=True))}

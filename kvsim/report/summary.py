@@ -32,8 +32,10 @@ def summarise(
     requests: Mapping[str, Any],
     itl_counts: Mapping[int, int],
     meta: Mapping[str, Any],
+    *,
+    ledger: bool = True,
 ) -> dict[str, Any]:
-    """All figures of a run, with its provenance under `meta`.
+    """All figures of a run, or all but those of its `ledger`, with its provenance under `meta`.
 
     `steps` holds the columns of `schema.STEP_COLUMNS`; `requests` one entry per request in trace
     order; `itl_counts` how often each inter-token gap (ns) occurred. The result is unchanged by
@@ -51,7 +53,7 @@ def summarise(
             **_link(steps, end_ns),
             **draft_figures([steps]),
             **_stages(steps, meta),
-            **ledger_figures(steps, requests),
+            **(ledger_figures(steps, requests) if ledger else {}),
             "steps": len(steps["start_ns"]),
             "meta": meta,
         }

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NS_PER_S = 1e9
-PIECE = 1 << 17
+PIECE = 1 << 14
 """Rows that are written at once: a row group of Parquet."""
 
 

@@ -18,6 +18,7 @@ from kvsim.sweep.points import Task, run_point
 from kvsim.sweep.records import Record
 from kvsim.sweep.store import Store
 from kvsim.workers import in_processes, unpickled
+from kvsim.workload.keys import keyed
 from kvsim.workload.trace import Trace
 from kvsim.writing import temporary_folder
 
@@ -41,7 +42,7 @@ def run_local(
     """
     from joblib import cpu_count
 
-    number = min(jobs or cpu_count(), len(tasks))
+    number, trace = min(jobs or cpu_count(), len(tasks)), keyed(trace)
     if number <= 1:
         for task in tasks:
             _fetch(store, task, trace, jobs)
@@ -71,7 +72,7 @@ def run_on_ray(
     ray = _started_ray(address, jobs)
     try:
         remote = ray.remote(num_cpus=1, max_retries=3)(_run_remotely)
-        shared = ray.put(trace)
+        shared = ray.put(keyed(trace))
         waiting, running = deque(tasks), dict[Any, Task]()
         most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         while waiting or running:

@@ -40,6 +40,8 @@ class Task(NamedTuple):
 
     key: str
     config: RunConfig
+    ledger: bool = False
+    """Whether its figures have those of the ledger, if it has one engine."""
 
 
 def run_point(task: Task, trace: Trace, jobs: int | None = 1) -> Record:
@@ -51,7 +53,7 @@ def run_point(task: Task, trace: Trace, jobs: int | None = 1) -> Record:
     record: Record = {"key": task.key, "kvsim_version": __version__}
     record["config"] = plain(to_table(task.config))
     try:
-        summary, metas = _ran(trace, task.config, jobs)
+        summary, metas = _ran(trace, task, jobs)
     except ConfigError as error:
         return record | {"outcome": {"kind": REFUSED, "explanation": str(error)}, "figures": {}}
     meta = next((m for m in metas if m["outcome"]["kind"] != "finished"), metas[0])
@@ -65,12 +67,13 @@ def run_point(task: Task, trace: Trace, jobs: int | None = 1) -> Record:
 
 
 def _ran(
-    trace: Trace, config: RunConfig, jobs: int | None
+    trace: Trace, task: Task, jobs: int | None
 ) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """The summary of a run or of a fleet, and the provenance of each engine in it."""
+    config = task.config
     if not isinstance(config, FleetConfig):
         result = simulate(trace, config)
-        return result.summary, [result.meta]
+        return result.summary if task.ledger else result.figures, [result.meta]
     replicas = [config] * config.replicas
     fleet = simulate_fleet(trace, replicas, config.router, config.router_args, jobs=jobs)
     return summarise_fleet(fleet), [each.meta for each in fleet.replicas]

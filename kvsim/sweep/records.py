@@ -51,6 +51,7 @@ class Manifest(Versioned):
     base: dict[str, Any]
     points: Annotated[list[_Point], Meta(min_length=1)]
     slo: str | None
+    ledger: bool = False
 
 
 class _Outcome(Struct):

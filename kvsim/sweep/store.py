@@ -36,17 +36,19 @@ _CLASSES = ("engine", "block_manager", "victim", "router")
 """Settings that may be `package.module:Class`."""
 
 
-def address(config: RunConfig, trace: Trace) -> str:
+def address(config: RunConfig, trace: Trace, *, ledger: bool = False) -> str:
     """The key of a run: a digest of its settings, seed, trace, version of kvsim and input files.
 
     Files that settings name (model, hardware, profile) and modules of the user's own policies count
-    by content. Equal keys mean equal results.
+    by content. `ledger`: whether the figures have those of the ledger. Equal keys mean equal
+    results.
     """
     made_of = {
         "kvsim": __version__,
         "trace": [trace.format, trace.sha256],
         "config": plain(_given(config)),
         "files": _files(config),
+        "ledger": ledger,
     }
     text = json.dumps(made_of, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARACTERS]

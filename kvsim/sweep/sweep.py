@@ -61,6 +61,8 @@ class Plan:
     """The given settings that all points share."""
     points: Sequence[Planned]
     slo: str | None = None
+    ledger: bool = False
+    """Whether the results have the figures of the ledger."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ class Plan:
                 "trace": self.trace,
                 "base": self.base,
                 "slo": self.slo,
+                "ledger": self.ledger,
                 "points": [point._asdict() for point in self.points],
             }
         )
@@ -82,7 +85,12 @@ class Plan:
 
 
 def make_plan(
-    trace: Trace, base: Mapping[str, Any], points: Sequence[Point], slo: str | None = None
+    trace: Trace,
+    base: Mapping[str, Any],
+    points: Sequence[Point],
+    slo: str | None = None,
+    *,
+    ledger: bool = False,
 ) -> Plan:
     """The plan of these points on a trace."""
     facts = {
@@ -91,8 +99,9 @@ def make_plan(
         "sha256": trace.sha256,
         "requests": len(trace.rows),
     }
-    planned = [Planned(p.settings, p.config.seed, address(p.config, trace)) for p in points]
-    return Plan(facts, base, planned, slo)
+    keys = (address(point.config, trace, ledger=ledger) for point in points)
+    planned = [Planned(p.settings, p.config.seed, k) for p, k in zip(points, keys, strict=True)]
+    return Plan(facts, base, planned, slo, ledger)
 
 
 def run_missing(
@@ -100,13 +109,15 @@ def run_missing(
     trace: Trace,
     configs: Mapping[str, RunConfig],
     *,
+    ledger: bool = False,
     backend: Backend = run_local,
     jobs: int | None = None,
     done: Done = lambda number: None,
 ) -> int:
-    """Run every key that is not in the store, once; returns the number of runs."""
+    """Run every key (`address`) that is not in the store, once; returns the number of runs."""
     store.make()
-    tasks = [Task(key, config) for key, config in configs.items() if store.load(key) is None]
+    missing = [(key, config) for key, config in configs.items() if store.load(key) is None]
+    tasks = [Task(key, config, ledger) for key, config in missing]
     done(len(configs) - len(tasks))
     if tasks:
         backend(store, trace, tasks, jobs, done)
@@ -165,7 +176,7 @@ def read_plan(folder: str | Path) -> Plan:
     except (ConfigError, ValueError):  # also of msgspec
         raise OutputError(f"{path}: damaged or not written by kvsim; {_REMEDY}") from None
     points = [Planned(point.settings, point.seed, point.key) for point in checked.points]
-    return Plan(table["trace"], checked.base, points, checked.slo)
+    return Plan(table["trace"], checked.base, points, checked.slo, checked.ledger)
 
 
 def shard_of(number_of_points: int, text: str | None) -> range:

@@ -9,6 +9,7 @@ Equal sweeps give equal bytes.
 | `meets_slo` | only with objectives |
 | `engine.num_gpu_blocks`, ... | what the engine derived from the settings |
 | the figures of `summary.json` | inner tables with dotted names; missing where undefined |
+| those of the ledger | only if the sweep was asked for them |
 
 The file's metadata hold `sweep.json` without its points, under `kvsim`.
 """
@@ -64,7 +65,7 @@ def sweep_table(plan: Plan, outcomes: Sequence[Outcome]) -> pa.Table:
     for key in ENGINE_FACTS:
         values = [record.get("engine", {}).get(key) for record in records]
         columns[f"engine.{key}"] = optional(values, whole=True)
-    for key, is_whole in _all_kinds(records).items():
+    for key, is_whole in _all_kinds(records, plan.ledger).items():
         values = [record["figures"].get(key) for record in records]
         columns[key] = optional(values, whole=is_whole)
     described = {key: value for key, value in plan.describe().items() if key != "points"}
@@ -79,21 +80,23 @@ def reason(record: Record) -> str:
 
 
 @cache
-def figure_kinds() -> Mapping[str, bool]:
-    """Every figure of a summary, in order, and whether it is a whole number.
+def figure_kinds(ledger: bool = False) -> Mapping[str, bool]:
+    """Every figure of a summary, in order, and whether it is a whole number; those of the ledger,
+    too, if asked for.
 
     The figures are those of a run of one request. So columns are the same in every table, even if
     no point could be run.
     """
     row = Row(0, "0", 0, 0, 1, 1)
     trace = Trace(path="", format="native", sha256="", rows=[row])
-    figures = figures_of(simulate(trace, {"cost": {"model": "constant"}}).summary)
+    result = simulate(trace, {"cost": {"model": "constant"}})
+    figures = figures_of(result.summary if ledger else result.figures)
     return {key: isinstance(value, int) for key, value in figures.items()}
 
 
-def _all_kinds(records: Sequence[Record]) -> dict[str, bool]:
+def _all_kinds(records: Sequence[Record], ledger: bool) -> dict[str, bool]:
     """All figures of these records, and whether each is whole; those of the cost model last."""
-    kinds = dict(figure_kinds())
+    kinds = dict(figure_kinds(ledger))
     for record in records:
         for key, value in record["figures"].items():
             kinds[key] = kinds.get(key, True) and not isinstance(value, float)

@@ -55,7 +55,6 @@ class Clients:
     ) -> None:
         self.skipped: list[Request] = []
         self._requests = requests
-        self._rows = rows
         self._release_ns = release_ns
         self._released = bytearray(len(rows))
         """1 for a row that was released, or never will be."""
@@ -70,6 +69,7 @@ class Clients:
                 assert after < index, "a row waits for an earlier one"
                 self._next.setdefault(after, []).append(index)
         self._think_ns = think_times(rows, config) if self._next else []
+        self._arrival_ns = [row.arrival_ns for row in rows] if self._next else []
         first.sort(key=release_ns.__getitem__)
         self._first = array("q", first)
         """Rows that wait only for their time, in order."""
@@ -103,7 +103,7 @@ class Clients:
 
     def _recorded_ns(self, index: int, before: int) -> int:
         """The recorded time between the releases of two rows; 0 if it is unknown."""
-        later_ns, earlier_ns = self._rows[index].arrival_ns, self._rows[before].arrival_ns
+        later_ns, earlier_ns = self._arrival_ns[index], self._arrival_ns[before]
         return 0 if later_ns is None or earlier_ns is None else later_ns - earlier_ns
 
     def offer(self, request: Request, now_ns: int) -> bool:

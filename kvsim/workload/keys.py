@@ -22,6 +22,8 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from functools import cached_property
 from itertools import chain, pairwise
 from math import inf
 from sys import maxsize
@@ -53,8 +55,27 @@ _SALT = 0x9E3779B97F4A7C15F39D
 salts rarely meet."""
 
 
+class KeyedTrace(Trace):
+    """A trace for several runs in one process: its streams are made once. Do not change its
+    rows."""
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The stream of every row, made when a run first needs keys."""
+        return _made(self)
+
+
+def keyed(trace: Trace) -> KeyedTrace:
+    """The same trace, for several runs."""
+    return KeyedTrace(**{each.name: getattr(trace, each.name) for each in fields(trace)})
+
+
 def streams(trace: Trace) -> Streams:
     """The stream of every row, in order; keys are comparable within this sequence."""
+    return trace.streams if isinstance(trace, KeyedTrace) else _made(trace)
+
+
+def _made(trace: Trace) -> Streams:
     builder = _Builder(trace)
     for row in trace.rows:
         builder.add(row)

@@ -82,11 +82,11 @@ class Requests(Sequence[Request]):
             sequences.clear()
 
     def let_all_go(self) -> None:
-        """Drop all requests, which nothing looks up any more."""
+        """Drop all requests and their rows, which nothing looks up any more."""
         for request in self._held:
             if request is not None:
                 request.sequences.clear()
-        self._held = []
+        self._held, self._rows = [], ()
 
 
 def make_requests(

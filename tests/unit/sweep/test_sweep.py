@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,8 +17,18 @@ from kvsim.config import load_config, to_table
 from kvsim.run import simulate
 from kvsim.sweep.grid import expand, parse_space
 from kvsim.sweep.points import figures_of, run_point
+from kvsim.sweep.store import address
 from kvsim.sweep.sweep import Store, Task, gather, make_plan, read_plan, run_missing, write_plan
 from kvsim.sweep.table import figure_kinds, sweep_table
+from kvsim.workload.keys import keyed, streams
+from kvsim.workload.trace import (
+    HashContent,
+    ParentContent,
+    Row,
+    SegmentContent,
+    TokenContent,
+    Trace,
+)
 
 SPACE = [
     *["--trace", "load.jsonl", "--base", "base.toml", "--seeds", "2"],
@@ -88,16 +99,75 @@ def test_rows_are_what_the_runs_say(swept, load):
             assert row["p99_ttft_ms"] is None
             assert not row["meets_slo"]
             continue
-        summary = simulate(load, point.config).summary
-        assert row["engine.num_gpu_blocks"] == summary["meta"]["num_gpu_blocks"]
-        figures = figures_of(summary)
+        result = simulate(load, point.config)
+        assert row["engine.num_gpu_blocks"] == result.meta["num_gpu_blocks"]
+        figures = figures_of(result.figures)
         assert set(figure_kinds()) <= set(figures)
         for key, value in figures.items():
             assert row[key] == value, key
             assert value is None or isinstance(value, int) == figure_kinds().get(key, False), key
-        assert row["meets_slo"] == (summary["p99_ttft_ms"] < 300)
+        assert row["meets_slo"] == (result.summary["p99_ttft_ms"] < 300)
     assert {row["outcome"] for row in table} == {"finished", "refused"}
     assert {row["meets_slo"] for row in table} == {True, False}
+
+
+def test_the_ledger_is_worked_out_only_if_asked_for(load, monkeypatch):
+    """Its figures are the only difference, and the bubbles of a pipeline are known without."""
+    base = to_table(load_config(None, {"request_rate": 50.0, "num_gpu_blocks_override": 60}))
+    settings = ["max_model_len=256", "pipeline_parallel_size=1,2", "enable_prefix_caching=true"]
+    for point in expand(parse_space(settings), base):
+        asked, unasked = (run_point(Task("k", point.config, ledger), load) for ledger in (1, 0))
+        more = asked["figures"].keys() - unasked["figures"].keys()
+        assert {key: asked["figures"][key] for key in unasked["figures"]} == unasked["figures"]
+        assert {key.partition(".")[0] for key in more} == {
+            *(f"time_ledger_{name}" for name in ("total_s", "mean_ms", "p50_ms", "p99_ms")),
+            *("step_time_s", "prompt_ledger_tokens"),
+        }
+        assert figure_kinds(ledger=True).keys() - figure_kinds().keys() <= more
+        assert len({address(point.config, load, ledger=ledger) for ledger in (True, False)}) == 2
+        assert ("pipeline_bubble_share" in unasked["figures"]) == (
+            point.config.pipeline_parallel_size > 1
+        )
+
+    def worked_out(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("kvsim.serving.account_times", worked_out)
+    config = expand(parse_space(settings[::2]), base)[0].config
+    assert run_point(Task("k", config), load)["figures"]["completed"] == 20
+    with pytest.raises(AssertionError):
+        run_point(Task("k", config, ledger=True), load)
+
+
+def test_runs_that_share_their_keys_do_not_notice():
+    """Whatever was run before on the same trace, with real tokens, parents, segments and ids."""
+    generator = random.Random(5)
+    rows = []
+    for index in range(24):
+        length = generator.randint(20, 90)
+        tokens = tuple(
+            token % 3 if place < 40 else index for place, token in enumerate(range(length))
+        )
+        content = (
+            TokenContent(tokens, None),
+            HashContent(((generator.choice((0, 40)), -(-length // 16)),)),
+            SegmentContent((("head", 16), (f"{index % 2}", length - 16))),
+            ParentContent(max(index - 4, 0), 16),
+        )[index % 4]
+        rows.append(Row(index, str(index), index, index * 20_000_000, length, 30, content))
+    trace = Trace("made", "native", "0" * 64, rows, 16, "prefix", True)
+    base = {"max_model_len": 256, "cost": {"model": "constant"}, "enable_prefix_caching": True}
+    grid = ["engine=vllm-v1,nano-vllm", "block_size=16,32", "num_gpu_blocks_override=20,60"]
+    points = expand(parse_space([*grid, "max_num_batched_tokens=256"]), base)
+    shared = keyed(trace)
+    for point in [*points, *reversed(points)]:
+        apart, together = (
+            run_point(Task("k", point.config, True), each) for each in (trace, shared)
+        )
+        assert apart["outcome"]["kind"] == "finished", apart["outcome"]
+        assert together == apart, point.settings
+    assert shared.streams is streams(shared)
+    assert replace(shared, rows=rows[:4]).streams is not shared.streams, "those of other rows"
 
 
 def test_columns_do_not_depend_on_what_happened(swept):
@@ -158,6 +228,22 @@ def test_equal_bytes_for_any_number_of_processes_and_any_parts(kvsim, folder):
     assert results(folder / "one") == whole
     described = json.loads(pq.read_schema(folder / "one" / "sweep.parquet").metadata[b"kvsim"])
     assert described["trace"]["name"] == "load.jsonl"
+
+
+def test_a_sweep_with_the_ledger_has_its_columns_and_no_others(kvsim, folder):
+    space = [*SPACE[:4], "--grid", "num_gpu_blocks_override=10,60", "--jobs", "1", "--out"]
+    found = {}
+    for out, ledger in (("without", []), ("with", ["--ledger"])):
+        kvsim("sweep", *space, out, *ledger)
+        found[out] = pq.read_table(folder / out / "sweep.parquet").to_pylist()
+    more = found["with"][0].keys() - found["without"][0].keys()
+    assert more == figure_kinds(ledger=True).keys() - figure_kinds().keys()
+    for one, other in zip(found["with"], found["without"], strict=True):
+        differ = {key for key in other if one[key] != other[key]}
+        assert differ == {"key"}
+    assert found["with"][1]["step_time_s.dense"] > 0
+    assert "0 runs made, 2 already there" in kvsim("sweep", *space, "with", "--ledger").stderr
+    assert "2 runs made, 0 already there" in kvsim("sweep", *space, "with").stderr
 
 
 @long
