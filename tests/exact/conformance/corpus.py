@@ -1,6 +1,6 @@
 """Recorded cases as tests: which ones run, and what a difference looks like.
 
-`KVSIM_WHOLE=1` runs all of them.
+`KVSIM_WHOLE=1` runs all of them, and audits the books after every step.
 """
 
 import os
