@@ -1,5 +1,6 @@
 """What every test module can import; how random tests behave."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -18,3 +19,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvsim")
+
+
+def pytest_collection_finish() -> None:
+    """From here on, Python's collector looks only at what tests make, not at all modules."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)

@@ -123,19 +123,22 @@ STUCK = {"vllm-v1": idled}
 
 
 def run_case(
-    engine: str, config: Config, trace: list[dict[str, Any]], audit: bool = False
+    engine: str, config: Config, trace: list[dict[str, Any]], audit_every: int = 0
 ) -> Iterator[Record]:
-    """The step log that kvsim writes for a case."""
+    """The step log that kvsim writes for a case.
+
+    `audit_every`: check the books after each so many steps, 0: never.
+    """
     served = engine == "vllm-v1" and vllm_v1_features.has_features(config, trace)
     if not (served or ENGINES[engine].samples) and any(row.get("n", 1) > 1 for row in trace):
         yield {"step": 0, "time": 0.0, "error": "this engine draws one sample a request (n = 1)"}
         return
     try:
         if engine == SGLANG:
-            yield from sglang.replay(config, trace, audit)
+            yield from sglang.replay(config, trace, audit_every)
             return
         if served:
-            yield from vllm_v1_features.replay(config, trace, audit)
+            yield from vllm_v1_features.replay(config, trace, audit_every)
             return
         scheduler, blocks = BUILDERS[engine](config)
     except ValueError as refusal:
@@ -143,4 +146,4 @@ def run_case(
         yield {"step": 0, "time": 0.0, "error": f"ValueError: {refusal}"}
         return
     max_steps = config.get("max_steps", 1_000_000)
-    yield from replay(scheduler, blocks, trace, max_steps, audit, STUCK.get(engine, stalled))
+    yield from replay(scheduler, blocks, trace, max_steps, audit_every, STUCK.get(engine, stalled))

@@ -101,16 +101,17 @@ class _NotingOverlap(_Noting, SglangOverlap):
 
 
 def replay(
-    config: Mapping[str, Any], trace: list[dict[str, Any]], audit: bool = False
+    config: Mapping[str, Any], trace: list[dict[str, Any]], audit_every: int = 0
 ) -> Iterator[Record]:
     """The step log of a case; an engine that dies or gets stuck ends it with an error record.
 
-    `audit`: check the books after every step. Raises `ValueError` where it refuses to start.
+    `audit_every`: check the books after each so many steps, 0: never. Raises `ValueError` where it
+    refuses to start.
     """
     scheduler, blocks = _build(config)
     batch = Batch(blocks, _endings(config, trace))
     clock = _Clock(batch, scheduler, _requests(config, trace), config.get("max_steps", 1_000_000))
-    return played(clock, scheduler, batch, audit)
+    return played(clock, scheduler, batch, audit_every)
 
 
 def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:

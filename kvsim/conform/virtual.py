@@ -73,16 +73,17 @@ def replay(
     blocks: Tables,
     trace: list[dict[str, Any]],
     max_steps: int = 1_000_000,
-    audit: bool = False,
+    audit_every: int = 0,
     stuck: Callable[[Record], bool] = stalled,
 ) -> Iterator[Record]:
     """The step log of a run; an engine that dies or gets stuck ends it with an error record.
 
-    `audit`: check the books after every step; `stuck`: which steps count towards a deadlock.
+    `audit_every`: check the books after each so many steps and at the end, 0: never; `stuck`: which
+    steps count towards a deadlock.
     """
     batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
     clock = UnitClock(batch, corpus_requests(trace), max_steps, stuck)
-    return played(clock, scheduler, batch, audit)
+    return played(clock, scheduler, batch, audit_every)
 
 
 class LogClock(Host, Watcher):
@@ -97,13 +98,17 @@ class LogClock(Host, Watcher):
         raise NotImplementedError
 
 
-def played(clock: LogClock, scheduler: Scheduler, batch: Batch, audit: bool) -> Iterator[Record]:
+def played(
+    clock: LogClock, scheduler: Scheduler, batch: Batch, audit_every: int
+) -> Iterator[Record]:
     """The records of a run on a clock, as they are written."""
     try:
-        for _ in Loop(clock, scheduler, batch, watcher=clock).run():
-            if audit:
+        for number, _ in enumerate(Loop(clock, scheduler, batch, watcher=clock).run(), 1):
+            if audit_every and number % audit_every == 0:
                 batch.audit()
             yield from clock.take_records()
+        if audit_every:
+            batch.audit()
     except EngineStopped as stop:
         clock.end(stop.rule)
     yield from clock.take_records()

@@ -46,10 +46,11 @@ def has_features(config: Config, trace: list[dict[str, Any]]) -> bool:
     return not (SETTINGS.isdisjoint(config) and all(WISHES.isdisjoint(row) for row in trace))
 
 
-def replay(config: Config, trace: list[dict[str, Any]], audit: bool = False) -> Iterator[Record]:
+def replay(config: Config, trace: list[dict[str, Any]], audit_every: int = 0) -> Iterator[Record]:
     """The step log of a case; an engine that dies or gets stuck ends it with an error record.
 
-    `audit`: check the books after every step. Raises `ValueError` where it refuses to start.
+    `audit_every`: check the books after each so many steps, 0: never. Raises `ValueError` where it
+    refuses to start.
     """
     rows = [child for row in trace for child in _children(row)]
     scheduler, worker = _build(config)
@@ -61,7 +62,7 @@ def replay(config: Config, trace: list[dict[str, Any]], audit: bool = False) -> 
     mid = {request for _, request in aborts if rows[request.index].get("abort_mid", False)}
     clock = _Clock(batch, arrivals, config.get("max_steps", 1_000_000), scheduler, worker)
     scheduler.give_up(clock, sorted(aborts, key=lambda entry: (entry[0], entry[1].index)), mid)
-    return played(clock, scheduler, batch, audit)
+    return played(clock, scheduler, batch, audit_every)
 
 
 def _children(row: dict[str, Any]) -> list[dict[str, Any]]:

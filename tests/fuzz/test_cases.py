@@ -12,7 +12,7 @@ from fuzz.cases import KINDS
 from marks import mostly_long
 
 CASES = int(os.environ.get("KVSIM_FUZZ_CASES", "320"))
-GROUPS = 8
+GROUPS = 16
 
 
 @pytest.mark.parametrize("group", mostly_long(GROUPS, quick=1))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from marks import long
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -168,9 +169,12 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "v1": ((V1, V1_NAIVE, 26), {"max_num_batched_tokens": 20}),
     "v1 and prefix": ((V1, V1_PREFIX, 26), {"max_num_batched_tokens": 20}),
 }
+PARTS_OF_OTHERS = {"asynchronous outputs", "swap", "prefix", "v1"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[long] * (case in PARTS_OF_OTHERS)) for case in CASES]
+)
 def test_pressure_changes_no_token(case: str, truth: list[list[int]]) -> None:
     positional, arguments = CASES[case]
     said, requests, executor = run(chat(), *positional, **arguments)

@@ -54,7 +54,7 @@ def decoder(request: pytest.FixtureRequest) -> Decoder:
     return make(triton=request.param == "triton")
 
 
-@pytest.mark.parametrize("kernel", ["v1", "v2"])
+@pytest.mark.parametrize("kernel", [pytest.param("v1", marks=long), "v2"])
 def test_a_sequence_goes_on_as_it_would_without_pages(decoder: Decoder, kernel: str) -> None:
     decoder.decode_kernel = kernel
     table, known = [5, 9, 3, 7], list(PROMPT)

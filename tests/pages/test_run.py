@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import long
 from places import ROOT
 from runs import result
 from worlds import MS, config, trace
@@ -272,6 +273,7 @@ print(hashlib.sha256(page.encode()).hexdigest())
 """
 
 
+@long
 def test_equal_runs_give_equal_bytes_in_any_process() -> None:
     program = PROGRAM.format(tests=[str(ROOT / "tests" / "support"), str(ROOT / "tests")])
     digests = {

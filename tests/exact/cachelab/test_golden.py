@@ -60,7 +60,7 @@ CASES = [
      (85_185_600, 268_515_136, 616_548_480, 679_018_880, 681_017_792), None),
 ]  # fmt: skip
 """Trace, counting, capacities in blocks, first request measured, requests, LRU, MIN."""
-LONG = {4, 6, 9, 10}
+LONG = {0, 4, 6, 8, 10}
 """Places of the cases that repeat a large trace."""
 
 

@@ -55,7 +55,7 @@ def log_of(rows: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
         "max_num_batched_tokens": 64,
         **settings,
     }
-    return list(run_case(ENGINE, config, rows, audit=True))
+    return list(run_case(ENGINE, config, rows, audit_every=1))
 
 
 @needs_shared("conformance")

@@ -95,7 +95,7 @@ def log_of(rows: list[Record], **settings: Any) -> list[Record]:
         "enable_prefix_caching": True,
         **settings,
     }
-    return list(run_case(ENGINE, config, rows, audit=True))
+    return list(run_case(ENGINE, config, rows, audit_every=1))
 
 
 def offload(**settings: Any) -> Record:

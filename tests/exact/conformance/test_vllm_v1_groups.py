@@ -111,7 +111,7 @@ def log_of(
         "kv_groups": list(groups),
         **settings,
     }
-    return list(run_case(ENGINE, config, rows, audit=True))
+    return list(run_case(ENGINE, config, rows, audit_every=1))
 
 
 def hits(log: list[dict[str, Any]]) -> dict[str, int]:

@@ -108,7 +108,7 @@ def play(made: Made, trace: list[Record]) -> Iterator[Record]:
     """The step log, with the books audited after every step."""
     scheduler, tables = made
     stuck = idled if isinstance(scheduler, VllmV1) else stalled
-    return replay(scheduler, tables, trace, 3000, audit=True, stuck=stuck)
+    return replay(scheduler, tables, trace, 3000, audit_every=1, stuck=stuck)
 
 
 def prefills(log: list[Record], name: str) -> list[list[Any]]:

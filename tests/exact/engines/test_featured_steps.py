@@ -37,17 +37,21 @@ def chats(number: int, **fields: Any) -> Trace:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
-    "given",
+    ("given", "layers"),
     [
-        {"kv_offloading_size": 1.0},
-        {"enable_lora": True, "max_loras": 1},
-        {"model": "gpt-oss-20b", "max_num_seqs": 64},
-        {"model": layered("chunks"), "kv_offloading_size": 1.0},
+        ({"kv_offloading_size": 1.0}, None),
+        ({"enable_lora": True, "max_loras": 1}, None),
+        ({"model": "gpt-oss-20b", "max_num_seqs": 64}, None),
+        ({"kv_offloading_size": 1.0}, "chunks"),
     ],
     ids=["tier", "adapters", "windows", "chunks with a tier"],
 )
-def test_steps_in_which_everybody_decodes_are_repeated(given: dict[str, Any], ahead: bool) -> None:
+def test_steps_in_which_everybody_decodes_are_repeated(
+    given: dict[str, Any], layers: str | None, ahead: bool
+) -> None:
     table = {**SMALL, **LONG, "cost": cost(1), "async_scheduling": ahead, **given}
+    if layers:
+        table["model"] = layered(layers)
     lora = {"lora": "a"} if "max_loras" in given else {}
     result = assert_equal_runs(chats(5, **lora), table, "chats").result
     assert result is not None

@@ -28,7 +28,7 @@ def log(
         {"id": str(i), "arrival": 0.0, "prompt_token_ids": prompt, "output_len": output_len}
         for i, prompt in enumerate(prompts)
     ]
-    return list(run_case(engine, {**defaults, **config}, trace, audit=True))
+    return list(run_case(engine, {**defaults, **config}, trace, audit_every=1))
 
 
 def waiting(scheduler: Nano, tables: NanoTables, *lengths: int) -> Batch:

@@ -37,7 +37,7 @@ def conversations(rng: random.Random) -> Trace:
     )
 
 
-@pytest.mark.parametrize("seed", mostly_long(150, quick=50))
+@pytest.mark.parametrize("seed", mostly_long(150, quick=20))
 def test_it_decides_what_a_cache_by_block_decides(seed: int) -> None:
     rng = random.Random(seed)
     trace = conversations(rng)

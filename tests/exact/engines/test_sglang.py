@@ -12,6 +12,7 @@ import pytest
 from fuzz.equal import difference
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import long
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
@@ -72,9 +73,11 @@ def notes(trace: Trace, pool_tokens: int, **settings: Any) -> str:
     [
         {},
         {"async_scheduling": False, "block_size": 16, "num_gpu_blocks_override": 1_500},
-        {"enable_prefix_caching": False, "num_gpu_blocks_override": 12_000},
+        pytest.param(
+            {"enable_prefix_caching": False, "num_gpu_blocks_override": 12_000}, marks=long
+        ),
         {"scheduler_args": {"schedule_policy": "lpm"}},
-        {"block_manager_args": {"radix_eviction_policy": "slru"}},
+        pytest.param({"block_manager_args": {"radix_eviction_policy": "slru"}}, marks=long),
     ],
     ids=["default", "pages, no overlap", "no cache", "lpm", "slru"],
 )

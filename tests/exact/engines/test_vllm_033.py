@@ -26,7 +26,7 @@ def log(lengths: list[int], output_len: int = 2, arrivals: Any = None, **config:
         }
         for i, length in enumerate(lengths)
     ]
-    return list(run_case("vllm-0.3.3", {**defaults, **config}, trace, audit=True))
+    return list(run_case("vllm-0.3.3", {**defaults, **config}, trace, audit_every=1))
 
 
 def admitted(step: Any) -> list[str]:

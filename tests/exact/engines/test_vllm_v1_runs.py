@@ -108,7 +108,7 @@ class Twins:
 
 
 @given(st.integers(0, 2**40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_runs_decide_what_blocks_decide(seed: int) -> None:
     rng = random.Random(seed)
     trace = draw_trace(rng)

@@ -96,7 +96,7 @@ def test_a_file_of_settings_is_an_engine_of_its_own(tmp_path: Path) -> None:
     assert case.checks is None
 
 
-LONG = ("W4", "W4-300k")
+LONG = ("W4", "W4-300k", "W2s", "chunked-W2", "decode-1")
 KNOWN = [
     pytest.param(Case(name, settings), marks=long if name in LONG else ())
     for name, each in WORKLOADS.items()

@@ -30,7 +30,10 @@ def shipped(gpu: str) -> Profile:
     return load_profile(f"{gpu}-llama-3-8b-public")
 
 
-@pytest.fixture(scope="module", params=GPUS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(gpu, marks=[long] * (gpu != "h200-sxm")) for gpu in GPUS],
+)
 def gpu(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -294,7 +294,7 @@ for step in STEPS:
     ("model", "tp", "median", "most"),
     [
         ("llama-3-8b", 2, 1.5, 3.4),
-        ("llama-3-70b", 1, 4.4, 7.9),
+        pytest.param("llama-3-70b", 1, 4.4, 7.9, marks=long),
         pytest.param("llama-3-8b", 4, 1.0, 12.4, marks=long),
         pytest.param("llama-3-70b", 4, 2.7, 7.0, marks=long),
         pytest.param("qwen3-32b", 2, 1.1, 2.5, marks=long),

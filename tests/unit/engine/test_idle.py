@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import mostly_long
 from twins.evictor import WalkingEvictor
 
 from kvsim.engine.idle import Stack
@@ -65,7 +66,7 @@ def test_the_walk_compares_with_the_current_candidate() -> None:
     assert evictor.pop() == 2
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", mostly_long(30, quick=8))
 @settings(deadline=None)
 @given(data=st.data())
 def test_eviction_equals_the_walk_of_the_engine(seed: int, data: st.DataObject) -> None:

@@ -35,7 +35,7 @@ def check(result: kvsim.Result) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(drawn=rows)
 def test_every_moment_of_every_request_is_where_the_twin_puts_it(
     name: str, drawn: list[tuple[int, int, int, int]]

@@ -216,7 +216,7 @@ def test_shared_blocks_and_progress_count_against_a_cost_aware_victim() -> None:
     assert choose([first, second], blocks) is second
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     engine=st.sampled_from(sorted({**ENGINES, **SWAPPING, **CHUNKS})),
     name=st.sampled_from(sorted(VICTIMS)),

@@ -143,7 +143,7 @@ def trace_of(drawn: list[tuple[int, ...]]) -> Trace:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(drawn=requests_drawn)
 def test_loop_and_replica_decide_and_time_alike(engine: str, drawn: list[tuple[int, ...]]) -> None:
     trace, table = trace_of(drawn), {**SETTINGS, **ENGINES[engine]}

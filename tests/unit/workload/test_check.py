@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import jsonl, traces
+from marks import long
 from places import ROOT
 from shared import SHARED, needs_shared
 
@@ -57,7 +58,9 @@ def test_the_schema_the_page_and_the_reader_know_the_same_keys() -> None:
         assert f"`{key}`" in page, key
 
 
-@pytest.mark.parametrize("name", ["chat", "api", "agents", "burst"])
+@pytest.mark.parametrize(
+    "name", ["agents", "burst", *(pytest.param(name, marks=long) for name in ("chat", "api"))]
+)
 def test_shipped_traces_fit_the_schema(name: str) -> None:
     for line in (ROOT / f"traces/{name}.jsonl").read_text().splitlines():
         VALIDATOR.validate(json.loads(line))

@@ -20,7 +20,7 @@ from kvsim.workload.keys import streams
 from kvsim.workload.trace import HashContent, ParentContent, SegmentContent, Trace
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces(), st.integers(1, 9))
 def test_exported_ids_are_equal_where_prompts_are(trace: Trace, block_size: int) -> None:
     with TemporaryDirectory() as folder:

@@ -45,7 +45,9 @@ HITS = {
         (768, 39_357_696, 78_091, 26_844),
     ],
 }
-"""Block size, hit tokens, blocks and distinct blocks; only 512, the traces' own size, is quick."""
+"""Block size, hit tokens, blocks and distinct blocks."""
+QUICK = SYNTHETIC, 512
+"""The shorter trace, and the block size that the traces have themselves."""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ HITS = {
         pytest.param(
             relative,
             *counts,
-            marks=[needs_shared(relative)] + [long] * (counts[0] != 512),
+            marks=[needs_shared(relative)] + [long] * ((relative, counts[0]) != QUICK),
             id=f"{relative.split('/')[-1][:5]}-{counts[0]}",
         )
         for relative, rows in HITS.items()
