@@ -282,8 +282,12 @@ class SglangSteps:
     def _settle_decode(self, step: Step) -> None:
         scheduler, alive = self._scheduler, step.requests
         if alive is not self._group or not self._all_alive:
-            standings = scheduler.standings
-            alive = [r for r in alive if r.finish_ns < 0 and not standings[r].retracted]
+            ends, standings = self._ends, scheduler.standings
+            alive = [
+                each
+                for each in alive
+                if each in ends or (each.finish_ns < 0 and not standings[each].retracted)
+            ]
         self._file(alive)
         self._book(len(alive), [step.end_ns])
         scheduler.pending.popleft()
@@ -293,11 +297,12 @@ class SglangSteps:
         """Ends those of these requests that got their last token in the newest settled step."""
         if self._settled < self._next_end:
             return
-        batch = self._batch
+        batch, ends = self._batch, self._ends
         self._sync()
         self._blocks.gpu.collect()
-        for request in [each for each in alive if self._ends[each] == self._settled]:
-            del self._ends[request]
+        due = [request for request, end in ends.items() if end == self._settled]
+        for request in due if len(due) == 1 else sorted(due, key=alive.index):
+            del ends[request]
             if request not in self._group:
                 # It took part in no further step.
                 sequence = request.sequences[0]
@@ -307,7 +312,7 @@ class SglangSteps:
         self._blocks.gpu.apply()
         batch.remove_ended()
         self._all_alive = False
-        self._next_end = min(self._ends.values(), default=maxsize)
+        self._next_end = min(ends.values(), default=maxsize)
 
     # -- many that are alike ---------------------------------------------------------------------
 
@@ -340,7 +345,7 @@ class SglangSteps:
         batch, number = self._batch, len(self._group)
         start_ns = batch.now_ns if step is None else step.end_ns
         context = self._filled + number
-        row = self._row(start_ns, 0, context)
+        row = self._row(start_ns, 0, context) if step is None or most > 1 else b""
         ends_ns = self._price(start_ns, most, cut_ns)
         opened, evicted, ratios = self._grow(len(ends_ns))
         gauges, following = self._gauges(), None
@@ -384,11 +389,14 @@ class SglangSteps:
 
     def _regroup(self) -> None:
         """Takes over who runs. The requests must be up to date."""
-        requests = self._scheduler.running.requests
+        requests, number = self._scheduler.running.requests, len(self._group)
         self._all_alive = True
         if requests is not self._group:
+            if number and requests[:number] == self._group:
+                self._sequences = self._sequences + [r.sequences[0] for r in requests[number:]]
+            else:
+                self._sequences = [each.sequences[0] for each in requests]
             self._group = requests
-            self._sequences = [each.sequences[0] for each in requests]
             slots = [each.filled for each in self._sequences]
             self._filled = sum(slots)
             self._phases = [len(slots)]
@@ -402,8 +410,8 @@ class SglangSteps:
         if requests is self._filed:
             return
         ends, standings, left = self._ends, self._scheduler.standings, self._endings.left
-        for request in requests:
-            if request not in ends and request.finish_ns < 0:
+        for request in [each for each in requests if each not in ends]:
+            if request.finish_ns < 0:
                 more = standings[request].limit_tokens - generated_tokens(request)
                 tokens = left(request.sequences[0])
                 if more <= tokens:
@@ -415,44 +423,48 @@ class SglangSteps:
 
     def _sync(self) -> None:
         """Writes to the requests what was counted for all of them."""
-        tokens, slots = self._tokens, self._slots
+        tokens, slots, token_ns = self._tokens, self._slots, self._token_ns
         self._tokens = self._slots = 0
-        if tokens or slots:
+        if slots:
+            for sequence in self._sequences:
+                sequence.computed = sequence.filled = sequence.filled + slots
+        if tokens:
             for sequence in self._sequences:
                 sequence.length += tokens
-                sequence.computed += slots
-                sequence.filled += slots
-                if tokens:
-                    sequence.last_token_ns = self._token_ns
+                sequence.last_token_ns = token_ns
 
     def _fits(self) -> bool:
         """Whether each request can get one more token. Evicts for that as SGLang does."""
         self._blocks.make_room(len(self._group) * self._size)
-        return self._blocks.gpu.blank >= self._opening()
+        return self._blocks.gpu.blank >= self._opening(self._composed)
 
-    def _opening(self) -> int:
-        """Returns the number of pages that the next step takes."""
-        return self._phases[-self._composed % self._size]
+    def _opening(self, composed: int) -> int:
+        """Returns the number of pages that a decode step takes after so many composed ones."""
+        return self._phases[-composed % self._size]
 
     def _grow(self, steps: int) -> tuple[list[int], list[int], list[int]]:
         """Composes decode steps: takes slots. Returns the pages that each step takes, the pages
         with content that are lost up to each, and the new-token ratio as far as it falls."""
         number, size, blocks, pool = len(self._group), self._size, self._blocks, self._blocks.gpu
-        opened, evicted, before = [], [], pool.tree.pages
-        for _ in range(steps):
-            if pool.blank < number:
-                blocks.make_room(number * size)
-            opening = self._opening()
-            pool.lend(opening)
-            opened.append(opening)
-            evicted.append(before - pool.tree.pages)
-            self._composed += 1
-        blocks.empty_slots += sum(opened) * size - number * steps
+        opened = [self._opening(self._composed + step) for step in range(steps)]
+        taken, evicted = sum(opened), list[int]()
+        if pool.blank - taken + opened[-1] >= number:
+            pool.lend(taken)
+        else:
+            before = pool.tree.pages
+            for opening in opened:
+                if pool.blank < number:
+                    blocks.make_room(number * size)
+                pool.lend(opening)
+                evicted.append(before - pool.tree.pages)
+            if pool.tree.pages == before:
+                evicted = []
+        blocks.empty_slots += taken * size - number * steps
+        self._composed += steps
         self._filled += number * steps
         self._slots += steps
         self.together_steps += steps
-        ratios = self._scheduler.decoded(steps)
-        return opened, evicted if pool.tree.pages < before else [], ratios
+        return opened, evicted, self._scheduler.decoded(steps)
 
     def _book(self, number: int, ends_ns: list[int]) -> None:
         """Books the tokens of `number` requests in steps that end at these times."""
