@@ -182,7 +182,7 @@ class Batch:
 
     def remove_ended(self) -> None:
         """Removes ended requests from the running queue; the others keep their order."""
-        self.others = deque([request for request in self.others if request.finish_ns < 0])
+        self.others = deque(request for request in self.others if request.finish_ns < 0)
 
     # -- the stop test ---------------------------------------------------------------------------
 

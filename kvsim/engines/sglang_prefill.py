@@ -7,7 +7,7 @@ first one refused blocks all behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request, Sequence
@@ -308,9 +308,7 @@ def generated_tokens(request: Request) -> int:
 
 def tables_of(batch: Batch) -> SglangTables:
     """Returns the block manager, which must be one of SGLang's."""
-    blocks = batch.blocks
-    assert isinstance(blocks, SglangTables)
-    return blocks
+    return cast(SglangTables, batch.blocks)
 
 
 def out_of_memory(request: Request, need: int, free: int) -> EngineStopped:

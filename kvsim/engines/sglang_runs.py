@@ -22,7 +22,6 @@ from kvsim.engine.request import Request, Span
 from kvsim.engine.request import Sequence as Tokens
 from kvsim.engines.sglang_blocks import PagePool, SglangRadixTables, SglangTables
 from kvsim.engines.sglang_radix import Keys, Node, Pages, RadixTree, Rank
-from kvsim.schema import Census
 
 FEW_SPANS = 8
 """Number of spans up to which going through them is faster than a binary search."""
@@ -163,11 +162,6 @@ class SglangCounts(SglangTables):
             self.empty_slots -= upto - sequence.filled
             sequence.filled = upto
         return True
-
-    def census(self) -> Census:
-        pool, tree = self.gpu, self.gpu.tree
-        cached, blank = tree.pages - tree.locked_pages, pool.blank
-        return pool.size - blank - cached, cached, blank, self.cpu.used, self.empty_slots, 0
 
     def recount(self, sequence: Tokens, known: int) -> None:
         sequence.table = self.counted(-(-sequence.filled // self.block_size))

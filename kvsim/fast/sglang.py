@@ -282,12 +282,8 @@ class SglangSteps:
     def _settle_decode(self, step: Step) -> None:
         scheduler, alive = self._scheduler, step.requests
         if alive is not self._group or not self._all_alive:
-            ends, standings = self._ends, scheduler.standings
-            alive = [
-                each
-                for each in alive
-                if each in ends or (each.finish_ns < 0 and not standings[each].retracted)
-            ]
+            standings = scheduler.standings
+            alive = [r for r in alive if r.finish_ns < 0 and not standings[r].retracted]
         self._file(alive)
         self._book(len(alive), [step.end_ns])
         scheduler.pending.popleft()
@@ -297,12 +293,11 @@ class SglangSteps:
         """Ends those of these requests that got their last token in the newest settled step."""
         if self._settled < self._next_end:
             return
-        batch, ends = self._batch, self._ends
+        batch = self._batch
         self._sync()
         self._blocks.gpu.collect()
-        due = [request for request, end in ends.items() if end == self._settled]
-        for request in due if len(due) == 1 else sorted(due, key=alive.index):
-            del ends[request]
+        for request in [each for each in alive if self._ends[each] == self._settled]:
+            del self._ends[request]
             if request not in self._group:
                 # It took part in no further step.
                 sequence = request.sequences[0]
@@ -312,7 +307,7 @@ class SglangSteps:
         self._blocks.gpu.apply()
         batch.remove_ended()
         self._all_alive = False
-        self._next_end = min(ends.values(), default=maxsize)
+        self._next_end = min(self._ends.values(), default=maxsize)
 
     # -- many that are alike ---------------------------------------------------------------------
 
@@ -389,14 +384,11 @@ class SglangSteps:
 
     def _regroup(self) -> None:
         """Takes over who runs. The requests must be up to date."""
-        requests, number = self._scheduler.running.requests, len(self._group)
+        requests = self._scheduler.running.requests
         self._all_alive = True
         if requests is not self._group:
-            if number and requests[:number] == self._group:
-                self._sequences = self._sequences + [r.sequences[0] for r in requests[number:]]
-            else:
-                self._sequences = [each.sequences[0] for each in requests]
             self._group = requests
+            self._sequences = [each.sequences[0] for each in requests]
             slots = [each.filled for each in self._sequences]
             self._filled = sum(slots)
             self._phases = [len(slots)]
@@ -410,8 +402,8 @@ class SglangSteps:
         if requests is self._filed:
             return
         ends, standings, left = self._ends, self._scheduler.standings, self._endings.left
-        for request in [each for each in requests if each not in ends]:
-            if request.finish_ns < 0:
+        for request in requests:
+            if request not in ends and request.finish_ns < 0:
                 more = standings[request].limit_tokens - generated_tokens(request)
                 tokens = left(request.sequences[0])
                 if more <= tokens:
