@@ -217,8 +217,7 @@ class Kernels:
 
 def _row(grid: Grid, x: float, scale: float = 1) -> Row:
     """A grid at `x`: contexts times `scale`, times there, the scaled contexts measured."""
-    along = Interpolation().along
-    us = [along(grid.x, column, x) for column in grid.columns]
+    us = Interpolation().along_each(grid.x, grid.columns, x)
     measured = NEVER
     if grid.x[0] <= x <= grid.x[-1]:
         i = bisect_left(grid.x, x)

@@ -41,6 +41,7 @@ class Node:
         "depth_tokens",
         "history_tokens",
         "hits",
+        "key",
         "keys",
         "locks",
         "pages",
@@ -51,10 +52,12 @@ class Node:
     )
 
     def __init__(
-        self, parent: Node | None, keys: Keys, pages: Pages, page_size: int, priority: int
+        self, parent: Node | None, key: int, keys: Keys, pages: Pages, page_size: int, priority: int
     ) -> None:
         self.parent = parent
         """None for the root, and for an evicted node."""
+        self.key = key
+        """The first of its keys."""
         self.keys = keys
         self.pages = pages
         self.tokens = len(pages) * page_size
@@ -164,7 +167,7 @@ class RadixTree:
         self._size = page_size
         self._rank = rank
         self._agreement = agreement or _listed_agreement
-        self.root = Node(None, (), (), page_size, 0)
+        self.root = Node(None, 0, (), (), page_size, 0)
         self._ticks = count(1)
         self._leaves: dict[Node, None] = {}
         """Leaves without locks."""
@@ -346,7 +349,7 @@ class RadixTree:
                 continue
             parent = leaf.parent
             assert parent is not None
-            del parent.children[leaf.keys[0]], self._leaves[leaf]
+            del parent.children[leaf.key], self._leaves[leaf]
             leaf.parent = None
             self.pages -= len(leaf.pages)
             if self.events is not None:
@@ -368,7 +371,7 @@ class RadixTree:
 
     def _add_leaf(self, parent: Node, key: int, keys: Keys, pages: Pages, priority: int) -> Node:
         """Adds a node below another one; `key` is the first of its keys."""
-        leaf = Node(parent, keys, pages, self._size, priority)
+        leaf = Node(parent, key, keys, pages, self._size, priority)
         leaf.time = (next(self._ticks), 0)
         self._leaves.pop(parent, None)
         self.pages += len(pages)
@@ -385,18 +388,19 @@ class RadixTree:
 
     def _split(self, child: Node, number: int) -> Node:
         """Splits a node after its first `number` pages. These become a new node above it."""
-        parent, size = child.parent, self._size
+        parent, size, keys, pages = child.parent, self._size, child.keys, child.pages
         assert parent is not None
-        upper = Node(parent, child.keys[:number], child.pages[:number], size, child.priority)
+        upper = Node(parent, child.key, keys[:number], pages[:number], size, child.priority)
         upper.time = (next(self._ticks), 0)
         upper.hits, upper.locks = child.hits, child.locks
         upper.history_tokens = child.history_tokens
         upper.depth_tokens = parent.depth_tokens + upper.tokens
-        parent.children[upper.keys[0]] = upper
-        child.parent, child.keys, child.pages = upper, child.keys[number:], child.pages[number:]
+        parent.children[upper.key] = upper
+        child.parent, child.key = upper, keys[number]
+        child.keys, child.pages = keys[number:], pages[number:]
         child.tokens = len(child.pages) * size
         child.time = (next(self._ticks), 0)
-        upper.children[child.keys[0]] = child
+        upper.children[child.key] = child
         if self._rises and child in self._leaves:
             self._list(child)  # The rank of a shorter node may be lower.
         return upper

@@ -340,7 +340,7 @@ class SglangSteps:
         batch, number = self._batch, len(self._group)
         start_ns = batch.now_ns if step is None else step.end_ns
         context = self._filled + number
-        row = self._row(start_ns, 0, context)
+        row = self._row(start_ns, 0, context) if step is None or most > 1 else b""
         ends_ns = self._price(start_ns, most, cut_ns)
         opened, evicted, ratios = self._grow(len(ends_ns))
         gauges, following = self._gauges(), None
@@ -415,44 +415,48 @@ class SglangSteps:
 
     def _sync(self) -> None:
         """Writes to the requests what was counted for all of them."""
-        tokens, slots = self._tokens, self._slots
+        tokens, slots, token_ns = self._tokens, self._slots, self._token_ns
         self._tokens = self._slots = 0
-        if tokens or slots:
+        if slots:
+            for sequence in self._sequences:
+                sequence.computed = sequence.filled = sequence.filled + slots
+        if tokens:
             for sequence in self._sequences:
                 sequence.length += tokens
-                sequence.computed += slots
-                sequence.filled += slots
-                if tokens:
-                    sequence.last_token_ns = self._token_ns
+                sequence.last_token_ns = token_ns
 
     def _fits(self) -> bool:
         """Whether each request can get one more token. Evicts for that as SGLang does."""
         self._blocks.make_room(len(self._group) * self._size)
-        return self._blocks.gpu.blank >= self._opening()
+        return self._blocks.gpu.blank >= self._opening(self._composed)
 
-    def _opening(self) -> int:
-        """Returns the number of pages that the next step takes."""
-        return self._phases[-self._composed % self._size]
+    def _opening(self, composed: int) -> int:
+        """Returns the number of pages that a decode step takes after so many composed ones."""
+        return self._phases[-composed % self._size]
 
     def _grow(self, steps: int) -> tuple[list[int], list[int], list[int]]:
         """Composes decode steps: takes slots. Returns the pages that each step takes, the pages
         with content that are lost up to each, and the new-token ratio as far as it falls."""
         number, size, blocks, pool = len(self._group), self._size, self._blocks, self._blocks.gpu
-        opened, evicted, before = [], [], pool.tree.pages
-        for _ in range(steps):
-            if pool.blank < number:
-                blocks.make_room(number * size)
-            opening = self._opening()
-            pool.lend(opening)
-            opened.append(opening)
-            evicted.append(before - pool.tree.pages)
-            self._composed += 1
-        blocks.empty_slots += sum(opened) * size - number * steps
+        opened = [self._opening(self._composed + step) for step in range(steps)]
+        taken, evicted = sum(opened), list[int]()
+        if pool.blank - taken + opened[-1] >= number:
+            pool.lend(taken)
+        else:
+            before = pool.tree.pages
+            for opening in opened:
+                if pool.blank < number:
+                    blocks.make_room(number * size)
+                pool.lend(opening)
+                evicted.append(before - pool.tree.pages)
+            if pool.tree.pages == before:
+                evicted = []
+        blocks.empty_slots += taken * size - number * steps
+        self._composed += steps
         self._filled += number * steps
         self._slots += steps
         self.together_steps += steps
-        ratios = self._scheduler.decoded(steps)
-        return opened, evicted if pool.tree.pages < before else [], ratios
+        return opened, evicted, self._scheduler.decoded(steps)
 
     def _book(self, number: int, ends_ns: list[int]) -> None:
         """Books the tokens of `number` requests in steps that end at these times."""

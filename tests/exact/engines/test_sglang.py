@@ -90,6 +90,33 @@ def test_every_step_of_a_load_is_taken_as_the_twin_composes_it(settings: dict[st
     assert how["together_steps"] > 0.5 * steps
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_crowds_that_lose_pages_and_end_together_are_taken_as_the_twin_composes_them(
+    seed: int,
+) -> None:
+    rng = Random(seed)
+    lengths = [(rng.randrange(1, 40), rng.choice([1, 2, 20, 60])) for _ in range(30)]
+    crowd = requests(*lengths)
+    for row in crowd.rows:
+        row.arrival_ns = row.index // 6 * 50_000_000
+        row.max_new_tokens = row.output_length + rng.choice([0, 30])
+    size = rng.choice([1, 4])
+    settings = {
+        "model": "tiny",
+        "engine": "sglang",
+        "block_size": size,
+        "num_gpu_blocks_override": 160 // size,
+        "max_num_batched_tokens": rng.choice([16, 256]),
+        "async_scheduling": seed % 3 > 0,
+        "cost": {"model": "constant"},
+        "scheduler_args": EAGER,
+    }
+    fast = simulate(crowd, settings)
+    assert difference(fast, simulate(crowd, settings | {"exact_twin": True})) == ""
+    assert fast.meta["fast_path"]["together_steps"] > 0
+    assert fast.requests["num_preemptions"].sum() > 0
+
+
 def look_all_up(waiting: deque[Request], engine: Engine) -> None:
     """Looks up as many waiting requests as SGLang does, one after another."""
     for request in list(waiting)[:MANY][::-1]:
