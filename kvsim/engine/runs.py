@@ -268,7 +268,8 @@ class RunPool(CachePool):
             here = run.end - run.start
             if here > number:
                 if not run.copies:
-                    self._report(run, number)
+                    if self.events is not None:
+                        self._report(run, number)
                     run.end, run.successor = run.end - number, None
                     return
                 self._cut(run, run.end - number)
