@@ -268,8 +268,7 @@ class RunPool(CachePool):
             here = run.end - run.start
             if here > number:
                 if not run.copies:
-                    if self.events is not None:
-                        self._report(run, number)
+                    self._report(run, number)
                     run.end, run.successor = run.end - number, None
                     return
                 self._cut(run, run.end - number)

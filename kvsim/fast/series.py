@@ -6,9 +6,11 @@ from kvsim.engine.batch import Batch
 from kvsim.engine.loop import Progress
 from kvsim.engine.request import Request
 
-MOST_STEPS = 1_000
-"""Most steps taken at once, so that a progress display is updated regularly, and requests that are
-over leave the memory soon."""
+MOST_STEPS = 10_000
+"""Most steps taken at once, so that a progress display is updated regularly."""
+MOST_ENDED = 400
+"""Number of ended requests from which the loop lets go of them, so that those that follow use the
+same memory again."""
 
 
 class Series:
@@ -24,7 +26,7 @@ class Series:
 
     def count(self, taken: int) -> bool:
         """Counts steps just taken. Returns whether the loop has to act: it tells clients of ends,
-        shows progress, and stops a run that makes none."""
+        lets go of requests that are over, shows progress, and stops a run that makes none."""
         batch = self._batch
         tokens, ended = batch.tokens, batch.ended
         self.steps = steps = self.steps + taken
@@ -35,7 +37,7 @@ class Series:
         if ended:
             self.ended += ended
             batch.ended = []
-            if self._listens:
+            if self._listens or len(self.ended) >= MOST_ENDED:
                 return True
         return steps >= MOST_STEPS
 

@@ -143,10 +143,10 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         made = self._made.get(index)
         if made is not None:
             return made
-        spans = self._spans[self._ends[index] : self._ends[index + 1]]
-        if not spans:
+        first, last = self._ends[index], self._ends[index + 1]
+        if first == last:
             return SpanStream(index, self._rows, length)
-        shared = self._shared[index]
+        spans, shared = self._spans[first:last], self._shared[index]
         return SpanStream(index, self._rows, length, spans, unit=self._unit, shared=shared)
 
 
