@@ -8,9 +8,6 @@ from kvsim.engine.request import Request
 
 MOST_STEPS = 10_000
 """Most steps taken at once, so that a progress display is updated regularly."""
-MOST_ENDED = 400
-"""Number of ended requests from which the loop lets go of them, so that those that follow use the
-same memory again."""
 
 
 class Series:
@@ -26,7 +23,7 @@ class Series:
 
     def count(self, taken: int) -> bool:
         """Counts steps just taken. Returns whether the loop has to act: it tells clients of ends,
-        lets go of requests that are over, shows progress, and stops a run that makes none."""
+        shows progress, and stops a run that makes none."""
         batch = self._batch
         tokens, ended = batch.tokens, batch.ended
         self.steps = steps = self.steps + taken
@@ -37,7 +34,7 @@ class Series:
         if ended:
             self.ended += ended
             batch.ended = []
-            if self._listens or len(self.ended) >= MOST_ENDED:
+            if self._listens:
                 return True
         return steps >= MOST_STEPS
 

@@ -272,7 +272,7 @@ def test_requests_are_let_go_of_when_they_are_over(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(Requests, "__getitem__", counting)
-    monkeypatch.setattr(series, "MOST_ENDED", 20)
+    monkeypatch.setattr(series, "MOST_STEPS", 100)
     for twin in (False, True):
         most = 0
         result = simulate(trace, {**settings, "exact_twin": twin})
