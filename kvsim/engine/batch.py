@@ -561,7 +561,7 @@ class Batch:
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
             if self.busy_until_ns > self.now_ns:
-                self.note(request, transitions.SCHEDULED)
+                self.note(request, transitions.SCHEDULED, 0, self.busy_until_ns)
         else:
             self.note(request, transitions.READMITTED)
 

@@ -92,13 +92,16 @@ class Ahead:
         while True:
             if cohort.composed in cohort.ends:
                 cohort.seat()
+            if batch.others:
+                cohort.recruit()
+            number = len(cohort.requests) - len(cohort.sitting)
             alike = None
-            if step is not None and not (batch.others or cohort.sitting):
-                alike = self._take_alike(step, cut_ns)
+            if step is not None and number and not (batch.others or cohort.sitting):
+                alike = self._take_alike(step, number, cut_ns)
             if alike is not None:
                 step, taken = alike, len(alike.ends_ns)
-            elif self._goes_on():
-                step, taken = self._take_one(step, flight), 1
+            elif self._goes_on(number):
+                step, taken = self._take_one(step, flight, number), 1
             else:
                 break
             if series.count(taken):
@@ -116,16 +119,16 @@ class Ahead:
         batch.busy_until_ns = self._end_ns
         return series.close(), self._handed_over(step)
 
-    def _take_one(self, step: Step | None, flight: Flight) -> Step:
-        """Composes the next step and settles the one in flight: `step`, or `flight` if it is None.
-        Returns the composed step."""
+    def _take_one(self, step: Step | None, flight: Flight, number: int) -> Step:
+        """Composes the next step, with `number` decodes unless blocks run short, and settles the
+        one in flight: `step`, or `flight` if it is None. Returns the composed step."""
         course, batch, end_ns = self._course, self._batch, self._end_ns
         plan = flight.plan if step is None else None
         if self._short and step is not None:
             flight = self._handed_over(step)  # Who gives way leaves it.
             plan = flight.plan
         batch.busy_until_ns = end_ns
-        following = self._compose_short() if self._short else self._compose()
+        following = self._compose_short() if self._short else self._compose(number)
         if step is not None and plan is None:
             self._settle(step)
         else:
@@ -140,12 +143,10 @@ class Ahead:
 
     # -- before a step ---------------------------------------------------------------------------
 
-    def _goes_on(self) -> bool:
-        """Whether the next step can be computed here. If not, `why_not` says why."""
+    def _goes_on(self, number: int) -> bool:
+        """Whether the next step, with `number` decodes, can be computed here. If not, `why_not`
+        says why."""
         batch, cohort = self._batch, self._cohort
-        if batch.others:
-            cohort.recruit()
-        number = len(cohort.requests) - len(cohort.sitting)
         left = batch.blocks.gpu.free - len(cohort.phases[cohort.composed % cohort.size])
         self._short = left < 0
         if self._short:
@@ -171,10 +172,10 @@ class Ahead:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def _compose(self) -> Step:
-        """Composes the next step."""
+    def _compose(self, decodes: int) -> Step:
+        """Composes the next step, of `decodes` decodes and the prompts that fit beside them."""
         batch, cohort = self._batch, self._cohort
-        decodes, context = len(cohort.requests) - len(cohort.sitting), cohort.context_tokens
+        context = cohort.context_tokens
         if decodes:
             cohort.take_part(decodes)
         if batch.others or batch.waiting:
@@ -213,7 +214,7 @@ class Ahead:
             plan.batched_tokens, 0, len(batch.waiting), running,
             used, cached, blank, cpu, empty, stranded, plan.blocked, 0,
         )  # fmt: skip
-        sampling = self._sampling(chunks)
+        sampling = self._sampling(chunks, apart=not decodes)
         return _step((decodes, context, end_ns, row, plan.blocked, chunks, sampling, 0, (), ()))
 
     def _decode_step(self, decodes: int, context: int, blocked: int, preempted: int = 0) -> Step:
@@ -242,9 +243,10 @@ class Ahead:
             used, cached, blank, cpu, empty, stranded, blocked, 0,
         )  # fmt: skip
 
-    def _sampling(self, chunks: Sequence[Chunk]) -> list[Request]:
+    def _sampling(self, chunks: Sequence[Chunk], apart: bool) -> list[Request]:
         """Counts chunks of prompts as computed from now on. Returns the requests that get a token.
-        Those whose prompt is complete decode from the next step on."""
+        Those whose prompt is complete decode from the next step on. `apart` says whether no member
+        of the cohort gets a token in the same step."""
         cohort, others = self._cohort, self._batch.others
         sampling = []
         others.clear()
@@ -254,7 +256,7 @@ class Ahead:
             if sequence.computed == sequence.length:
                 sequence.placeholders += 1
                 sampling.append(request)
-                if not others and cohort.take_in(request, sequence):
+                if not others and cohort.take_in(request, sequence, apart):
                     continue
             others.append(request)
         return sampling
@@ -283,14 +285,12 @@ class Ahead:
 
     # -- many that are alike ---------------------------------------------------------------------
 
-    def _take_alike(self, step: Step, cut_ns: float) -> Step | None:
+    def _take_alike(self, step: Step, number: int, cut_ns: float) -> Step | None:
         """Composes the next series of equal decode steps, all of them before `cut_ns`. Settles
         `step` and all of the series except its last step. Returns None if the next step is not an
-        ordinary decode step of the whole cohort, which all running requests belong to."""
+        ordinary decode step of the whole cohort: its `number` members are all that run."""
         batch, cohort, blocked, floor = self._batch, self._cohort, 0, 0
-        number, context = len(cohort.requests), cohort.context_tokens
-        if not number:
-            return None
+        context = cohort.context_tokens
         if batch.waiting:
             # Who comes where nobody was refused is admitted, as a rule.
             blocked, floor = self._refusal() if step.blocked else (0, 0)

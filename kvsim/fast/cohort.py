@@ -73,7 +73,7 @@ class Cohort:
         self.awaited: set[Request] = set()
         """Members whose blocks others may look up once they are full (`Tables.awaited`)."""
         self.ends: dict[int, dict[Request, None]] = {}
-        """Settled steps → members with their last token by then. Some may have left since."""
+        """Settled steps → members with their last token by then."""
         self.next_ends: list[int] = []
         """Heap of the keys of `ends`, and of some that are gone."""
         self._newcomers: dict[int, dict[Request, None]] = {}
@@ -211,41 +211,37 @@ class Cohort:
         Returns the members that have their last token now. They leave, unless the engine lets them
         linger.
         """
-        if self.settled in self._newcomers:
-            self.count_gaps(number, self.settled)
+        batch, settled = self.batch, self.settled
+        now_ns = batch.now_ns
+        if settled in self._newcomers:
+            self.count_gaps(number, settled)
         elif number:
-            self.batch.token_gaps_ns.add(self.batch.now_ns - self.token_ns, number)
-        self.batch.tokens += number
-        self.settled += 1
-        self.token_ns = self.batch.now_ns
-        if self.settled not in self.ends:
+            batch.token_gaps_ns.add(now_ns - self.token_ns, number)
+        batch.tokens += number
+        self.settled = settled = settled + 1
+        self.token_ns = now_ns
+        if settled not in self.ends:
             return []
-        ended = self.due(self.settled)
+        ended = self.due(settled)
         self.part(ended)
         return ended
 
     def due(self, step: int) -> list[Request]:
-        """Returns the members whose last token is that of `step`."""
-        ended, members = [], self.requests
-        for request in self.ends.pop(step, ()):
-            member = members.get(request)
-            if member is not None and member.last == step:
-                ended.append(request)
-        return ended
+        """Removes and returns the members whose last token is that of `step`."""
+        return list(self.ends.pop(step, ()))
 
     def part(self, ended: list[Request]) -> None:
         """Removes members that have their last token, or marks them as lingering."""
         if self.lingers:
             self.lingering = ended
             return
+        sitting = self.sitting
         for request in ended:
             member = self.requests.pop(request)
-            if request in self.sitting:
-                del self.sitting[request]
+            if request in sitting:
+                del sitting[request]
             else:
-                del self.phases[(member.joined - member.filled) % self.size][request]
-                self.context_tokens -= member.known + self.composed - member.joined
-                self._unrank(member)
+                self._sit_out(request, member, self.composed)
             self._have_all(request, member, member.last - member.joined)
 
     def _have_all(self, request: Request, member: Member, filled: int) -> None:
@@ -260,6 +256,13 @@ class Cohort:
         sequence.access_ns = self.composed_ns
         sequence.last_token_ns = self.token_ns
 
+    def _sit_out(self, request: Request, member: Member, composed: int) -> None:
+        """Lets a member take part in no further step, after `composed` of them."""
+        del self.phases[(member.joined - member.filled) % self.size][request]
+        self.context_tokens -= member.known + composed - member.joined
+        if self.ranks is not None:
+            del self.ranks[bisect_left(self.ranks, member.known - member.joined)]
+
     def dissolve(self) -> None:
         """Dissolves the cohort. Its members move to the head of `Batch.others`."""
         if self.requests:
@@ -273,13 +276,11 @@ class Cohort:
 
     def seat(self) -> None:
         """Marks members whose last token is in flight as sitting."""
-        for request in self.ends.get(self.composed, ()):
-            member = self.requests.get(request)
-            if member and member.last == self.composed and request not in self.sitting:
-                del self.phases[(member.joined - member.filled) % self.size][request]
-                self.context_tokens -= member.known + self.composed - member.joined
-                self._unrank(member)
+        composed = self.composed
+        for request in self.ends.get(composed, ()):
+            if request not in self.sitting:
                 self.sitting[request] = None
+                self._sit_out(request, self.requests[request], composed)
 
     def recruit(self) -> None:
         """Takes in the leading requests of `Batch.others` that only decode."""
@@ -290,18 +291,18 @@ class Cohort:
                 return
             others.popleft()
 
-    def take_in(self, request: Request, sequence: Sequence) -> bool:
+    def take_in(self, request: Request, sequence: Sequence, apart: bool = True) -> bool:
         """Lets a running request join that only decodes from the next step on. Returns False, and
-        changes nothing, if its last token is already in flight."""
+        changes nothing, if its last token is already in flight. See `join` for `apart`."""
         tokens = self._endings.left(sequence) - sequence.placeholders
         if tokens > 0:
-            self.join(request, sequence, tokens)
+            self.join(request, sequence, tokens, apart)
         return tokens > 0
 
     def join(self, request: Request, sequence: Sequence, tokens: int, apart: bool = True) -> None:
         """Adds a running request that will produce `tokens` more tokens.
 
-        `apart` is False if it got its latest token together with the other members.
+        `apart` is False if it gets the token before these together with the other members.
         """
         step, filled, length = self.composed, sequence.filled, sequence.length
         known, last = length + sequence.placeholders, step + tokens
@@ -467,11 +468,11 @@ class Cohort:
             del self.sitting[request]
             composed = member.last
         else:
-            del self.phases[(joined - member.filled) % self.size][request]
-            self.context_tokens -= member.known + composed - joined
-            self._unrank(member)
+            self._sit_out(request, member, composed)
         if self.lingering and request in self.lingering:
             self.lingering.remove(request)
+        elif member.last > self.settled:
+            del self.ends[member.last][request]
         steps = composed - joined
         sequence.filled = member.filled + steps
         if steps:
@@ -496,18 +497,11 @@ class Cohort:
         parting = self.lingering
         for request in parting:
             member = self.requests.pop(request)
-            steps = self.composed - member.joined
-            del self.phases[(member.joined - member.filled) % self.size][request]
-            self.context_tokens -= member.known + steps
-            self._unrank(member)
-            self._have_all(request, member, steps)
+            self._sit_out(request, member, self.composed)
+            self._have_all(request, member, self.composed - member.joined)
             self.batch.complete(request)
         self.lingering = []
         return parting
-
-    def _unrank(self, member: Member) -> None:
-        if self.ranks is not None:
-            del self.ranks[bisect_left(self.ranks, member.known - member.joined)]
 
 
 def _known(member: Member, step: int, settled: int) -> int:

@@ -25,17 +25,18 @@ class Series:
         """Counts steps just taken. Returns whether the loop has to act: it tells clients of ends,
         shows progress, and stops a run that makes none."""
         batch = self._batch
-        self.steps += taken
-        if batch.tokens != self._tokens or batch.ended:
-            self._tokens, self._idle = batch.tokens, 0
-        else:
+        tokens, ended = batch.tokens, batch.ended
+        self.steps = steps = self.steps + taken
+        if tokens == self._tokens and not ended:
             self._idle += taken
-        if batch.ended:
-            self.ended += batch.ended
+            return steps >= MOST_STEPS or self._idle >= self._progress.patience_steps
+        self._tokens, self._idle = tokens, 0
+        if ended:
+            self.ended += ended
             batch.ended = []
             if self._listens:
                 return True
-        return self.steps >= MOST_STEPS or self._idle >= self._progress.patience_steps
+        return steps >= MOST_STEPS
 
     def close(self) -> int:
         """Adds the steps to those of the run. Returns how many there were."""

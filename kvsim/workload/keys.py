@@ -48,6 +48,8 @@ _REGION = (1 << 24) + 0x9E3779
 their low bits too, which hash tables look at first."""
 _SEGMENTS = 1 << 57
 """First key of segments, above the keys of all hash ids."""
+_ENDLESS = (inf,)
+"""Where the one span of a stream without content ends."""
 _DIGESTS = 1 << 64
 """First key of digests, above all other keys."""
 _SALT = 0x9E3779B97F4A7C15F39D
@@ -162,10 +164,10 @@ class Streams(Sequence["SpanStream | TokenStream"]):
         made = self._made.get(index)
         if made is not None:
             return made
-        spans = self._spans[self._ends[index] : self._ends[index + 1]]
-        if not spans:
+        first, last = self._ends[index], self._ends[index + 1]
+        if first == last:
             return SpanStream(index, self._rows, length)
-        shared = self._shared[index]
+        spans, shared = self._spans[first:last], self._shared[index]
         return SpanStream(index, self._rows, length, spans, unit=self._unit, shared=shared)
 
 
@@ -212,8 +214,8 @@ class SpanStream:
         self._rows = rows
         self._input_length = input_length
         own = _unique_offset(row)
-        self._stops: tuple[float, ...] = (*spans[::2], inf)
-        self._offsets: tuple[int, ...] = (*spans[1::2], own)
+        self._stops: tuple[float, ...] = (*spans[::2], inf) if spans else _ENDLESS
+        self._offsets: tuple[int, ...] = (*spans[1::2], own) if spans else (own,)
         self.named_tokens = max(keep, spans[-2]) if spans else keep
         """Tokens behind which all blocks are in the region of the row."""
         self.shared_tokens = (

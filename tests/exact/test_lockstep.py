@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from marks import long, mostly_long
 
+from kvsim.engine.request import Request
 from kvsim.fast import decodes, series
+from kvsim.fast.cohort import Cohort
 from kvsim.run import simulate
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
@@ -159,6 +161,27 @@ def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
     assert fast.meta["fast_path"]["dissolutions"] > 0
     assert sum(dull.requests["num_preemptions"]) > 0
     assert list(fast.requests["finish_ns"]) == list(dull.requests["finish_ns"])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_member_that_is_preempted_no_longer_ends_with_the_others(
+    monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    rows = [Row(i, f"r{i}", i + 2, i * 1_000_000, 8, 60) for i in range(12)]
+    trace = Trace("made", "native", "", rows)
+    settings = {"model": "tiny", "block_size": 4, "num_gpu_blocks_override": 90}
+    settings |= {"max_model_len": 128, "async_scheduling": asynchronous}
+    left, leave = [], Cohort.leave
+
+    def checked(self: Cohort, request: Request) -> None:
+        leave(self, request)
+        left.append(request.id)
+        assert not any(request in ending for ending in self.ends.values())
+
+    monkeypatch.setattr(Cohort, "leave", checked)
+    made = simulate(trace, settings)
+    assert sum(made.requests["num_preemptions"]) > 0
+    assert left
 
 
 def test_a_requeue_rule_by_its_place_is_obeyed() -> None:
