@@ -26,3 +26,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
+
+
+def pytest_sessionfinish() -> None:
+    """Libraries complain of what nobody frees before Python ends."""
+    gc.unfreeze()
