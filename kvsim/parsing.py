@@ -1,7 +1,7 @@
 """Parses JSON and TOML that others wrote: every fault is a `ValueError` of one line.
 
-The parsers of the standard library raise `RecursionError` for deep nesting, and advise programmers
-about integers of thousands of digits.
+The parsers of the standard library advise programmers about integers of thousands of digits. How
+deep a nesting they take depends on the version of Python, so that there is a limit of our own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ DEEP = "nested too deeply; flatten it"
 DIGITS = "an integer has too many digits"
 _MOST_DIGITS = 300
 """Such integers are floats, too."""
+_MOST_NESTED = 100
+"""Levels of lists and tables; nothing that kvsim reads has as many."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -31,13 +33,17 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def _parsed(parse: Callable[[str], Any], text: str) -> Any:
     try:
-        return parse(text)
+        value = parse(text)
     except RecursionError:
         raise ValueError(DEEP) from None
     except ValueError as error:
         if "integer string conversion" in str(error):
             raise ValueError(DIGITS) from None
         raise
+    brackets = text.count("[") + text.count("{")
+    if brackets > _MOST_NESTED and not is_flat(value, _MOST_NESTED):
+        raise ValueError(DEEP)
+    return value
 
 
 def typed(value: Any, kind: Any, *, strict: bool = True) -> Any:

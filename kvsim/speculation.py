@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from kvsim.checks import check_features
 from kvsim.config import Positive, RunConfig
 from kvsim.cost import Cost, make_cost
-from kvsim.cost.drafting import DraftedCost, Fixed, Passes, drafted
+from kvsim.cost.drafting import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains
 from kvsim.engine.plan import Plan
 from kvsim.engines import Engine
@@ -73,7 +73,7 @@ class Speculative(NamedTuple):
 
     def priced(self, cost: Cost) -> DraftedCost:
         """The cost model with the time of the drafter."""
-        return drafted(cost, self.drafter)
+        return DraftedCost(cost, self.drafter)
 
     def learn(self, rows: Sequence[Row]) -> None:
         """Takes over what a trace says of accepted drafts, where the settings say nothing.

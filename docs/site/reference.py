@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -275,7 +276,7 @@ def option(each: Any) -> tuple[str, str, str]:
 
 def settings_schema() -> str:
     """The JSON schema of a TOML of settings, for editors that check and complete."""
-    schema = msgspec.json.schema(RunConfig)
+    schema = _schema(RunConfig)
     properties = schema["$defs"]["RunConfig"]["properties"]
     for key in SIZES:
         properties[key] = {"description": properties[key]["description"], "type": SIZE_TYPES}
@@ -284,7 +285,16 @@ def settings_schema() -> str:
 
 def schema_of(kind: type) -> str:
     """The JSON schema of a file that holds one `kind`."""
-    return json.dumps(msgspec.json.schema(kind), indent=1, default=str) + "\n"
+    return json.dumps(_schema(kind), indent=1, default=str) + "\n"
+
+
+def _schema(kind: type) -> dict[str, Any]:
+    """The JSON schema of a type; docstrings without indentation, as Python 3.13 keeps them."""
+    schema = msgspec.json.schema(kind)
+    for each in schema["$defs"].values():
+        if "description" in each:
+            each["description"] = inspect.cleandoc(each["description"])
+    return schema
 
 
 SIZE_TYPES = ["integer", "string", "null"]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.cost.explain import Explains, Work
+from kvsim.cost.wrapped import Wrapped
 
 if TYPE_CHECKING:
     from kvsim.cost import Cost
@@ -32,23 +33,13 @@ if TYPE_CHECKING:
 _KERNELS = ("dense", "attention_decode", "head")
 
 
-class DraftedCost:
+class DraftedCost(Wrapped):
     """A cost model whose steps also take the time of the drafter."""
 
     def __init__(self, cost: Cost, drafter: str) -> None:
         """`drafter`: where its time comes from, in words."""
-        self._cost, self._drafter = cost, drafter
-
-    @property
-    def kind(self) -> str:
-        """That of the cost model; `estimated` where steps without drafts were measured."""
-        kind = self._cost.kind
-        return "estimated" if kind in ("measured", "scaled") else kind
-
-    @property
-    def source(self) -> str:
-        """That of the cost model."""
-        return self._cost.source
+        super().__init__(cost)
+        self._drafter = drafter
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step with its drafter."""
@@ -57,21 +48,6 @@ class DraftedCost:
     def describe(self) -> dict[str, Any]:
         """That of the cost model, and of the drafter."""
         return {**self._cost.describe(), "kind": self.kind, "drafter": self._drafter}
-
-
-class ExplainedDraftedCost(DraftedCost):
-    """The same, of a cost model that explains its prices."""
-
-    def __init__(self, cost: Cost, drafter: str, explained: Explains) -> None:
-        super().__init__(cost, drafter)
-        self.explain = explained.explain
-
-
-def drafted(cost: Cost, drafter: str) -> DraftedCost:
-    """A cost model with the time of the drafter; `drafter`: where that comes from, in words."""
-    if isinstance(cost, Explains):
-        return ExplainedDraftedCost(cost, drafter, cost)
-    return DraftedCost(cost, drafter)
 
 
 class Passes:

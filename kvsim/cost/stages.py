@@ -25,6 +25,7 @@ import numpy as np
 
 from kvsim.config import RunConfig
 from kvsim.cost.explain import Explains, Work
+from kvsim.cost.wrapped import Wrapped
 from kvsim.errors import ConfigError
 from kvsim.hardware import AllReduce, Hardware
 from kvsim.library import convert
@@ -50,13 +51,14 @@ class Passage(NamedTuple):
     """From one stage to the next."""
 
 
-class StagedCost:
-    """A cost model whose steps pass the stages of a pipeline."""
+class StagedCost(Wrapped):
+    """A cost model whose steps pass the stages of a pipeline. `step_ns` is of all stages together,
+    without what is sent."""
 
     def __init__(self, cost: Cost, model: Model, hardware: Hardware, config: RunConfig) -> None:
         """Raises `ConfigError` for more stages than layers, and for a `cost.stage_link` that is not
         one."""
-        self._cost = cost
+        super().__init__(cost)
         self._layers = [len(each) for each in model.stages(config.pipeline_parallel_size)]
         self.number = len(self._layers)
         self._tensor_parallel_size = config.tensor_parallel_size
@@ -66,23 +68,6 @@ class StagedCost:
         given = config.cost.get(STAGE_LINK)
         if given is not None:
             self._link, self._link_source = _link(given), "as set"
-        if isinstance(cost, Explains):
-            self.explain = cost.explain
-
-    @property
-    def kind(self) -> str:
-        """That of the cost model; `estimated` where steps without stages were measured."""
-        kind = self._cost.kind
-        return "estimated" if kind in ("measured", "scaled") else kind
-
-    @property
-    def source(self) -> str:
-        """That of the cost model."""
-        return self._cost.source
-
-    def step_ns(self, plan: Plan) -> int:
-        """Nanoseconds of a step on all stages together, without what is sent."""
-        return self._cost.step_ns(plan)
 
     def passage(self, plan: Plan, step_ns: int) -> Passage:
         """Divides the price of a step among the stages."""

@@ -106,7 +106,7 @@ def sides_of(
     trace; `prefillers`, `decoders`: the replica of each request on either side, -1: none."""
 
     def side(role: str, where: Sequence[int]) -> dict[str, Any]:
-        own = [number for number, each in enumerate(roles) if each == role]
+        own = [number for number, its_role in enumerate(roles) if its_role == role]
         return together([each[i] for i in own], [indexes[i] for i in own], where)
 
     return Sides(side(PREFILL, prefillers), side(DECODE, decoders))

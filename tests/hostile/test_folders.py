@@ -107,7 +107,7 @@ def test_a_value_that_cannot_be_is_named(
             {"assumed": {"x": "\ud800"}},
             "meta: a text is not UTF-8",
         ),
-        ("meta", {"memory": json.loads("[" * 99 + "]" * 99)}, "meta: nested too deeply"),
+        ("meta", {"memory": json.loads("[" * 50 + "]" * 50)}, "meta: nested too deeply"),
         (
             "meta",
             {"kvsim_version": "0.1.9", "seed": -1},

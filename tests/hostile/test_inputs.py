@@ -23,7 +23,7 @@ from kvsim.workload.spec import Workload, made_from, make_trace
 from kvsim.workload.trace import Row, Trace
 
 CHAT = str(ROOT / "traces" / "chat.jsonl")
-DIGITS, DEEP = "1" * 5000, "[" * 5000 + "]" * 5000
+DIGITS, DEEP, DEEPER = "1" * 5000, "[" * 101 + "]" * 101, "[" * 5000 + "]" * 5000
 CONSTANT = ["run", "--trace", CHAT, "--num-prompts", "5", "--cost-model", "constant"]
 
 
@@ -88,13 +88,13 @@ def test_a_workload_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         make_trace(Workload("random"), 0)
 
 
-@pytest.mark.parametrize("text", [DIGITS, DEEP, "NaN", "[1e999]", b"\xff"])
+@pytest.mark.parametrize("text", [DIGITS, DEEP, DEEPER, "NaN", "[1e999]", b"\xff"])
 def test_faults_of_json_are_one_line(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]{,100}$"):
         parse_json(text)
 
 
-@pytest.mark.parametrize("text", [DIGITS, DEEP, "= 3"])
+@pytest.mark.parametrize("text", [DIGITS, DEEP, DEEPER, "= 3"])
 def test_faults_of_toml_are_one_line(text: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]{,100}$"):
         parse_toml(f"x = {text}")

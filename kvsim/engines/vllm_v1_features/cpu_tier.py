@@ -97,9 +97,6 @@ class Lru:
         passed: list[tuple[list[Key], list[Key]]] = []
         for rank in sorted(self._runs):
             run = self._runs[rank]
-            if not run.places:
-                del self._runs[rank]
-                continue
             order, seen = run.sorted(), list[Key]()
             while order and len(chosen) < number:
                 key = order.pop()
@@ -114,7 +111,7 @@ class Lru:
         for order, seen in passed:
             order += [key for key in reversed(seen) if key not in gone]
         for key in gone:
-            del self._runs[self._rank_of.pop(key)].places[key]
+            self._leave(key, self._rank_of.pop(key))
         return chosen if gone else None
 
     def _rank(self, access: Access) -> int:
@@ -126,15 +123,24 @@ class Lru:
     def _move(self, keys: list[Key], rank: int, access: Access, sign: int) -> None:
         """Gives chunks a rank. Of those at one place, the one of the first group makes room first
         where `sign` is 1, that of the last group where it is -1."""
-        runs, rank_of, position = self._runs, self._rank_of, access.position
-        run = runs.setdefault(rank, _Run())
+        if not keys:
+            return
+        rank_of, position = self._rank_of, access.position
+        run = self._runs.setdefault(rank, _Run())
         places, run.order = run.places, None
         for key in keys:
-            before = rank_of.get(key)
-            if before is not None:
-                del runs[before].places[key]
+            before = rank_of.get(key, rank)
+            if before != rank:
+                self._leave(key, before)
             rank_of[key] = rank
             places[key] = -position[key], sign * key[1]
+
+    def _leave(self, key: Key, rank: int) -> None:
+        """Takes a chunk out of its run."""
+        places = self._runs[rank].places
+        del places[key]
+        if not places:
+            del self._runs[rank]
 
 
 class Arc:
