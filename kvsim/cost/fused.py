@@ -26,19 +26,26 @@ class Fused:
         self._q_cells: dict[float, tuple[int, float]] = {}
         """By tokens of a chunk, and by its context, within the table."""
         self._ctx_cells: dict[float, tuple[int, float]] = {}
+        self._fewest = self._slice(grid.n[0])
         self.outside = False
 
     def us(self, chunks: Sequence[tuple[float, float]], n: int, mean: float) -> float:
         """Microseconds of `chunks`, (tokens, tokens of context), and `n` decodes of `mean` length.
 
-        The grid was measured with one chunk. Each further chunk adds its time beyond the smallest
-        chunk, so that the launch and the decodes count once.
+        The grid was measured with one chunk. A launch has as many blocks for each sequence as its
+        longest chunk needs, and blocks without work take time, too. So decodes are looked up beside
+        the longest chunk, and count once. Each further chunk adds its time beyond the smallest
+        chunk, both beside the fewest and shortest decodes.
+
+        Source: FlashAttention-2, `run_flash_splitkv_fwd` (`num_m_block` comes from the greatest
+        number of queries), github.com/Dao-AILab/flash-attention,
+        `csrc/flash_attn/src/flash_fwd_launch_template.h`.
         """
         us = self._slices.get(n) or self._slice(n)
         self.outside = not self._n[0] <= n <= self._n[1]
         m, share = self._cell(self._kv, mean)
-        before, total = m - 1, 0.0
-        for q, ctx in chunks:
+        before, total, smallest = m - 1, 0.0, 0.0
+        for q, ctx in sorted(chunks, reverse=True):
             i, q_share = self._q_cells.get(q) or self._kept(self._q_cells, self._grid.q, q)
             j, ctx_share = self._ctx_cells.get(ctx) or self._kept(
                 self._ctx_cells, self._grid.ctx, ctx
@@ -54,12 +61,11 @@ class Fused:
                     next_far[before] + (next_far[m] - next_far[before]) * share - high
                 ) * ctx_share
             low += (high - low) * q_share
-            if low > 0:
-                total += low
-        if len(chunks) > 1:
-            near = us[0][0]
-            smallest = near[before] + (near[m] - near[before]) * share
-            total -= (len(chunks) - 1) * max(smallest, 0.0)
+            if low > smallest:
+                total += low - smallest
+            # For those after the longest chunk.
+            us, m, before, share = self._fewest, 1, 0, 0.0
+            smallest = us[0][0][0]
         return total
 
     def _kept(
@@ -70,7 +76,7 @@ class Fused:
             cells[x] = cell
         return cell
 
-    def _slice(self, n: int) -> list[list[list[float]]]:
+    def _slice(self, n: float) -> list[list[list[float]]]:
         if len(self._slices) >= MOST_KEPT:
             self._slices.clear()
         k, share = self._cell(self._grid.n, n)

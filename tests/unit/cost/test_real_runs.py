@@ -38,7 +38,7 @@ def bench(place: int) -> Any:
     return script().Bench(script().RUNS[place], FOLDER)
 
 
-@pytest.mark.parametrize(("place", "bound"), [(0, 1.0), (1, 9.8), (2, 1.7)])
+@pytest.mark.parametrize(("place", "bound"), [(0, 0.8), (1, 10), (2, 1.4)])
 def test_with_nothing_fitted(place: int, bound: float) -> None:
     """The two GPUs are connected by the link that the publisher states."""
     run = bench(place)
@@ -81,13 +81,13 @@ def test_two_gpus_without_all_reduces_are_far_off() -> None:
     run = bench(2)
     assert run.profile.source == "estimated"
     assert run.worst(script().with_link(run.profile, None)) > 40
-    assert run.worst(run.regressed) < 0.7
+    assert run.worst(run.regressed) < 0.8
 
 
 CONSTANTS = (
     ({"linear_factor"}, 0.468, 0.4),
-    ({"prompt_step_us"}, 0.0, 2),
-    ({"linear_factor", "prompt_step_us"}, 0.081, 1),
+    ({"linear_factor", "prompt_step_us"}, 0.0, 2),
+    ({"linear_factor", "prompt_step_us"}, 0.077, 0.9),
 )
 """Which are taken, how many seconds late the first step is, and the greatest error."""
 
