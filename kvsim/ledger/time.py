@@ -172,7 +172,7 @@ class Split:
         for start in range(low, high, _AT_ONCE):
             some = slice(start, min(start + _AT_ONCE, high))
             edges, rows = (each[some].astype(np.int64) for each in (self._edges, self._rows))
-            self._add_spells(edges, rows, sums[rows - first])
+            self._add_spells(edges, rows, first, sums)
         low, high = np.searchsorted(self._copies.rows, (first, first + len(times)))
         copies = self._copies.at(slice(low, high))
         _own_copies(self._parts, copies, times[copies.rows - first])
@@ -181,18 +181,24 @@ class Split:
         """`TIME_PARTS` in nanoseconds; complete once all steps, and the sums of all, are added."""
         return dict(zip(TIME_PARTS, self._parts, strict=True))
 
-    def _add_spells(self, edges: Ints, rows: Ints, sums: Ints) -> None:
-        """Take in the begins and ends of spells at these steps, and the sums before each step."""
+    def _add_spells(self, edges: Ints, rows: Ints, first: int, sums: Ints) -> None:
+        """Take in the begins and ends of spells at these steps; `sums`: before each from `first`
+        on."""
         parts, spells = self._parts, self._spells
         number = len(spells.request)
         over, spell = edges >= number, edges % max(number, 1)
         begin_ns, end_ns = spells.begin_ns[spell], spells.end_ns[spell]
-        held = np.where(over[:, None], sums, -sums)
         length = np.where(over, end_ns - begin_ns, 0)
         standing = spells.standing[spell]
         for each in range(standings.LATE + 1):
             here = np.flatnonzero(standing == each)
-            request, within = spells.request[spell[here]], held[here]
+            if not len(here):
+                continue
+            request = spells.request[spell[here]]
+            if each in _AWAY:
+                _add(parts, request, _AWAY[each], length[here])
+                continue
+            within = sums[rows[here] - first] * np.where(over[here], 1, -1)[:, None]
             if each == standings.WAITING:
                 last = rows[here] - 1
                 passed = over[here] & (last >= 0)
@@ -205,10 +211,8 @@ class Split:
                 _add(parts, request, "waiting_step_ns", length[here] - waits.sum(axis=1))
                 for place, name in enumerate(WAITING_FOR.values()):
                     _add(parts, request, name, waits[:, place])
-            elif each in _OWN:
-                _running(parts, request, within, length[here], each)
             else:
-                _add(parts, request, _AWAY[each], length[here])
+                _running(parts, request, within, length[here], each)
 
 
 def rows_of(spells: Spells, starts: Ints) -> tuple[Ints, Ints]:

@@ -16,11 +16,13 @@ def texts(column: Iterable[Any]) -> pa.Array:
     """Texts, none of them null."""
     import pyarrow as pa
 
-    encoded = [str(text).encode() for text in column]
-    ends = np.cumsum([0, *map(len, encoded)])
+    written = [*map(str, column)]
+    joined = "".join(written)
+    parts = written if joined.isascii() else [text.encode() for text in written]
+    ends = np.cumsum([0, *map(len, parts)])
     assert ends[-1] < 1 << 31, "a column of texts holds at most 2 GiB"
-    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(joined.encode())]
+    return pa.Array.from_buffers(pa.string(), len(parts), buffers)
 
 
 def numbers(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -50,7 +50,8 @@ def durations_ns(requests: Mapping[str, Any]) -> dict[str, Floats]:
 
 def completed(requests: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Which requests ran to their last token."""
-    return np.array([status == "completed" for status in requests["status"]], dtype=bool)
+    statuses = requests["status"]
+    return np.fromiter(map("completed".__eq__, statuses), bool, len(statuses))
 
 
 def defined(values: Floats) -> Floats:

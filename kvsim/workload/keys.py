@@ -531,7 +531,8 @@ class _Builder:
                     self.streams.share(owner, stop)
                     common = stop
                 node, start, count, position = first + taken - 1, start + taken, count - taken, stop
-        self.streams.share(own, common)
+        if common:
+            self.streams.share(own, common)
         return spans
 
     def _segment_spans(self, scope: str | None, segments: tuple[tuple[str, int], ...]) -> list[int]:

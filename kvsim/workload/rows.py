@@ -19,7 +19,8 @@ class RowRules:
         self.rows: list[Row] = []
         self.index_of: dict[str, int] = {}
         self._source = source
-        self._present: dict[str, bool] = {}
+        self.present: dict[str, bool] = {}
+        """Keys that are on all rows or on none → whether they are there."""
 
     def id(self, table: dict[str, Any], key: str) -> str:
         """The row's id; if no row has one, its number from 0."""
@@ -56,7 +57,7 @@ class RowRules:
 
     def _on_all_or_none(self, table: dict[str, Any], key: str) -> bool:
         present = key in table
-        if self._present.setdefault(key, present) != present:
+        if self.present.setdefault(key, present) != present:
             word = "earlier rows lack it" if present else "missing, but earlier rows have it"
             raise self._source.error(f"{word}; give it on all rows or on none", key)
         return present

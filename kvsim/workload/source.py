@@ -10,7 +10,7 @@ import math
 import os
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -280,10 +280,17 @@ def integers(source: Source, table: dict[str, Any], key: str, high: int) -> list
     values = table[key]
     if not isinstance(values, list):
         raise source.error(f"{shown(values)} is not a list of integers; give one", key)
-    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) > high):
+    if not all_whole(values, 0, high):
         bad = next(v for v in values if type(v) is not int or not 0 <= v <= high)
         raise source.error(f"{shown(bad)} is not an integer in 0 .. {high}; give one", key)
     return values
+
+
+def all_whole(values: Collection[Any], low: int, high: int) -> bool:
+    """Whether all values are integers in `low .. high` (not `true`, not `512.0`)."""
+    if not values:
+        return True
+    return set(map(type, values)) == {int} and low <= min(values) and max(values) <= high
 
 
 def nanoseconds(source: Source, table: dict[str, Any], key: str, unit_ns: int) -> int:

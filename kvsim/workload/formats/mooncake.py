@@ -8,6 +8,8 @@ block sizes and optional keys; the number of ids per row tells which sizes are p
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain, count
+from operator import add, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from kvsim.workload.head import Head
 from kvsim.workload.rows import RowRules
 from kvsim.workload.runs import collapse
 from kvsim.workload.source import (
+    MAX_NS,
     MAX_TOKENS,
     Source,
+    all_whole,
     identifier,
     integers,
     nanoseconds,
@@ -37,10 +41,15 @@ _ALIASES = {
     "delay_ms": "delay",
 }
 """Names that some tools write → Mooncake's."""
-_KEYS = frozenset(
-    {"timestamp", "input_length", "output_length", "hash_ids"}
-    | {"session_id", "delay", "block_size", "request_id", "priority"}
-)
+_USUAL = "timestamp", "input_length", "output_length", "hash_ids"
+"""What a row has as a rule, and nothing else."""
+_USUAL_PRESENT = {"request_id": False, "timestamp": True}
+"""`RowRules.present` of such rows."""
+_KEYS = frozenset({*_USUAL, "session_id", "delay", "block_size", "request_id", "priority"})
+_AT_ONCE = 1 << 16
+"""Characters of the rows that are checked together."""
+_Numbered = list[tuple[int, dict[str, Any]]]
+"""Rows of a file, each with its line."""
 
 
 def recognises(head: Head) -> bool:
@@ -57,8 +66,17 @@ def read(source: Source) -> Trace:
     512; either must agree with the number of ids on every row.
     """
     reader = _RowReader(source)
-    for line in source.lines():
-        reader.add(parse(source, line))
+    pending: _Numbered = []
+    size = 0
+    try:
+        for text in source.lines():
+            pending.append((source.line, parse(source, text)))
+            size += len(text)
+            if size >= _AT_ONCE:
+                complete, pending, size = pending, [], 0
+                reader.add_all(complete)
+    finally:  # What is wrong with an earlier line is said first.
+        reader.add_all(pending)
     sorting = sort_rows(reader.rules.rows)
     trace = Trace(
         path=source.path,
@@ -84,7 +102,50 @@ class _RowReader:
         self._counts: Counter[str] = Counter()
         self._unknown: set[str] = set()
 
-    def add(self, table: dict[str, Any]) -> None:
+    def add_all(self, numbered: _Numbered) -> None:
+        """Check rows in their order, each with its line, and keep them."""
+        if self._add_usual(numbered):
+            return
+        for line, table in numbered:
+            self._source.line = line
+            self._add(table)
+
+    def _add_usual(self, numbered: _Numbered) -> bool:
+        """Keep rows that have the `_USUAL` keys and no others, checked as columns. Returns False,
+        and keeps none, if some row is not like that, or wrong."""
+        lines, tables = zip(*numbered, strict=True) if numbered else ((), ())
+        present = self.rules.present
+        if set(map(len, tables)) != {len(_USUAL)} or not present.items() <= _USUAL_PRESENT.items():
+            return False
+        try:
+            times, inputs, outputs, hashes = zip(*map(itemgetter(*_USUAL), tables), strict=True)
+        except KeyError:
+            return False
+        if not (
+            all_whole(times, 0, (MAX_NS - 1) // _NS_PER_MS)
+            and all_whole(inputs, 1, MAX_TOKENS)
+            and all_whole(outputs, 0, self._source.most_output_tokens)
+            and all_whole([*map(add, inputs, outputs)], 1, MAX_TOKENS)
+            and set(map(type, hashes)) == {list}
+            and all_whole([*chain.from_iterable(hashes)], 0, MAX_ID)
+        ):
+            return False
+        present |= _USUAL_PRESENT
+        first = len(self.rules.rows)
+        self.rules.rows += map(
+            Row,
+            count(first),
+            map(str, count(first)),
+            lines,
+            (time * _NS_PER_MS for time in times),
+            inputs,
+            (output or 1 for output in outputs),
+            map(HashContent, map(collapse, hashes)),
+        )
+        self._counts["outputs"] += outputs.count(0)
+        return True
+
+    def _add(self, table: dict[str, Any]) -> None:
         """Check the row of the line last read, and keep it."""
         source, table = self._source, self._plain(table)
         input_length = self._whole(table, "input_length", 1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from made import jsonl, read_with
 
+from kvsim.errors import TraceError
 from kvsim.workload import open_trace
 from kvsim.workload.formats import mooncake
 from kvsim.workload.trace import HashContent
@@ -38,6 +39,43 @@ def test_names_and_numbers_of_other_tools(tmp_path: Path) -> None:
     trace = read(tmp_path, row)
     assert trace.rows == read(tmp_path, {**ROW, "timestamp": 1.5}).rows
     assert trace.rows[0].arrival_ns == 1_500_000
+
+
+@pytest.mark.parametrize("aliased", [0, 999, 1_500, 2_999])
+def test_rows_are_the_same_whether_they_are_checked_together_or_one_by_one(
+    aliased: int, tmp_path: Path
+) -> None:
+    rows = [{**ROW, "timestamp": i // 3, "output_length": i % 7} for i in range(3_000)]
+    together = read(tmp_path, *rows)
+    row = rows[aliased]
+    rows[aliased] = row | {"output_tokens": float(row.pop("output_length"))}
+    apart = read(tmp_path, *rows)
+    assert together.rows == apart.rows
+    assert together.notes == apart.notes == ["output_length 0 read as 1 (429 of 3,000 rows)"]
+    assert [row.line for row in apart.rows] == list(range(1, 3_001))
+
+
+@pytest.mark.parametrize("later", ["", '{"timestamp"', '{"timestamp": 1, "timestamp": 2}'])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timestamp": 1 << 62},
+        {"input_length": 1.5},
+        {"output_length": True},
+        {"input_length": 1 << 23, "output_length": 1 << 23},
+        {"hash_ids": [0, 1.0]},
+        {"hash_ids": {"0": 1}},
+        {"request_id": "a"},
+    ],
+    ids=str,
+)
+def test_the_first_wrong_line_is_named_wherever_it_is(
+    wrong: dict[str, Any], later: str, tmp_path: Path
+) -> None:
+    path = Path(jsonl(tmp_path, *[ROW] * 1_200, ROW | wrong, *[ROW] * 5))
+    path.write_text(path.read_text() + later)
+    with pytest.raises(TraceError, match=rf":1201: {next(reversed(wrong))}: |:1201: input_length"):
+        read_with(mooncake.read, str(path))
 
 
 def test_a_block_size_on_the_rows_is_taken(tmp_path: Path) -> None:
