@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvsim.records.packed import PackedColumns
 from kvsim.schema import STEPS, Source
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ class DraftLog:
         """Columns of steps with `drafter_ns` and `DRAFT_COLUMNS`; packed ones are widened in
         place."""
         import numpy as np
+
+        from kvsim.records.packed import PackedColumns
 
         names, ends_ns = ("drafter_ns", *DRAFT_COLUMNS), steps["end_ns"]
         rows = np.array(self._rows, np.int64).reshape(-1, 1 + len(names))
