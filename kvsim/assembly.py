@@ -36,21 +36,21 @@ from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_groups
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
+from kvsim.features.offload import offloads, role_of
+from kvsim.features.pipeline import cost_of_stages, stages_at_work
+from kvsim.features.speculation import Speculative, speculates, speculation_of
 from kvsim.hardware import Hardware
 from kvsim.library import build, construct, look_up
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import Budget, block_bytes, budget
 from kvsim.models import Model
 from kvsim.notes import left_out
-from kvsim.offload import offloads, role_of
-from kvsim.pipeline import cost_of_stages, stages_at_work
 from kvsim.rules import ready
 from kvsim.rules.victims import make_victim
-from kvsim.speculation import Speculative, speculates, speculation_of
 
 if TYPE_CHECKING:
-    from kvsim.connectors import Offload
-    from kvsim.disaggregation import Side
+    from kvsim.features.connectors import Offload
+    from kvsim.features.disaggregation import Side
 
 
 class Parts(NamedTuple):
@@ -236,11 +236,11 @@ def _offload(
 ) -> Offload | Side:
     # Few runs have one.
     if role_of(config):
-        from kvsim.disaggregation import side_of
+        from kvsim.features.disaggregation import side_of
 
         assert isinstance(blocks, GroupTables)
         return side_of(config, model, blocks)
-    from kvsim.connectors import offload_of
+    from kvsim.features.connectors import offload_of
 
     return offload_of(config, model, hardware, blocks, draft)
 

@@ -23,9 +23,9 @@ from kvsim.certainty.estimates import Estimate, paired, single
 from kvsim.certainty.looks import plan_looks
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.features.speculation import draws_acceptance
 from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
 from kvsim.run import simulate
-from kvsim.speculation import draws_acceptance
 from kvsim.workers import in_processes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
 from kvsim.workload.trace import Trace

@@ -10,9 +10,9 @@ from kvsim.assembly import Parts, assemble, ending_early
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import ConfigError
+from kvsim.features.offload import role_of
 from kvsim.limits import check_run
 from kvsim.notes import one_of_several, unheeded_wishes
-from kvsim.offload import role_of
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Row, TokenContent, Trace
 

@@ -19,12 +19,12 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig
-from kvsim.disaggregation import Side
 from kvsim.engine.request import DECODE, PREFILL, Request
 from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features
 from kvsim.errors import ConfigError
+from kvsim.features.disaggregation import Side
+from kvsim.features.offload import ROLES, role_of
 from kvsim.fleet.dispatch import Dispatch
-from kvsim.offload import ROLES, role_of
 from kvsim.replica.rdma import Handover, Keeper, Puller
 from kvsim.serving import Serving
 from kvsim.workload.clients import NOTHING, Clients, Released

@@ -11,11 +11,11 @@ from kvsim.config import RunConfig
 from kvsim.engines.vllm_v1_features.nixl import Nixl
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import ConfigError
+from kvsim.features.offload import asked, role_of
 from kvsim.library import build
 from kvsim.link import TransferTimes, make_transfer_times
 from kvsim.memory import block_bytes
 from kvsim.models import Model
-from kvsim.offload import asked, role_of
 from kvsim.replica.rdma import Lease
 
 

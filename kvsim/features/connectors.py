@@ -20,12 +20,12 @@ from kvsim.engines.vllm_v1_features.storage import Storage, TieredCpu
 from kvsim.engines.vllm_v1_features.timed import TimedWorker
 from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.errors import ConfigError
+from kvsim.features.offload import NATIVE, asked
 from kvsim.hardware import GIB, Hardware
 from kvsim.library import build, construct, look_up
 from kvsim.link import make_link
 from kvsim.memory import block_bytes
 from kvsim.models import Model
-from kvsim.offload import NATIVE, asked
 
 PAGE_BYTES = 4096
 """Chunks begin at a multiple of this."""
