@@ -12,6 +12,7 @@ import msgspec
 from kvsim.assembly import assemble
 from kvsim.config import RunConfig, make_config
 from kvsim.errors import ConfigError, check_choice
+from kvsim.fleet.settings import parted
 from kvsim.workload.trace import Trace
 
 Goal = Literal["least", "most", "best"]
@@ -117,13 +118,14 @@ def make_knob(name: str, trace: Trace, base: Mapping[str, Any], bounds: Bounds) 
 
 def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
     """From the fewest blocks with which the engine starts to as many as the base has."""
-    parts = assemble(make_config({**base, "num_gpu_blocks_override": _PLENTY}))
+    _, engine = parted(base)
+    parts = assemble(make_config({**engine, "num_gpu_blocks_override": _PLENTY}))
     assert isinstance(parts.config.max_model_len, int) and parts.config.block_size is not None
     fewest = -(-parts.config.max_model_len // parts.config.block_size)
     low = fewest if bounds.low is None else bounds.low
     high = bounds.high
     if high is None:
-        high = float(assemble(make_config(base)).memory.num_gpu_blocks)
+        high = float(assemble(make_config(engine)).memory.num_gpu_blocks)
     ladder = _geometric(low, high, round)
     return Knob("num_gpu_blocks_override", "least", ladder, round, "blocks", low, high)
 

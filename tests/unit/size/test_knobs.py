@@ -37,6 +37,14 @@ def test_blocks_go_from_the_fewest_that_start_to_what_the_base_has():
     assert knob("num_gpu_blocks", num_gpu_blocks_override=None).high > 10_000
 
 
+@pytest.mark.parametrize("name", KNOBS)
+def test_each_replica_of_a_fleet_has_the_settings_of_a_run(name):
+    blocks = None if name == "gpu_memory_utilization" else 400
+    fleet = {"replicas": 2, "router": "random"}
+    alone = knob(name, num_gpu_blocks_override=blocks)
+    assert knob(name, num_gpu_blocks_override=blocks, **fleet).ladder == alone.ladder
+
+
 def test_a_rate_starts_at_that_of_the_base():
     assert 8.0 in knob("request_rate").ladder
 
