@@ -4,6 +4,7 @@ import re
 
 import pytest
 from browsers import eventually
+from marks import long
 from runs import result
 from small_engines import engine, make_trace
 from worlds import config, trace
@@ -90,7 +91,15 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
+SELDOM = ("profile", "same", "certain", "empty")
+"""Pages that few people see, and variants of others."""
+
+
+def each(*names):
+    return [pytest.param(name, marks=long) if name in SELDOM else name for name in names]
+
+
+@pytest.mark.parametrize("name", each(*PAGES))
 def test_a_page_draws_every_figure_without_a_word_or_a_request(show, name):
     page = show(name)
     drawn = page.evaluate(
@@ -103,7 +112,7 @@ def test_a_page_draws_every_figure_without_a_word_or_a_request(show, name):
     assert page.noise == []
 
 
-@pytest.mark.parametrize("name", ["report", "mapped", "comparison", "certain", "difference"])
+@pytest.mark.parametrize("name", each("report", "mapped", "comparison", "certain", "difference"))
 def test_a_page_fits_the_width_of_the_window(show, name):
     page = show(name)
     for width in (360, 768, 1280):
@@ -270,7 +279,7 @@ def test_nothing_covers_a_chart(show):
     assert not page.evaluate(covered)
 
 
-@pytest.mark.parametrize("name", ["report", "crossover", "profile"])
+@pytest.mark.parametrize("name", each("report", "crossover", "profile"))
 def test_names_of_ticks_do_not_overlap(show, name):
     page = show(name)
     for width in (800, 1280):
@@ -284,6 +293,7 @@ def test_names_of_ticks_do_not_overlap(show, name):
         assert page.evaluate(overlapping) == []
 
 
+@long
 def test_a_dark_page_is_printed_light(show):
     page = show("same")
     page.emulate_media(color_scheme="dark")
@@ -296,6 +306,7 @@ def test_a_dark_page_is_printed_light(show):
     page.emulate_media(media="screen", color_scheme="light")
 
 
+@long
 def test_charts_are_printed(show):
     page = show("small")
     page.emulate_media(media="print")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from browsers import eventually
+from marks import long
 from small import recording, write_profile, write_trace
 
 from kvsim.pages.validate import build_page, latency_figures, step_figures
@@ -74,6 +75,7 @@ def test_shares_are_written_with_two_figures_or_more() -> None:
     )  # fmt: skip
 
 
+@long
 def test_a_browser_draws_it_without_a_word_or_a_request(
     result: dict[str, Any], opened: Callable[..., Any]
 ) -> None:
