@@ -1,7 +1,7 @@
 """Parses JSON and TOML that others wrote: every fault is a `ValueError` of one line.
 
 The parsers of the standard library advise programmers about integers of thousands of digits. How
-deep a nesting they take depends on the version of Python, so that there is a limit of our own.
+deep a nesting they take depends on the version of Python, so there is a limit of our own.
 """
 
 from __future__ import annotations

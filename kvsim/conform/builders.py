@@ -127,7 +127,7 @@ def run_case(
 ) -> Iterator[Record]:
     """The step log that kvsim writes for a case.
 
-    `audit_every`: check the books after each so many steps, 0: never.
+    `audit_every`: check the books after every so many steps, 0: never.
     """
     served = engine == "vllm-v1" and vllm_v1_features.has_features(config, trace)
     if not (served or ENGINES[engine].samples) and any(row.get("n", 1) > 1 for row in trace):

@@ -105,7 +105,7 @@ def replay(
 ) -> Iterator[Record]:
     """The step log of a case; an engine that dies or gets stuck ends it with an error record.
 
-    `audit_every`: check the books after each so many steps, 0: never. Raises `ValueError` where it
+    `audit_every`: check the books after every so many steps, 0: never. Raises `ValueError` where it
     refuses to start.
     """
     scheduler, blocks = _build(config)

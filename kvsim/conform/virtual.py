@@ -78,8 +78,8 @@ def replay(
 ) -> Iterator[Record]:
     """The step log of a run; an engine that dies or gets stuck ends it with an error record.
 
-    `audit_every`: check the books after each so many steps and at the end, 0: never; `stuck`: which
-    steps count towards a deadlock.
+    `audit_every`: check the books after every so many steps and at the end, 0: never; `stuck`:
+    which steps count towards a deadlock.
     """
     batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
     clock = UnitClock(batch, corpus_requests(trace), max_steps, stuck)

@@ -49,7 +49,7 @@ def has_features(config: Config, trace: list[dict[str, Any]]) -> bool:
 def replay(config: Config, trace: list[dict[str, Any]], audit_every: int = 0) -> Iterator[Record]:
     """The step log of a case; an engine that dies or gets stuck ends it with an error record.
 
-    `audit_every`: check the books after each so many steps, 0: never. Raises `ValueError` where it
+    `audit_every`: check the books after every so many steps, 0: never. Raises `ValueError` where it
     refuses to start.
     """
     rows = [child for row in trace for child in _children(row)]

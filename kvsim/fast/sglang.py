@@ -340,6 +340,7 @@ class SglangSteps:
         batch, number = self._batch, len(self._group)
         start_ns = batch.now_ns if step is None else step.end_ns
         context = self._filled + number
+        # Behind a step in flight, the last step is not recorded here; a single one is the last.
         row = self._row(start_ns, 0, context) if step is None or most > 1 else b""
         ends_ns = self._price(start_ns, most, cut_ns)
         opened, evicted, ratios = self._grow(len(ends_ns))
@@ -440,7 +441,7 @@ class SglangSteps:
         number, size, blocks, pool = len(self._group), self._size, self._blocks, self._blocks.gpu
         opened = [self._opening(self._composed + step) for step in range(steps)]
         taken, evicted = sum(opened), list[int]()
-        if pool.blank - taken + opened[-1] >= number:
+        if pool.blank - taken + opened[-1] >= number:  # No step has to evict, not even the last.
             pool.lend(taken)
         else:
             before = pool.tree.pages

@@ -24,22 +24,6 @@ def test_statistics_are_numpys(values):
         assert found[f"p{p}"] == float(np.percentile(values, p))
 
 
-@given(st.integers(0, 2**32), st.integers(1, 70_000), st.floats(0, 320), st.booleans())
-def test_sums_are_exactly_rounded(seed, number, spread, cancelling):
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal(number) * 2.0 ** rng.uniform(-spread, spread, number)
-    if cancelling:
-        values = np.concatenate([values, -values, rng.standard_normal(3)])
-    assert describe(values)["mean"] == math.fsum(values.tolist()) / len(values)
-
-
-@pytest.mark.parametrize("value", [5e-324, 1e-310, 2.0**1000, 1e308])
-def test_sums_of_extreme_values_are_exactly_rounded(value):
-    values = np.tile([value, -value, 1.0, value / 1e3], 100)
-    with np.errstate(over="ignore"):  # of the deviation
-        assert describe(values)["mean"] == math.fsum(values.tolist()) / len(values)
-
-
 @given(st.lists(st.tuples(*[st.integers(0, 99) | st.integers(0, 2**40)] * 2), min_size=1))
 def test_a_weighted_mean_is_that_of_exactly_rounded_sums(pairs):
     values, weights = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
