@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from sys import maxsize
 from typing import Protocol
 
 from kvsim.engine.plan import RECOMPUTE, SWAP, Plan, Prefill
@@ -87,7 +88,7 @@ class Together(Protocol):
         """Returns the number of requests in the group."""
         ...
 
-    def decode(self, give_way: GiveWay | None, spare: bool) -> int:
+    def decode(self, give_way: GiveWay | None, spare: bool, most: int) -> int:
         """Gives each of them a slot for one more token; see `Batch.decode_together`."""
         ...
 
@@ -209,7 +210,9 @@ class Batch:
         """From now on, serves requests that only decode through this group."""
         self._together = together
 
-    def decode_together(self, give_way: GiveWay | None = None, spare: bool = False) -> int:
+    def decode_together(
+        self, give_way: GiveWay | None = None, spare: bool = False, most: int = maxsize
+    ) -> int:
         """Gives the leading requests of the running queue slots for one more token each. Returns
         how many requests it served.
 
@@ -219,9 +222,9 @@ class Batch:
 
         `give_way` is called with each victim after it left the running queue, always at its tail.
         With None, the method returns 0 if there are too few blocks. `spare` says whether a request
-        needs a free block even if its last block has room.
+        needs a free block even if its last block has room. At most `most` requests are served.
         """
-        return 0 if self._together is None else self._together.decode(give_way, spare)
+        return 0 if self._together is None else self._together.decode(give_way, spare, most)
 
     def run_together(self) -> None:
         """Adds the requests that `decode_together` served to the step, next in the batch."""

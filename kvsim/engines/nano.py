@@ -65,18 +65,20 @@ class Nano(Scheduler):
 
     def _prompts(self, batch: Batch) -> None:
         """Start or continue prompts from the head of the waiting queue until one is refused."""
-        waiting, plan = batch.waiting, batch.plan
+        waiting, plan, blocks = batch.waiting, batch.plan, batch.blocks
         chunks: list[tuple[Request, int, int]] = []
         while waiting:
             request = waiting[0]
-            plan.blocked = self._refusal(batch, request, len(chunks))
+            sequence, used = request.sequences[0], plan.batched_tokens
+            _, saved, missing, asked, need = self.ask(blocks, sequence)
+            plan.blocked = self.refusal(blocks, blocks.gpu.free, need, asked, used, len(chunks))
             if plan.blocked:
                 request.blocked_steps += 1
                 break
-            left = self.max_num_batched_tokens - plan.batched_tokens
-            hit, missing = self._take(batch, request)
-            tokens = min(missing, left)
-            chunks.append((request, hit + tokens, tokens))
+            if not sequence.table:
+                batch.hold(request)
+            tokens = min(missing, self.max_num_batched_tokens - used)
+            chunks.append((request, saved + tokens, tokens))
             plan.batched_tokens += tokens
             if tokens < missing:
                 break
@@ -84,32 +86,13 @@ class Nano(Scheduler):
         for request, tokens, charged in chunks:
             batch.run_prefill(request, tokens, charged)
 
-    def _refusal(self, batch: Batch, request: Request, seqs: int) -> int:
-        """Returns why the head of the waiting queue gets nothing in a step that already has `seqs`
-        prompts; 0 if it gets its turn."""
-        blocks, sequence = batch.blocks, request.sequences[0]
-        asked, need = sequence.length - sequence.computed, 0
-        if not sequence.table:
-            _, _, _, asked, need = self.ask(blocks, sequence)
-        tokens = batch.plan.batched_tokens
-        return self.refusal(blocks, blocks.gpu.free, need, asked, tokens, seqs)
-
-    def _take(self, batch: Batch, request: Request) -> tuple[int, int]:
-        """Gives the head of the waiting queue its blocks, if it has none. Returns the tokens saved
-        by hits, which are not charged, and the tokens that are."""
-        sequence = request.sequences[0]
-        if sequence.table:
-            return 0, sequence.length - sequence.computed
-        _, saved, charged, _, _ = self.ask(batch.blocks, sequence)
-        batch.hold(request)
-        return saved, charged
-
     def _decodes(self, batch: Batch) -> None:
         """Decodes one token for each of the first `max_num_seqs` running requests. Later requests
         are preempted if blocks run short."""
         plan, together, place = batch.plan, 0, 0
-        if self.victim is tail and batch.num_running <= self.max_num_seqs:
-            together = batch.decode_together(partial(self._give_way, batch))
+        if self.victim is tail:
+            give_way = partial(self._give_way, batch)
+            together = batch.decode_together(give_way, most=self.max_num_seqs)
             batch.run_together()
         running = batch.others if together else batch.running
         while place < len(running) and together + place < self.max_num_seqs:
@@ -143,7 +126,10 @@ class Nano(Scheduler):
     # -- rules -----------------------------------------------------------------------------------
 
     def ask(self, blocks: Tables, sequence: Sequence) -> Asked:
-        """Returns what a waiting request without blocks asks for."""
+        """Returns what a waiting request asks for. One that has its blocks goes on with its prompt."""
+        if sequence.table:
+            rest = sequence.length - sequence.computed
+            return [], 0, rest, rest, 0
         hits, length, save = blocks.match(sequence), sequence.length, blocks.hits_save
         saved = blocks.hit_tokens(sequence, hits) if save.charged else 0
         asked = length - blocks.hit_tokens(sequence, hits) if save.tested else length

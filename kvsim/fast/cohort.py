@@ -39,6 +39,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from heapq import heappush
+from sys import maxsize
 
 from kvsim.engine.batch import Batch, Endings, Entry, GiveWay
 from kvsim.engine.plan import Plan
@@ -62,6 +63,8 @@ class Cohort:
         self.lingers = scheduler.lingers
         self.ahead = scheduler.in_flight > 1
         """Whether a step is composed before the tokens of the previous step are known."""
+        self.most = maxsize
+        """Most requests that decode in one step. Those behind them sit it out."""
         self.requests: dict[Request, Member] = {}
         """The members, in running order."""
         self.sitting: dict[Request, None] = {}
@@ -116,11 +119,14 @@ class Cohort:
 
     # -- a step of the cohort --------------------------------------------------------------------
 
-    def decode(self, give_way: GiveWay | None, spare: bool) -> int:
+    def decode(self, give_way: GiveWay | None, spare: bool, most: int) -> int:
         """Gives each member slots for one more token (`Batch.decode_together`)."""
         assert not (self.grown or self._parted), "run_together was forgotten"
         if self.ahead:
             self.seat()
+        self.most = most
+        if len(self.requests) - len(self.sitting) > most:
+            self.dissolve()
         self.recruit()
         if not self.requests or not self.make_room(give_way, spare):
             return 0
@@ -283,9 +289,9 @@ class Cohort:
                 self._sit_out(request, self.requests[request], composed)
 
     def recruit(self) -> None:
-        """Takes in the leading requests of `Batch.others` that only decode."""
+        """Takes in the leading requests of `Batch.others` that only decode, as far as there is room."""
         others, only_decodes = self.batch.others, self._scheduler.only_decodes
-        while others:
+        while others and len(self.requests) - len(self.sitting) < self.most:
             request = others[0]
             if not (only_decodes(request) and self.take_in(request, request.sequences[0])):
                 return

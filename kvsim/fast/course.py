@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import maxsize
 
 from kvsim.cost import PricesDecodes, PricesLongest, longest_asked
 from kvsim.engine.batch import Batch
@@ -39,6 +40,7 @@ class Course:
         self._longest = cost if self._asked and isinstance(cost, PricesLongest) else None
         if self._asked:
             cohort.rank()
+        cohort.most = terms.seqs_per_step or maxsize
         self.recorder = recorder
         self.arrivals = arrivals
         self.listens = listens

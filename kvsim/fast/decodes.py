@@ -56,8 +56,8 @@ class Decodes:
         ended = cohort.due(first + steps) if steps == due else []
         finished = 0 if cohort.lingers else len(ended)
         row = decode_row(
-            start_ns, 0, number, cohort.context_tokens, number, 0, 0, len(batch.waiting), number,
-            used, cached, blank, cpu, empty, stranded, blocked, finished,
+            start_ns, 0, number, cohort.context_tokens, number, 0, 0, len(batch.waiting),
+            batch.num_running, used, cached, blank, cpu, empty, stranded, blocked, finished,
         )  # fmt: skip
         course.recorder.decodes(row, ends_ns, opened, batch.blocks.evictions(opened))
         self._taken(ends_ns, opened)
@@ -188,11 +188,11 @@ class Decodes:
         number, context = len(cohort.requests), cohort.context_tokens
         step_ns = course.decode_ns(number, context, cohort.composed)
         cohort.take_part(number, cohort.given if short else 0)
-        running = number - course.farewell() if cohort.lingering else number
-        waiting = len(batch.waiting)
+        booked = number - course.farewell() if cohort.lingering else number
+        waiting, running = len(batch.waiting), booked + len(batch.others)
         used, cached, blank, cpu, empty, stranded = batch.blocks.census()
         batch.now_ns = end_ns = start_ns + step_ns
-        ended = cohort.book(running)
+        ended = cohort.book(booked)
         if ended:
             course.end(ended)
         row = decode_row(

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine.request import RUNNING, Request
+from kvsim.engine.request import RUNNING, WAITING, Request
 from kvsim.fast.course import Course
 
 Chunk = tuple[Request, int, int]
@@ -25,14 +25,17 @@ class Intake:
         self._batch = course.batch
         self._shares = course.terms.by_chunk and course.batch.blocks.needs_keys
         """Whether admitted requests share their blocks at once."""
+        self.cut = False
+        """Whether the request admitted last stays in the waiting queue, because its prompt goes on in
+        the next step."""
         self.cached_tokens = 0
         """Number of tokens in the chunks run last that prefix hits saved from computation."""
 
     def one_prompt(self) -> bool:
         """Whether no request runs beside the cohort except, where steps are mixed, one in its
-        prompt."""
-        others, terms = self._batch.others, self._course.terms
-        if not others:
+        prompt. Those behind a full cohort do not run."""
+        others, terms, cohort = self._batch.others, self._course.terms, self._course.cohort
+        if not others or len(cohort.requests) == cohort.most:
             return True
         sequence = others[0].sequences[0]
         if len(others) > 1 or not (terms.mixes and sequence.prompt_stage):
@@ -40,12 +43,15 @@ class Intake:
         # The last token alone counts as a decode in vLLM V1.
         return not terms.by_chunk or sequence.computed < sequence.length - 1
 
+    @property
+    def unfinished(self) -> Request | None:
+        """The request whose prompt goes on beside the decodes, if there is one."""
+        others = self._batch.others
+        return others[0] if others and self._course.terms.mixes else None
+
     def fits(self, left: int, decodes: int) -> bool:
-        """Whether `left` blocks are enough for the unfinished prompt, if any, beside `decodes`
-        decodes."""
+        """Whether `left` blocks are enough for the unfinished prompt beside `decodes` decodes."""
         batch, terms = self._batch, self._course.terms
-        if not batch.others:
-            return True
         blocks, sequence = batch.blocks, batch.others[0].sequences[0]
         if left > terms.max_num_batched_tokens // blocks.block_size + 1:
             return True
@@ -81,6 +87,7 @@ class Intake:
         terms, plan = course.terms, course.plan
         blocks, waiting = batch.blocks, batch.waiting
         ask, refusal, longest = terms.ask, terms.refusal, terms.longest
+        most, self.cut = terms.max_num_batched_tokens, False
         gives_up, by_chunk, shares = not terms.chunked, terms.by_chunk, self._shares
         late = batch.busy_until_ns > batch.now_ns
         charged, admitted = plan.batched_tokens, list[Chunk]()
@@ -97,22 +104,28 @@ class Intake:
                     request.blocked_steps += 1
                     break
             sure = False
-            waiting.popleft()
+            if tokens > most - charged:
+                tokens, self.cut = most - charged, True
+            else:
+                waiting.popleft()
             upto = saved + tokens
-            if by_chunk:
-                blocks.hold(sequence, upto, hits)
-            else:
-                blocks.allocate(sequence)
-            if shares:
-                blocks.publish(sequence, upto)
-            sequence.state = RUNNING
-            if request.first_scheduled_ns < 0 and not late:
-                request.first_scheduled_ns = batch.now_ns
-            else:
-                batch.scheduled(request)
+            if sequence.state == WAITING:
+                if by_chunk:
+                    blocks.hold(sequence, upto, hits)
+                else:
+                    blocks.allocate(sequence)
+                if shares:
+                    blocks.publish(sequence, upto)
+                sequence.state = RUNNING
+                if request.first_scheduled_ns < 0 and not late:
+                    request.first_scheduled_ns = batch.now_ns
+                else:
+                    batch.scheduled(request)
             admitted.append((request, upto, tokens))
             charged += tokens
             running += 1
+            if self.cut:
+                break
         plan.batched_tokens = charged
         return admitted
 

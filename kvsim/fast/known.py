@@ -77,8 +77,7 @@ class Terms:
     """Whether the tokens of prompts are booked before those of decodes; if not, after them."""
     max_num_batched_tokens: int
     longest: int
-    """Number of known tokens up to which a waiting request is never given up. Where prompts and
-    decodes are not mixed, the step that admits it does not split it either."""
+    """Number of known tokens up to which a waiting request is never given up."""
     spare: bool
     """Whether a request needs a free block even if its last block has room."""
     requeue: Callable[[deque[Request], Request], None] | None
@@ -88,8 +87,8 @@ class Terms:
     """Where steps are mixed: why a step with a preemption admits no request, as an index into
     `kvsim.schema.BLOCKED`; 0 if it may."""
     seqs_per_step: int
-    """Most running requests that all decode in one step, where `refusal` counts only the prompts of
-    a step. 0 if it counts all running requests."""
+    """Most requests that decode in one step, where `refusal` counts only the prompts of a step. 0 if
+    it counts all running requests."""
     ask: Ask
     """Returns what a waiting request asks for."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
@@ -213,14 +212,13 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
 
 def _nano(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, Nano)
-    most, cuts = scheduler.max_num_batched_tokens, type(scheduler) is Nano
     return Terms(
         mixes=False,
-        chunked=cuts,
+        chunked=scheduler.chunked,
         by_chunk=False,
         prompts_first=True,
-        max_num_batched_tokens=most,
-        longest=most if cuts else maxsize,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        longest=maxsize,
         spare=False,
         requeue=scheduler.requeue if scheduler.victim is tail else None,
         after_preemption=0,
@@ -229,7 +227,7 @@ def _nano(scheduler: Any, blocks: Tables) -> Terms | str:
         refusal=scheduler.refusal,
         turns_away=lambda blocks, tokens, need: "",
         least_free=lambda blocked, need: 0,
-        undisturbed=lambda batch: not (batch.waiting and batch.waiting[0].sequences[0].table),
+        undisturbed=lambda batch: True,
     )
 
 

@@ -33,10 +33,10 @@ class Prompts:
             course.count_decodes(number, cohort.context_tokens, cohort.composed)
             cohort.take_part(number)
         running = len(cohort.requests) + len(batch.others)
-        continued = intake.continued() if batch.others else []
-        sure = not batch.others
+        unfinished = intake.unfinished is not None
+        continued = intake.continued() if unfinished else []
         beside = 0 if terms.seqs_per_step else running
-        admitted = intake.admit(beside, sure) if batch.waiting else []
+        admitted = intake.admit(beside, not unfinished) if batch.waiting else []
         running_order = continued + admitted if admitted else continued
         batch_order = admitted + continued if terms.prompts_first else running_order
         prefill_tokens = intake.run(batch_order)
@@ -55,8 +55,8 @@ class Prompts:
             course.end(through + ended if terms.prompts_first else ended + through)
         row = prompt_row(
             start_ns, end_ns, len(plan.chunks), prefill_tokens, intake.cached_tokens, number,
-            plan.context_tokens, batched, course.take_ignored(), waiting, running + len(admitted),
-            used, cached, blank, cpu, empty, stranded, plan.blocked, len(batch.ended),
+            plan.context_tokens, batched, course.take_ignored(), waiting,
+            running + len(admitted) - intake.cut, used, cached, blank, cpu, empty, stranded, plan.blocked, len(batch.ended),
         )  # fmt: skip
         course.recorder.packed(row)
         return 1
@@ -69,7 +69,7 @@ class Prompts:
         unfinished prompt may lack a block.
         """
         batch, terms = self._batch, self._course.terms
-        others, waiting = batch.others, batch.waiting
+        unfinished, waiting = self._intake.unfinished, batch.waiting
         longest, room = terms.longest, terms.max_num_batched_tokens
         if len(waiting) > 1 and longest < maxsize and (self._course.listens or terms.chunked):
             for request in waiting:
@@ -79,7 +79,9 @@ class Prompts:
                 if room < 0:
                     break  # It is looked at, though no tokens are left for it.
                 room -= length
-        if others and others[0].sequences[0].length > longest:
+        if unfinished is None:
+            return True
+        if unfinished.sequences[0].length > longest:
             return False
         decodes = len(self._cohort.requests) if terms.by_chunk else 0
         return self._intake.fits(left, decodes)
@@ -112,7 +114,7 @@ class Prompts:
         """
         batch, cohort, left = self._batch, self._cohort, self._endings.left
         others, together = batch.others, batch.now_ns == cohort.token_ns
-        blocks, publishes = batch.blocks, batch.blocks.publish_at.computed
+        blocks, publishes, cut = batch.blocks, batch.blocks.publish_at.computed, self._intake.cut
         ended = []
         for request, tokens, _ in chunks:
             sequence = request.sequences[0]
@@ -126,11 +128,14 @@ class Prompts:
                 sequence.prompt_stage = False
                 batch.add_token(sequence)
                 more = left(sequence)
-                if more > 0 and not (others and cohort.lingers):
-                    cohort.join(request, sequence, more, not together)
-                    continue
                 if more <= 0:
                     ended.append(request)
-            if not samples or cohort.lingers:
-                others.append(request)
+                    if not cohort.lingers:
+                        continue
+                elif len(cohort.requests) < cohort.most and not (others and cohort.lingers):
+                    cohort.join(request, sequence, more, not together)
+                    continue
+            elif cut:
+                continue
+            others.append(request)
         return ended

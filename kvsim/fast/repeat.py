@@ -152,7 +152,8 @@ class Repeat:
         self._why_not = "blocks run short"
         if left < 0 and terms.after_preemption and number:
             return self._decodes.take_one(0)  # Nobody is admitted beside one who gives way.
-        if waiting and not batch.others:
+        prompt_goes_on = self._intake.unfinished is not None
+        if waiting and not prompt_goes_on:
             used = number if terms.mixes else 0
             _, _, _, asked, need = terms.ask(blocks, waiting[0].sequences[0], used, number)
             room = left if terms.mixes else free
@@ -161,16 +162,13 @@ class Repeat:
         if blocked and fills:
             self._why_not = "a block fills that others may hit"
             return 0
-        if batch.others or (waiting and not blocked):
+        if prompt_goes_on or (waiting and not blocked):
             if terms.mixes and left <= 0 and not course.decodes_fit():
                 return self._decodes.take_one(blocked)
             return self._prompts.take() if self._prompts.are_simple(left) else 0
         if not number:
             self._why_not = "nothing can run"
             return self._prompts.give_up(blocked) if course.ignored else 0
-        if 0 < terms.seqs_per_step < number:
-            self._why_not = "some requests sit the step out"
-            return 0
         if left <= 0 or cohort.lingering or course.ignored:
             return self._decodes.take_one(blocked)
         floor = terms.least_free(blocked, need) if blocked else 0
