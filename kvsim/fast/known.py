@@ -27,7 +27,6 @@ from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import PrefixCaching
 from kvsim.engines.vllm_v1 import PREEMPTED, VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1 import WATERMARK as V1_WATERMARK
 from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.rules.means import by_width, recompute
@@ -177,7 +176,7 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, VllmV1)
     if scheduler.victim is not tail:
         return "the victim may be anyone"
-    if blocks.needs_keys and not (scheduler.chunked and blocks.hits_save == HITS_SAVE["admission"]):
+    if blocks.needs_keys and blocks.hits_save != HITS_SAVE["admission"]:
         return "prefix hits change what is admitted"
     if not scheduler.reserve_full_isl or scheduler.long_prefill_token_threshold:
         return "prompts are cut by a rule of their own"
@@ -188,8 +187,11 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
         return scheduler.ask(blocks, sequence, most - used, running, longest)
 
     def least_free(blocked: int, need: int) -> int:
-        # Blocks are looked at last. (Hits that are evicted save no blocks: they are not in use.)
-        return need if blocked == V1_WATERMARK else 0
+        # Blocks are looked at last. Hits that are evicted save no blocks, as they are not in use, but
+        # where prompts are not cut, the tokens that they saved may then be too many.
+        if blocks.needs_keys and not scheduler.chunked and blocked in (BLOCKS, WATERMARK):
+            return maxsize
+        return need if blocked == WATERMARK else 0
 
     return Terms(
         mixes=True,

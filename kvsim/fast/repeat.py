@@ -172,4 +172,4 @@ class Repeat:
         if left <= 0 or cohort.lingering or course.ignored:
             return self._decodes.take_one(blocked)
         floor = terms.least_free(blocked, need) if blocked else 0
-        return self._decodes.take(blocked, floor, cut_ns)
+        return self._decodes.take(blocked, floor, cut_ns) or self._decodes.take_one(blocked)
