@@ -349,7 +349,7 @@ class Cohort:
             last = next(reversed(members))
             if need == free and (not spare or last in opening):
                 return True
-            if give_way is None or self._visits():
+            if give_way is None or self.visits():
                 self.dissolve()
                 return False
             # The first to open blocks get what is free; whoever finds nothing makes the tail go.
@@ -367,7 +367,7 @@ class Cohort:
         """Gives each participating member a slot for one more token."""
         opening = self.phases[self.composed % self.size]
         blocks = self.blocks
-        if not self._visits():
+        if not self.visits():
             blocks.open_together(len(opening), number, self.given)
             if self.awaited:
                 self.publish(self.composed, self.settled)
@@ -377,7 +377,7 @@ class Cohort:
             self._visit(request)
         blocks.empty_slots -= number - len(visited)
 
-    def _visits(self) -> bool:
+    def visits(self) -> bool:
         """Whether the order matters in which members open or fill a block in the next step."""
         blocks = self.blocks
         return blocks.lockstep == NAMED or (blocks.label_moves and self.publishes(self.composed))

@@ -172,14 +172,15 @@ class Decodes:
         """Takes one decode step in which the tail is preempted as long as a request lacks a block.
         Returns 0 if the step is not that simple."""
         batch, cohort, course, terms = self._batch, self._cohort, self._course, self._course.terms
-        start_ns = batch.now_ns
+        start_ns, blocks = batch.now_ns, batch.blocks
         short = not course.decodes_fit()
-        if short and (terms.requeue is None or len(cohort.requests) < 2 or cohort.lingering):
+        lone = terms.requeue is None or len(cohort.requests) < 2
+        if short and (lone or cohort.lingering or cohort.visits()):
             return 0
         plan = course.begin()
         head = batch.waiting[0] if blocked else None
         if short:
-            leave = cohort.part_with if batch.blocks.needs_keys else cohort.leave
+            leave = cohort.part_with if blocks.needs_keys else cohort.leave
             cohort.make_room(partial(self.give_way, terms), terms.spare, leave)
         if plan.preempted and terms.mixes:
             blocked = terms.after_preemption
@@ -188,10 +189,13 @@ class Decodes:
         number, context = len(cohort.requests), cohort.context_tokens
         step_ns = course.decode_ns(number, context, cohort.composed)
         cohort.take_part(number, cohort.given if short else 0)
+        blocks.composed()
         booked = number - course.farewell() if cohort.lingering else number
         waiting, running = len(batch.waiting), booked + len(batch.others)
-        used, cached, blank, cpu, empty, stranded = batch.blocks.census()
+        used, cached, blank, cpu, empty, stranded = blocks.census()
         batch.now_ns = end_ns = start_ns + step_ns
+        if blocks.publish_at.computed:
+            cohort.publish(cohort.composed - 1, cohort.settled)
         ended = cohort.book(booked)
         if ended:
             course.end(ended)

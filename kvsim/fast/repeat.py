@@ -138,9 +138,6 @@ class Repeat:
                 self._why_not = "several prompts are under way"
                 return 0
         fills = cohort.publishes(cohort.composed)
-        if fills and blocks.label_moves:
-            self._why_not = "a block fills that others may hit"
-            return 0
         if waiting and waiting[0].sequences[0].length > terms.longest:
             if course.listens or terms.chunked or not course.decodes_fit():
                 self._why_not = "a request is given up, or too long for a step"
@@ -159,7 +156,7 @@ class Repeat:
             room = left if terms.mixes else free
             seqs = 0 if terms.seqs_per_step else number
             blocked = terms.refusal(blocks, room, need, asked, used, seqs)
-        if blocked and fills:
+        if blocked and fills and terms.mixes:
             self._why_not = "a block fills that others may hit"
             return 0
         if prompt_goes_on or (waiting and not blocked):
@@ -169,7 +166,8 @@ class Repeat:
         if not number:
             self._why_not = "nothing can run"
             return self._prompts.give_up(blocked) if course.ignored else 0
-        if left <= 0 or cohort.lingering or course.ignored:
+        counts = fills and (blocked or blocks.label_moves)
+        if counts or left <= 0 or cohort.lingering or course.ignored:
             return self._decodes.take_one(blocked)
         floor = terms.least_free(blocked, need) if blocked else 0
         return self._decodes.take(blocked, floor, cut_ns) or self._decodes.take_one(blocked)
