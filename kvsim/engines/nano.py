@@ -126,7 +126,7 @@ class Nano(Scheduler):
     # -- rules -----------------------------------------------------------------------------------
 
     def ask(self, blocks: Tables, sequence: Sequence) -> Asked:
-        """Returns what a waiting request asks for. One that has its blocks goes on with its prompt."""
+        """Returns what a waiting request asks for. One with blocks goes on with its prompt."""
         if sequence.table:
             rest = sequence.length - sequence.computed
             return [], 0, rest, rest, 0

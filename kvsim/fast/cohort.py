@@ -289,7 +289,7 @@ class Cohort:
                 self._sit_out(request, self.requests[request], composed)
 
     def recruit(self) -> None:
-        """Takes in the leading requests of `Batch.others` that only decode, as far as there is room."""
+        """Takes in the leading requests of `Batch.others` that only decode, `most` at most."""
         others, only_decodes = self.batch.others, self._scheduler.only_decodes
         while others and len(self.requests) - len(self.sitting) < self.most:
             request = others[0]

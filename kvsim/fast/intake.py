@@ -26,8 +26,8 @@ class Intake:
         self._shares = course.terms.by_chunk and course.batch.blocks.needs_keys
         """Whether admitted requests share their blocks at once."""
         self.cut = False
-        """Whether the request admitted last stays in the waiting queue, because its prompt goes on in
-        the next step."""
+        """Whether the request admitted last stays in the waiting queue, because its prompt goes on
+        in the next step."""
         self.cached_tokens = 0
         """Number of tokens in the chunks run last that prefix hits saved from computation."""
 

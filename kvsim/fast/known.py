@@ -47,7 +47,7 @@ FREE: dict[type[Scheduler], frozenset[str]] = {
 """Scheduler → methods that do not concern requests that decode together. A subclass may override
 these and the methods in `ANYWHERE` and still be served by a cohort; all others rule it out."""
 
-ANYWHERE = frozenset({"__init__", "arrive", "compose"})
+ANYWHERE = frozenset({"__init__", "arrive", "compose", "names_blocks"})
 
 MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
 """Block managers with block ids whose tables a cohort may leave untouched until a block is opened
@@ -86,8 +86,8 @@ class Terms:
     """Where steps are mixed: why a step with a preemption admits no request, as an index into
     `kvsim.schema.BLOCKED`; 0 if it may."""
     seqs_per_step: int
-    """Most requests that decode in one step, where `refusal` counts only the prompts of a step. 0 if
-    it counts all running requests."""
+    """Most requests that decode in one step, where `refusal` counts only the prompts of a step.
+    0 if it counts all running requests."""
     ask: Ask
     """Returns what a waiting request asks for."""
     refusal: Callable[[Tables, int, int, int, int, int], int]
@@ -176,7 +176,10 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, VllmV1)
     if scheduler.victim is not tail:
         return "the victim may be anyone"
-    if blocks.needs_keys and blocks.hits_save != HITS_SAVE["admission"]:
+    # Where prompts are not cut, decodes that evict hits can turn the head away in the same step.
+    # Only `Ahead` lets them take their blocks before it asks.
+    sees = scheduler.chunked or scheduler.in_flight > 1
+    if blocks.needs_keys and not (sees and blocks.hits_save == HITS_SAVE["admission"]):
         return "prefix hits change what is admitted"
     if not scheduler.reserve_full_isl or scheduler.long_prefill_token_threshold:
         return "prompts are cut by a rule of their own"
@@ -187,8 +190,8 @@ def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
         return scheduler.ask(blocks, sequence, most - used, running, longest)
 
     def least_free(blocked: int, need: int) -> int:
-        # Blocks are looked at last. Hits that are evicted save no blocks, as they are not in use, but
-        # where prompts are not cut, the tokens that they saved may then be too many.
+        # Blocks are looked at last. Hits that are evicted save no blocks, as they are not in use.
+        # But where prompts are not cut, the tokens that they saved may then be too many.
         if blocks.needs_keys and not scheduler.chunked and blocked in (BLOCKS, WATERMARK):
             return maxsize
         return need if blocked == WATERMARK else 0

@@ -43,6 +43,7 @@ class Prompts:
         blocks.composed()
         if cohort.lingering:
             running -= course.farewell()
+        running += len(admitted) - intake.cut
         waiting, batched = len(batch.waiting), plan.batched_tokens
         used, cached, blank, cpu, empty, stranded = blocks.census()
         batch.now_ns = end_ns = start_ns + course.cost.step_ns(plan)
@@ -55,8 +56,8 @@ class Prompts:
             course.end(through + ended if terms.prompts_first else ended + through)
         row = prompt_row(
             start_ns, end_ns, len(plan.chunks), prefill_tokens, intake.cached_tokens, number,
-            plan.context_tokens, batched, course.take_ignored(), waiting,
-            running + len(admitted) - intake.cut, used, cached, blank, cpu, empty, stranded, plan.blocked, len(batch.ended),
+            plan.context_tokens, batched, course.take_ignored(), waiting, running,
+            used, cached, blank, cpu, empty, stranded, plan.blocked, len(batch.ended),
         )  # fmt: skip
         course.recorder.packed(row)
         return 1

@@ -170,4 +170,4 @@ class Repeat:
         if counts or left <= 0 or cohort.lingering or course.ignored:
             return self._decodes.take_one(blocked)
         floor = terms.least_free(blocked, need) if blocked else 0
-        return self._decodes.take(blocked, floor, cut_ns) or self._decodes.take_one(blocked)
+        return self._decodes.take(blocked, floor, cut_ns)

@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 from marks import long, mostly_long
 
+from kvsim.engine.batch import Batch
+from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
+from kvsim.engines.nano import Nano
 from kvsim.fast import decodes, series
 from kvsim.fast.cohort import Cohort
 from kvsim.run import simulate
+from kvsim.schema import BLOCKED
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
 
@@ -206,6 +210,8 @@ def settings_in_stretches() -> list[Any]:
     v1_default = {"engine": "vllm-v1", "enable_prefix_caching": True}
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "max_num_seqs": 32}
     few, many = {"num_gpu_blocks_override": 60}, {"num_gpu_blocks_override": 400}
+    cached = {"enable_prefix_caching": True}
+    nano = {"engine": "nano-vllm", "block_size": 16, **cached}
     cases = {
         "prompts": {**v063, **sync, **many},
         "who ended lingers": {**v063, **many},
@@ -225,6 +231,23 @@ def settings_in_stretches() -> list[Any]:
         },
         "V1's prefix cache, in chunks": {**v1_default, **many, "max_num_batched_tokens": 64}
         | {"max_num_seqs": 32},
+        "V1's prefix cache, prompts in one piece": {
+            **v1_default,
+            **few,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": 512,
+        },
+        "0.6.3's prefix cache": {**v063, **sync, **cached, **many},
+        "nano-vllm": {**nano, **many},
+        "nano-vllm, prompts in pieces": {**nano, **many, "max_num_batched_tokens": 64},
+        "nano-vllm, some sit decodes out": {**nano, **many, "max_num_seqs": 6},
+        "nano-vllm, some sit decodes out, the tail gives way": {**nano, **few, "max_num_seqs": 3},
+        "nano-vllm of 2025, some sit decodes out": {
+            **nano,
+            **many,
+            "engine": "nano-vllm-2025-08",
+            "max_num_seqs": 6,
+        },
         "a cost of many terms": {**v063, "cost": {"model": "roofline"}, **many},
     }
     return [pytest.param({**base, **case}, id=name) for name, case in cases.items()]
@@ -253,6 +276,54 @@ def test_ordinary_steps_are_taken_in_stretches(settings: dict[str, Any]) -> None
         assert np.array_equal(column, fast.steps[name]), name
     for name, column in dull.requests.items():
         assert list(column) == list(fast.requests[name]), name
+
+
+class Fewer(Nano):
+    """Lets more or fewer requests decode from step to step."""
+
+    names_blocks = False
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        self.max_num_seqs = 2 + now_ns // 50_000_000 % 5
+        return super().compose(batch, now_ns)
+
+
+def test_how_many_decode_may_change_from_step_to_step() -> None:
+    rows = [Row(i, f"r{i}", i + 2, i * 20_000_000, 8, 60) for i in range(20)]
+    trace = Trace("made", "native", "", rows)
+    settings = {"model": "tiny", "engine": f"{__name__}:Fewer", "block_size": 4}
+    settings |= {"max_model_len": 128, "num_gpu_blocks_override": 60, "block_manager": "nano-vllm"}
+    settings |= {"cost": {"model": "constant", "step_us": 10_000}}
+    fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
+    assert len(set(dull.steps["decode_seqs"])) > 5
+    assert fast.meta["fast_path"]["together_steps"] > 0.5 * len(dull.steps["start_ns"])
+    for name, column in dull.steps.items():
+        assert np.array_equal(column, fast.steps[name]), name
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_head_whose_hits_are_evicted_is_refused_for_another_reason(asynchronous: bool) -> None:
+    """Where prompts are not cut: too few blocks first, then too many tokens."""
+    rows = [Row(0, "evicted", 2, 0, 152, 1)]
+    for i in range(1, 31):
+        rows.append(Row(i, f"r{i}", i + 2, 500_000_000, 2 if i <= 20 else 37 - i, 30))
+    rows.append(Row(31, "head", 33, 525_000_000, 156, 2, ParentContent(0, 152)))
+    cost = {"step_us": 10_000, "prefill_token_us": 0, "decode_seq_us": 0, "context_token_ns": 0}
+    settings = {
+        "model": "tiny",
+        "max_model_len": 160,
+        "max_num_batched_tokens": 160,
+        "enable_chunked_prefill": False,
+        "async_scheduling": asynchronous,
+        "num_gpu_blocks_override": 41,
+        "cost": {"model": "constant", **cost},
+    }
+    trace = Trace("made", "native", "", rows)
+    fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
+    blocked = [BLOCKED[why] for why in dull.steps["blocked"]]
+    assert "blocks tokens" in " ".join(blocked)
+    assert not asynchronous or fast.meta["fast_path"]["repeated_steps"] > 0.5 * len(blocked)
+    assert [BLOCKED[why] for why in fast.steps["blocked"]] == blocked
 
 
 @long
