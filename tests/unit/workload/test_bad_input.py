@@ -305,7 +305,7 @@ def test_a_damaged_file_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     refused(str(tmp_path / "none.jsonl"), None, "no such file")
-    refused(str(tmp_path), None, "a folder without session files; give one trace file")
+    refused(str(tmp_path), None, "a folder without WEKA session files; give one trace file")
     refused("a\0b", None, "cannot be read")
 
 
