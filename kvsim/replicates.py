@@ -262,8 +262,8 @@ def _takes_seed(config: RunConfig) -> bool:
         "victim": config.victim,
         "block_manager": config.block_manager,
         "cost": config.cost.get("model"),
-        **config.scheduler_args,
-        **config.block_manager_args,
+        "requeue": config.scheduler_args.get("requeue"),
+        "eviction": config.block_manager_args.get("eviction"),
     }
     own = {key: name for key, name in given.items() if isinstance(name, str) and ":" in name}
     return any(takes(key, look_up(key, {}, name), "seed") for key, name in own.items())

@@ -99,6 +99,10 @@ def test_what_a_seed_changes_is_said() -> None:
     assert words(request_rate=None, trace=True, engine="kvsim.engines:VllmV1Async") == ()
     eviction = {"eviction": "kvsim.engine.order:Order"}
     assert words(request_rate=None, trace=True, block_manager_args=eviction) == ()
+    drawing_eviction = {"eviction": drawing}
+    assert words(request_rate=None, trace=True, block_manager_args=drawing_eviction) != ()
+    json_text = {"radix_eviction_policy_config": '{"a": 1}'}
+    assert words(request_rate=None, trace=True, block_manager_args=json_text) == ()
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
     assert words(request_rate=None, trace=True, speculative_config=drafts) == ()
     drawn = {**drafts, "acceptance_rate": 0.5}
