@@ -1,7 +1,7 @@
 """Fills in the settings that were not given, and says where each value comes from.
 
 ```
-kvsim        model and GPU of a first run
+kvsim        model and GPU where none is named
 the model    dtype, max_model_len
 the engine   limits of a step, block size, share of memory, prefix cache, ...: by its version and,
              for vLLM V1, by the GPU (`kvsim.engines.versions`)
@@ -66,8 +66,8 @@ def complete(config: RunConfig, engine: Engine) -> Settings:
     model = model_of(config)
     hardware = load_hardware(config.hardware_name)
     defaults = {
-        "model": Default(config.model_name, "kvsim's first run"),
-        "hardware": Default(config.hardware_name, "kvsim's first run"),
+        "model": Default(config.model_name, "kvsim's default"),
+        "hardware": Default(config.hardware_name, "kvsim's default"),
         "max_model_len": Default(model.max_position_embeddings, model.name),
         **_engine_defaults(config, engine, model, hardware),
     }

@@ -198,6 +198,12 @@ def build(
         raise ConfigError(f"{label}: {type(error).__name__}: {error}") from error
 
 
+def takes(label: str, constructor: Callable[..., Any], key: str) -> bool:
+    """Whether `build` would pass an argument of this name on. Errors as in `build`."""
+    hints, _, anything = _parameters(label, constructor)
+    return key in hints or anything
+
+
 def _shipped(folder: str) -> Path:
     """A shipped folder: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).parent

@@ -24,6 +24,7 @@ from kvsim.certainty.looks import plan_looks
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.features.speculation import draws_acceptance
+from kvsim.library import look_up, takes
 from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
 from kvsim.run import simulate
 from kvsim.workers import in_processes
@@ -102,7 +103,7 @@ def redrawn(load: Load, configs: Configs) -> tuple[str, ...]:
         found.append("victims")
     if any(draws_acceptance(config) for config in settings):
         found.append("which drafts are accepted")
-    if any(_foreign(config) for config in settings):
+    if any(_takes_seed(config) for config in settings):
         found.append("the draws of your own policies")
     if any(config.cost.get("model") == "uncertain" for config in settings):
         found.append("kernel times, within the errors of their profile")
@@ -254,10 +255,18 @@ def _common(key: str, configs: Configs) -> Any:
     return getattr(configs[0][1], key)
 
 
-def _foreign(config: RunConfig) -> bool:
-    """Whether a class of the user's own takes part, which may draw from the seed."""
-    names = (config.engine, config.victim, config.block_manager, config.cost.get("model"))
-    return any(":" in str(name) for name in names)
+def _takes_seed(config: RunConfig) -> bool:
+    """Whether a policy of the user's own is given the seed, and may draw from it."""
+    given = {
+        "engine": config.engine,
+        "victim": config.victim,
+        "block_manager": config.block_manager,
+        "cost": config.cost.get("model"),
+        "requeue": config.scheduler_args.get("requeue"),
+        "eviction": config.block_manager_args.get("eviction"),
+    }
+    own = {key: name for key, name in given.items() if isinstance(name, str) and ":" in name}
+    return any(takes(key, look_up(key, {}, name), "seed") for key, name in own.items())
 
 
 def _kept(first: int, result: Simulated) -> tuple[Summary, Simulated | None]:

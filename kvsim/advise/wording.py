@@ -110,9 +110,12 @@ def _change(advice: Advice) -> str:
     best, decides = advice.best, advice.decides
     if best is advice.base:
         number = plural(len(advice.singles), "change")
-        return (
+        kept = (
             f"Keep them: of {number} tried, none makes {decides.metric.label} better for certain."
         )
+        if best.met(advice.objectives) == len(best.runs):
+            return kept
+        return f"{kept} `kvsim size` finds the memory, the replicas or the rate that would do."
     met, seeds = best.met(advice.objectives), len(best.runs)
     outcome = (
         "which meets all objectives"

@@ -25,8 +25,8 @@ TracePath = Annotated[
     Option(
         "--trace",
         metavar="FILE",
-        help="Trace, benchmark result or table of any known format (.gz too), a folder of coding"
-        " sessions, or a shipped trace: chat, api, agents, burst.",
+        help="Trace, benchmark result or table of any known format (.gz too), a folder of WEKA"
+        " coding sessions, or a shipped trace: chat, api, agents, burst.",
     ),
 ]
 ConfigFile = Annotated[

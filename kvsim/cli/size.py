@@ -188,7 +188,7 @@ def what_varies(trace: Trace, config: RunConfig, find: str) -> tuple[str, ...]:
 
     if find == "request_rate":
         config = msgspec.structs.replace(config, request_rate=1.0)
-    routed = ("what the router draws",) if isinstance(config, FleetConfig) else ()
+    routed = ("the draws of the router",) if isinstance(config, FleetConfig) else ()
     return redrawn(Load(trace), [("", config)]) + routed
 
 

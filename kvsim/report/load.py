@@ -89,7 +89,7 @@ def load_words(figures: Mapping[str, Any]) -> str:
         grew = count(figures["backlog_growth"])
         return (
             f"Never reached a steady state: {rates}. With the last {late} requests, those in"
-            f" progress rose by {grew}; send more requests."
+            f" progress rose by {grew}; give it a longer trace."
         )
     return f"{rates[0].upper()}{rates[1:]}."
 

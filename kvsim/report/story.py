@@ -375,15 +375,25 @@ def _why(run: _Run, index: int, time_ns: int) -> str:
 def _end(run: _Run, index: int) -> Moment:
     requests, end = run.requests, int(run.ends[index])
     if requests["status"][index] == "completed":
-        return Moment(
-            end, f"finished with {plural(int(requests['output_tokens'][index]), 'token')}"
-        )
+        text = f"finished with {plural(int(requests['output_tokens'][index]), 'token')}"
+        return Moment(end, text + _beside_prompts(run, index, end))
     reason = str(requests["reason"][index])
     if requests["finish_ns"][index] < 0:
         return Moment(end, f"the run ended without it: {reason}")
     if reason == ABORTED:
         return Moment(end, "given up by its client")
     return Moment(end, f"given up by the engine: {reason}")
+
+
+def _beside_prompts(run: _Run, index: int, end: int) -> str:
+    """Whose prompts were computed while it decoded, the longest first; empty if nobody's were."""
+    first = int(run.requests["first_token_ns"][index])
+    began = run.first_steps
+    others = np.flatnonzero((began >= first) & (began < end) & (began >= 0))
+    if first < 0 or not len(others):
+        return ""
+    longest = others[np.argsort(-np.asarray(run.requests["input_length"])[others], kind="stable")]
+    return f"; meanwhile, prompts of {run.names([int(i) for i in longest])} were computed"
 
 
 def _spells(run: _Run, index: int) -> list[Spell]:

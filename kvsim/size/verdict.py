@@ -62,13 +62,17 @@ def cost_of(lab: Laboratory, found: Answer, price: float) -> Cost | None:
     """
     if found.value is None or not found.meets:
         return None
-    settings = lab.settings(found.value, lab.seeds[0])
-    replicas = settings.replicas if isinstance(settings, FleetConfig) else 1
-    gpus = replicas * settings.tensor_parallel_size * settings.pipeline_parallel_size
+    gpus = _gpus(lab, found.value)
     figures = lab.tried[found.value].figures
     offered = lab.objectives.steady and "total_token_rate" in figures
     rates = ("total_token_rate", "output_token_rate") if offered else SERVED_TOKENS
     return Cost(price, gpus, *(price * gpus / 3600 / figures[rate] * 1e6 for rate in rates))
+
+
+def _gpus(lab: Laboratory, value: float) -> int:
+    settings = lab.settings(value, lab.seeds[0])
+    replicas = settings.replicas if isinstance(settings, FleetConfig) else 1
+    return replicas * settings.tensor_parallel_size * settings.pipeline_parallel_size
 
 
 def written(knob: Knob, value: float) -> str:
@@ -128,7 +132,10 @@ def _boundary(lab: Laboratory, found: Answer, value: float) -> list[Remark]:
     knob, bad = lab.knob, boundary(lab)[1]
     most = knob.goal == "most"
     text = f"The {'highest' if most else 'least'} {knob.name} that keeps {_bounds(lab)}:"
-    remarks = [Remark(f"{text} {written(knob, value)}. {_figures(lab, value)}")]
+    answer = written(knob, value)
+    if knob.unit == "replicas" and (gpus := _gpus(lab, value)) > value:
+        answer += f", {count(gpus)} GPUs in all"
+    remarks = [Remark(f"{text} {answer}. {_figures(lab, value)}")]
     if bad is None:
         way = "up" if most else "down"
         text = f"All tried values keep them, {way} to {value:g}: the limit lies beyond."

@@ -65,9 +65,8 @@ def parse_columns(text: str) -> Columns:
         role, equals, column = (part.strip() for part in pair.partition("="))
         if not equals or not column or role not in known:
             near = nearest(role, known) if role not in known else ""
-            raise ConfigError(
-                f"--columns: {pair.strip()!r} is not ROLE=COLUMN;{near} roles: {', '.join(known)}"
-            )
+            what = f"{role!r} is not a role" if column else f"{pair.strip()!r} is not ROLE=COLUMN"
+            raise ConfigError(f"--columns: {what};{near} roles: {', '.join(known)}")
         if role in timed:
             kind, unit = timed[role]
             measured.append((column, MEASURED[kind], UNITS_NS[unit]))

@@ -26,7 +26,8 @@ def tokens(source: Source, field: str, value: object, low: int = 1) -> int:
         if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
             number = int(text)
     if type(number) is not int or number < low:
-        raise source.error(f"{shown(value)} is not an integer >= {low}; fix it", field)
+        remedy = "leave failed requests out" if value == "" else "fix it"
+        raise source.error(f"{shown(value)} is not an integer >= {low}; {remedy}", field)
     if number > MAX_TOKENS:
         raise source.error(f"{shown(value)} is above {MAX_TOKENS}; give less", field)
     return number

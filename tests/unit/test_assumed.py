@@ -90,12 +90,12 @@ def test_assumptions_are_told_by_who_chose_them() -> None:
     meta = {
         "assumed": {
             "max_num_seqs": {"value": 256, "source": "vLLM 0.33.0"},
-            "model": {"value": "llama-3-8b", "source": "kvsim's first run"},
+            "model": {"value": "llama-3-8b", "source": "kvsim's default"},
             "async_scheduling": {"value": True, "source": "vLLM 0.33.0"},
         }
     }
     assert assumed(meta) == [
         "max_num_seqs 256, async_scheduling on (vLLM 0.33.0)",
-        "model llama-3-8b (kvsim's first run)",
+        "model llama-3-8b (kvsim's default)",
     ]
     assert assumed({}) == []

@@ -91,7 +91,18 @@ def test_what_a_seed_changes_is_said() -> None:
     assert words(request_rate=float("inf")) == ("lengths",)
     assert words(request_rate=None, trace=True) == ()
     assert words(request_rate=None, trace=True, victim="random") == ("victims",)
-    assert words(request_rate=None, trace=True, engine="mine:Engine") != ()
+    drawing = "kvsim.rules.victims:RandomVictim"
+    assert words(request_rate=None, trace=True, victim=drawing) == (
+        "the draws of your own policies",
+    )
+    assert words(request_rate=None, trace=True, victim="kvsim.rules.victims:head") == ()
+    assert words(request_rate=None, trace=True, engine="kvsim.engines:VllmV1Async") == ()
+    eviction = {"eviction": "kvsim.engine.order:Order"}
+    assert words(request_rate=None, trace=True, block_manager_args=eviction) == ()
+    drawing_eviction = {"eviction": drawing}
+    assert words(request_rate=None, trace=True, block_manager_args=drawing_eviction) != ()
+    json_text = {"radix_eviction_policy_config": '{"a": 1}'}
+    assert words(request_rate=None, trace=True, block_manager_args=json_text) == ()
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
     assert words(request_rate=None, trace=True, speculative_config=drafts) == ()
     drawn = {**drafts, "acceptance_rate": 0.5}

@@ -138,7 +138,8 @@ def _ask(
 
     arrival = one(arrivals, "COLUMN")
     rest = f"input={one(inputs, 'COLUMN')},output={one(outputs, 'COLUMN')}"
-    remedy = f"--columns arrival_s={arrival},{rest} (or arrival_ms, arrival_us, arrival_ns"
-    return source.error(
-        f"{what}; say which column is what: {remedy}; without arrivals leave it out)", line=0
+    remedy = f"--columns arrival_s={arrival},{rest}"
+    units = (
+        "or arrival_ms, arrival_us, arrival_ns; arrival for dates; without arrivals leave it out"
     )
+    return source.error(f"{what}; say which column is what: {remedy} ({units})", line=0)

@@ -82,7 +82,7 @@ def read_folder(path: Path) -> Trace:
                 raise source.error(what, "id", 0)
             names[session.name] = file.name
     if gathered is None or block_size is None:
-        raise TraceError(f"{path}: a folder without session files; give one trace file")
+        raise TraceError(f"{path}: a folder without WEKA session files; give one trace file")
     trace = gathered.trace(
         f"sessions begin at random moments of {WINDOW_S:,} s: files have no date"
     )

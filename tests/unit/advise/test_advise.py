@@ -120,7 +120,10 @@ def test_an_exact_replay_is_run_once_and_keeps_good_settings(trace):
     assert not advice.redrawn
     assert {len(each.runs) for each in advice.singles} == {1}
     assert advice.best is advice.base
-    assert sentences(advice)[1].startswith("Keep them: of ")
+    kept = sentences(advice)[1]
+    assert kept.startswith("Keep them: of ") and "kvsim size" not in kept
+    missed = advice._replace(objectives=parse_slo("p99_ttft<0.000001s"))
+    assert sentences(missed)[1].endswith("the replicas or the rate that would do.")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -28,6 +28,9 @@ def test_a_story_is_told_in_words_and_written_as_a_page(run: str, tmp_path: Path
     assert told.returncode == 0, told.stderr
     for words in ("request 57: ", "arrived", "first step", "finished with", "own decode", "cold"):
         assert words in told.stdout
+    meanwhile = told.stdout.partition("finished with")[2].split("were computed")[0]
+    named = [int(word) for word in meanwhile.replace(",", "").split() if word.isdigit()][1:]
+    assert "meanwhile, prompts of" in meanwhile and all(id > 57 for id in named[:5]) and named
     assert page.read_text().startswith("<!doctype html>")
 
 

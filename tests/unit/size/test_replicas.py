@@ -121,6 +121,7 @@ def test_gpus_of_a_replica_count(tmp_path: Path) -> None:
     cost = cost_of(lab, answer, 1.0)
     assert cost is not None
     assert cost.gpus == 2 * answer.value  # type: ignore[operator]
+    assert f", {cost.gpus} GPUs in all. " in verdict(lab, answer)[0].text
 
 
 def test_a_fleet_is_a_point_of_its_own() -> None:

@@ -305,7 +305,13 @@ def test_a_damaged_file_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     refused(str(tmp_path / "none.jsonl"), None, "no such file")
-    refused(str(tmp_path), None, "a folder without session files; give one trace file")
+    refused(str(tmp_path), None, "a folder without WEKA session files; give one trace file")
+
+
+def test_a_failed_request_in_a_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,,\n")
+    refused(str(path), 3, "leave failed requests out")
     refused("a\0b", None, "cannot be read")
 
 

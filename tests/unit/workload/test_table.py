@@ -135,7 +135,7 @@ def test_dates_need_no_unit(tmp_path: Path) -> None:
     ("columns", "says"),
     [
         ("input=a", "no output; add output=COLUMN"),
-        ("inptu=a,output=b", "'inptu=a' is not ROLE=COLUMN; did you mean 'input'?"),
+        ("inptu=a,output=b", "'inptu' is not a role; did you mean 'input'?"),
         ("input=a,output", "'output' is not ROLE=COLUMN"),
         ("input=a,input=b,output=c", "input is given twice"),
         ("input=a,output=c,arrival_s=t,arrival_ms=t", "arrival is given twice"),
