@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
-from kvsim.report.numerals import count, size
+from kvsim.pages.figures import Figure
+from kvsim.report.numerals import count, percent, size
 
 _VOID = frozenset({"br", "col", "hr", "input", "meta"})
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is HTML already, and the figures that have their places in it."""
 
-    __slots__ = ()
+    figures: tuple[Figure, ...] = ()
 
 
 def element(tag: str, *children: object, **attributes: object) -> Html:
@@ -29,13 +30,19 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
     )
     if tag in _VOID:
         return Html(f"<{tag}{named}>")
-    return Html(f"<{tag}{named}>{join(children)}</{tag}>")
+    return join((Html(f"<{tag}{named}>"), *children, Html(f"</{tag}>")))
 
 
 def join(children: Iterable[object]) -> Html:
-    """Children, one after another."""
-    parts = (child for child in children if child is not None)
-    return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in parts))
+    """Children, one after another, and their figures in the same order."""
+    parts = [
+        child if isinstance(child, Html) else Html(escape(str(child)))
+        for child in children
+        if child is not None
+    ]
+    joined = Html("".join(parts))
+    joined.figures = tuple(figure for part in parts for figure in part.figures)
+    return joined
 
 
 def lead(text: object) -> Html:
@@ -117,6 +124,21 @@ def strip(parts: Iterable[tuple[str, float, str]]) -> Html:
         ),
         class_="strip",
     )
+
+
+def shares(
+    parts: Iterable[tuple[str, float, str]], write: Callable[[float], str] | None = None
+) -> Html:
+    """A bar of the parts of a whole, each (colour, amount, label), and its legend; `write` puts
+    amounts and shares into the legend."""
+    there = [part for part in parts if part[1]]
+    whole = sum(amount for _, amount, _ in there)
+    words = (
+        (colour, f"{label}: {write(amount)}, {percent(amount / whole)}" if write else label)
+        for colour, amount, label in there
+    )
+    bar = strip((colour, amount / whole, label) for colour, amount, label in there)
+    return join((bar, key_of(words)))
 
 
 def key_of(entries: Iterable[tuple[str, str]]) -> Html:

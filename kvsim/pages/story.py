@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvsim.ledger.parts import PROMPT_LABELS, TIME_LABELS
 from kvsim.pages.document import document
-from kvsim.pages.html import Html, key_of, panel, strip, table
+from kvsim.pages.html import Html, key_of, panel, shares, strip, table
 from kvsim.report.ledger_summary import bare
 from kvsim.report.numerals import seconds
 from kvsim.report.story import Story, ledger_rows
@@ -61,8 +61,6 @@ def _time_line(story: Story) -> Html:
 def _ledger(values: Mapping[str, int], labels: Mapping[str, str], family: str, unit: str) -> Html:
     if not values:
         return Html()
-    whole = sum(values.values())
-    parts = [(f"{family}-{bare(name)}", n / whole, labels[name]) for name, n in values.items()]
-    key = key_of((colour, label) for colour, _, label in parts)
+    parts = ((f"{family}-{bare(name)}", n, labels[name]) for name, n in values.items())
     rows = ledger_rows(values, labels)
-    return panel(None, strip(parts), key, table(["", unit, "Share"], rows))
+    return panel(None, shares(parts), table(["", unit, "Share"], rows))

@@ -34,14 +34,12 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
     """The page of a sweep."""
     ran = any(c.figures for c in chosen.configurations)
     trade = tradeoff_figures(chosen)
-    parallel = [parallel_figure(chosen, plan.axes)] if ran and plan.axes else []
-    effects = effect_figures(chosen, plan.axes) if ran else []
     sections = {
         "Best": _best(chosen),
-        "Trade-offs": placed(trade, "trio" if len(trade) > 2 else "duo") if trade else None,
-        "All at once": placed(parallel) if parallel else None,
+        "Trade-offs": placed(trade, "trio" if len(trade) > 2 else "duo"),
+        "All at once": placed([parallel_figure(chosen, plan.axes)]) if ran and plan.axes else None,
         "Two settings at once": heat_maps(chosen, plan.axes),
-        "Each setting": placed(effects, "trio") if effects else None,
+        "Each setting": placed(effect_figures(chosen, plan.axes), "trio"),
         "Every configuration": _all(chosen),
         "To repeat it": _origin(plan, chosen),
     }
@@ -53,7 +51,6 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
         "kvsim sweep",
         f"{configurations} of {', '.join(plan.axes) or 'seeds'}",
         sections,
-        [*trade, *parallel, *effects],
         subject=f"{_engine(plan)} · {trace}{over}",
         about=[tags(configuration.records for configuration in chosen.configurations)],
         remarks=chosen.verdict,
