@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvsim.cachelab.breakdown import WHO
@@ -22,21 +22,23 @@ from kvsim.cachelab.wording import (
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
 from kvsim.pages.html import Html, join, key_of, lead, panel, strip, table
+from kvsim.report.numerals import count
 
 MOST_GROUPS = 12
-LRU, OPTIMUM, CEILING = "used", "cached", "muted"
+LRU, OPTIMUM, CEILING = "run-1", "run-2", "muted"
 WHO_COLOURS = dict(zip(WHO, ("run-1", "run-2", "run-3"), strict=True))
 PART_COLOURS = {
-    "hit": "cached",
-    "policy": "run-2",
-    "pinning": "run-3",
-    "capacity": "run-4",
-    "timing": "run-5",
-    "granularity": "run-1",
-    "other_salt": "run-0",
-    "cold": "grid",
-    "unreached": "rule",
+    "hit": "prompt-num_cached",
+    "policy": "run-1",
+    "pinning": "prompt-concurrent",
+    "capacity": "prompt-evicted",
+    "timing": "prompt-last_block",
+    "granularity": "prompt-partial_block",
+    "other_salt": "prompt-other_salt",
+    "cold": "prompt-cold",
+    "unreached": "prompt-unreached",
 }
+"""Part of an `Audit` → its colour: that of the report of a run where both name it."""
 
 
 def build_curve(study: Study) -> str:
@@ -64,24 +66,32 @@ def build_curve(study: Study) -> str:
 
 def build_audit(runs: Sequence[Audited]) -> str:
     """The page of `kvsim cache audit`."""
-    rows = []
-    for run in runs:
-        parts = run.audit._asdict()
-        whole = max(run.audit.prompt_tokens, 1)
-        bar = [
-            (PART_COLOURS[name], parts[name] / whole, f"{words}: {parts[name]:,} tokens")
-            for name, words in PARTS.items()
-        ]
-        rows.append(panel(run.label, strip(bar)))
-    used = [name for name in PARTS if any(run.audit._asdict()[name] for run in runs)]
-    legend = key_of([(PART_COLOURS[name], PARTS[name]) for name in used])
-    head = ["prompt tokens", *(run.label for run in runs)]
+    parts = [run.audit._asdict() for run in runs]
+    bars = [
+        [run.label, _bar(each), count(run.audit.prompt_tokens)]
+        for run, each in zip(runs, parts, strict=True)
+    ]
+    used = [name for name in PARTS if any(each[name] for each in parts)]
+    legend = key_of((PART_COLOURS[name], PARTS[name]) for name in used)
+    head = ["run", "where its prompt tokens went", "prompt tokens"]
+    every = table(["prompt tokens", *(run.label for run in runs)], audit_rows(runs))
     return document(
         "kvsim cache audit",
         "Where the prompt tokens went",
-        {"Parts": join((lead(_PARTS), legend, *rows)), "Table": table(head, audit_rows(runs))},
+        {
+            "Parts": join((lead(_PARTS), panel(None, table(head, bars, text_columns=2), legend))),
+            "Table": panel(None, every),
+        },
         subject="The parts of each run add up to its prompt tokens.",
         remarks=[(text, "plain") for text in audit_sentences(runs)],
+    )
+
+
+def _bar(parts: Mapping[str, int]) -> Html:
+    whole = max(parts["prompt_tokens"], 1)
+    return strip(
+        (PART_COLOURS[name], parts[name] / whole, f"{words}: {count(parts[name])} tokens")
+        for name, words in PARTS.items()
     )
 
 

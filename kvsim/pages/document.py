@@ -80,10 +80,12 @@ def document(
 
 
 def placed(figures: Sequence[Figure], class_: str = "one") -> Html:
-    """The places that the script draws figures into, `class_` in a row: `one`, `duo` or `trio`;
-    without figures, nothing."""
+    """The places that the script draws figures into, `class_` in a row: `one`, `duo` or `trio`. A
+    trio whose last row would have a gap is a duo. Without figures, nothing."""
     if not figures:
         return Html()
+    if class_ == "trio" and len(figures) % 3:
+        class_ = "duo"
     places = element("div", *map(_place, figures), class_=class_)
     places.figures = tuple(figures)
     return places

@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     traces: tuple[int, ...]
     """Positions in the figure's data."""
     kind: str = "area"
-    """`area`, `line` or `dash`."""
+    """`area`, `line`, `dash` or `dot`."""
 
 
 class Figure(NamedTuple):
@@ -228,6 +228,8 @@ def _colour_of(trace: Trace) -> str:
 
 
 def _kind_of(trace: Trace) -> str:
+    if trace.get("mode") == "markers":
+        return "dot"
     if "line" not in trace or "fillcolor" in trace:
         return "area"
     return "line" if trace["line"]["dash"] == "solid" else "dash"

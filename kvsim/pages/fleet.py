@@ -63,7 +63,7 @@ def build_fleet(run: FleetRun) -> str:
     end_ns = max(view.end_ns for view in views)
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
-    over = [_load(run, axis)] + ([_found(run, axis, end_ns)] if caching else [])
+    over = one_axis([_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])])
     curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
     left, left_out = len(run.replicas) - MOST_LANES, None
     if left > 0:
@@ -79,7 +79,7 @@ def build_fleet(run: FleetRun) -> str:
         "Over time": placed(over if end_ns else []),
         "Replicas": join((replicas, legs, left_out, _KEY, placed(lanes if end_ns else []))),
         "Latency": join((key, placed(spread, "trio"))) if spread else None,
-        "To repeat it": join((lead(_FOLDERS), provenance_panels(summary["meta"]))),
+        "Provenance": join((lead(_FOLDERS), provenance_panels(summary["meta"]))),
     }
     return document(
         "kvsim run --replicas",
@@ -172,7 +172,7 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     lines = [
         (mean.max(axis=0), "peak", "busiest"),
         (mean.mean(axis=0), "running", "mean"),
-        (mean.min(axis=0), "cached", "idlest"),
+        (mean.min(axis=0), "run-0", "idlest"),
     ]
     x = axis.of(bins.edges_ns)
     data = [step_line(x, held(y), colour, name) for y, colour, name in lines]

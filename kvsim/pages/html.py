@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from kvsim.pages.figures import Figure
-from kvsim.report.numerals import count, percent, size
+from kvsim.report.numerals import count, percent, seconds, size
 
 _VOID = frozenset({"br", "col", "hr", "input", "meta"})
 
@@ -161,18 +161,14 @@ def key_of(entries: Iterable[tuple[str, str]]) -> Html:
 def facts(named: Mapping[str, Any]) -> Html:
     """Names and values; the unit is the end of the name, and None is left out."""
     pairs = (
-        (element("dt", key), element("dd", _written(key, value)))
+        (element("dt", key), element("dd", written(key, value)))
         for key, value in named.items()
         if value is not None
     )
     return element("dl", *(part for pair in pairs for part in pair), class_="facts")
 
 
-def _paint(colour: str) -> str:
-    return colour if "(" in colour else f"var(--{colour})"
-
-
-def _written(key: str, value: Any) -> str:
+def written(key: str, value: Any) -> str:
     """A value in the unit that its key names."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -181,7 +177,13 @@ def _written(key: str, value: Any) -> str:
             return f"{size(value)} ({count(value)} bytes)"
         if key.endswith("bytes_per_s"):
             return f"{size(value)}/s"
+        if key.endswith("_ns"):
+            return seconds(value / 1e9)
         return str(value) if key == "Seed" else f"{value:,.6g}"
     if isinstance(value, list):
         return ", ".join(str(inner) for inner in value)
     return str(value)
+
+
+def _paint(colour: str) -> str:
+    return colour if "(" in colour else f"var(--{colour})"

@@ -264,7 +264,7 @@ def _blocked(run: View) -> Iterator[Figure]:
         for c in causes
     )
     waits = run.summary["head_blocked_s"]
-    parts = ", ".join(f"{BLOCKED_BY[c]} {seconds(waits[c])}" for c in causes)
+    parts = ", ".join(f"{BLOCKED_BY[c]}: {seconds(waits[c])}" for c in causes)
     note = f"Share of the time that it was refused. In total: {parts}."
     drawn, y = _lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
     yield time_chart(run.axis, "blocked", "Why the head of the queue waited", note, drawn, y)
@@ -372,7 +372,8 @@ def _new_token_ratio(run: View) -> Iterator[Figure]:
     note = "Share of the announced tokens for which SGLang reserves memory. It falls with every"
     note += " decode step; a retraction estimates it anew."
     drawn = _lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
-    yield time_chart(run.axis, "new-token-ratio", "New-token ratio", note, drawn, titled("ratio"))
+    id, title, y = "new-token-ratio", "New-token ratio", titled("ratio")
+    yield time_chart(run.axis, id, title, note, drawn, y, keyed=False)
 
 
 def _batch(run: View) -> Iterator[Figure]:

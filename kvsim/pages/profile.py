@@ -36,7 +36,8 @@ def build_profile(profile: Profile) -> str:
     fits = {profile.engine.block_size: profile.fit}
     fits |= {int(size): fit for size, fit in profile.others.items()}
     sections = {
-        f"Blocks of {size} tokens": placed(list(_figures(fit, size))) for size, fit in fits.items()
+        f"Blocks of {size} tokens": placed(list(_figures(fit, size)), "duo")
+        for size, fit in fits.items()
     }
     sections["Errors"] = _errors(profile.error)
     sections["Origin"] = panel(None, facts(flat(_origin(profile))))

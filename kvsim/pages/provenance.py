@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.pages.html import Html, columns, element, facts, join, panel, shares
+from kvsim.pages.html import Html, columns, element, facts, join, panel, shares, written
 from kvsim.report.numerals import MISSING, count, size
 from kvsim.report.plain import flat, to_toml
 from kvsim.report.wording import time_source
@@ -45,11 +45,12 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
     }
     notes = _notes("Notes of the trace reader", trace), _notes("Notes", meta)
     assumed = {
-        key: f"{each['value']} ({each['source']})"
+        key: f"{written(key, each['value'])} ({each['source']})"
         for key, each in (meta.get("assumed") or {}).items()
     }
     server = {
-        key: f"{config.get(key)} ({place})" for key, place in (meta.get("server") or {}).items()
+        key: f"{written(key, config.get(key))} ({place})"
+        for key, place in (meta.get("server") or {}).items()
     }
     panels = (
         panel("Origin", facts(origin), *notes),

@@ -101,7 +101,7 @@ _OVER_TIME = (
     " double-click to see the whole run again."
 )
 _NO_STEP = "No step was run, so there is nothing to draw."
-_LENGTHS = "Requests by the tokens of their prompt and of their output. Darker is more."
+_LENGTHS = "Requests by the tokens of their prompt and of their output."
 
 
 def _words(rows: list[list[str]], *head: str) -> Html | None:

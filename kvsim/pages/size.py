@@ -35,6 +35,8 @@ from kvsim.size.verdict import HEAD, row, slopes, verdict, written
 PAGE = "size.html"
 _NEAR = 0.25
 """Share of an answer that the close view shows on either side."""
+_FEW = 8
+"""Widest axis of whole numbers on which each one is written."""
 
 
 def build_page(searches: Sequence[Search], price: float | None = None) -> str:
@@ -138,6 +140,8 @@ def _curve(
     up = side(metric, [each for _, each in tried], limits[0])
     first, last = tried[0][0], tried[-1][0]
     across = scale((first, last))
+    if not across and last - first <= _FEW and all(value % 1 == 0 for value, _ in tried):
+        across = {"dtick": 1}
     shapes = up.limit_line("y")
     if found.value is not None and found.meets:
         shapes.append(rule("x", found.value, "good", 1.4))
@@ -145,7 +149,7 @@ def _curve(
     for cliff in found.cliffs:
         if cliff.metric.key == metric.key and first <= cliff.safe <= last:
             shapes.append(_span(cliff))
-            notes.append(_times(cliff, bool(across)))
+            notes.append(_times(cliff, across.get("type") == "log"))
     note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
     data, x = [_seeds(tried, up), _means(tried, up)], titled(lab.knob.name, **across)
     return chart(

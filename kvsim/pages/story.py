@@ -14,7 +14,7 @@ from kvsim.report.story import Story, ledger_rows
 MOST_SPELLS = 200
 """Most spells that are drawn one by one; with more, each standing is drawn once."""
 
-_COLOURS = {
+COLOURS = {
     "waiting": "part-waiting_blocks",
     "prefill": "part-own_prefill",
     "decode": "part-own_decode",
@@ -47,10 +47,10 @@ def _time_line(story: Story) -> Html:
         lengths = [(each, sum(ns for s, ns in lengths if s == each)) for each in sorted(seen)]
     whole = sum(ns for _, ns in lengths)
     bar = strip(
-        (_COLOURS[standing], ns / whole, f"{standing}: {seconds(ns / 1e9)}")
+        (COLOURS[standing], ns / whole, f"{standing}: {seconds(ns / 1e9)}")
         for standing, ns in lengths
     )
-    key = key_of((colour, name) for name, colour in _COLOURS.items() if name in seen)
+    key = key_of((colour, name) for name, colour in COLOURS.items() if name in seen)
     rows = [
         (text, f"{time_ns / 1e9:,.6f} s", seconds((time_ns - story.arrival_ns) / 1e9))
         for time_ns, text in story.moments

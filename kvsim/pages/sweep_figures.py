@@ -164,7 +164,7 @@ def _tradeoff(chosen: Chosen, x: Metric, y: Metric, both: Sequence[Configuration
     corner = " ".join(word[metric.better == "higher"] for metric, word in words)
     return chart(
         f"tradeoff-{x.key}-{y.key}",
-        f"{x.label} against {y.label}",
+        f"{y.label} against {x.label}",
         f"The {corner} corner is best.",
         [*data, highlight("markers")],
         across.look,

@@ -31,7 +31,7 @@ def page_of(replicas: int, router: str, **settings: Any) -> str:
 def test_equal_bytes_and_every_section() -> None:
     page = page_of(3, "sglang-cache_aware")
     assert page == page_of(3, "sglang-cache_aware")
-    for section in ("At a glance", "Decisions", "Over time", "Replicas", "Latency", "To repeat it"):
+    for section in ("At a glance", "Decisions", "Over time", "Replicas", "Latency", "Provenance"):
         assert f"<h2>{section}</h2>" in page
     assert page.count('id="lane-') == 3
     assert "The decisions that cost most" in page
