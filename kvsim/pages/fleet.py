@@ -63,7 +63,7 @@ def build_fleet(run: FleetRun) -> str:
     end_ns = max(view.end_ns for view in views)
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
-    over = one_axis([_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])])
+    over = [_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
     curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
     left, left_out = len(run.replicas) - MOST_LANES, None
     if left > 0:
@@ -76,7 +76,7 @@ def build_fleet(run: FleetRun) -> str:
     sections = {
         "At a glance": _cards(run),
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
-        "Over time": placed(over if end_ns else []),
+        "Over time": placed(one_axis(over)),
         "Replicas": join((replicas, legs, left_out, _KEY, placed(lanes if end_ns else []))),
         "Latency": join((key, placed(spread, "trio"))) if spread else None,
         "Provenance": join((lead(_FOLDERS), provenance_panels(summary["meta"]))),

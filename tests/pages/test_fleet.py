@@ -62,3 +62,7 @@ def test_a_browser_draws_it_quietly(opened: Any) -> None:
         eventually(page, f"document.documentElement.scrollWidth <= {width}")
     assert page.locator(".plot svg.main-svg").count() > 0
     assert page.noise == []
+
+
+def test_a_fleet_that_rejects_everything_has_a_page() -> None:
+    assert "<h2>Provenance</h2>" in page_of(2, "least-loaded", max_model_len=16)
