@@ -194,15 +194,8 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
         for kind, label in LATENCIES.items()
     )
     console.print(make_table("latency", *LISTED, rows=latencies, **look))
-    replicas = routing.named_rows(summary)
-    console.print(make_table("replica", *routing.REPLICA_HEAD, rows=replicas, **look))
-    if legs := routing.leg_rows(summary):
-        console.print(make_table(*routing.LEG_HEAD, rows=legs, **look))
-    decisions = summary["routing"]
-    if decisions and summary["meta"]["prefix_caching"]:
-        regret, hits = routing.regret_rows(decisions), routing.hit_rows(decisions)
-        console.print(make_table(*routing.REGRET_HEAD, rows=regret, **look))
-        console.print(make_table(*routing.HITS_HEAD, rows=hits, **look))
+    for head, rows in routing.routing_tables(summary).values():
+        console.print(make_table(*head, rows=rows, **look))
 
 
 def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from kvsim.blockmap.blockmap import (
     BlockMap,
 )
 from kvsim.pages.document import embedded, placed, text_of
-from kvsim.pages.figures import Figure, TimeAxis, Trace, line, merge, over_time, titled
+from kvsim.pages.figures import Figure, TimeAxis, line, time_chart, titled
 from kvsim.pages.html import Html, element, join, key_of, lead
-from kvsim.pages.over_time import View, below_the_first
+from kvsim.pages.over_time import View
 from kvsim.report.numerals import count
 
 COLUMNS = 1500
@@ -69,12 +69,18 @@ class Picture(NamedTuple):
     """Indexes of requests."""
 
 
-def block_map_panel(block_map: BlockMap | None, run: View) -> tuple[list[Figure], Html]:
-    """The figure of a block map and its section; both are empty without a map."""
+def block_map_section(block_map: BlockMap | None, run: View) -> Html | None:
+    """The map, what its colours mean, and what the script needs to paint it; None without a map."""
     if block_map is None or not len(block_map.time_ns) or not run.end_ns:
-        return [], Html()
-    figure = _figure(block_map, run.axis)
-    return [figure], _section(block_map, run, figure)
+        return None
+    found = [bool(block_map.counts[:, :, state].any()) for state in range(len(STATES))]
+    key = key_of((colour, label) for state, (label, colour) in _KEY.items() if found[state])
+    words = "Physical blocks from bottom to top. Point at the map to see whose blocks they are;"
+    words += " click to see these alone, and again to see all; drag to zoom in time."
+    figure = placed([_figure(block_map, run.axis)])
+    data = element("script", _data(block_map, run), type="application/json", id="block-map-data")
+    script = element("script", Html(text_of("block_map.js")))
+    return join((lead(words), key, figure, data, script))
 
 
 def paint(block_map: BlockMap, end_ns: int, columns: int) -> Picture:
@@ -105,34 +111,18 @@ def _figure(block_map: BlockMap, axis: TimeAxis) -> Figure:
     if each > 1:
         note = f"{count(each)} blocks to a row, in the colour of what most of them are."
     up = titled("GPU blocks", range=[0, _blocks(block_map, GPU)], showgrid=False)
-    look = over_time(axis, up)
-    data: list[Trace] = [line([0], [None], "ink")]
+    data, below = [line([0], [None], "ink")], None
     if swapped:
-        look["yaxis"]["domain"] = [0.27, 1]
-        below_the_first(look, "CPU blocks", [0, 0.21], range=[0, _blocks(block_map, CPU)])
+        up["domain"] = [0.27, 1]
+        below = titled("CPU blocks", domain=[0, 0.21], range=[0, _blocks(block_map, CPU)])
         data.append(line([0], [None], "ink", yaxis="y2"))
-    look = merge(look, {"hovermode": False, "margin": {"t": 30}})
-    return Figure(
-        "block-owners",
-        "Which request holds which block",
-        note,
-        data,
-        look,
-        [],
-        time=True,
+    return time_chart(
+        *(axis, "block-owners", "Which request holds which block", note, data, up),
+        below=below,
         height=640 if swapped else 520,
+        hovermode=False,
+        margin={"t": 30},
     )
-
-
-def _section(block_map: BlockMap, run: View, figure: Figure) -> Html:
-    """The figure's place, what its colours mean, and what the script needs to paint it."""
-    found = [bool(block_map.counts[:, :, state].any()) for state in range(len(STATES))]
-    key = key_of((colour, label) for state, (label, colour) in _KEY.items() if found[state])
-    words = "Physical blocks from bottom to top. Point at the map to see whose blocks they are;"
-    words += " click to see these alone, and again to see all; drag to zoom in time."
-    data = element("script", _data(block_map, run), type="application/json", id="block-map-data")
-    script = element("script", Html(text_of("block_map.js")))
-    return join((lead(words), key, placed([figure]), data, script))
 
 
 def _data(block_map: BlockMap, run: View) -> Html:

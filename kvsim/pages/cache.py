@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from kvsim.cachelab.breakdown import WHO
 from kvsim.cachelab.study import Study
@@ -19,46 +20,37 @@ from kvsim.cachelab.wording import (
     sentences,
 )
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import (
-    Entry,
-    Figure,
-    Points,
-    compact,
-    layout,
-    legend_of,
-    line,
-    log_ticks,
-    rule,
-    titled,
-)
+from kvsim.pages.figures import Figure, Trace, chart, compact, line, log_ticks, rule, titled
 from kvsim.pages.html import Html, join, key_of, lead, panel, strip, table
+from kvsim.report.numerals import count
 
 MOST_GROUPS = 12
-LRU, OPTIMUM, CEILING = "used", "cached", "muted"
+LRU, OPTIMUM, CEILING = "run-1", "run-2", "muted"
 WHO_COLOURS = dict(zip(WHO, ("run-1", "run-2", "run-3"), strict=True))
 PART_COLOURS = {
-    "hit": "cached",
-    "policy": "run-2",
-    "pinning": "run-3",
-    "capacity": "run-4",
-    "timing": "run-5",
-    "granularity": "run-1",
-    "other_salt": "run-0",
-    "cold": "grid",
-    "unreached": "rule",
+    "hit": "prompt-num_cached",
+    "policy": "run-1",
+    "pinning": "prompt-concurrent",
+    "capacity": "prompt-evicted",
+    "timing": "prompt-last_block",
+    "granularity": "prompt-partial_block",
+    "other_salt": "prompt-other_salt",
+    "cold": "prompt-cold",
+    "unreached": "prompt-unreached",
 }
+"""Part of an `Audit` → its colour: that of the report of a run where both name it."""
 
 
 def build_curve(study: Study) -> str:
     """The page of `kvsim cache curve`."""
-    figures = [_hits(study), _regret(study), _distances(study)]
+    hits, regret, distances = _figures(study)
     head = ["group of requests", *GROUP_HEAD]
     groups = {"Sessions": study.sessions, "Prompts that begin alike": study.prefixes}
     sections: dict[str, Html | None] = {
-        "Hits by size": placed(figures[:1]),
-        "What a better policy could add": placed(figures[1:2]),
-        "Who reuses what": join((lead(_WHO), placed(figures[2:]))),
-        "Table": table(CURVE_HEAD, curve_rows(study), text_columns=0),
+        "Hits by size": placed([hits]),
+        "What a better policy could add": placed([regret]),
+        "Who reuses what": join((lead(_WHO), placed([distances]))),
+        "Table": panel(None, table(CURVE_HEAD, curve_rows(study), text_columns=0)),
     }
     for title, listed in groups.items():
         if listed:
@@ -67,7 +59,6 @@ def build_curve(study: Study) -> str:
         "kvsim cache curve",
         f"Caches of every size: {study.trace.rsplit('/', 1)[-1]}",
         sections,
-        figures,
         subject=definitions(study),
         remarks=[(sentence, "plain") for sentence in sentences(study)],
     )
@@ -75,24 +66,32 @@ def build_curve(study: Study) -> str:
 
 def build_audit(runs: Sequence[Audited]) -> str:
     """The page of `kvsim cache audit`."""
-    rows = []
-    for run in runs:
-        parts = run.audit._asdict()
-        whole = max(run.audit.prompt_tokens, 1)
-        bar = [
-            (PART_COLOURS[name], parts[name] / whole, f"{words}: {parts[name]:,} tokens")
-            for name, words in PARTS.items()
-        ]
-        rows.append(panel(run.label, strip(bar)))
-    used = [name for name in PARTS if any(run.audit._asdict()[name] for run in runs)]
-    legend = key_of([(PART_COLOURS[name], PARTS[name]) for name in used])
-    head = ["prompt tokens", *(run.label for run in runs)]
+    parts = [run.audit._asdict() for run in runs]
+    bars = [
+        [run.label, _bar(each), count(run.audit.prompt_tokens)]
+        for run, each in zip(runs, parts, strict=True)
+    ]
+    used = [name for name in PARTS if any(each[name] for each in parts)]
+    legend = key_of((PART_COLOURS[name], PARTS[name]) for name in used)
+    head = ["run", "where its prompt tokens went", "prompt tokens"]
+    every = table(["prompt tokens", *(run.label for run in runs)], audit_rows(runs))
     return document(
         "kvsim cache audit",
         "Where the prompt tokens went",
-        {"Parts": join((lead(_PARTS), legend, *rows)), "Table": table(head, audit_rows(runs))},
+        {
+            "Parts": join((lead(_PARTS), panel(None, table(head, bars, text_columns=2), legend))),
+            "Table": panel(None, every),
+        },
         subject="The parts of each run add up to its prompt tokens.",
         remarks=[(text, "plain") for text in audit_sentences(runs)],
+    )
+
+
+def _bar(parts: Mapping[str, int]) -> Html:
+    whole = max(parts["prompt_tokens"], 1)
+    return strip(
+        (PART_COLOURS[name], parts[name] / whole, f"{words}: {count(parts[name])} tokens")
+        for name, words in PARTS.items()
     )
 
 
@@ -100,6 +99,8 @@ _WHO = (
     "Tokens that hit, by the number of other blocks used since. A cache of at least this size finds"
     " them. Shared root: content that at least two sessions had used before."
 )
+_REGRET = "Optimum less LRU, in points of the prompt tokens."
+_REUSE = "Each step: what a cache of this size adds to the last one."
 _PARTS = (
     "Lost to the policy: in this very schedule, another choice of what to evict would have kept"
     " them. Lost to pinning: the room was held by running requests. Lost to capacity: even with the"
@@ -107,61 +108,41 @@ _PARTS = (
 )
 
 
-def _x(study: Study) -> tuple[Points, str]:
-    """Capacities of the points, and the title of their axis."""
-    if study.block_bytes is None:
-        return [point.blocks for point in study.points], "capacity (blocks)"
-    return compact(p.blocks * study.block_bytes / 2**30 for p in study.points), "capacity (GiB)"
-
-
-def _across(study: Study) -> dict[str, object]:
-    x, title = _x(study)
+def _figures(study: Study) -> list[Figure]:
+    """Hits, regret and reuse by capacity, in memory if the model is known; with the capacity asked
+    about."""
+    unit, per_block = "blocks", 1.0
+    if study.block_bytes is not None:
+        unit, per_block = "GiB", study.block_bytes / 2**30
+    x = compact((point.blocks * per_block for point in study.points), digits=8)
     known = [value for value in x if value]
-    return titled(title, showgrid=True, **log_ticks(min(known), max(known)))
+    across = titled(f"capacity ({unit})", showgrid=True, **log_ticks(min(known), max(known)))
+    marked = [rule("x", study.chosen * per_block, "muted", dash="dot")] if study.chosen else []
 
+    def drawn(tokens: Iterable[int | None], colour: str, name: str, **look: Any) -> Trace:
+        shares = compact(100 * study.share(each or 0) for each in tokens)
+        return line(x, shares, colour, name, **look)
 
-def _marked(study: Study) -> list[dict[str, object]]:
-    """A line at the capacity asked about."""
-    if study.chosen is None:
-        return []
-    scale = 1.0 if study.block_bytes is None else study.block_bytes / 2**30
-    return [rule("x", study.chosen * scale, "muted", dash="dot")]
-
-
-def _hits(study: Study) -> Figure:
-    x, _ = _x(study)
-    lru = compact(100 * study.share(point.lru) for point in study.points)
-    best = compact(100 * study.share(point.optimum or 0) for point in study.points)
-    most = compact([100 * study.share(study.ceiling)] * len(x))
-    data = [
-        line(x, most, CEILING, "no limit", dash="dash"),
-        line(x, best, OPTIMUM, "optimum"),
-        line(x, lru, LRU, "LRU"),
+    points = study.points
+    hits = [
+        drawn([study.ceiling] * len(x), CEILING, "no limit", dash="dash"),
+        drawn((point.optimum for point in points), OPTIMUM, "optimum (sees the future)"),
+        drawn((point.lru for point in points), LRU, "LRU"),
     ]
-    legend = [
-        Entry("LRU", LRU, (2,), "line"),
-        Entry("optimum (sees the future)", OPTIMUM, (1,), "line"),
-        Entry("no limit", CEILING, (0,), "dash"),
+    left = [drawn((point.left for point in points), LRU, "left by LRU")]
+    reused = [drawn(study.reused[who], WHO_COLOURS[who], who, shape="vh") for who in study.reused]
+    asked = "The dotted line is the capacity asked about." if marked else ""
+    charts = (
+        ("hits", "Hits by capacity", asked, "prompt tokens that hit (%)", 360, hits),
+        ("regret", "Regret", _REGRET, "points left by LRU", 240, left),
+        ("distances", "Reuse by distance", _REUSE, "prompt tokens (%)", 280, reused),
+    )
+    return [
+        chart(
+            *(id, title, note, data, across, titled(y)),
+            keyed=len(data) > 1,
+            height=height,
+            shapes=marked,
+        )
+        for id, title, note, y, height, data in charts
     ]
-    look = layout(_across(study), titled("prompt tokens that hit (%)"), shapes=_marked(study))
-    note = "The dotted line is the capacity asked about." if study.chosen else ""
-    return Figure("hits", "Hits by capacity", note, data, look, legend, height=360)
-
-
-def _regret(study: Study) -> Figure:
-    x, _ = _x(study)
-    left = compact(100 * study.share(point.left or 0) for point in study.points)
-    look = layout(_across(study), titled("points left by LRU"), shapes=_marked(study))
-    note = "Optimum less LRU, in points of the prompt tokens."
-    return Figure("regret", "Regret", note, [line(x, left, LRU, "left")], look, [], height=240)
-
-
-def _distances(study: Study) -> Figure:
-    x, _ = _x(study)
-    data = []
-    for who, tokens in study.reused.items():
-        shares = compact(100 * study.share(each) for each in tokens)
-        data.append(line(x, shares, WHO_COLOURS[who], who, shape="vh"))
-    look = layout(_across(study), titled("prompt tokens (%)"), shapes=_marked(study))
-    title, note = "Reuse by distance", "Each step: what a cache of this size adds to the last one."
-    return Figure("distances", title, note, data, look, legend_of(data), height=280)

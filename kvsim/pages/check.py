@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import Figure, compact, layout, line, points, titled
+from kvsim.pages.figures import Figure, chart, compact, line, points, titled
 from kvsim.pages.html import Html, join, lead, panel, table
 from kvsim.pages.provenance import provenance_panels
 from kvsim.report import wording
@@ -41,7 +41,6 @@ def build_check(record: Mapping[str, Any], figures: Rows, parts: Rows, correctio
         "kvsim check",
         str(record["meta"]["trace"]["path"]).rpartition("/")[2],
         sections,
-        drawn,
         subject=f"{wording.subject(record['meta'])} · {wording.time_source(record['meta'])}",
         remarks=[(each["text"], each["tone"]) for each in record["verdict"]],
     )
@@ -79,8 +78,14 @@ def _scatter(kind: str, found: Mapping[str, Any]) -> Figure:
     hover = f"%{{text}}: %{{x:.4~g}} {unit} measured, %{{y:.4~g}} {unit} predicted<extra></extra>"
     dots = points(x, y, "used", size=5, opacity=0.5)
     dots |= {"text": [name for name, *_ in shown], "hovertemplate": hover}
-    across = titled(f"measured ({unit})", rangemode="tozero", showgrid=True, nticks=6)
-    look = layout(across, titled(f"predicted ({unit})"), hovermode="closest")
     note = "" if len(shown) == len(both) else f"{len(shown):,} of {len(both):,} requests."
-    data = [line(ends, ends, "muted", width=1, dash="dot"), dots]
-    return Figure(f"scatter-{kind}", LATENCIES[kind], note, data, look, [], height=300)
+    return chart(
+        f"scatter-{kind}",
+        LATENCIES[kind],
+        note,
+        [line(ends, ends, "muted", width=1, dash="dot"), dots],
+        titled(f"measured ({unit})", rangemode="tozero", showgrid=True, nticks=6),
+        titled(f"predicted ({unit})"),
+        height=300,
+        hovermode="closest",
+    )

@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 
 from kvsim.certainty.comparison import Comparison, Pair
-from kvsim.pages.diff import run_line, settings_panel, waterfall_figures, why
+from kvsim.pages.diff import run_line, settings_panel, why
 from kvsim.pages.distribution import distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
     Figure,
     Trace,
+    chart,
     compact,
     held,
-    layout,
     line,
-    over_time,
     points,
     rows_axis,
     rule,
     step_line,
     thinned,
     time_axis,
+    time_chart,
     time_unit,
     titled,
 )
@@ -73,12 +73,12 @@ def build_comparison(runs: Sequence[Run], comparison: Comparison | None = None) 
     and the runs are those of its first seed.
     """
     names = [name for name, *_ in runs]
-    levels = _level_figures(names, [look_at(*run) for _, *run in runs])
+    levels = placed(_level_figures(names, [look_at(*run) for _, *run in runs]))
     return comparison_page(
         [run[:3] for run in runs],
         [explain(runs[0], other) for other in runs[1:]],
         comparison,
-        {"Over time": (join((run_key(names), placed(levels))), levels)},
+        {"Over time": join((run_key(names), levels))},
     )
 
 
@@ -86,12 +86,10 @@ def comparison_page(
     runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
     explained: Sequence[Explanation],
     comparison: Comparison | None,
-    further: Mapping[str, tuple[Html, Sequence[Figure]]],
+    further: Mapping[str, Html],
 ) -> str:
-    """The page of runs, each (name, summary, requests), and of what explains each of the others.
-
-    `further` are sections of one seed, with the figures in them.
-    """
+    """The page of runs, each (name, summary, requests), and of what explains each of the others;
+    `further` are sections of one seed."""
     summaries, names = [run[:2] for run in runs], [name for name, *_ in runs]
     rows = compare_table(summaries) if comparison is None else certain_table(comparison)
     spread = distribution_figures(
@@ -101,14 +99,11 @@ def comparison_page(
         ]
     )
     paired = [(name, pair(runs[0][2], requests)) for name, _, requests in runs[1:]]
-    differences = _difference_figures(paired)
-    falls = [waterfall_figures(each, f"fall-{i}") for i, each in enumerate(explained)]
-    intervals = [] if comparison is None else _interval_figures(comparison, rows)
     of_one_seed = {
-        "Why": _reasons(explained, falls),
-        "Request by request": _request_by_request(names, paired, differences),
+        "Why": _reasons(explained),
+        "Request by request": _request_by_request(names, paired),
         "Latency": join((run_key(names), placed(spread, "trio"))),
-        **{name: section for name, (section, _) in further.items()},
+        **further,
     }
     seeds = comparison.seeds if comparison is not None else ()
     if comparison is not None and comparison.method == "seeds":
@@ -116,7 +111,7 @@ def comparison_page(
         of_one_seed = {name: join((note, section)) for name, section in of_one_seed.items()}
     sections = {
         "Differences": _headlines(names, rows),
-        "Certainty": _certainty(comparison, rows, intervals) if comparison else None,
+        "Certainty": _certainty(comparison, rows) if comparison else None,
         "Why": of_one_seed.pop("Why"),
         "Settings": settings_panel(names, config_differences(summaries)),
         "All figures": _all_figures(names, rows),
@@ -126,13 +121,6 @@ def comparison_page(
         "kvsim compare",
         f"{', '.join(names[1:])} against {names[0]}",
         sections,
-        [
-            *intervals,
-            *(figure for fall in falls for figure in fall),
-            *differences,
-            *spread,
-            *(figure for _, drawn in further.values() for figure in drawn),
-        ],
         about=[
             run_line(name, summary, run_colour(i)) for i, (name, summary) in enumerate(summaries)
         ],
@@ -140,12 +128,15 @@ def comparison_page(
     )
 
 
-def _reasons(explained: Sequence[Explanation], falls: Sequence[Sequence[Figure]]) -> Html:
+def _reasons(explained: Sequence[Explanation]) -> Html:
     """Why each run differs from the first, with the name of the run if there are several."""
     return join(
         part
-        for each, drawn in zip(explained, falls, strict=True)
-        for part in (element("h3", each.names[1]) if explained[1:] else None, why(each, drawn))
+        for i, each in enumerate(explained)
+        for part in (
+            element("h3", each.names[1]) if explained[1:] else None,
+            why(each, f"fall-{i}"),
+        )
     )
 
 
@@ -225,13 +216,13 @@ def _cell(row: Row, i: int) -> Html:
     return element("td", value_words(row, i), *changes, class_="number")
 
 
-def _certainty(comparison: Comparison, rows: Sequence[Row], drawn: Sequence[Figure]) -> Html:
+def _certainty(comparison: Comparison, rows: Sequence[Row]) -> Html:
     """Method, intervals as drawn, a verdict for each headline figure, and rankings."""
     names = comparison.names
     parts: list[Html] = [lead(sentence) for sentence in method_words(comparison)]
     if names[2:]:
         parts.append(run_key(names, skip=1))
-    parts.append(placed(drawn))
+    parts.append(placed(_interval_figures(comparison, rows)))
     for other, name in enumerate(names[1:], 1):
         lines = [
             (row.metric.label, _verdict(comparison, row, other))
@@ -267,16 +258,21 @@ def _interval_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figur
         return []
     first, *others = comparison.names
     data = [_intervals(shown, i, len(others), name) for i, name in enumerate(others)]
-    look = layout(
+    note = "A filled mark: a significant difference. An open one: no significant difference."
+    figure = chart(
+        "intervals",
+        "Differences and their intervals",
+        note,
+        data,
         titled(f"difference to {first} (%)", zeroline=False, showgrid=True),
         rows_axis([row.metric.label for row in shown]),
-        shapes=[rule("x", 0)],
+        keyed=False,
+        height=_FRAME_PX + _ROW_PX * len(shown),
         hovermode="closest",
         margin={"l": 190},
+        shapes=[rule("x", 0)],
     )
-    note = "A filled mark: a significant difference. An open one: no significant difference."
-    height, title = _FRAME_PX + _ROW_PX * len(shown), "Differences and their intervals"
-    return [Figure("intervals", title, note, data, look, [], height=height)]
+    return [figure]
 
 
 def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
@@ -305,9 +301,7 @@ def _intervals(rows: Sequence[Row], i: int, others: int, name: str) -> Trace:
     return trace | {"name": name, "error_x": reach, "hovertemplate": "%{x:.3~g} %"}
 
 
-def _request_by_request(
-    names: Sequence[str], paired: Sequence[tuple[str, Pairs | None]], figures: Sequence[Figure]
-) -> Html:
+def _request_by_request(names: Sequence[str], paired: Sequence[tuple[str, Pairs | None]]) -> Html:
     first, parts = names[0], list[Html]()
     for name, pairs in paired:
         if paired[1:]:
@@ -322,7 +316,7 @@ def _request_by_request(
             parts += [_pairs_lead(first, name, pairs), _pairs_table(pairs)]
     if paired[1:]:
         parts.append(run_key(names, skip=1))
-    return join((*parts, placed(figures, "trio")))
+    return join((*parts, placed(_difference_figures(paired), "trio")))
 
 
 def _pairs_lead(first: str, name: str, pairs: Pairs) -> Html:
@@ -362,20 +356,15 @@ def _difference_figure(kind: str, paired: Sequence[tuple[int, str, Pairs]]) -> F
     data = []
     for (i, name, _), ordered in zip(paired, changes, strict=True):
         picked = thinned(len(ordered), POINTS)
-        x = compact(100 * (picked + 0.5) / len(ordered))
-        data.append(line(x, compact(ordered[picked] / ns), run_colour(i), name))
+        ranks = compact(100 * (picked + 0.5) / len(ordered))
+        data.append(line(ranks, compact(ordered[picked] / ns), run_colour(i), name))
     label = LATENCIES[kind]
-    look = layout(
-        titled(
-            "requests, ordered by their difference (%)",
-            range=[0, 100],
-            unifiedhovertitle={"text": "%{x:.3~g} % of the requests"},
-        ),
-        titled(f"{label} difference ({unit})", rangemode="normal"),
-        shapes=[rule("y", 0)],
-    )
+    across = "requests, ordered by their difference (%)"
+    x = titled(across, range=[0, 100], unifiedhovertitle={"text": "%{x:.3~g} % of the requests"})
+    y = titled(f"{label} difference ({unit})", rangemode="normal")
     note = "Below the line a request was quicker than in the first run, above it slower."
-    return Figure(f"paired-{kind}", f"{label} differences", note, data, look, [], height=260)
+    title, zero = f"{label} differences", [rule("y", 0)]
+    return chart(f"paired-{kind}", title, note, data, x, y, keyed=False, height=260, shapes=zero)
 
 
 def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
@@ -385,17 +374,12 @@ def _level_figures(names: Sequence[str], views: Sequence[View]) -> list[Figure]:
         return []
     axis, figures = time_axis(end_ns), []
     for column, title, unit in LEVELS:
-        data = [
-            step_line(
-                axis.of(view.coarse.bins.edges_ns),
-                held(view.coarse.bins.mean[column]),
-                run_colour(i),
-                name,
-            )
-            for i, (name, view) in enumerate(zip(names, views, strict=True))
+        levels = [
+            (axis.of(v.coarse.bins.edges_ns), held(v.coarse.bins.mean[column])) for v in views
         ]
-        look = over_time(axis, titled(unit))
-        figures.append(Figure(f"level-{column}", title, "", data, look, [], time=True))
+        data = [step_line(*levels[i], run_colour(i), name) for i, name in enumerate(names)]
+        id, y = f"level-{column}", titled(unit)
+        figures.append(time_chart(axis, id, title, "", data, y, keyed=False, height=240))
     return figures
 
 

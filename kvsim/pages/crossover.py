@@ -9,7 +9,7 @@ from typing import Any
 
 from kvsim.cost.crossover import Crossing, ModelCrossings
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import Entry, Figure, Trace, compact, legend_of, line, log_layout, rule
+from kvsim.pages.figures import Figure, chart, compact, line, log_axes, rule
 from kvsim.pages.html import join, lead, panel, table
 from kvsim.report.wording import time_source
 
@@ -50,15 +50,13 @@ UNITS = (
 
 def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Sequence[int]) -> str:
     """The page; its table lists requests of `lengths` tokens, its curves show all lengths."""
-    times = [_times(i, model) for i, model in enumerate(models)]
-    even = _even(models)
     listed = [
         model._replace(crossings=[each for each in model.crossings if each.tokens in lengths])
         for model in models
     ]
     sections = {
-        "Where swapping wins": join((lead(_LEAD), placed([even]))),
-        "Times": placed(times),
+        "Where swapping wins": join((lead(_LEAD), placed([_even(models)]))),
+        "Times": placed([_times(i, model) for i, model in enumerate(models)]),
         "Table": join((lead(UNITS), *(panel(caption(m), table(head(m), rows(m))) for m in listed))),
         "Sources": panel(
             None, table(("model", "recompute", "link"), map(_sources, models), text_columns=3)
@@ -68,7 +66,6 @@ def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Se
         "kvsim crossover",
         f"Swap or recompute on {hardware}",
         sections,
-        [even, *times],
         subject="Both prices are of one request alone: a prompt step, and copies out and in.",
         remarks=[(_verdict(model, layout), "plain") for model in listed for layout in model.link],
     )
@@ -121,21 +118,22 @@ def _copies(link: Mapping[str, Any]) -> str:
 
 
 def _even(models: Sequence[ModelCrossings]) -> Figure:
-    data: list[Trace] = []
-    legend = []
-    for i, model in enumerate(models):
-        colour, first = f"run-{1 + i % COLOURS}", len(data)
-        x = [each.tokens for each in model.crossings]
-        for name in model.link:
-            even = [each.break_even_gb_s[name] for each in model.crossings]
-            y = compact(math.nan if value is None else value for value in even)
-            data.append(line(x, y, colour, f"{model.name}, {name}", dash=DASHES[name]))
-        traces = tuple(range(first, len(data)))
-        legend.append(Entry(model.name, colour, traces, "line"))
+    data = [
+        line(
+            [each.tokens for each in model.crossings],
+            compact(each.break_even_gb_s[name] or math.nan for each in model.crossings),
+            f"run-{1 + i % COLOURS}",
+            f"{model.name}, {name}",
+            dash=DASHES[name],
+            legendgroup=model.name,
+        )
+        for i, model in enumerate(models)
+        for name in model.link
+    ]
     link = next(iter(models[0].link.values()))["bandwidth_gb_s"]
-    look = log_layout(TOKENS, "link (GB/s)", data, shapes=[rule("y", link, "muted", 1.5)])
     title, note = "Bandwidth at which both cost the same", "Solid: layer; dashed: cross."
-    return Figure("even", title, note, data, look, legend, height=380)
+    axes, shapes = log_axes(TOKENS, "link (GB/s)", data), [rule("y", link, "muted", 1.5)]
+    return chart("even", title, note, data, *axes, height=380, shapes=shapes)
 
 
 def _times(i: int, model: ModelCrossings) -> Figure:
@@ -145,5 +143,5 @@ def _times(i: int, model: ModelCrossings) -> Figure:
     for name in model.link:
         swap = compact(each.swap_ns[name] / 1e6 for each in model.crossings)
         data.append(line(x, swap, "swap", f"swap, {name}", dash=DASHES[name]))
-    look = log_layout(TOKENS, "time (ms)", data)
-    return Figure(f"times-{i}", model.name, "", data, look, legend_of(data), height=280)
+    axes = log_axes(TOKENS, "time (ms)", data)
+    return chart(f"times-{i}", model.name, "", data, *axes, height=280)

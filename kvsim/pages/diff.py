@@ -9,7 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import Axis, Figure, Points, compact, layout, rows_axis, time_unit, titled
+from kvsim.pages.figures import (
+    Axis,
+    Figure,
+    Points,
+    chart,
+    compact,
+    rows_axis,
+    time_unit,
+    titled,
+    told,
+)
 from kvsim.pages.html import Html, element, id_of, join, lead, panel, table
 from kvsim.pages.run import tags
 from kvsim.report import wording
@@ -39,10 +49,9 @@ def diff_page(
     further: Mapping[str, Html] = MappingProxyType({}),
 ) -> str:
     """The page of an explanation, with `further` sections before the settings."""
-    figures = waterfall_figures(explanation)
     settings = settings_panel(explanation.names, explanation.settings)
     sections = {
-        "Where the difference comes from": _falls(explanation, figures),
+        "Where the difference comes from": _falls(explanation),
         "First divergent decision": _divergence(explanation),
         "Requests that carry it": _carriers(explanation),
         "Blocks that carry it": _blocks(explanation),
@@ -53,7 +62,6 @@ def diff_page(
         "kvsim diff",
         f"{explanation.names[1]} against {explanation.names[0]}",
         {**(sections if explanation.waterfalls else {}), **further, "Settings": settings},
-        figures,
         about=[run_line(name, summary) for name, summary in summaries],
         remarks=[*remarks, *((caution, "warning") for caution in cautions(summaries))],
     )
@@ -72,19 +80,19 @@ def run_line(name: str, summary: Mapping[str, Any], colour: str = "") -> Html:
     )
 
 
-def why(explanation: Explanation, figures: Sequence[Figure]) -> Html:
+def why(explanation: Explanation, prefix: str) -> Html:
     """The short explanation: sentences, waterfalls, and the first divergent decision."""
     words = (element("li", text, class_="plain") for text in explanation.headline)
     return join(
         (
             element("ul", *words, class_="verdict"),
-            placed(figures, "duo") if figures else None,
+            placed(_waterfalls(explanation, prefix), "duo"),
             _divergence(explanation) if explanation.waterfalls else None,
         )
     )
 
 
-def waterfall_figures(explanation: Explanation, prefix: str = "fall") -> list[Figure]:
+def _waterfalls(explanation: Explanation, prefix: str = "fall") -> list[Figure]:
     """One waterfall for each figure in which the runs differ; bars begin where the last ended."""
     return [
         _waterfall(fall, f"{prefix}-{fall.statistic}-{fall.metric}", explanation.names)
@@ -101,8 +109,9 @@ def settings_panel(names: Sequence[str], settings: Sequence[tuple[str, Sequence[
     return panel(None, table(["Setting", *names], rows, text_columns=99))
 
 
-def _falls(explanation: Explanation, figures: list[Figure]) -> Html:
+def _falls(explanation: Explanation) -> Html:
     """The waterfalls, two side by side."""
+    figures = _waterfalls(explanation)
     if not figures:
         return panel(None, lead("No part of any latency differs."))
     words = (
@@ -205,21 +214,21 @@ def _waterfall(fall: Waterfall, id: str, names: tuple[str, str]) -> Figure:
         "x": compact(lengths),
         "y": list(range(len(ticks))),
         "marker": {"color": [f"var(--{colour})" for colour in colours], "line": {"width": 0}},
-        "text": texts,
-        "hovertemplate": "%{text}<extra></extra>",
         "textposition": "none",
     }
-    look = layout(
+    return chart(
+        id,
+        f"{title_of(fall)} {texts[-1]}",
+        _made_of(names, fall),
+        [told(data, texts)],
         titled(f"difference ({unit})", showgrid=True, nticks=5, tickangle=0),
         rows_axis(ticks),
+        height=_FRAME_PX + _ROW_PX * len(ticks),
         hovermode="closest",
         margin={"l": round(_LETTER_PX * max(map(len, ticks))) + 16},
         bargap=_GAP,
         shapes=_connectors(compact(ends)),
     )
-    title = f"{title_of(fall)} {texts[-1]}"
-    height = _FRAME_PX + _ROW_PX * len(ticks)
-    return Figure(id, title, _made_of(names, fall), [data], look, [], height=height)
 
 
 def _connectors(ends: Points) -> list[Axis]:

@@ -9,11 +9,11 @@ import numpy as np
 from kvsim.pages.figures import (
     Figure,
     Trace,
+    chart,
     compact,
-    layout,
+    limit_line,
     line,
     points,
-    rule,
     scale,
     thinned,
     titled,
@@ -80,9 +80,9 @@ def _figure(
         **((scale(everything * per_s, wide=15) if wide else {}) or {"nticks": 6}),
     )
     y = titled("requests (%)", range=[0, 103], dtick=25)
-    limits = [] if limit_ms is None else [rule("x", limit_ms / 1e3 * per_s, "bad", 1.2, "dot")]
-    look = layout(x, y, shapes=limits)
-    return Figure(f"dist-{kind}", LATENCIES[kind], note, data, look, [], height=260)
+    shapes = [] if limit_ms is None else [limit_line("x", limit_ms / 1e3 * per_s)]
+    id, title = f"dist-{kind}", LATENCIES[kind]
+    return chart(id, title, note, data, x, y, keyed=False, height=260, shapes=shapes)
 
 
 def _marks(cuts: Floats, colour: str) -> Trace:

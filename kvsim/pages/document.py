@@ -33,7 +33,6 @@ def document(
     command: str,
     title: str,
     sections: Mapping[str, Html | None],
-    figures: Sequence[Figure] = (),
     *,
     subject: str | None = None,
     about: Iterable[Html] = (),
@@ -42,8 +41,8 @@ def document(
     """The whole HTML file: a head with the verdict, then the sections, by title.
 
     `command`: what made the page. `about`: elements below the subject. `remarks`: the lines of the
-    verdict, each with its tone: `plain`, `warning` or `bad`. Sections without content are left out;
-    the others hold a place for each of the `figures` (see `placed`). Equal inputs give equal bytes.
+    verdict, each with its tone: `plain`, `warning` or `bad`. Sections without content are left out.
+    Equal inputs give equal bytes.
     """
     kept = {name: content for name, content in sections.items() if content}
     verdict = [element("li", text, class_=tone) for text, tone in remarks]
@@ -75,15 +74,21 @@ def document(
         element("title", f"{title} · kvsim"),
         element("style", Html(text_of("page.css"))),
     )
-    whole = element(
-        "html", element("head", *meta), "\n", element("body", body, *_scripts(figures)), lang="en"
-    )
+    body = element("body", body, *_scripts(body.figures))
+    whole = element("html", element("head", *meta), "\n", body, lang="en")
     return f"<!doctype html>\n{whole}\n"
 
 
-def placed(figures: Iterable[Figure], class_: str = "one") -> Html:
-    """The places that the script draws figures into; `class_`: `one`, `duo` or `trio` in a row."""
-    return element("div", *map(_place, figures), class_=class_)
+def placed(figures: Sequence[Figure], class_: str = "one") -> Html:
+    """The places that the script draws figures into, `class_` in a row: `one`, `duo` or `trio`. A
+    trio whose last row would have a gap is a duo. Without figures, nothing."""
+    if not figures:
+        return Html()
+    if class_ == "trio" and len(figures) % 3:
+        class_ = "duo"
+    places = element("div", *map(_place, figures), class_=class_)
+    places.figures = tuple(figures)
+    return places
 
 
 def embedded(data: object) -> Html:

@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     traces: tuple[int, ...]
     """Positions in the figure's data."""
     kind: str = "area"
-    """`area`, `line` or `dash`."""
+    """`area`, `line`, `dash` or `dot`."""
 
 
 class Figure(NamedTuple):
@@ -128,6 +128,11 @@ def points(
     return {"type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "marker": marker}
 
 
+def told(trace: Trace, texts: Sequence[str]) -> Trace:
+    """A trace that shows a text of its own at each point under the pointer."""
+    return trace | {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
+
+
 def area(trace: Trace, stack: str = "one") -> Trace:
     """A line as a filled area on top of the previous areas of its stack."""
     colour = trace["line"]["color"]
@@ -139,9 +144,9 @@ def area(trace: Trace, stack: str = "one") -> Trace:
     }
 
 
-def band(x: Points, low: Points, high: Points, colour: str) -> list[Trace]:
-    """The area between two lines, without the lines."""
-    edges = [line(x, y, colour, shape="hv", width=0) for y in (low, high)]
+def band(x: Points, low: Points, high: Points, colour: str, group: str) -> list[Trace]:
+    """The area between two lines, without the lines; its entry in the legend is that of `group`."""
+    edges = [line(x, y, colour, shape="hv", width=0, legendgroup=group) for y in (low, high)]
     edges[1] |= {"fill": "tonexty", "fillcolor": f"var(--{colour}-band)"}
     return edges
 
@@ -159,13 +164,62 @@ def bars(x: Points, y: Points, width: float, colour: str, name: str) -> Trace:
     }
 
 
+def chart(
+    id: str,
+    title: str,
+    note: str,
+    data: list[Trace],
+    x: Axis,
+    y: Axis,
+    *,
+    below: Axis | None = None,
+    keyed: bool = True,
+    height: int = 240,
+    least_width: int = 0,
+    time: bool = False,
+    **further: Any,
+) -> Figure:
+    """A figure of these traces on these axes.
+
+    `below`: what a second y axis, below the first one, has of its own. `keyed`: whether the figure
+    has a legend of its own. `further`: more of plotly's layout.
+    """
+    look = layout(x, y, **further)
+    if below:
+        look["yaxis2"] = merge(look["yaxis"], below)
+        look["xaxis"]["anchor"] = "y2"
+    legend = legend_of(data) if keyed else []
+    return Figure(id, title, note, data, look, legend, time, height, least_width)
+
+
+def time_chart(
+    axis: TimeAxis,
+    id: str,
+    title: str,
+    note: str,
+    data: list[Trace],
+    y: Axis,
+    *,
+    height: int = 200,
+    **further: Any,
+) -> Figure:
+    """A figure over simulated time; `further`: arguments of `chart`."""
+    x = titled(
+        f"simulated time ({axis.unit})",
+        range=[0, axis.end],
+        unifiedhovertitle={"text": f"%{{x:.6~g}} {axis.unit}"},
+    )
+    return chart(id, title, note, data, x, y, time=True, height=height, **further)
+
+
 def legend_of(data: Iterable[Trace]) -> list[Entry]:
-    """An entry for each trace that has a name, in its own colour."""
-    return [
-        Entry(trace["name"], _colour_of(trace), (i,), _kind_of(trace))
-        for i, trace in enumerate(data)
-        if "name" in trace
-    ]
+    """An entry for each trace with a name, or for each `legendgroup`, as its first trace looks."""
+    entries: dict[str, Entry] = {}
+    for i, trace in enumerate(data):
+        if label := trace.get("legendgroup", trace.get("name")):
+            first = entries.get(label, Entry(label, _colour_of(trace), (), _kind_of(trace)))
+            entries[label] = first._replace(traces=(*first.traces, i))
+    return list(entries.values())
 
 
 def _colour_of(trace: Trace) -> str:
@@ -174,6 +228,8 @@ def _colour_of(trace: Trace) -> str:
 
 
 def _kind_of(trace: Trace) -> str:
+    if trace.get("mode") == "markers":
+        return "dot"
     if "line" not in trace or "fillcolor" in trace:
         return "area"
     return "line" if trace["line"]["dash"] == "solid" else "dash"
@@ -191,6 +247,11 @@ def rule(axis: str, at: float, colour: str = "ink", width: float = 1, dash: str 
         f"{other}ref": "paper",
         "line": {"color": f"var(--{colour})", "width": width, "dash": dash},
     }
+
+
+def limit_line(axis: str, at: float) -> Axis:
+    """The limit of an objective, for `shapes`."""
+    return rule(axis, at, "bad", 1.2, "dot")
 
 
 def scale(values: Iterable[float], wide: float = WIDE) -> Axis:
@@ -215,14 +276,14 @@ def log_ticks(low: float, high: float) -> Axis:
     }
 
 
-def log_layout(x_title: str, y_title: str, data: Sequence[Trace], **further: Any) -> dict[str, Any]:
+def log_axes(x_title: str, y_title: str, data: Sequence[Trace]) -> tuple[Axis, Axis]:
     """Two logarithmic axes for lines whose x are mostly powers of two; y up to 0 are not drawn."""
     first, last = (math.log2(end) for end in _ends(x for trace in data for x in trace["x"]))
     powers = [2.0**power for power in range(math.ceil(first), math.floor(last) + 1, 2)]
     across = {"type": "log", "tickvals": powers, "ticktext": [f"{p:,.6g}" for p in powers]}
     drawn = [y for trace in data for y in trace["y"] if y is not None and y > 0]
     up = log_ticks(*_ends(drawn)) if drawn else {"type": "log"}
-    return layout(titled(x_title, showgrid=True, **across), titled(y_title, **up), **further)
+    return titled(x_title, showgrid=True, **across), titled(y_title, **up)
 
 
 def layout(x: Axis, y: Axis, **further: Any) -> dict[str, Any]:
@@ -260,16 +321,6 @@ def layout(x: Axis, y: Axis, **further: Any) -> dict[str, Any]:
     return merge(common, further)
 
 
-def over_time(axis: TimeAxis, y: Axis, **further: Any) -> dict[str, Any]:
-    """The layout of a figure over simulated time."""
-    x = titled(
-        f"simulated time ({axis.unit})",
-        range=[0, axis.end],
-        unifiedhovertitle={"text": f"%{{x:.6~g}} {axis.unit}"},
-    )
-    return layout(x, y, **further)
-
-
 def rows_axis(labels: Sequence[str]) -> Axis:
     """A y axis with a row for each label, the first one on top."""
     return {
@@ -301,20 +352,20 @@ def merge(*parts: dict[str, Any]) -> dict[str, Any]:
 def coloured(drawn: Any) -> Any:
     """Traces or a layout with the colours and fonts of the light style sheet, not their names."""
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    # The first value of a property is that of the light style.
+    # The first value of a property is that of the light style; it may name another property.
     named = dict(reversed(re.findall(r"--([\w-]+):\s*([^;]+);", style)))
-    text = re.sub(
-        r"var\(--([\w-]+)\)", lambda match: json.dumps(named[match[1]])[1:-1], json.dumps(drawn)
-    )
+    text = json.dumps(drawn)
+    while "var(--" in text:
+        text = re.sub(r"var\(--([\w-]+)\)", lambda match: json.dumps(named[match[1]])[1:-1], text)
     return json.loads(text)
 
 
-def percentages(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    """100 times part over whole, NaN where whole is 0."""
-    shares: NDArray[np.float64] = np.divide(
-        100 * part, whole, out=np.full(len(part), np.nan), where=whole > 0
+def ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
+    """Part over whole, NaN where whole is 0."""
+    found: NDArray[np.float64] = np.divide(
+        part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0
     )
-    return shares
+    return found
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:

@@ -16,32 +16,29 @@ from kvsim.pages.figures import (
     TimeAxis,
     area,
     held,
-    legend_of,
-    over_time,
-    percentages,
+    ratios,
     step_line,
     time_axis,
+    time_chart,
     titled,
 )
-from kvsim.pages.html import Html, card, cards, facts, id_of, join, key_of, lead, panel, table
-from kvsim.pages.over_time import RATES, View, below_the_first, look_at, one_axis
-from kvsim.pages.run import tags
+from kvsim.pages.html import Html, card, cards, id_of, join, key_of, lead, panel, table
+from kvsim.pages.over_time import RATES, View, look_at, one_axis
+from kvsim.pages.provenance import provenance_panels
+from kvsim.pages.run import figure_cards, tags
 from kvsim.report import binning, wording
-from kvsim.report.metrics import LATENCIES
-from kvsim.report.numerals import count, number, plural, seconds, show
+from kvsim.report.numerals import MISSING, count, number, plural, seconds, show
 from kvsim.report.routing import (
     CAUSE_WORDS,
-    HITS_HEAD,
-    LEG_HEAD,
+    HITS,
     REGRET_HEAD,
-    REPLICA_HEAD,
+    REPLICAS,
+    TRIP,
     fleet_title,
     fleet_verdict,
-    hit_rows,
-    leg_rows,
-    named_rows,
     regret_rows,
     replica_names,
+    routing_tables,
 )
 from kvsim.schema import CAUSES
 
@@ -66,29 +63,28 @@ def build_fleet(run: FleetRun) -> str:
     end_ns = max(view.end_ns for view in views)
     axis, caching = time_axis(end_ns), summary["meta"]["prefix_caching"]
     lanes = one_axis(list(_lanes(run, views, axis)))
-    over = [_load(run, axis)] + ([_found(run, axis, end_ns)] if caching else [])
+    over = [_load(run, axis), *([_found(run, axis, end_ns)] if caching else [])] if end_ns else []
     curves = [(f"replica {i}", f"run-{i}", v.durations) for i, v in enumerate(views[:MOST_CURVES])]
     left, left_out = len(run.replicas) - MOST_LANES, None
     if left > 0:
         words = f"Drawn: the {MOST_LANES} with the most prompt tokens; {left} more have folders."
         left_out = lead(words)
     spread, key = distribution_figures(curves), key_of((colour, name) for name, colour, _ in curves)
-    rows = [[f"replica {name}", *row] for name, *row in named_rows(summary)]
-    replicas = panel(None, table(["", *REPLICA_HEAD], rows))
+    tables = routing_tables(summary)
+    replicas = panel(None, table(*tables[REPLICAS]))
+    legs = panel("Legs of a request", table(*tables[TRIP])) if TRIP in tables else None
     sections = {
         "At a glance": _cards(run),
         "Decisions": join((lead(_DECISIONS), *_decisions(run))) if caching else None,
-        "Over time": placed(over) if end_ns else None,
-        "Replicas": join((replicas, _legs(run), left_out, _KEY, placed(lanes, "one lanes"))),
+        "Over time": placed(one_axis(over)),
+        "Replicas": join((replicas, legs, left_out, _KEY, placed(lanes if end_ns else []))),
         "Latency": join((key, placed(spread, "trio"))) if spread else None,
-        "To repeat it": _origin(run),
+        "Provenance": join((lead(_FOLDERS), provenance_panels(summary["meta"]))),
     }
-    figures = [*(over + lanes if end_ns else ()), *spread]
     return document(
         "kvsim run --replicas",
         fleet_title(summary),
         sections,
-        figures,
         subject=wording.subject(summary["meta"]),
         about=[tags(summary)],
         remarks=fleet_verdict(summary),
@@ -100,44 +96,26 @@ _DECISIONS = (
     " found in the engines' real caches, which no router sees. Regret: what the best eligible"
     " replica had more than the chosen one."
 )
+_FOLDERS = "The folder replica-0 and its neighbours hold the report of each engine."
 _KEY = key_of([("running", "Running"), ("waiting", "Waiting"), ("peak", "KV cache in use")])
 
 
 def _cards(run: FleetRun) -> Html:
-    summary, routing = run.summary, run.summary["routing"]
+    """The figures of a single run, and those of the router."""
+    summary = run.summary
+    imbalance = summary["load_imbalance"]
     shown = [
-        card(
-            "Throughput",
-            show(summary["output_throughput"], "tokens/s"),
-            f"{show(summary['request_throughput'], 'requests/s')} completed",
-        ),
-        *(
-            card(
-                f"{LATENCIES[kind]} p99",
-                show(summary[f"p99_{kind}_ms"], "ms"),
-                f"median {show(summary[f'p50_{kind}_ms'], 'ms')}",
-            )
-            for kind in ("ttft", "tpot", "e2el")
-        ),
-        card("Preemptions", count(summary["num_preemptions"])),
+        *figure_cards(summary),
         card(
             "Load imbalance",
-            "–" if summary["load_imbalance"] is None else f"×{number(summary['load_imbalance'])}",
+            MISSING if imbalance is None else f"×{number(imbalance)}",
             "busiest replica over the mean, by requests in flight",
         ),
     ]
     if summary["meta"]["prefix_caching"]:
-        rate = show(summary["prefix_cache_hit_rate"], "share")
-        shown.append(card("Hits", rate, "of prompt tokens, first admissions"))
-        lost = show(routing["regret_share"], "share")
+        lost = show(summary["routing"]["regret_share"], "share")
         shown.append(card("Regret", lost, "of prompt tokens were cached in a better replica"))
     return cards(shown)
-
-
-def _legs(run: FleetRun) -> Html | None:
-    """The mean time of each leg of a request in a prefill/decode split."""
-    rows = leg_rows(run.summary)
-    return panel("Legs of a request", table(LEG_HEAD, rows)) if rows else None
 
 
 def _decisions(run: FleetRun) -> Iterator[Html]:
@@ -147,7 +125,7 @@ def _decisions(run: FleetRun) -> Iterator[Html]:
     rows = [[name, used.get(name, ""), *rest] for name, *rest in regret_rows(routing)]
     head = [REGRET_HEAD[0], "what it means", *REGRET_HEAD[1:]]
     yield panel("Why the best replica was not chosen", table(head, rows, text_columns=2))
-    hits = table(HITS_HEAD, hit_rows(routing))
+    hits = table(*routing_tables(run.summary)[HITS])
     yield panel("Where hits came from, and what others could have hit", hits)
     if costly := _costliest(run):
         head = ["request", "why", "sent at", "chosen", "cached there", "in flight", "least"]
@@ -183,29 +161,23 @@ def _load(run: FleetRun, axis: TimeAxis) -> Figure:
     """Requests in flight of the busiest, the mean and the idlest replica."""
     replicas = len(run.replicas)
     instants, counts = in_flight(sent_to([each.requests for each in run.replicas]), replicas)
-    edges = binning.even_edges(int(instants[-1]) if len(instants) else 1, 4 * RATES)
-    mean = np.array([_mean_in_bins(instants, each, edges) for each in counts])
+    bins = binning.bin_states(
+        np.append(0, instants[:-1]),
+        int(instants[-1]),
+        [str(replica) for replica in range(replicas)],
+        lambda name, first, last: np.append(0, counts[int(name)])[first:last],
+        4 * RATES,
+    )
+    mean = np.array(list(bins.mean.values()))
     lines = [
         (mean.max(axis=0), "peak", "busiest"),
         (mean.mean(axis=0), "running", "mean"),
-        (mean.min(axis=0), "cached", "idlest"),
+        (mean.min(axis=0), "run-0", "idlest"),
     ]
-    data = [step_line(axis.of(edges), held(y), colour, name) for y, colour, name in lines]
+    x = axis.of(bins.edges_ns)
+    data = [step_line(x, held(y), colour, name) for y, colour, name in lines]
     note = "Requests that were sent and are not over, of whichever replica has most and fewest."
-    look = over_time(axis, titled("requests"))
-    return Figure("load", "Load of the replicas", note, data, look, legend_of(data), True, 200)
-
-
-def _mean_in_bins(instants: np.ndarray, levels: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The mean of a level in each bin, which holds from each instant on until the next."""
-    spans = np.diff(instants, append=instants[-1:])
-    whole = np.concatenate(([0.0], np.cumsum(levels * spans.astype(float))))[:-1]
-    place = np.clip(np.searchsorted(instants, edges, side="right") - 1, 0, None)
-    upto = whole[place] + np.where(
-        edges >= instants[0], levels[place] * (edges - instants[place]).astype(float), 0.0
-    )
-    means: np.ndarray = np.diff(upto) / np.diff(edges)
-    return means
+    return time_chart(axis, "load", "Load of the replicas", note, data, titled("requests"))
 
 
 def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
@@ -226,15 +198,15 @@ def _found(run: FleetRun, axis: TimeAxis, end_ns: int) -> Figure:
         for amounts, colour, name in parts
     ]
     note = "Of the prompt tokens of requests sent at this time; the rest was in no cache."
-    look = over_time(axis, titled("prompt tokens (%)", range=[0, 101]))
-    return Figure("found", "What decisions found", note, data, look, legend_of(data), True, 220)
+    y = titled("prompt tokens (%)", range=[0, 101])
+    return time_chart(axis, "found", "What decisions found", note, data, y, height=220)
 
 
 def _of_whole(
     amounts: np.ndarray, noted: dict[str, np.ndarray], whole: np.ndarray, edges: np.ndarray
 ) -> Points:
     sums = binning.bin_events(noted["time_ns"], amounts, edges)
-    return held(np.nan_to_num(percentages(sums, whole)))
+    return held(np.nan_to_num(100 * ratios(sums, whole)))
 
 
 def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Figure]:
@@ -264,24 +236,6 @@ def _lanes(run: FleetRun, views: Sequence[View], axis: TimeAxis) -> Iterator[Fig
         note = f"{plural(each['num_requests'], 'request')}, hits {hits}, KV cache"
         note += f" {show(each['kv_cache_usage_mean'], 'share')} in use on average."
         y = titled("requests", domain=[0.46, 1], range=[0, 1.05 * top], nticks=4)
-        look = over_time(axis, y)
-        below_the_first(look, "KV (%)", [0, 0.34], range=[0, 101], tickvals=[0, 100])
-        yield Figure(f"lane-{i}", f"Replica {names[i]}", note, data, look, [], True, _LANE_PX)
-
-
-def _origin(run: FleetRun) -> Html:
-    meta = run.summary["meta"]
-    arguments = ", ".join(f"{key}={value}" for key, value in meta["router"]["args"].items())
-    named = {
-        "Command": meta["command"] or None,
-        "Router": meta["router"]["name"],
-        "Arguments": arguments or None,
-        "Replicas": len(run.replicas),
-        "Trace": meta["trace"]["path"],
-        "Trace SHA-256": meta["trace"]["sha256"],
-        "Requests": meta["trace"]["requests"],
-        "Seed": meta["seed"],
-        "kvsim": meta["kvsim_version"],
-    }
-    words = "The folder replica-0 and its neighbours hold the report of each engine."
-    return join((lead(words), panel("Origin", facts(named))))
+        below = titled("KV (%)", domain=[0, 0.34], range=[0, 101], tickvals=[0, 100])
+        id, title = f"lane-{i}", f"Replica {names[i]}"
+        yield time_chart(axis, id, title, note, data, y, below=below, keyed=False, height=_LANE_PX)

@@ -10,19 +10,17 @@ from kvsim.fleet.difference import (
 )
 from kvsim.pages.diff import diff_page
 from kvsim.pages.html import join, panel, table
-from kvsim.report.routing import HITS_HEAD, REGRET_HEAD, hit_rows, regret_rows
+from kvsim.report.routing import HITS, REGRETS, routing_tables
 
 
 def build_fleet_diff(first: NamedFleet, other: NamedFleet) -> str:
     """The page that says why the second run differs from the first."""
     rows = replica_differences(first[1], other[1])
     routing = (
-        panel(f"{name}: {title}", table(head, made(run.summary["routing"])))
-        for title, head, made in (
-            ("why the best replica was not chosen", REGRET_HEAD, regret_rows),
-            ("where hits came from", HITS_HEAD, hit_rows),
-        )
+        panel(f"{name}: {title}", table(*tables[title]))
+        for title in (REGRETS, HITS)
         for name, run in (first, other)
+        if title in (tables := routing_tables(run.summary))
     )
     return diff_page(
         explain_fleets(first, other),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
-from kvsim.report.numerals import count, size
+from kvsim.pages.figures import Figure
+from kvsim.report.numerals import count, percent, seconds, size
 
 _VOID = frozenset({"br", "col", "hr", "input", "meta"})
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is HTML already, and the figures that have their places in it."""
 
-    __slots__ = ()
+    figures: tuple[Figure, ...] = ()
 
 
 def element(tag: str, *children: object, **attributes: object) -> Html:
@@ -29,13 +30,19 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
     )
     if tag in _VOID:
         return Html(f"<{tag}{named}>")
-    return Html(f"<{tag}{named}>{join(children)}</{tag}>")
+    return join((Html(f"<{tag}{named}>"), *children, Html(f"</{tag}>")))
 
 
 def join(children: Iterable[object]) -> Html:
-    """Children, one after another."""
-    parts = (child for child in children if child is not None)
-    return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in parts))
+    """Children, one after another, and their figures in the same order."""
+    parts = [
+        child if isinstance(child, Html) else Html(escape(str(child)))
+        for child in children
+        if child is not None
+    ]
+    joined = Html("".join(parts))
+    joined.figures = tuple(figure for part in parts for figure in part.figures)
+    return joined
 
 
 def lead(text: object) -> Html:
@@ -119,6 +126,21 @@ def strip(parts: Iterable[tuple[str, float, str]]) -> Html:
     )
 
 
+def shares(
+    parts: Iterable[tuple[str, float, str]], write: Callable[[float], str] | None = None
+) -> Html:
+    """A bar of the parts of a whole, each (colour, amount, label), and its legend; `write` puts
+    amounts and shares into the legend."""
+    there = [part for part in parts if part[1]]
+    whole = sum(amount for _, amount, _ in there)
+    words = (
+        (colour, f"{label}: {write(amount)}, {percent(amount / whole)}" if write else label)
+        for colour, amount, label in there
+    )
+    bar = strip((colour, amount / whole, label) for colour, amount, label in there)
+    return join((bar, key_of(words)))
+
+
 def key_of(entries: Iterable[tuple[str, str]]) -> Html:
     """A legend: (colour, label). A colour is a name of the style sheet, or any background."""
     return element(
@@ -139,18 +161,14 @@ def key_of(entries: Iterable[tuple[str, str]]) -> Html:
 def facts(named: Mapping[str, Any]) -> Html:
     """Names and values; the unit is the end of the name, and None is left out."""
     pairs = (
-        (element("dt", key), element("dd", _written(key, value)))
+        (element("dt", key), element("dd", written(key, value)))
         for key, value in named.items()
         if value is not None
     )
     return element("dl", *(part for pair in pairs for part in pair), class_="facts")
 
 
-def _paint(colour: str) -> str:
-    return colour if "(" in colour else f"var(--{colour})"
-
-
-def _written(key: str, value: Any) -> str:
+def written(key: str, value: Any) -> str:
     """A value in the unit that its key names."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -159,7 +177,13 @@ def _written(key: str, value: Any) -> str:
             return f"{size(value)} ({count(value)} bytes)"
         if key.endswith("bytes_per_s"):
             return f"{size(value)}/s"
+        if key.endswith("_ns"):
+            return seconds(value / 1e9)
         return str(value) if key == "Seed" else f"{value:,.6g}"
     if isinstance(value, list):
         return ", ".join(str(inner) for inner in value)
     return str(value)
+
+
+def _paint(colour: str) -> str:
+    return colour if "(" in colour else f"var(--{colour})"

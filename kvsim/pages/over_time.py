@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.pages.figures import (
     Axis,
-    Entry,
     Figure,
     Points,
     TimeAxis,
@@ -20,22 +18,22 @@ from kvsim.pages.figures import (
     bars,
     compact,
     held,
-    legend_of,
+    limit_line,
     line,
     merge,
-    over_time,
-    percentages,
     points,
+    ratios,
     rule,
     scale,
     step_line,
     thinned,
     time_axis,
+    time_chart,
     time_unit,
     titled,
 )
 from kvsim.report import binning, phases, timeline
-from kvsim.report.binning import Bins, Floats, Ints
+from kvsim.report.binning import Bins, Ints
 from kvsim.report.metrics import BLOCKED_BY, LATENCIES
 from kvsim.report.numerals import count, milliseconds, percent, seconds
 from kvsim.report.statistics import percentiles
@@ -84,6 +82,11 @@ class View(NamedTuple):
     fine: Cut
     coarse: Cut
 
+    def even(self, bins: int) -> tuple[Ints, Points]:
+        """Edges of at most so many bins of equal width, in ns and in the unit of the axis."""
+        edges_ns = binning.even_edges(self.end_ns, bins)
+        return edges_ns, self.axis.of(edges_ns)
+
 
 def look_at(
     summary: Mapping[str, Any], requests: Mapping[str, Any], steps: Mapping[str, Ints]
@@ -116,7 +119,7 @@ def time_figures(run: View) -> list[Figure]:
         return []
     makers = (
         *(_rates, _tokens, _ttft, _itl, _queues, _blocked, _gpu_blocks, _cpu_blocks),
-        *(_preemptions, _new_token_ratio, _swaps, _batch, _hit_rate, _fragmentation),
+        *(_preemptions, _swaps, _new_token_ratio, _batch, _hit_rate, _fragmentation),
     )
     return one_axis([figure for make in makers for figure in make(run)])
 
@@ -130,19 +133,9 @@ def one_axis(figures: Sequence[Figure]) -> list[Figure]:
     ]
 
 
-def _figure(
-    run: View,
-    id: str,
-    title: str,
-    note: str,
-    y: Axis,
-    data: list[Trace],
-    height: int = 200,
-    **further: Any,
-) -> Figure:
-    """A figure over time, with all its traces in the legend."""
-    look = over_time(run.axis, y, **further)
-    return Figure(id, title, note, data, look, legend_of(data), time=True, height=height)
+def limits_words(goals: Mapping[str, float]) -> str:
+    """`TTFT ≤ 2.00 s, TPOT ≤ 60.0 ms`."""
+    return ", ".join(f"{LATENCIES[kind]} ≤ {milliseconds(ms)}" for kind, ms in goals.items())
 
 
 def _lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "") -> list[Trace]:
@@ -151,86 +144,67 @@ def _lined(x: Points, named: Iterable[tuple[Points, str, str]], stack: str = "")
     return [area(trace, stack) if stack else trace for trace in lines]
 
 
-def _per_second(run: View, instants_ns: Any, amounts: Any = None) -> Points:
-    """Events per second in `RATES` bins."""
-    edges = binning.even_edges(run.end_ns, RATES)
+def _per_second(run: View, colour: str, label: str, instants_ns: Any, amounts: Any = None) -> Trace:
+    """A line of events per second; instants below 0 are those of events that never happened."""
+    edges, x = run.even(RATES)
     instants = np.asarray(instants_ns, dtype=np.int64)
     weights = np.ones(len(instants), np.int64) if amounts is None else amounts
     happened = instants >= 0
     sums = binning.bin_events(instants[happened], weights[happened], edges)
-    return held(sums / np.diff(edges) * 1e9)
-
-
-def _rate_edges(run: View) -> Points:
-    return run.axis.of(binning.even_edges(run.end_ns, RATES))
+    return step_line(x, held(sums / np.diff(edges) * 1e9), colour, label)
 
 
 def _rates(run: View) -> Iterator[Figure]:
-    done = phases.completed(run.requests)
+    summary, goals = run.summary, run.summary["meta"].get("goodput")
+    done, good = phases.completed(run.requests), good_requests(run.durations, goals)
     finish = np.where(done, np.asarray(run.requests["finish_ns"]), -1)
-    lines = [
-        (_per_second(run, run.requests["arrival_ns"]), "waiting", "Offered"),
-        (_per_second(run, finish), "running", "Completed"),
+    note = f"{_number(summary['request_throughput'])} completed per second over the whole run"
+    drawn = [
+        _per_second(run, "waiting", "Offered", run.requests["arrival_ns"]),
+        _per_second(run, "running", "Completed", finish),
     ]
-    goals = run.summary["meta"].get("goodput")
-    note = f"{_number(run.summary['request_throughput'])} completed per second over the whole run"
-    good = good_requests(run.durations, goals)
     if good is not None:
-        kept = _per_second(run, np.where(good, finish, -1))
-        lines.append((kept, "good", "Completed within all limits"))
-        note += f", {_number(run.summary['request_goodput'])} within {limits_words(goals)}"
-    drawn = _lined(_rate_edges(run), lines)
-    yield _figure(run, "rates", "Offered and served", f"{note}.", titled("requests/s"), drawn)
-
-
-def limits_words(goals: Mapping[str, float]) -> str:
-    """`TTFT ≤ 2.00 s, TPOT ≤ 60.0 ms`."""
-    return ", ".join(f"{LATENCIES[kind]} ≤ {milliseconds(ms)}" for kind, ms in goals.items())
+        kept = np.where(good, finish, -1)
+        drawn.append(_per_second(run, "good", "Completed within all limits", kept))
+        note += f", {_number(summary['request_goodput'])} within {limits_words(goals)}"
+    yield time_chart(
+        run.axis, "rates", "Offered and served", f"{note}.", drawn, titled("requests/s")
+    )
 
 
 def _tokens(run: View) -> Iterator[Figure]:
-    starts = run.steps["start_ns"]
-    lines = [
-        (_per_second(run, starts, run.steps[column]), colour, label)
-        for column, colour, label in (
-            ("prefill_tokens", "prefill", "Prompt"),
-            ("decode_seqs", "decode", "Decode"),
+    drawn = [
+        _per_second(run, colour, label, run.steps["start_ns"], run.steps[column])
+        for colour, label, column in (
+            ("prefill", "Prompt", "prefill_tokens"),
+            ("decode", "Decode", "decode_seqs"),
         )
     ]
     note = f"Tokens computed per second; {_number(run.summary['output_throughput'])} of output"
     note += " per second over the whole run."
-    y = titled("tokens/s", tickformat="~s")
-    yield _figure(run, "tokens", "Tokens", note, y, _lined(_rate_edges(run), lines))
+    yield time_chart(run.axis, "tokens", "Tokens", note, drawn, titled("tokens/s", tickformat="~s"))
 
 
 def _ttft(run: View) -> Iterator[Figure]:
     """Each request where it arrived, and the percentiles of those that arrived together."""
-    ttft, arrival = run.durations["ttft"], np.asarray(run.requests["arrival_ns"])
-    (known,) = np.nonzero(~np.isnan(ttft))
+    known = np.flatnonzero(~np.isnan(run.durations["ttft"]))
     if not len(known):
         return
-    unit, ns = time_unit(ttft[known])
-    edges = binning.even_edges(run.end_ns, RATES)
-    place = np.clip(np.searchsorted(edges, arrival[known], side="right") - 1, 0, len(edges) - 2)
-    cuts = np.full((2, len(edges) - 1), np.nan)
-    together = ttft[known][np.argsort(place, kind="stable")]
-    ends = np.cumsum(np.bincount(place, minlength=len(edges) - 1))
-    for i, some in enumerate(np.split(together, ends[:-1])):
-        if len(some):
-            cuts[:, i] = np.array(percentiles(some, (50, 99))) / ns
-    shown = known[thinned(len(known), DOTS)]
+    ttft, arrival = run.durations["ttft"][known], np.asarray(run.requests["arrival_ns"])[known]
+    unit, ns = time_unit(ttft)
+    edges, x = run.even(RATES)
+    place, cuts = binning.places(arrival, edges), np.full((len(edges) - 1, 2), np.nan)
+    for i in set(place.tolist()):
+        cuts[i] = percentiles(ttft[place == i], (50, 99))
+    shown = thinned(len(known), DOTS)
     dots = points(run.axis.of(arrival[shown]), compact(ttft[shown] / ns), "running", size=4)
-    dots |= {"name": "Request", "opacity": 0.5, "customdata": shown.tolist()}
+    dots |= {"name": "Request", "opacity": 0.5, "customdata": known[shown].tolist()}
     dots["hoverinfo"] = "skip"
-    lines = [(held(cuts[0]), "running", "p50"), (held(cuts[1]), "peak", "p99")]
-    drawn = [dots, *_lined(run.axis.of(edges), lines)]
-    note = "Of the requests that arrived at this time. Click a request to see its story."
-    note += _limit_words(run, "ttft")
-    y, shapes = (
-        titled(f"TTFT ({unit})", **scale(ttft[known] / ns, 50)),
-        _limit_lines(run, "ttft", ns),
-    )
-    yield _figure(run, "ttft", "TTFT", note, y, drawn, 240, shapes=shapes)
+    lines = [(held(cuts[:, 0] / ns), "running", "p50"), (held(cuts[:, 1] / ns), "peak", "p99")]
+    note, shapes = _limit(run, "ttft", ns)
+    note = f"Of the requests that arrived at this time. Click a request to see its story.{note}"
+    y, drawn = titled(f"TTFT ({unit})", **scale(ttft / ns, 50)), [dots, *_lined(x, lines)]
+    yield time_chart(run.axis, "ttft", "TTFT", note, drawn, y, height=240, shapes=shapes)
 
 
 def _itl(run: View) -> Iterator[Figure]:
@@ -239,55 +213,46 @@ def _itl(run: View) -> Iterator[Figure]:
     (later,) = np.nonzero((decodes[1:] > 0) & (run.steps["running"][:-1] > 0))
     if not len(later):
         return
-    gaps, weights = (ends[later + 1] - ends[later]).astype(float), decodes[later + 1]
+    instants, gaps, weights = ends[later + 1], ends[later + 1] - ends[later], decodes[later + 1]
     unit, ns = time_unit(gaps)
-    edges = binning.even_edges(run.end_ns, RATES)
-    place = np.clip(np.searchsorted(edges, ends[later + 1], side="right") - 1, 0, len(edges) - 2)
-    sums, whole, most = np.zeros((3, len(edges) - 1))
-    np.add.at(sums, place, gaps * weights)
-    np.add.at(whole, place, weights)
-    np.maximum.at(most, place, gaps)
-    mean = np.divide(sums, whole, out=np.full(len(sums), np.nan), where=whole > 0) / ns
-    lines = [
-        (held(mean), "decode", "Mean over tokens"),
-        (held(np.where(whole > 0, most / ns, np.nan)), "peak", "Longest"),
-    ]
-    y, shapes = titled(f"ITL ({unit})", **scale(gaps / ns, 50)), _limit_lines(run, "tpot", ns)
-    note = "Gaps between the tokens of running requests; waits after a preemption do not count."
-    note += _limit_words(run, "tpot")
-    drawn = _lined(run.axis.of(edges), lines)
-    yield _figure(run, "itl", "ITL", note, y, drawn, shapes=shapes)
+    edges, x = run.even(RATES)
+    whole, most = binning.bin_events(instants, weights, edges), np.zeros(len(edges) - 1)
+    mean = ratios(binning.bin_events(instants, gaps * weights, edges), whole)
+    np.maximum.at(most, binning.places(instants, edges), gaps)
+    most[whole == 0] = np.nan
+    lines = [(held(mean / ns), "decode", "Mean over tokens"), (held(most / ns), "peak", "Longest")]
+    note, shapes = _limit(run, "tpot", ns)
+    note = (
+        f"Gaps between the tokens of running requests; waits after a preemption do not count.{note}"
+    )
+    y = titled(f"ITL ({unit})", **scale(gaps / ns, 50))
+    yield time_chart(run.axis, "itl", "ITL", note, _lined(x, lines), y, shapes=shapes)
 
 
-def _limit_lines(run: View, kind: str, ns: float) -> list[Axis]:
-    """The limit of a latency as a line, on an axis whose unit has `ns` nanoseconds."""
+def _limit(run: View, kind: str, ns: float) -> tuple[str, list[Axis]]:
+    """The limit of a latency in words, and as a line on an axis whose unit has `ns` nanoseconds."""
     goals = run.summary["meta"].get("goodput") or {}
-    return [rule("y", goals[kind] * 1e6 / ns, "bad", 1.2, "dot")] if kind in goals else []
-
-
-def _limit_words(run: View, kind: str) -> str:
-    goals = run.summary["meta"].get("goodput") or {}
-    return f" Dotted: the limit, {limits_words({kind: goals[kind]})}." if kind in goals else ""
+    if kind not in goals:
+        return "", []
+    words = f" Dotted: the limit, {limits_words({kind: goals[kind]})}."
+    return words, [limit_line("y", goals[kind] * 1e6 / ns)]
 
 
 def _queues(run: View) -> Iterator[Figure]:
-    data: list[Trace] = []
-    legend = []
-    bins = run.fine.bins
+    bins, x, data = run.fine.bins, run.fine.x, list[Trace]()
     for name in ("running", "waiting", "swapped"):
         if name == "swapped" and not bins.high[name].any():
             continue
-        first = len(data)
+        label = name.capitalize()
         if not bins.exact:
-            data += band(run.fine.x, held(bins.low[name]), held(bins.high[name]), name)
-        data.append(step_line(run.fine.x, held(bins.mean[name]), name, name.capitalize()))
-        traces = tuple(range(first, len(data)))
-        legend.append(Entry(name.capitalize(), name, traces, "line"))
+            data += band(x, held(bins.low[name]), held(bins.high[name]), name, label)
+        data.append(step_line(x, held(bins.mean[name]), name, label))
     shade = "" if bins.exact else " Shading: lowest and highest within each bin."
     note = f"At most {count(run.summary['waiting_max'])} requests waiting and"
     note += f" {count(run.summary['running_max'])} running.{shade}"
-    look = over_time(run.axis, titled("requests"))
-    yield Figure("queues", "Queue lengths", note, data, look, legend, time=True)
+    yield time_chart(
+        run.axis, "queues", "Queue lengths", note, data, titled("requests"), height=240
+    )
 
 
 def _blocked(run: View) -> Iterator[Figure]:
@@ -299,10 +264,10 @@ def _blocked(run: View) -> Iterator[Figure]:
         for c in causes
     )
     waits = run.summary["head_blocked_s"]
-    parts = ", ".join(f"{BLOCKED_BY[c]} {seconds(waits[c])}" for c in causes)
+    parts = ", ".join(f"{BLOCKED_BY[c]}: {seconds(waits[c])}" for c in causes)
     note = f"Share of the time that it was refused. In total: {parts}."
     drawn, y = _lined(run.coarse.x, shares, "one"), titled("time (%)", range=[0, 101])
-    yield _figure(run, "blocked", "Why the head of the queue waited", note, y, drawn)
+    yield time_chart(run.axis, "blocked", "Why the head of the queue waited", note, drawn, y)
 
 
 def _gpu_blocks(run: View) -> Iterator[Figure]:
@@ -327,16 +292,17 @@ def _gpu_blocks(run: View) -> Iterator[Figure]:
     )
     drawn = [*_lined(run.fine.x, shown, "one"), *_peak(run, "used_blocks")]
     used, most = run.summary["kv_cache_usage_mean"], run.summary["kv_cache_usage_max"]
-    note = ""
+    note, shapes = "", list[Axis]()
     if used is not None and most is not None:
         note = f"{percent(used)} of {count(total)} blocks in use on average, {percent(most)} at"
         note += " most."
-    further: dict[str, Any] = {}
     if kept_free:
         note += f" Dashed: the watermark, {count(kept_free)} blocks kept free at admission."
-        further["shapes"] = [rule("y", total - kept_free, dash="dash")]
+        shapes = [rule("y", total - kept_free, dash="dash")]
     y = titled("GPU blocks", range=[0, total * 1.02])
-    yield _figure(run, "gpu-blocks", "GPU block use", note, y, drawn, 300, **further)
+    yield time_chart(
+        run.axis, "gpu-blocks", "GPU block use", note, drawn, y, height=300, shapes=shapes
+    )
 
 
 def _cpu_blocks(run: View) -> Iterator[Figure]:
@@ -347,7 +313,7 @@ def _cpu_blocks(run: View) -> Iterator[Figure]:
     total = count(run.summary["meta"].get("num_cpu_blocks") or 0)
     note = f"Blocks of swapped requests, in a pool of {total}."
     drawn = [*swapped, *_peak(run, "cpu_used_blocks")]
-    yield _figure(run, "cpu-blocks", "CPU block use", note, titled("CPU blocks"), drawn)
+    yield time_chart(run.axis, "cpu-blocks", "CPU block use", note, drawn, titled("CPU blocks"))
 
 
 def _peak(run: View, column: str) -> list[Trace]:
@@ -359,12 +325,44 @@ def _peak(run: View, column: str) -> list[Trace]:
 
 
 def _preemptions(run: View) -> Iterator[Figure]:
+    note, unit = "Requests that lost their blocks, per bar.", "requests"
     kinds = [
         ("preempted_recompute", 1, "recompute", "Recompute"),
         ("preempted_swap", 1, "swap", "Swap"),
     ]
-    note = "Requests that lost their blocks, per bar."
-    yield from _event_bars(run, "preemptions", "Preemptions", note, "requests", kinds)
+    yield from _event_bars(run, "preemptions", "Preemptions", note, unit, kinds)
+
+
+def _swaps(run: View) -> Iterator[Figure]:
+    note, unit = "Blocks copied to the CPU (down) and back to the GPU (up), per bar.", "blocks"
+    kinds = [
+        ("swap_in_blocks", 1, "swap-in", "Swapped in"),
+        ("swap_out_blocks", -1, "swap", "Swapped out"),
+    ]
+    yield from _event_bars(run, "swaps", "Swapped blocks", note, unit, kinds)
+
+
+def _event_bars(
+    run: View, id: str, title: str, note: str, unit: str, kinds: Sequence[tuple[str, int, str, str]]
+) -> Iterator[Figure]:
+    """Sums of columns of steps over short times, if there is anything to sum."""
+    edges, x = run.even(BARS)
+    sums = [
+        (sign * binning.bin_events(run.steps["start_ns"], run.steps[column], edges), colour, label)
+        for column, sign, colour, label in kinds
+        if run.steps[column].any()
+    ]
+    if not sums:
+        return
+    width_ns = int(edges[1] - edges[0])
+    drawn = [
+        bars(x[:-1], compact(each), width_ns / run.axis.ns, colour, label)
+        for each, colour, label in sums
+    ]
+    y = titled(unit, dtick=1) if max(abs(each).max() for each, *_ in sums) < 5 else titled(unit)
+    note = f"{note} A bar is {seconds(width_ns / 1e9)} wide."
+    stacked = {"barmode": "relative", "bargap": 0}
+    yield time_chart(run.axis, id, title, note, drawn, y, height=180, **stacked)
 
 
 def _new_token_ratio(run: View) -> Iterator[Figure]:
@@ -374,43 +372,8 @@ def _new_token_ratio(run: View) -> Iterator[Figure]:
     note = "Share of the announced tokens for which SGLang reserves memory. It falls with every"
     note += " decode step; a retraction estimates it anew."
     drawn = _lined(run.fine.x, [(ratio, "ink", "New-token ratio")])
-    y = titled("ratio", rangemode="tozero")
-    yield _figure(run, "new-token-ratio", "New-token ratio", note, y, drawn)
-
-
-def _swaps(run: View) -> Iterator[Figure]:
-    kinds = [
-        ("swap_in_blocks", 1, "swap-in", "Swapped in"),
-        ("swap_out_blocks", -1, "swap", "Swapped out"),
-    ]
-    note = "Blocks copied to the CPU (down) and back to the GPU (up), per bar."
-    yield from _event_bars(run, "swaps", "Swapped blocks", note, "blocks", kinds)
-
-
-def _event_bars(
-    run: View, id: str, title: str, note: str, unit: str, kinds: Sequence[tuple[str, int, str, str]]
-) -> Iterator[Figure]:
-    """Sums of columns of steps over short times, if there is anything to sum."""
-    edges, x, width = _bar_edges(run)
-    starts = run.steps["start_ns"]
-    sums = [
-        (sign * binning.bin_events(starts, run.steps[column], edges), colour, label)
-        for column, sign, colour, label in kinds
-        if run.steps[column].any()
-    ]
-    if not sums:
-        return
-    drawn = [bars(x[:-1], compact(each), width, colour, label) for each, colour, label in sums]
-    whole = {"dtick": 1} if max(np.abs(each).max() for each, *_ in sums) < 5 else {}
-    note = f"{note} A bar is {seconds(width * run.axis.ns / 1e9)} wide."
-    stacked = {"barmode": "relative", "bargap": 0}
-    yield _figure(run, id, title, note, titled(unit, **whole), drawn, 180, **stacked)
-
-
-def _bar_edges(run: View) -> tuple[Ints, Points, float]:
-    """Edges in ns and in the unit of the axis, and the width of a bar in that unit."""
-    edges = binning.even_edges(run.end_ns, BARS)
-    return edges, run.axis.of(edges), float((edges[1] - edges[0]) / run.axis.ns)
+    id, title, y = "new-token-ratio", "New-token ratio", titled("ratio")
+    yield time_chart(run.axis, id, title, note, drawn, y, keyed=False)
 
 
 def _batch(run: View) -> Iterator[Figure]:
@@ -418,55 +381,52 @@ def _batch(run: View) -> Iterator[Figure]:
     prompts = _lined(x, [(held(mean["prefill_tokens"]), "prefill", "Prompt tokens")], "one")
     decodes = _lined(x, [(held(mean["decode_seqs"]), "decode", "Decoding sequences")], "two")
     drawn = [*prompts, {**decodes[0], "yaxis": "y2"}]
-    number = count(run.summary["steps"])
-    note = f"What the running step computes, averaged over time; {number} steps."
+    note = "What the running step computes, averaged over time;"
+    note += f" {count(run.summary['steps'])} steps."
     y = titled("tokens", domain=[0.55, 1], tickformat="~s")
-    figure = _figure(run, "batch", "Batch composition", note, y, drawn, 280)
-    below_the_first(figure.layout, "sequences", [0, 0.45])
-    yield figure
-
-
-def below_the_first(look: dict[str, Any], title: str, domain: list[float], **further: Any) -> None:
-    """Give a layout a second y axis below its first one."""
-    second = {"title": {"text": title, "standoff": 8}, "domain": domain, **further}
-    look["yaxis2"] = {**look["yaxis"], **second}
-    look["xaxis"]["anchor"] = "y2"
+    below = titled("sequences", domain=[0, 0.45])
+    yield time_chart(
+        run.axis, "batch", "Batch composition", note, drawn, y, below=below, height=280
+    )
 
 
 def _hit_rate(run: View) -> Iterator[Figure]:
     if not run.summary["meta"].get("prefix_caching"):
         return
-    edges, x, width = _bar_edges(run)
-    starts = run.steps["start_ns"]
-    hits = binning.bin_events(starts, run.steps["cached_tokens"], edges)
-    asked = hits + binning.bin_events(starts, run.steps["prefill_tokens"], edges)
-    so_far = percentages(np.cumsum(hits), np.cumsum(asked))
+    edges, x = run.even(BARS)
+    hits, computed = (
+        binning.bin_events(run.steps["start_ns"], run.steps[column], edges)
+        for column in ("cached_tokens", "prefill_tokens")
+    )
+    asked = hits + computed
+    so_far = 100 * ratios(np.cumsum(hits), np.cumsum(asked))
+    shares, width = compact(100 * ratios(hits, asked)), int(edges[1] - edges[0]) / run.axis.ns
     drawn = [
-        bars(x[:-1], compact(percentages(hits, asked)), width, "cached", "In each bar"),
-        *_lined(x, [(held(so_far), "ink", "Since the start")]),
+        bars(x[:-1], shares, width, "cached", "In each bar"),
+        step_line(x, held(so_far), "ink", "Since the start"),
     ]
     note = "Share of scheduled prompt tokens whose computation a hit saved, re-admissions included."
     y = titled("tokens (%)")
-    yield _figure(run, "hit-rate", "Prefix cache hit rate", note, y, drawn, bargap=0)
+    yield time_chart(run.axis, "hit-rate", "Prefix cache hit rate", note, drawn, y, bargap=0)
 
 
 def _fragmentation(run: View) -> Iterator[Figure]:
     meta, mean = run.summary["meta"], run.coarse.bins.mean
-    slots: NDArray[Any] | Floats = mean["used_blocks"] * int(meta.get("block_size") or 0)
+    slots = mean["used_blocks"] * int(meta.get("block_size") or 0)
     pool = np.full(len(slots), float(meta.get("num_gpu_blocks") or 0))
     lines = (
         ("empty_slots", slots, "internal", "Internal: empty slots of used blocks"),
         ("stranded_blocks", pool, "external", "External: free blocks that no admission can use"),
     )
     shown = [
-        (held(percentages(mean[column], whole)), colour, label)
+        (held(100 * ratios(mean[column], whole)), colour, label)
         for column, whole, colour, label in lines
         if mean[column].any()
     ]
     if shown:
         note = "Memory that is allocated or free, but cannot be used."
-        drawn = _lined(run.coarse.x, shown)
-        yield _figure(run, "fragmentation", "Fragmentation", note, titled("share (%)"), drawn, 180)
+        drawn, y = _lined(run.coarse.x, shown), titled("share (%)")
+        yield time_chart(run.axis, "fragmentation", "Fragmentation", note, drawn, y, height=180)
 
 
 def _number(value: float | None) -> str:

@@ -111,7 +111,7 @@
   };
 
   // Points of one owner, in every figure that can show them: what is under the pointer.
-  const marked = figures.filter((figure) => figure.data.at(-1)?.name === "highlight");
+  const marked = figures.filter((figure) => figure.data.at(-1)?.meta === "highlight");
   const mark = (owner) => {
     for (const figure of marked) {
       const place = { x: [], y: [] };

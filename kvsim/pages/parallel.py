@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kvsim.pages.axes import Scale, figure_scale, setting_scale
-from kvsim.pages.figures import Axis, Figure, Trace, compact, layout, legend_of, line
+from kvsim.pages.figures import Axis, Figure, Trace, chart, compact, line, told
 from kvsim.pages.sweep_figures import about, groups, highlight, limit_of
 from kvsim.sweep.choose import Chosen, Configuration
 
@@ -26,37 +26,34 @@ def parallel_figure(chosen: Chosen, axes: Sequence[str]) -> Figure:
         _lines([(c, rank[c.number]) for c in members], scales, colour, label)
         for label, colour, members in groups(chosen, shown)
     ]
-    look = layout(
-        {
-            "range": [-0.5, len(scales) - 0.3],
-            "tickmode": "array",
-            "tickvals": list(range(len(scales))),
-            "ticktext": [_broken(scale.title) for scale in scales],
-            "tickangle": 0,
-            "ticks": "",
-            "showline": False,
-            "fixedrange": True,
-        },
+    note = "Each line is a configuration; point at one to see it in every chart of this page."
+    if any(scale.limit is not None for scale in scales):
+        note += " The short red bars are limits."
+    x: Axis = {
+        "range": [-0.5, len(scales) - 0.3],
+        "tickmode": "array",
+        "tickvals": list(range(len(scales))),
+        "ticktext": [_broken(scale.title) for scale in scales],
+        "tickangle": 0,
+        "ticks": "",
+        "showline": False,
+        "fixedrange": True,
+    }
+    return chart(
+        "parallel",
+        "From settings to figures",
+        note,
+        [*data, highlight("lines")],
+        x,
         {"range": [-0.06, 1.06], "visible": False},
+        height=410,
+        least_width=_AXIS_PX * len(scales),
         hovermode="closest",
         margin={"l": 12, "r": 12, "t": 26, "b": 64},
         shapes=[shape for x, scale in enumerate(scales) for shape in _axis_shapes(x, scale)],
         annotations=[
             _tick(x, place, text) for x, scale in enumerate(scales) for place, text in scale.ticks
         ],
-    )
-    note = "Each line is a configuration; point at one to see it in every chart of this page."
-    if any(scale.limit is not None for scale in scales):
-        note += " The short red bars are limits."
-    return Figure(
-        "parallel",
-        "From settings to figures",
-        note,
-        [*data, highlight("lines")],
-        look,
-        legend_of(data),
-        height=410,
-        least_width=_AXIS_PX * len(scales),
     )
 
 
@@ -85,9 +82,8 @@ def _lines(
         owners += [configuration.number] * (len(scales) + 1)
         lines = about(configuration)
         texts += [*(f"<b>{s.title} {s.texts[i]}</b><br>{lines}" for s in scales), ""]
-    further: Axis = {"customdata": owners, "text": texts, "hovertemplate": "%{text}<extra></extra>"}
     opacity = 0.75 if len(members) <= _MANY else 0.4
-    return line(x, y, colour, label, width=1.5, opacity=opacity, **further)
+    return told(line(x, y, colour, label, width=1.5, opacity=opacity, customdata=owners), texts)
 
 
 def _axis_shapes(x: int, scale: Scale) -> Iterable[Axis]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
 from kvsim.pages.document import document, placed
-from kvsim.pages.figures import Figure, compact, legend_of, line, log_layout, thinned
+from kvsim.pages.figures import Figure, chart, compact, line, log_axes, thinned
 from kvsim.pages.html import Html, facts, join, panel, table
 from kvsim.report.numerals import MISSING, plural
 from kvsim.report.plain import flat
@@ -35,8 +35,10 @@ def build_profile(profile: Profile) -> str:
     made = profile.model
     fits = {profile.engine.block_size: profile.fit}
     fits |= {int(size): fit for size, fit in profile.others.items()}
-    figures = {size: list(_figures(fit, size)) for size, fit in fits.items()}
-    sections = {f"Blocks of {size} tokens": placed(drawn) for size, drawn in figures.items()}
+    sections = {
+        f"Blocks of {size} tokens": placed(list(_figures(fit, size)), "duo")
+        for size, fit in fits.items()
+    }
     sections["Errors"] = _errors(profile.error)
     sections["Origin"] = panel(None, facts(flat(_origin(profile))))
     model = f"{made.layers} layers, {made.dtype}, KV {made.kv_dtype}, tp {made.tp}"
@@ -44,7 +46,6 @@ def build_profile(profile: Profile) -> str:
         "kvsim profile",
         f"{made.name} on {profile.device.get('name', 'an unnamed device')}",
         sections,
-        [figure for drawn in figures.values() for figure in drawn],
         subject=f"{profile.source} · {profile.created} · {model}",
         remarks=_verdict(profile.error),
     )
@@ -136,9 +137,8 @@ def _figure(name: str, title: str, x_title: str, drawn: Sequence[Drawn]) -> Figu
         line(x, compact(us), f"run-{(1 + i) % COLOURS}", label or title)
         for i, (label, x, us) in enumerate(drawn)
     ]
-    legend = legend_of(data) if drawn[0][0] else []
-    look = log_layout(x_title, "time (µs)", data)
-    return Figure(name, title, "", data, look, legend, height=300)
+    axes, keyed = log_axes(x_title, "time (µs)", data), bool(drawn[0][0])
+    return chart(name, title, "", data, *axes, keyed=keyed, height=300)
 
 
 def _errors(error: Mapping[str, Any]) -> Html:

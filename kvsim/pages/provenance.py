@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsim.pages.html import Html, columns, element, facts, join, key_of, panel, strip
-from kvsim.report.numerals import MISSING, count, percent, size
+from kvsim.pages.html import Html, columns, element, facts, join, panel, shares, written
+from kvsim.report.numerals import MISSING, count, size
 from kvsim.report.plain import flat, to_toml
 from kvsim.report.wording import time_source
 
@@ -23,16 +23,11 @@ MEMORY = {
 }
 """Terms of a budget, `kvsim.memory.Budget`, that add up to the memory the engine may use."""
 
-SOMETIMES = (
-    *("drafter_bytes", "adapter_bytes"),
-    *("sampler_bytes", "communication_bytes", "cudagraph_bytes"),
-)
-"""Terms that are shown only where they are not 0."""
-
 
 def provenance_panels(meta: Mapping[str, Any]) -> Html:
     """Command, trace, versions, time source and the full configuration."""
     trace, config = meta.get("trace") or {}, meta.get("config") or {}
+    router = meta.get("router") or {}
     origin = {
         "Trace": trace.get("path"),
         "Trace format": trace.get("format"),
@@ -41,9 +36,8 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
         "Seed": meta.get("seed"),
         "kvsim": meta.get("kvsim_version"),
         "Engine": meta.get("engine"),
-        "Replicas": f"{meta['replicas']} behind {meta['router']['name']}"
-        if meta.get("replicas")
-        else None,
+        "Replicas": f"{meta['replicas']} behind {router['name']}" if router else None,
+        **{f"Router, {key}": value for key, value in (router.get("args") or {}).items()},
         "Scheduler": meta.get("scheduler"),
         "Block manager": meta.get("block_manager"),
         "Step times": time_source(meta),
@@ -51,19 +45,20 @@ def provenance_panels(meta: Mapping[str, Any]) -> Html:
     }
     notes = _notes("Notes of the trace reader", trace), _notes("Notes", meta)
     assumed = {
-        key: f"{each['value']} ({each['source']})"
+        key: f"{written(key, each['value'])} ({each['source']})"
         for key, each in (meta.get("assumed") or {}).items()
     }
     server = {
-        key: f"{config.get(key)} ({place})" for key, place in (meta.get("server") or {}).items()
+        key: f"{written(key, config.get(key))} ({place})"
+        for key, place in (meta.get("server") or {}).items()
     }
     panels = (
         panel("Origin", facts(origin), *notes),
-        panel("Assumed settings", facts(assumed)) if assumed else None,
-        panel("From the server", facts(server)) if server else None,
+        _listed("Assumed settings", assumed),
+        _listed("From the server", server),
         panel("Configuration", element("pre", to_toml(config))),
-        panel("Cost model", facts(flat(meta.get("cost") or {}))),
-        panel("Link between GPU and CPU", facts(flat(meta.get("link") or {}))),
+        _listed("Cost model", flat(meta.get("cost") or {})),
+        _listed("Link between GPU and CPU", flat(meta.get("link") or {})),
     )
     repeat = panel("To repeat it", element("pre", meta.get("command") or MISSING))
     return join((repeat, columns(panels)))
@@ -77,17 +72,15 @@ def memory_panel(meta: Mapping[str, Any]) -> Html:
     if not whole:
         return blocks
     parts = [
-        (colour, max(budget.get(key) or 0, 0), label)
-        for key, (label, colour) in MEMORY.items()
-        if budget.get(key) or key not in SOMETIMES
+        (colour, max(budget.get(key) or 0, 0), label) for key, (label, colour) in MEMORY.items()
     ]
-    rest = whole - sum(part for _, part, _ in parts)
-    parts.append(("free", max(rest, 0), "left to others"))
-    words = (
-        (colour, f"{label}: {size(part)}, {percent(part / whole)}") for colour, part, label in parts
-    )
-    bar = strip((colour, part / whole, label) for colour, part, label in parts)
-    return join((panel(f"Budget of one GPU, {size(whole)}", bar, key_of(words)), blocks))
+    rest = whole - sum(amount for _, amount, _ in parts)
+    bar = shares([*parts, ("free", max(rest, 0), "left to others")], size)
+    return join((panel(f"Budget of one GPU, {size(whole)}", bar), blocks))
+
+
+def _listed(title: str, named: Mapping[str, Any]) -> Html | None:
+    return panel(title, facts(named)) if named else None
 
 
 def _blocks(budget: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvsim.ledger.parts import TIME_LABELS, TIME_PARTS
 from kvsim.pages.document import embedded, text_of
-from kvsim.pages.figures import Axis, Figure, compact, layout, log_ticks, time_unit, titled
+from kvsim.pages.figures import Axis, Figure, chart, compact, log_ticks, ratios, time_unit, titled
 from kvsim.pages.html import Html, element, join, lead
 from kvsim.pages.over_time import View
 from kvsim.report.ledger_summary import bare
@@ -86,7 +86,7 @@ def length_figures(run: View) -> list[Figure]:
     x, y = _edges(prompts[done]), _edges(outputs[done])
     number, *_ = np.histogram2d(outputs[done], prompts[done], (y, x))
     total, *_ = np.histogram2d(outputs[done], prompts[done], (y, x), weights=e2el[done])
-    mean = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+    mean = ratios(total, number)
     unit, ns = time_unit([float(np.nanmax(mean))])
     number[number == 0] = np.nan
     maps = (
@@ -130,8 +130,8 @@ def _map(
     across, up = (
         titled(f"{name} tokens", **_within(edges)) for name, edges in (("prompt", x), ("output", y))
     )
-    look = layout(across, up, hovermode="closest", margin={"r": 10})
-    return Figure(id, title, "", [data], look, [], height=320)
+    margin = {"r": 10}
+    return chart(id, title, "", [data], across, up, height=320, hovermode="closest", margin=margin)
 
 
 def _within(edges: NDArray[np.float64]) -> Axis:

@@ -8,11 +8,23 @@ from typing import Any
 
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.pages.block_map import block_map_panel
+from kvsim.pages.block_map import block_map_section
 from kvsim.pages.distribution import distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import Figure
-from kvsim.pages.html import Html, card, cards, element, id_of, join, key_of, lead, panel, strip
+from kvsim.pages.html import (
+    Html,
+    card,
+    cards,
+    element,
+    id_of,
+    join,
+    key_of,
+    lead,
+    panel,
+    shares,
+    strip,
+)
 from kvsim.pages.html import table as table_of
 from kvsim.pages.html import tags as tags_of
 from kvsim.pages.over_time import View, limits_words, look_at, time_figures
@@ -21,7 +33,7 @@ from kvsim.pages.requests import explorer, length_figures
 from kvsim.report import wording
 from kvsim.report.ledger_summary import SHOWN, bare
 from kvsim.report.metrics import LATENCIES
-from kvsim.report.numerals import count, milliseconds, percent, seconds, show
+from kvsim.report.numerals import count, milliseconds, seconds, show
 from kvsim.report.statistics import LISTED, ratio
 from kvsim.report.tiers import tier_figures
 
@@ -57,16 +69,15 @@ def build_page(
     spread = distribution_figures(
         [("requests", "used", run.durations)], goals=meta.get("goodput") or {}
     )
-    mapped, owners = block_map_panel(block_map, run)
     rates = [[*words, show(summary[key], "share")] for key, words in HIT_RATES.items()]
     rates = rates if meta.get("prefix_caching") else []
     tiers = [[label, ", ".join(parts)] for label, parts in tier_figures(summary)]
     sections = {
-        "Key figures": _cards(summary),
+        "Key figures": cards(figure_cards(summary)),
         "Latency": _latency(summary, spread),
         "Where time went": _ledger(summary),
         "Over time": join((lead(_OVER_TIME), placed(timed))) if timed else lead(_NO_STEP),
-        "Block map": owners,
+        "Block map": block_map_section(block_map, run),
         "Lengths": join((lead(_LENGTHS), placed(lengths, "duo"))) if lengths else None,
         "Requests": _requests(run),
         "Prefix cache": _words(rates, "Hit rate of", "Definition", ""),
@@ -79,7 +90,6 @@ def build_page(
         "kvsim run",
         PurePath(str(path)).name if path else "Run",
         sections,
-        [*spread, *timed, *mapped, *lengths],
         subject=wording.subject(meta),
         about=[tags(summary)],
         remarks=wording.verdict(summary),
@@ -91,7 +101,7 @@ _OVER_TIME = (
     " double-click to see the whole run again."
 )
 _NO_STEP = "No step was run, so there is nothing to draw."
-_LENGTHS = "Requests by the tokens of their prompt and of their output. Darker is more."
+_LENGTHS = "Requests by the tokens of their prompt and of their output."
 
 
 def _words(rows: list[list[str]], *head: str) -> Html | None:
@@ -108,7 +118,7 @@ def tags(summary: Mapping[str, Any]) -> Html:
     )
 
 
-def _cards(summary: Mapping[str, Any]) -> Html:
+def figure_cards(summary: Mapping[str, Any]) -> list[Html]:
     """The key figures at a glance."""
 
     def figure(key: str, unit: str) -> str:
@@ -143,8 +153,7 @@ def _cards(summary: Mapping[str, Any]) -> Html:
         rate = figure("prefix_cache_hit_rate", "share")
         shown.append(card("Prefix cache hit rate", rate, f"{hit} of {asked} prompt tokens"))
     longest = f"mean; at most {count(summary['waiting_max'])} requests"
-    shown.append(card("Waiting in the queue", figure("mean_queue_ms", "ms"), longest))
-    return cards(shown)
+    return [*shown, card("Waiting in the queue", figure("mean_queue_ms", "ms"), longest)]
 
 
 def _latency(summary: Mapping[str, Any], figures: list[Figure]) -> Html:
@@ -193,13 +202,13 @@ def _ledger(summary: Mapping[str, Any]) -> Html | None:
         parts += [element("h3", "Requests, from arrival to end"), _mean_and_slow(summary)]
     steps, tokens = summary.get("step_time_s", {}), summary.get("prompt_ledger_tokens") or {}
     if any(steps.values()):
-        shares = _shares(steps, KERNEL_LABELS, "kernel", seconds)
-        parts += [element("h3", "Steps, by kernel"), shares]
+        kernels = _shares(steps, KERNEL_LABELS, "kernel", seconds)
+        parts += [element("h3", "Steps, by kernel"), kernels]
     if any(tokens.values()):
         found, lost = summary["prefix_cache_preempted_hit_tokens"], summary["recomputed_tokens"]
         again = f"First admissions only. After preemptions, {count(found)} tokens were found again"
-        shares = _shares(tokens, PROMPT_LABELS, "prompt", count)
-        parts += [element("h3", "Prompt tokens and the prefix cache"), shares]
+        prompts = _shares(tokens, PROMPT_LABELS, "prompt", count)
+        parts += [element("h3", "Prompt tokens and the prefix cache"), prompts]
         parts.append(lead(f"{again} and {count(lost)} were computed again."))
     return join(parts or [lead("Nothing was completed and no step was run.")])
 
@@ -253,15 +262,7 @@ def _shares(
     family: str,
     write: Callable[[float], str],
 ) -> Html:
-    """A bar of the parts of a whole, and their legend."""
-    whole = sum(values.values())
-    parts = [
-        (f"{family}-{bare(name)}", values[bare(name)] / whole, label)
-        for name, label in labels.items()
-        if values.get(bare(name))
-    ]
-    words = (
-        (colour, f"{label}: {write(share * whole)}, {percent(share)}")
-        for colour, share, label in parts
-    )
-    return panel(None, strip(parts), key_of(words))
+    """A bar of the parts of a whole, in the colours of a family."""
+    parts = ((bare(name), label) for name, label in labels.items())
+    colours = ((f"{family}-{name}", values.get(name, 0), label) for name, label in parts)
+    return panel(None, shares(colours, write))

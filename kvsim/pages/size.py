@@ -9,16 +9,16 @@ from kvsim.config import to_table
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
     Axis,
-    Entry,
     Figure,
     Trace,
+    chart,
     compact,
-    layout,
     line,
     points,
     rule,
     scale,
     titled,
+    told,
 )
 from kvsim.pages.html import Html, element, join, lead, panel, table
 from kvsim.pages.sweep import origin_panels, tags
@@ -35,6 +35,8 @@ from kvsim.size.verdict import HEAD, row, slopes, verdict, written
 PAGE = "size.html"
 _NEAR = 0.25
 """Share of an answer that the close view shows on either side."""
+_FEW = 8
+"""Widest axis of whole numbers on which each one is written."""
 
 
 def build_page(searches: Sequence[Search], price: float | None = None) -> str:
@@ -44,14 +46,12 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
     base, requests = lab.base, plural(len(lab.trace.rows), "request")
     subject = base.engine, base.model, base.hardware, f"{_name(lab)}, {requests}"
     sections: dict[str, Html | None] = {}
-    drawn: list[Figure] = []
     if several:
         table_of_all = table(routers.head(searches, price), routers.rows(searches, price))
         sections["Routers"] = panel(None, table_of_all)
     for search in searches:
         name = routers.router_of(search) if several else ""
         figures = _curves(*search, name)
-        drawn += figures
         said = verdict(*search, price) if several else []
         leads = [lead(remark.text) for remark in said]
         where = f" of {name}" if several else ""
@@ -62,7 +62,6 @@ def build_page(searches: Sequence[Search], price: float | None = None) -> str:
         "kvsim size",
         f"{lab.knob.name}: {', '.join(_answer(each, several) for each in searches)}",
         sections,
-        drawn,
         subject=" · ".join(str(each) for each in subject if each is not None),
         about=[tags(each.records for search in searches for each in search.lab.tried.values())],
         remarks=[routers.compared(searches)] if several else verdict(*first, price),
@@ -141,6 +140,8 @@ def _curve(
     up = side(metric, [each for _, each in tried], limits[0])
     first, last = tried[0][0], tried[-1][0]
     across = scale((first, last))
+    if not across and last - first <= _FEW and all(value % 1 == 0 for value, _ in tried):
+        across = {"dtick": 1}
     shapes = up.limit_line("y")
     if found.value is not None and found.meets:
         shapes.append(rule("x", found.value, "good", 1.4))
@@ -148,13 +149,16 @@ def _curve(
     for cliff in found.cliffs:
         if cliff.metric.key == metric.key and first <= cliff.safe <= last:
             shapes.append(_span(cliff))
-            notes.append(_times(cliff, bool(across)))
-    x = titled(lab.knob.name, **across)
-    look = layout(x, up.look, hovermode="closest", shapes=shapes, annotations=notes)
-    legend = [Entry("mean over the seeds", "peak", (1,), "line"), Entry("each seed", "used", (0,))]
+            notes.append(_times(cliff, across.get("type") == "log"))
     note = "Dotted: the limit. Green: the answer." + (" Red: the cliff." if notes else "")
-    data = [_seeds(tried, up), _means(tried, up)]
-    return Figure(f"{name}-{metric.key}", title, note, data, look, legend, height=360)
+    data, x = [_seeds(tried, up), _means(tried, up)], titled(lab.knob.name, **across)
+    return chart(
+        *(f"{name}-{metric.key}", title, note, data, x, up.look),
+        height=360,
+        hovermode="closest",
+        shapes=shapes,
+        annotations=notes,
+    )
 
 
 def _seeds(tried: Tried, up: Side) -> Trace:
@@ -164,7 +168,10 @@ def _seeds(tried: Tried, up: Side) -> Trace:
         for record in each.records
     ]
     x, y = [x for x, _ in places], compact(y for _, y in places)
-    return points(x, y, "used", size=5, opacity=0.45) | {"hoverinfo": "skip"}
+    return points(x, y, "used", size=5, opacity=0.45) | {
+        "name": "each seed",
+        "hoverinfo": "skip",
+    }
 
 
 def _means(tried: Tried, up: Side) -> Trace:
@@ -174,9 +181,8 @@ def _means(tried: Tried, up: Side) -> Trace:
     ]
     x, y = [value for value, _ in tried], compact(up.of(each) for _, each in tried)
     marker = {"color": "var(--peak)", "size": 5}
-    hover = {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
-    mean = line(x, y, "peak", "mean", width=1.6)
-    return mean | {"mode": "lines+markers", "marker": marker, **hover}
+    mean = line(x, y, "peak", "mean over the seeds", width=1.6, mode="lines+markers", marker=marker)
+    return told(mean, texts)
 
 
 def _span(cliff: Cliff) -> Axis:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvsim.ledger.parts import PROMPT_LABELS, TIME_LABELS
 from kvsim.pages.document import document
-from kvsim.pages.html import Html, key_of, panel, strip, table
+from kvsim.pages.html import Html, key_of, panel, shares, strip, table
 from kvsim.report.ledger_summary import bare
 from kvsim.report.numerals import seconds
 from kvsim.report.story import Story, ledger_rows
@@ -14,7 +14,7 @@ from kvsim.report.story import Story, ledger_rows
 MOST_SPELLS = 200
 """Most spells that are drawn one by one; with more, each standing is drawn once."""
 
-_COLOURS = {
+COLOURS = {
     "waiting": "part-waiting_blocks",
     "prefill": "part-own_prefill",
     "decode": "part-own_decode",
@@ -47,10 +47,10 @@ def _time_line(story: Story) -> Html:
         lengths = [(each, sum(ns for s, ns in lengths if s == each)) for each in sorted(seen)]
     whole = sum(ns for _, ns in lengths)
     bar = strip(
-        (_COLOURS[standing], ns / whole, f"{standing}: {seconds(ns / 1e9)}")
+        (COLOURS[standing], ns / whole, f"{standing}: {seconds(ns / 1e9)}")
         for standing, ns in lengths
     )
-    key = key_of((colour, name) for name, colour in _COLOURS.items() if name in seen)
+    key = key_of((colour, name) for name, colour in COLOURS.items() if name in seen)
     rows = [
         (text, f"{time_ns / 1e9:,.6f} s", seconds((time_ns - story.arrival_ns) / 1e9))
         for time_ns, text in story.moments
@@ -61,8 +61,6 @@ def _time_line(story: Story) -> Html:
 def _ledger(values: Mapping[str, int], labels: Mapping[str, str], family: str, unit: str) -> Html:
     if not values:
         return Html()
-    whole = sum(values.values())
-    parts = [(f"{family}-{bare(name)}", n / whole, labels[name]) for name, n in values.items()]
-    key = key_of((colour, label) for colour, _, label in parts)
+    parts = ((f"{family}-{bare(name)}", n, labels[name]) for name, n in values.items())
     rows = ledger_rows(values, labels)
-    return panel(None, strip(parts), key, table(["", unit, "Share"], rows))
+    return panel(None, shares(parts), table(["", unit, "Share"], rows))

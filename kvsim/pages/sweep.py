@@ -32,19 +32,15 @@ _FULL = math.log(4)
 
 def build_page(plan: Plan, chosen: Chosen) -> str:
     """The page of a sweep."""
-    ran = any(c.figures for c in chosen.configurations)
-    trade = tradeoff_figures(chosen)
-    parallel = [parallel_figure(chosen, plan.axes)] if ran and plan.axes else []
-    effects = effect_figures(chosen, plan.axes) if ran else []
-    sections = {
-        "Best": _best(chosen),
-        "Trade-offs": placed(trade, "trio" if len(trade) > 2 else "duo") if trade else None,
-        "All at once": placed(parallel) if parallel else None,
-        "Two settings at once": heat_maps(chosen, plan.axes),
-        "Each setting": placed(effects, "trio") if effects else None,
-        "Every configuration": _all(chosen),
-        "To repeat it": _origin(plan, chosen),
-    }
+    sections = {"Best": _best(chosen)}
+    if sum(bool(configuration.figures) for configuration in chosen.configurations) > 1:
+        sections |= {
+            "Trade-offs": placed(tradeoff_figures(chosen), "trio"),
+            "All at once": placed([parallel_figure(chosen, plan.axes)]),
+            "Two settings at once": heat_maps(chosen, plan.axes),
+            "Each setting": placed(effect_figures(chosen, plan.axes), "trio"),
+        }
+    sections |= {"Every configuration": _all(chosen), "To repeat it": _origin(plan, chosen)}
     runs, configurations = len(plan.points), plural(len(chosen.configurations), "configuration")
     seeds = max(len(configuration.records) for configuration in chosen.configurations)
     over = f", {plural(runs, 'run')} on {plural(seeds, 'seed')}" if seeds > 1 else ""
@@ -53,7 +49,6 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
         "kvsim sweep",
         f"{configurations} of {', '.join(plan.axes) or 'seeds'}",
         sections,
-        [*trade, *parallel, *effects],
         subject=f"{_engine(plan)} · {trace}{over}",
         about=[tags(configuration.records for configuration in chosen.configurations)],
         remarks=chosen.verdict,
@@ -173,13 +168,13 @@ def origin_panels(origin: Mapping[str, Any], settings: Mapping[str, Any]) -> Htm
     )
 
 
-def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html | None:
-    """Maps of the first figures for every pair of settings with few values; None without a pair."""
+def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html:
+    """Maps of the first figures for every pair of settings with few values, if there is a pair."""
     there = [c for c in chosen.configurations if c.figures]
     values = {key: ordered([c.settings[key] for c in there]) for key in axes}
     pairs = list(combinations((k for k in axes if 2 <= len(values[k]) <= MOST_VALUES), 2))
     if not pairs:
-        return None
+        return Html()
     bounds = {} if chosen.objectives is None else {o.metric: o for o in chosen.objectives.each}
     metrics = list(bounds) or list(chosen.metrics[:2])
     maps = []
@@ -190,7 +185,7 @@ def heat_maps(chosen: Chosen, axes: Sequence[str]) -> Html | None:
         names = ([value_words(v) for v in values[key]] for key in (down, across))
         note = "Each cell shows the best of the other settings." if len(axes) > 2 else None
         maps.append(_map(cells, (down, across), tuple(names), metric, bounds.get(metric), note))
-    text = "Darker cells have larger values."
+    text = "Stronger colours stand for larger values."
     if chosen.objectives is not None:
         text = "Green is within the limit, red beyond it; full colour at a quarter of it or four"
         text += " times it."

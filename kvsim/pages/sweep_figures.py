@@ -1,6 +1,6 @@
 """Draws figures of configurations against each other, and against each setting.
 
-Every figure ends with a trace `highlight`. The page's script puts the configuration under the
+Every figure ends with the trace of `highlight`. The page's script puts the configuration under the
 pointer into it, in all figures at once; `customdata` names the configuration of a point.
 """
 
@@ -13,16 +13,16 @@ from kvsim.hardware import GIB
 from kvsim.pages.axes import is_number, ordered
 from kvsim.pages.figures import (
     Axis,
-    Entry,
     Figure,
     Trace,
+    chart,
     compact,
-    layout,
+    limit_line,
     line,
     points,
-    rule,
     scale,
     titled,
+    told,
 )
 from kvsim.report.metrics import Metric
 from kvsim.report.numerals import show
@@ -59,8 +59,7 @@ class Side(NamedTuple):
 
     def limit_line(self, axis: str) -> list[Axis]:
         """The limit as a line across, on axis `x` or `y`; empty if there is none."""
-        limit = self.limit
-        return [] if limit is None else [rule(axis, limit / self.per_unit, "bad", 1.2, "dot")]
+        return [] if self.limit is None else [limit_line(axis, self.limit / self.per_unit)]
 
 
 def side(metric: Metric, shown: Sequence[Configuration], limit: float | None) -> Side:
@@ -106,7 +105,7 @@ def highlight(mode: str) -> Trace:
     ring = {"color": "var(--waiting)", "width": 3}
     empty = points([None], [None], "waiting", size=15, opacity=1) | {"hoverinfo": "skip"}
     empty["marker"] |= {"color": "rgba(0,0,0,0)", "line": ring}
-    return empty | {"mode": mode, "name": "highlight", "line": {**ring, "width": 3.5}}
+    return empty | {"mode": mode, "meta": "highlight", "line": {**ring, "width": 3.5}}
 
 
 def about(configuration: Configuration) -> str:
@@ -145,13 +144,12 @@ def _marks(
     x: Callable[[Configuration], Any],
     y: Callable[[Configuration], float],
     colour: str,
+    name: str,
 ) -> Trace:
     """A point for each configuration."""
-    return points(list(map(x, group)), compact(map(y, group)), colour, size=8, opacity=0.8) | {
-        "customdata": [configuration.number for configuration in group],
-        "text": list(map(about, group)),
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+    marks = points(list(map(x, group)), compact(map(y, group)), colour, size=8, opacity=0.8)
+    marks |= {"name": name, "customdata": [configuration.number for configuration in group]}
+    return told(marks, list(map(about, group)))
 
 
 def _tradeoff(chosen: Chosen, x: Metric, y: Metric, both: Sequence[Configuration]) -> Figure:
@@ -159,18 +157,22 @@ def _tradeoff(chosen: Chosen, x: Metric, y: Metric, both: Sequence[Configuration
     across, up = (side(metric, both, limit_of(chosen, metric)) for metric in (x, y))
     shape = "hv" if y.better == "lower" else "vh"
     ends = compact(map(across.of, front)), compact(map(up.of, front))
-    data = [line(*ends, "peak", shape=shape, width=1.5)]
-    legend = [Entry("not beaten", "peak", (0,), "line")]
+    data = [line(*ends, "peak", "not beaten", shape=shape, width=1.5, hoverinfo="skip")]
     for label, colour, members in groups(chosen, both):
-        legend.append(Entry(label, colour, (len(data),)))
-        data.append(_marks(members, across.of, up.of, colour))
-    data.append(highlight("markers"))
-    shapes = across.limit_line("x") + up.limit_line("y")
-    look = layout(across.look, {**up.look, "fixedrange": False}, hovermode="closest", shapes=shapes)
+        data.append(_marks(members, across.of, up.of, colour, label))
     words = (y, ("lower", "upper")), (x, ("left", "right"))
     corner = " ".join(word[metric.better == "higher"] for metric, word in words)
-    note, title = f"The {corner} corner is best.", f"{x.label} against {y.label}"
-    return Figure(f"tradeoff-{x.key}-{y.key}", title, note, data, look, legend, height=340)
+    return chart(
+        f"tradeoff-{x.key}-{y.key}",
+        f"{y.label} against {x.label}",
+        f"The {corner} corner is best.",
+        [*data, highlight("markers")],
+        across.look,
+        {**up.look, "fixedrange": False},
+        height=340,
+        hovermode="closest",
+        shapes=across.limit_line("x") + up.limit_line("y"),
+    )
 
 
 def _effect(chosen: Chosen, shown: Sequence[Configuration], key: str, metric: Metric) -> Figure:
@@ -182,23 +184,25 @@ def _effect(chosen: Chosen, shown: Sequence[Configuration], key: str, metric: Me
         return value if numeric else value_words(value)
 
     data = [
-        _marks(members, lambda c: place(c.settings[key]), up.of, colour)
-        for _, colour, members in groups(chosen, shown)
+        _marks(members, lambda c: place(c.settings[key]), up.of, colour, label)
+        for label, colour, members in groups(chosen, shown)
     ]
     if 2 * len(values) <= len(shown):
         best = [chosen.best_of((c for c in shown if c.settings[key] == v), metric) for v in values]
         ends = [place(value) for value in values], compact(map(up.of, best))
         data.insert(0, line(*ends, "peak", width=1.5))
-    data.append(highlight("markers"))
     kind = (
         scale(values) if numeric else {"type": "category", "categoryarray": [*map(place, values)]}
     )
-    look = layout(
+    return chart(
+        f"effect-{key.replace('.', '-')}",
+        f"{metric.label} by {key}",
+        "",
+        [*data, highlight("markers")],
         titled(key, **kind),
         up.look,
+        keyed=False,
         hovermode="closest",
         shapes=up.limit_line("y"),
         margin={"l": 62},
     )
-    title = f"{metric.label} by {key}"
-    return Figure(f"effect-{key.replace('.', '-')}", title, "", data, look, [])

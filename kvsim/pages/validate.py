@@ -4,7 +4,7 @@ by request."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
     Figure,
     Trace,
+    chart,
     compact,
-    layout,
-    legend_of,
     line,
     log_ticks,
     points,
@@ -46,12 +45,10 @@ SIDE_LABELS = ("real", "real again", "simulated")
 def build_page(result: Result) -> str:
     """The page of a result of `compare`."""
     policies = result["policies"]
-    steps = {policy["name"]: step_figures(policy) for policy in policies}
-    spread = {policy["name"]: latency_figures(policy) for policy in policies}
     sections = {
         "Errors": _errors(result),
-        "Steps": join(_steps(policy, steps[policy["name"]]) for policy in policies),
-        "Requests": _requests(result, spread),
+        "Steps": join(map(_steps, policies)),
+        "Requests": _requests(policies),
         "Decisions": _decisions(result),
         "Provenance": _provenance(result),
     }
@@ -65,7 +62,6 @@ def build_page(result: Result) -> str:
         "kvsim validate",
         f"{result['model']['name']} on {result['device']['name']}",
         sections,
-        [figure for each in (steps, spread) for listed in each.values() for figure in listed],
         subject=f"{requests} of {result['trace']['path']}, {blocks}",
         about=[tags(named)],
         remarks=[(verdict.sentence(policy), "plain") for policy in policies],
@@ -108,14 +104,16 @@ def _scatter(name: str, steps: Mapping[str, Floats]) -> Figure:
     ends = float(together.min()) / 1.15, float(together.max()) * 1.15
     data.append(line(compact(ends), compact(ends), "ink", width=1))
     axis = {**log_ticks(*ends), "range": [math.log10(end) for end in ends]}
-    look = layout(
+    return chart(
+        f"{name}-scatter",
+        "Predicted against measured",
+        "Each point is a step of the real run. On the line, the profile is right.",
+        data,
         titled("measured (ms)", showgrid=True, **axis),
         titled("predicted (ms)", **axis),
+        height=320,
         hovermode="closest",
     )
-    note = "Each point is a step of the real run. On the line, the profile is right."
-    title = "Predicted against measured"
-    return Figure(f"{name}-scatter", title, note, data, look, legend_of(data), height=320)
 
 
 def _error_curves(name: str, steps: Mapping[str, Floats]) -> Figure:
@@ -134,10 +132,9 @@ def _error_curves(name: str, steps: Mapping[str, Floats]) -> Figure:
         showgrid=True,
         unifiedhovertitle={"text": "within %{x:.3~g} %"},
     )
-    look = layout(x, titled("steps (%)", range=[0, 103], dtick=25))
+    y = titled("steps (%)", range=[0, 103], dtick=25)
     note = "The share of steps whose error is at most the value on the axis. Grey: the noise."
-    title = "Errors of single steps"
-    return Figure(f"{name}-errors", title, note, data, look, legend_of(data), height=320)
+    return chart(f"{name}-errors", "Errors of single steps", note, data, x, y, height=320)
 
 
 def _errors(result: Result) -> Html:
@@ -148,7 +145,7 @@ def _errors(result: Result) -> Html:
     return join((lead(words), panel(None, table(head, rows))))
 
 
-def _steps(policy: Result, figures: list[Figure]) -> Html:
+def _steps(policy: Result) -> Html:
     steps = policy["steps"]
     names = {"all": "all", **dict(zip(KINDS, KIND_LABELS, strict=True))}
     rows = [_step_row(label, steps[name]) for name, label in names.items() if name in steps]
@@ -165,7 +162,7 @@ def _steps(policy: Result, figures: list[Figure]) -> Html:
         (
             element("h3", policy["name"]),
             lead(words),
-            placed(figures, "trio"),
+            placed(step_figures(policy), "trio"),
             panel(None, table(head, rows)),
         )
     )
@@ -184,13 +181,13 @@ def _step_row(label: str, errors: Result) -> list[str]:
     ]
 
 
-def _requests(result: Result, figures: Mapping[str, list[Figure]]) -> Html:
+def _requests(policies: Sequence[Result]) -> Html:
     parts: list[Html] = [key_of(zip(SIDE_COLOURS, SIDE_LABELS, strict=True))]
-    for policy in result["policies"]:
+    for policy in policies:
         head, rows = verdict.latency_rows(policy)
         parts += [
             element("h3", policy["name"]),
-            placed(figures[policy["name"]], "trio"),
+            placed(latency_figures(policy), "trio"),
             panel(None, table(head, rows)),
         ]
     return join(parts)

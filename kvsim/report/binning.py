@@ -93,9 +93,13 @@ def _distinct(ordered: Ints) -> Ints:
 
 def bin_events(instants_ns: Ints, amounts: Ints, edges_ns: Ints) -> Ints:
     """The sum of the amounts whose instants lie in each bin; the last bin includes its end."""
-    bins = len(edges_ns) - 1
-    index = np.clip(np.searchsorted(edges_ns, instants_ns, side="right") - 1, 0, bins - 1)
-    sums = np.zeros(max(bins, 0), dtype=np.int64)
-    if bins > 0:
-        np.add.at(sums, index, amounts)
+    sums = np.zeros(max(len(edges_ns) - 1, 0), dtype=np.int64)
+    if len(sums):
+        np.add.at(sums, places(instants_ns, edges_ns), amounts)
     return sums
+
+
+def places(instants_ns: Ints, edges_ns: Ints) -> NDArray[np.intp]:
+    """The bin that each instant lies in; the last bin includes its end."""
+    after = np.searchsorted(edges_ns, instants_ns, side="right")
+    return np.clip(after - 1, 0, len(edges_ns) - 2)

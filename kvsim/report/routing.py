@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvsim.report.load import load_words, state_of
@@ -45,6 +45,22 @@ HITS_HEAD = ("prompt tokens", "tokens", "of prompt")
 LEG_HEAD = ("leg", "mean")
 
 Rows = list[list[str]]
+REPLICAS, TRIP = "replicas", "legs of a request"
+REGRETS, HITS = "why the best replica was not chosen", "where hits came from"
+
+
+def routing_tables(summary: Mapping[str, Any]) -> dict[str, tuple[Sequence[str], Rows]]:
+    """The tables of a fleet, each with its head, by title: `REPLICAS`, and `TRIP`, `REGRETS` and
+    `HITS` where there is something to show."""
+    tables: dict[str, tuple[Sequence[str], Rows]] = {
+        REPLICAS: (("replica", *REPLICA_HEAD), named_rows(summary))
+    }
+    if legs := leg_rows(summary):
+        tables[TRIP] = LEG_HEAD, legs
+    if (routing := summary["routing"]) and summary["meta"]["prefix_caching"]:
+        tables[REGRETS] = REGRET_HEAD, regret_rows(routing)
+        tables[HITS] = HITS_HEAD, hit_rows(routing)
+    return tables
 
 
 def fleet_title(summary: Mapping[str, Any]) -> str:

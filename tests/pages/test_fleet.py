@@ -31,7 +31,7 @@ def page_of(replicas: int, router: str, **settings: Any) -> str:
 def test_equal_bytes_and_every_section() -> None:
     page = page_of(3, "sglang-cache_aware")
     assert page == page_of(3, "sglang-cache_aware")
-    for section in ("At a glance", "Decisions", "Over time", "Replicas", "Latency", "To repeat it"):
+    for section in ("At a glance", "Decisions", "Over time", "Replicas", "Latency", "Provenance"):
         assert f"<h2>{section}</h2>" in page
     assert page.count('id="lane-') == 3
     assert "The decisions that cost most" in page
@@ -62,3 +62,7 @@ def test_a_browser_draws_it_quietly(opened: Any) -> None:
         eventually(page, f"document.documentElement.scrollWidth <= {width}")
     assert page.locator(".plot svg.main-svg").count() > 0
     assert page.noise == []
+
+
+def test_a_fleet_that_rejects_everything_has_a_page() -> None:
+    assert "<h2>Provenance</h2>" in page_of(2, "least-loaded", max_model_len=16)

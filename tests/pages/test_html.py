@@ -1,4 +1,8 @@
-from kvsim.pages.html import Html, element, join, table
+import re
+
+from kvsim.pages.document import placed
+from kvsim.pages.figures import chart, line
+from kvsim.pages.html import Html, element, facts, join, table
 
 
 def test_text_is_escaped_and_html_is_not():
@@ -18,3 +22,24 @@ def test_elements_without_content_are_not_closed():
 def test_columns_of_a_table_are_numbers_after_the_first():
     made = table(["name", "value"], [["<a>", 1]])
     assert '<td>&lt;a&gt;</td><td class="number">1</td>' in made
+
+
+def test_figures_go_where_their_places_go():
+    figures = [chart(id, id, "", [line([0], [0], "ink")], {}, {}) for id in "abcd"]
+    whole = join((placed(figures[1:2]), "text", element("p", placed(figures[:1]), None)))
+    assert [figure.id for figure in whole.figures] == ["b", "a"]
+    assert not placed([])
+    rows = [re.search('class="(.+?)"', placed(figures[:n], "trio"))[1] for n in (2, 3, 4)]
+    assert rows == ["duo", "trio", "duo"]
+
+
+def test_traces_of_a_group_have_one_entry_in_the_legend():
+    data = [line([0], [0], "ink"), *(line([0], [0], "used", n, legendgroup="g") for n in "ab")]
+    [entry] = chart("id", "", "", data, {}, {}).legend
+    assert (entry.label, entry.colour, entry.traces, entry.kind) == ("g", "used", (1, 2), "line")
+
+
+def test_facts_are_written_in_the_unit_of_their_names():
+    assert "<dd>2.50\u00a0s</dd><dd>yes</dd>" in re.sub(
+        "<dt>.*?</dt>", "", facts({"priced_ns": 2_500_000_000, "eager": True, "none": None})
+    )

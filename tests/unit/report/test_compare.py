@@ -8,7 +8,7 @@ from rich.console import Console
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
-from kvsim.pages.compare import COLOURS, build_comparison, run_colour
+from kvsim.pages.compare import build_comparison
 from kvsim.report.compare import (
     cautions,
     change_words,
@@ -180,12 +180,6 @@ def test_many_runs_have_their_changes_below_the_values(runs):
     other = f'<td class="number">{after}{below}</td>'
     same = f'<td class="number">{before}<div class="same">no difference</div></td>'
     assert row == f'<td class="number">{before}</td>{other}{same}{other}'
-
-
-def test_every_run_colour_is_defined_for_light_and_dark():
-    page = build_comparison([named("one", tiny_run()), named("two", tiny_run())])
-    for i in range(COLOURS):
-        assert page.count(f"--{run_colour(i)}: #") == 2
 
 
 def test_the_terminal_says_that_nothing_differs():
