@@ -24,7 +24,7 @@ from kvsim.certainty.looks import plan_looks
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.features.speculation import draws_acceptance
-from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
+from kvsim.report.metrics import HEADLINES, METRICS, NAMED, Metric, value
 from kvsim.run import simulate
 from kvsim.workers import in_processes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
@@ -205,7 +205,7 @@ def _judged(
     estimates = {}
     for pair in pairs_of(values, len(names)):
         rows = values[pair.key]
-        estimate = _estimate(_METRIC[pair.key], rows[pair.first], rows[pair.other], pick)
+        estimate = _estimate(NAMED[pair.key], rows[pair.first], rows[pair.other], pick)
         if estimate is not None:
             estimates[pair] = estimate
     verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
@@ -283,6 +283,3 @@ def _run_all(
         yield from (run(*task) for task in tasks)
     else:
         yield from in_processes(run, tasks, number)
-
-
-_METRIC = {metric.key: metric for metric in METRICS}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
@@ -34,8 +34,13 @@ FLEET = "fleet.json"
 """The figures of a folder with several replicas (`kvsim.fleet.folder`)."""
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
-Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""Summary, requests and steps, in the shapes that `summarise` returns and takes."""
+
+class Results(NamedTuple):
+    """What a folder holds, in the shapes that `summarise` returns and takes."""
+
+    summary: dict[str, Any]
+    requests: dict[str, Any]
+    steps: dict[str, Any]
 
 
 def write_results(
@@ -87,7 +92,7 @@ def read_results(directory: str | Path) -> Results:
     refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
     refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
     refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
-    return summary, requests, steps
+    return Results(summary, requests, steps)
 
 
 def is_fleet(directory: str | Path) -> bool:
