@@ -82,7 +82,7 @@ class Sizes(Bundle):
     ] = 0
 
     def asked(self, block_size: int) -> Asked:
-        """The same for blocks of so many tokens. Raises `ConfigError`."""
+        """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
         from kvsim.cachelab.study import Asked
         from kvsim.config import make_config
         from kvsim.memory import block_bytes as bytes_of
