@@ -13,8 +13,9 @@ from kvsim.pages.html import Html, element, join, table
 from kvsim.pages.over_time import look_at, time_figures
 from kvsim.report.compare import change_words, compare_table
 from kvsim.report.explanation import Run, explain
-from kvsim.report.metrics import HEADLINES, LATENCIES, METRICS, value
+from kvsim.report.metrics import HEADLINES, LATENCIES, NAMED, value
 from kvsim.report.numerals import show
+from kvsim.report.screen import make_console
 from kvsim.report.terminal import render_comparison
 from kvsim.report.wording import fate, subject, verdict
 
@@ -26,7 +27,6 @@ _IN_A_LINE = ("p99_ttft_ms", "p99_tpot_ms", "output_throughput")
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _GAP_PX, _MARGIN_PX = 46, 80
 _NO_ARROW = {"showarrow": False}
-_NAMED = {metric.key: metric for metric in METRICS}
 
 
 class Compared(NamedTuple):
@@ -44,8 +44,8 @@ class Compared(NamedTuple):
             "unit": [row.metric.unit for row in rows],
             self.first[0]: [row.values[0] for row in rows],
             self.other[0]: [row.values[1] for row in rows],
-            "difference": [row.differences[0] for row in rows],
-            "relative": [row.relative[0] for row in rows],
+            "difference": [row.difference(0) for row in rows],
+            "relative": [row.relative(0) for row in rows],
         }
         return pd.DataFrame(columns, index=[row.metric.key for row in rows])
 
@@ -55,13 +55,12 @@ class Compared(NamedTuple):
         return explain(self.first, self.other).headline
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=100)
+        written = io.StringIO()
+        console = make_console(written, width=100)
         render_comparison([self.first[:2], self.other[:2]], console)
         for sentence in self.why:
-            console.print(sentence, highlight=False)
-        return str(console.file.getvalue())  # type: ignore[attr-defined]
+            console.print(sentence)
+        return written.getvalue()
 
     def _repr_html_(self) -> str:
         rows = compare_table([self.first[:2], self.other[:2]])
@@ -82,7 +81,7 @@ class Compared(NamedTuple):
 def line(summary: Mapping[str, Any]) -> str:
     """A result in one line: what was simulated, what became of the requests, three figures."""
     figures = (
-        f"{_NAMED[key].label} {show(value(summary, key), _NAMED[key].unit)}" for key in _IN_A_LINE
+        f"{NAMED[key].label} {show(value(summary, key), NAMED[key].unit)}" for key in _IN_A_LINE
     )
     said = f"{subject(summary['meta'])}; {fate(summary).text} {', '.join(figures)}"
     return f"<kvsim.Result: {said}>".replace("\u00a0", " ")

@@ -25,7 +25,7 @@ from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.features.speculation import draws_acceptance
 from kvsim.library import look_up, takes
-from kvsim.report.metrics import HEADLINES, METRICS, Metric, value
+from kvsim.report.metrics import HEADLINES, METRICS, NAMED, Metric, value
 from kvsim.run import simulate
 from kvsim.workers import in_processes
 from kvsim.workload.spec import Workload, load_workload, made_from, make_trace
@@ -206,7 +206,7 @@ def _judged(
     estimates = {}
     for pair in pairs_of(values, len(names)):
         rows = values[pair.key]
-        estimate = _estimate(_METRIC[pair.key], rows[pair.first], rows[pair.other], pick)
+        estimate = _estimate(NAMED[pair.key], rows[pair.first], rows[pair.other], pick)
         if estimate is not None:
             estimates[pair] = estimate
     verdicts = judge_pairs(estimates, values, HEADLINES, level=level, margin=margin)
@@ -292,6 +292,3 @@ def _run_all(
         yield from (run(*task) for task in tasks)
     else:
         yield from in_processes(run, tasks, number)
-
-
-_METRIC = {metric.key: metric for metric in METRICS}

@@ -10,7 +10,7 @@ from kvsim.advise.search import Advice, Tried
 from kvsim.advise.trials import Change
 from kvsim.replicates import LEVEL, MARGIN
 from kvsim.report.compare import NO_DIFFERENCE
-from kvsim.report.numerals import percent, plural, show, signed
+from kvsim.report.numerals import interval, percent, plural, show, signed
 from kvsim.sweep.choose import value_words
 
 NOT_CERTAIN = "not certain"
@@ -153,10 +153,8 @@ def _judged(advice: Advice, tried: Tried) -> tuple[str, str]:
     finding, verdict = _finding(advice, tried), tried.verdict
     if verdict is None:
         return "", finding
-    interval = (
-        f"{signed(verdict.difference, advice.decides.metric.unit)} ({_interval(advice, tried)})"
-    )
-    return interval, finding
+    difference = signed(verdict.difference, advice.decides.metric.unit)
+    return f"{difference} ({_interval(advice, tried)})", finding
 
 
 def _finding(advice: Advice, tried: Tried) -> str:
@@ -179,7 +177,7 @@ def _interval(advice: Advice, tried: Tried) -> str:
     verdict, unit = tried.verdict, advice.decides.metric.unit
     if verdict is None or verdict.low == verdict.high:
         return "exact for this trace"
-    return f"{signed(verdict.low, unit)} … {signed(verdict.high, unit)}"
+    return interval(verdict.low, verdict.high, unit)
 
 
 def _figure(advice: Advice, tried: Tried) -> str:

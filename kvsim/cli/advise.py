@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import make_console
 from kvsim.cli.options import AsJson, ConfigFile, Jobs, Objectives, TraceForm, note_arrivals
 from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from kvsim.advise.search import Advice
@@ -101,12 +100,12 @@ def _show(advice: Advice, cache: list[str], line: str) -> None:
 
     console = make_console()
     for sentence in (*sentences(advice), *cache):
-        console.print(sentence, highlight=False)
+        console.print(sentence)
     difference = f"{advice.decides.metric.label}: difference"
-    table = make_table("setting", difference, "", texts=3, header_style="dim")
+    table = make_table("setting", difference, "", texts=3)
     for row in rows(advice):
         table.add_row(*row, style=STYLES.get(row.finding, ""))
     console.print(table)
     for text in (method(advice), *not_tried(advice)):
-        console.print(text, highlight=False, style="dim")
-    console.print(f"\n{line}", highlight=False, soft_wrap=True)
+        console.print(text, style="dim")
+    console.print(f"\n{line}", soft_wrap=True)

@@ -11,9 +11,8 @@ import typer
 from typer import Option
 
 import kvsim
-from kvsim.cli.console import make_console
 from kvsim.cli.options import AsJson
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from kvsim.cli.bundles import Bundle, takes_bundles
-from kvsim.cli.console import make_console
 from kvsim.cli.deferred import group_of
 from kvsim.cli.options import AsJson, RunDir, TraceForm
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.errors import ConfigError
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from kvsim.cachelab.audit import Recorded
@@ -83,7 +82,7 @@ class Sizes(Bundle):
     ] = 0
 
     def asked(self, block_size: int) -> Asked:
-        """The same for blocks of so many tokens. Raises `ConfigError`."""
+        """What is asked, in blocks of so many tokens. Raises `ConfigError`."""
         from kvsim.cachelab.study import Asked
         from kvsim.config import make_config
         from kvsim.memory import block_bytes as bytes_of
@@ -334,12 +333,12 @@ def _print(
 ) -> None:
     console = make_console()
     for sentence in sentences:
-        console.print(sentence, highlight=False)
-    console.print(make_table(*head, rows=rows, texts=texts, header_style="dim"))
-    console.print(note, highlight=False, style="dim")
+        console.print(sentence)
+    console.print(make_table(*head, rows=rows, texts=texts))
+    console.print(note, style="dim")
 
 
 def _write(out: str, page: str) -> None:
     from kvsim.writing import write_text
 
-    make_console().print(f"\nwritten to {write_text(out, page)}", highlight=False)
+    make_console().print(f"\nwritten to {write_text(out, page)}")

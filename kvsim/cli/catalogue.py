@@ -14,7 +14,7 @@ from kvsim.engine.growth import GROWTH
 from kvsim.engine.idle import IDLE_ORDERS
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_table
 from kvsim.rules.eviction import EVICTIONS
 from kvsim.rules.requeue import REQUEUE
 from kvsim.rules.victims import VICTIMS

@@ -8,12 +8,12 @@ import typer
 from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import command_line, make_console, note, tell_written
+from kvsim.cli.console import command_line, note, tell_written
 from kvsim.cli.fitting import FIRST, show_fit, with_fitted
 from kvsim.cli.options import AsJson, ConfigFile, MeasuredFile, OutDir, TraceForm
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import ServerOptions, SettingOptions
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table, print_remarks
 
 if TYPE_CHECKING:
     from kvsim.server import ServerWord
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 BEYOND = 3
 """Exit code where a figure is farther off than the tolerance."""
 RECORD, PAGE = "check.json", "check.html"
-STYLES = {"plain": "", "warning": "yellow", "bad": "bold red"}
 
 Tolerance = Annotated[
     float | None,
@@ -115,15 +114,14 @@ def _show(record: dict[str, Any]) -> None:
     from kvsim.check.wording import correction_rows, figure_rows, part_rows
 
     console = make_console()
-    for remark in record["verdict"]:
-        console.print(remark["text"], style=STYLES[remark["tone"]])
+    print_remarks(console, ((each["text"], each["tone"]) for each in record["verdict"]))
     for head, rows in (
         (("", "measured", "predicted", "error"), figure_rows(record)),
         (("mean", "measured", "predicted", "difference"), part_rows(record)),
         (("correction", "mean error left"), [row[::2] for row in correction_rows(record)]),
     ):
         if rows:
-            console.print(make_table(*head, rows=rows, header_style="dim"))
+            console.print(make_table(*head, rows=rows))
 
 
 def _write(out: str, record: dict[str, Any], text: str) -> None:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import command_line, make_console, note, tell_written
-from kvsim.cli.fleet import FleetOptions, only, refuse_watching
+from kvsim.cli.console import note, tell_written
+from kvsim.cli.fleet import Fleet, FleetOptions, only
 from kvsim.cli.options import AsJson, ConfigFile, OutDir, RunDir, TraceForm, TracePath
-from kvsim.cli.progress import progress_bar
+from kvsim.cli.progress import simulate_shown
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.collector import collect_after
-from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.report.screen import make_console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.blockmap.blockmap import BlockMap
     from kvsim.blockmap.watch import BlockMapWatcher
-    from kvsim.engine.loop import Watcher
+    from kvsim.config import RunConfig
+    from kvsim.fleet.folder import FleetRun, Replica
     from kvsim.result import Result
     from kvsim.workload.trace import Trace
 
@@ -47,38 +50,39 @@ def run(
     settings: SettingOptions,
 ) -> None:
     """Replay a trace through an engine and see where memory and time went."""
+    from kvsim.report.files import FLEET, PAGE, SUMMARY
+    from kvsim.report.terminal import render, render_fleet
+
     word = server.word()
     fleets, configs = fleet.load(config, settings, word)
-    loaded = configs[0]
+    result: FleetRun | Result
+    # The trace has no name here, so that its memory is free when the run is over.
     if fleets:
-        refuse_watching(block_map, step_log)
-        write = partial(_write, watcher=None, csv=csv, page=page)
-        requests = form.requests(trace, loaded)
-        only(fleets).run(requests, configs, out, write, page=page, as_json=as_json)
-        return
-    watcher = None
-    if block_map:
-        from kvsim.blockmap.watch import BlockMapWatcher
-
-        if out is None:
-            raise ConfigError("--block-map: needs --out DIR, the folder for the map")
-        watcher = BlockMapWatcher()
-    # No name for the trace here, so that its memory is free when the run is over.
-    result = simulate_shown(form.requests(trace, loaded), loaded, "simulating", step_log, watcher)
-    collect_after(result.meta["trace"]["requests"])
-    if word.sources:
-        result.meta["server"] = dict(word.sources)
-    note(*result.meta["notes"])
-    if out is not None:
-        _write(result, out, watcher=watcher, csv=csv, page=page)
+        if block_map or step_log is not None:
+            raise ConfigError(
+                "--block-map and --step-log show one engine, of several; leave them out"
+            )
+        result = _run_fleet(form.requests(trace, configs[0]), configs, only(fleets))
+        if out is not None:
+            _write_fleet(result, out, csv=csv, page=page)
+    else:
+        watcher, seen = _block_map_watcher(out) if block_map else None, None
+        result = _run_engine(form.requests(trace, configs[0]), configs[0], step_log, watcher)
+        collect_after(result.meta["trace"]["requests"])
+        if word.sources:
+            result.meta["server"] = dict(word.sources)
+        note(*result.meta["notes"])
+        if watcher is not None:
+            seen = watcher.block_map()
+            result.meta["block_map"] = {"samples": len(seen.time_ns)}
+        if out is not None:
+            _write(result, out, seen, csv=csv, page=page)
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
-    from kvsim.report.terminal import render
-
-    render(result.summary, make_console())
+    (render_fleet if fleets else render)(result.summary, make_console())
     if out is not None:
-        tell_written(out, "report.html" if page else "summary.json")
+        tell_written(out, PAGE if page else FLEET if fleets else SUMMARY)
 
 
 def report(directory: RunDir) -> None:
@@ -107,51 +111,71 @@ def policies() -> None:
         console.print(table)
 
 
-def simulate_shown(
-    trace: Trace,
-    config: RunConfig,
-    label: str,
-    step_log: str | None = None,
-    watcher: Watcher | None = None,
+def _block_map_watcher(out: str | None) -> BlockMapWatcher:
+    from kvsim.blockmap.watch import BlockMapWatcher
+
+    if out is None:
+        raise ConfigError("--block-map: needs --out DIR, the folder for the map")
+    return BlockMapWatcher()
+
+
+def _run_engine(
+    trace: Trace, config: RunConfig, step_log: str | None, watcher: BlockMapWatcher | None
 ) -> Result:
-    """The result of a run, with a progress bar if the run is long enough for one."""
+    """Run one engine before the eyes of a watcher; its decisions are written to `step_log`."""
     from kvsim.run import simulate
 
-    total = min(len(trace.rows), config.num_prompts or len(trace.rows))
-    command = command_line()
-    with progress_bar(total, label) as progress:
-        if step_log is None:
-            return simulate(trace, config, progress=progress, watcher=watcher, command=command)
-        from kvsim.conform.step_log import StepLog
-        from kvsim.watchers import Watchers
+    if step_log is None:
+        return simulate_shown(simulate, trace, config, "simulating", watcher=watcher)
+    from kvsim.conform.step_log import StepLog
+    from kvsim.watchers import Watchers
 
-        with StepLog(step_log) as log:
-            both = Watchers([log, watcher] if watcher else [log])
-            result = simulate(trace, config, progress=progress, watcher=both, command=command)
-            log.stopped(result.meta["outcome"])
-            return result
+    with StepLog(step_log) as log:
+        both = Watchers([log, watcher] if watcher else [log])
+        result = simulate_shown(simulate, trace, config, "simulating", watcher=both)
+        log.stopped(result.meta["outcome"])
+        return result
+
+
+def _run_fleet(trace: Trace, configs: Sequence[RunConfig], fleet: Fleet) -> FleetRun:
+    from kvsim.fleet.contender import contender, simulate_contender
+
+    return simulate_shown(simulate_contender, trace, contender(configs, *fleet), "simulating")
 
 
 def _write(
-    result: Result, out: str, *, watcher: BlockMapWatcher | None, csv: bool, page: bool
+    run: Result | Replica, out: str, block_map: BlockMap | None = None, *, csv: bool, page: bool
 ) -> None:
+    """Write the folder of one engine."""
     from kvsim.report.files import write_results
 
-    block_map = html = None
-    if watcher is not None:
-        block_map = watcher.block_map()
-        result.meta["block_map"] = {"samples": len(block_map.time_ns)}
+    html = None
     if page:
         from kvsim.pages.run import build_page
 
-        html = build_page(result.summary, result.requests, result.steps, block_map)
+        html = build_page(run.summary, run.requests, run.steps, block_map)
     write_results(
         out,
-        result.summary,
-        result.requests,
-        result.steps,
-        transitions=result.transitions,
+        run.summary,
+        run.requests,
+        run.steps,
+        transitions=run.transitions,
         block_map=block_map,
         csv=csv,
         page=html,
     )
+
+
+def _write_fleet(run: FleetRun, out: str, *, csv: bool, page: bool) -> None:
+    """Write the folder of each replica, then what they have in common."""
+    from kvsim.fleet.folder import write_fleet
+
+    def write(number: int, folder: str) -> None:
+        _write(run.replicas[number], folder, csv=csv, page=page)
+
+    html = None
+    if page:
+        from kvsim.pages.fleet import build_fleet
+
+        html = build_fleet(run)
+    write_fleet(out, run, write, html)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import command_line, make_console, tell_written
-from kvsim.cli.contenders import Way, of_engines, of_fleets
+from kvsim.cli.console import command_line, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions
+from kvsim.cli.kinds import Kind, Named, of_engines, of_fleets
 from kvsim.cli.options import Jobs, OutDir, TraceForm, TracePath, note_arrivals
-from kvsim.cli.progress import progress_bar
+from kvsim.cli.progress import progress_bar, simulate_shown
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
+from kvsim.report.screen import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE = "comparison.html"
 Configs = list[tuple[str, RunConfig]]
-Results = list[tuple[str, Any]]
+Results = list[Named]
 
 Seeds = Annotated[
     int | None,
@@ -78,7 +79,7 @@ def compare(
     --seeds, requests, arrivals and random policies are drawn anew for each seed, and every
     difference has an interval and a verdict.
     """
-    loaded, way = _contenders(configs or [], fleet, settings, server.word())
+    loaded, kind = _contenders(configs or [], fleet, settings, server.word())
     if seeds is None and (cost_uncertainty or as_json):
         flag = "--cost-uncertainty" if cost_uncertainty else "--json"
         raise ConfigError(f"{flag}: needs --seeds N")
@@ -92,15 +93,19 @@ def compare(
     opened, comparison = load.of(loaded[0][1].seed), None
     note_arrivals(opened, (config for _, config in loaded))
     if seeds is None:
-        results = [(name, way.once(opened, config, name)) for name, config in loaded]
+        results = [
+            (name, simulate_shown(kind.simulate, opened, config, name)) for name, config in loaded
+        ]
     else:
-        comparison, results = _compare_seeds(load, loaded, way, seeds, 1 - confidence, margin, jobs)
-    _show(results, way, out, comparison, as_json=as_json)
+        comparison, results = _compare_seeds(
+            load, loaded, kind, seeds, 1 - confidence, margin, jobs
+        )
+    _show(results, kind, out, comparison, as_json=as_json)
 
 
 def _contenders(
     configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
-) -> tuple[Configs, Way]:
+) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
     paths = list[str | None](configs) or [None]
     stems = [Path(config).name.removesuffix(".toml") for config in configs]
@@ -133,7 +138,7 @@ def _contenders(
 def _compare_seeds(
     load: Load,
     configs: Configs,
-    way: Way,
+    kind: Kind,
     seeds: int,
     level: float,
     margin: float,
@@ -145,7 +150,7 @@ def _compare_seeds(
 
     names = [name for name, _ in configs]
     random = bool(redrawn(load, configs))
-    how: dict[str, Any] = {"simulate": way.simulate, "jobs": jobs, "command": command_line()}
+    how: dict[str, Any] = {"simulate": kind.simulate, "jobs": jobs, "command": command_line()}
     total = len(configs) * (seeds if random else 1)
     with progress_bar(total, "comparing", quiet_below=2) as progress:
         if random:
@@ -161,7 +166,7 @@ def _compare_seeds(
 
 
 def _show(
-    results: Results, way: Way, out: str | None, comparison: Comparison | None, *, as_json: bool
+    results: Results, kind: Kind, out: str | None, comparison: Comparison | None, *, as_json: bool
 ) -> None:
     """Print figures and reasons; write the results of every run, then the page."""
     from kvsim.report.certainty import comparison_record
@@ -175,25 +180,23 @@ def _show(
         console, first = make_console(), results[0][1].summary
         render_comparison([(name, each.summary) for name, each in results], console, comparison)
         title = f"Why, on seed {first['meta']['seed']}" if comparison else "Why"
-        _render_why(results, way, title, console)
+        _render_why(results, kind, title, console)
     if out is not None:
-        page = way.page(results, comparison)
+        page = kind.comparison_page(results, comparison)
         for name, result in results:
-            way.write(result, Path(out) / name)
+            kind.write(result, Path(out) / name)
         write_together(out, ({"comparison.json": record} if comparison else {}) | {PAGE: page})
         if not as_json:
             tell_written(out, PAGE)
 
 
-def _render_why(results: Results, way: Way, title: str, console: Console) -> None:
-    from rich.text import Text
-
+def _render_why(results: Results, kind: Kind, title: str, console: Console) -> None:
     first, *others = results
     for i, other in enumerate(others):
         subject = f"{title}: {other[0]} against {first[0]}" if others[1:] else title
-        console.print(Text(f"\n{subject}" if i else subject, style="bold"))
-        for sentence in way.explain(first, other).headline:
-            console.print(Text(f"  {sentence}"))
+        console.print(f"\n{subject}" if i else subject, style="bold")
+        for sentence in kind.explain(first, other).headline:
+            console.print(f"  {sentence}")
 
 
 def _whole(result: Any) -> Any:

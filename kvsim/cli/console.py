@@ -1,25 +1,12 @@
-"""What goes to the terminal: tables and sentences to standard output, notes to standard error."""
+"""What commands say besides their results: notes, and where files are."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
-def make_console() -> Console:
-    """Standard output, for tables and colours."""
-    from rich.console import Console
-
-    class Piped(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # as any other output does; Rich would exit with code 1
-
-    return Piped(highlight=False, emoji=False)
+from kvsim.report.screen import make_console
 
 
 def note(*texts: str) -> None:

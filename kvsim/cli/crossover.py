@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from kvsim.cli.console import make_console
 from kvsim.defaults import DEFAULT_HARDWARE, DEFAULT_MODEL
 from kvsim.errors import check_choice
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from kvsim.cost.crossover import ModelCrossings

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from kvsim.cli.console import make_console, tell_written
+from kvsim.cli.console import tell_written
+from kvsim.cli.kinds import of_engines, of_fleets
 from kvsim.cli.options import AsJson, OutDir
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Sequence
 
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvsim.fleet.folder import FleetRun
+    from kvsim.report.attribution import Waterfall
     from kvsim.report.carriers import Carrier
     from kvsim.report.explanation import Explanation
 
@@ -30,53 +35,21 @@ def diff(
     from kvsim.report.files import is_fleet
     from kvsim.writing import json_text, write_together
 
-    several = is_fleet(first) and is_fleet(other)
-    explanation, page, replicas = (_of_fleets if several else _of_runs)(first, other)
+    fleets = is_fleet(first) and is_fleet(other)
+    kind = of_fleets() if fleets else of_engines()
+    runs = kind.read(first), kind.read(other)
+    one, two = zip(_names(first, other), runs, strict=True)
+    explanation = kind.explain(one, two)
     record = json_text(explanation_record(explanation))
     if as_json:
         print(record, end="")
     else:
-        _render(explanation, make_console(), replicas)
+        _render(explanation, make_console(), _replicas(*runs) if fleets else None)
     if out is None:
         return
-    write_together(out, {"diff.json": record, "diff.html": page()})
+    write_together(out, {"diff.json": record, "diff.html": kind.diff_page(one, two)})
     if not as_json:
         tell_written(out, "diff.html")
-
-
-Explained = tuple["Explanation", Callable[[], str], list[list[str]]]
-"""An explanation, what makes its page, and rows of replicas."""
-
-
-def _of_runs(first: str, other: str) -> Explained:
-    from kvsim.report.explanation import explain
-    from kvsim.report.files import read_results
-
-    names = _names(first, other)
-    runs = (names[0], *read_results(first)), (names[1], *read_results(other))
-
-    def page() -> str:
-        from kvsim.pages.diff import build_diff
-
-        return build_diff(*runs)
-
-    return explain(*runs), page, []
-
-
-def _of_fleets(first: str, other: str) -> Explained:
-    from kvsim.fleet.difference import explain_fleets, replica_differences
-    from kvsim.fleet.folder import read_fleet
-
-    names = _names(first, other)
-    one, two = read_fleet(first), read_fleet(other)
-    named = (names[0], one), (names[1], two)
-
-    def page() -> str:
-        from kvsim.pages.fleet_diff import build_fleet_diff
-
-        return build_fleet_diff(*named)
-
-    return explain_fleets(*named), page, replica_differences(one, two)
 
 
 def _names(first: str, other: str) -> tuple[str, str]:
@@ -85,46 +58,48 @@ def _names(first: str, other: str) -> tuple[str, str]:
     return names if names[0] != names[1] else (first, other if other != first else f"{other} again")
 
 
-def _render(explanation: Explanation, console: Console, replicas: list[list[str]]) -> None:
-    from rich.text import Text
-
+def _render(explanation: Explanation, console: Console, replicas: Table | None) -> None:
     for sentence in explanation.headline:
-        console.print(Text(sentence))
+        console.print(sentence)
     for key, texts in explanation.settings:
-        console.print(Text(f"{key}: {' → '.join(texts)}", style="dim"))
-    console.print(Text("First divergent decision", style="bold"))
+        console.print(f"{key}: {' → '.join(texts)}", style="dim")
+    console.print("First divergent decision", style="bold")
     for sentence in explanation.divergence_words:
-        console.print(Text(f"  {sentence}"))
-    if replicas:
-        from kvsim.fleet.difference import REPLICA_DIFF_HEAD
-
-        console.print(make_table(*REPLICA_DIFF_HEAD, rows=replicas, header_style="dim"))
-    if explanation.share is None:
-        return
-    _render_parts(explanation, console)
+        console.print(f"  {sentence}")
+    if replicas is not None:
+        console.print(replicas)
     share = explanation.share
+    if share is None:
+        return
+    console.print(_parts(explanation.waterfalls))
     if share.changed:
         text = f"{share.half} of {share.total} requests carry half of all change in E2EL:"
-        console.print(Text(text, style="bold"))
+        console.print(text, style="bold")
         for each in explanation.carriers[:5]:
-            console.print(Text(f"  {_carried(each)}"))
+            console.print(f"  {_carried(each)}")
 
 
-def _render_parts(explanation: Explanation, console: Console) -> None:
+def _replicas(first: FleetRun, other: FleetRun) -> Table:
+    from kvsim.fleet.difference import REPLICA_DIFF_HEAD, replica_differences
+
+    return make_table(*REPLICA_DIFF_HEAD, rows=replica_differences(first, other))
+
+
+def _parts(falls: Sequence[Waterfall]) -> Table:
+    """By how much each part of the latencies changed, and their sums."""
     from kvsim.report.attribution import LABELS
     from kvsim.report.explanation import title_of
     from kvsim.report.numerals import signed
 
-    falls = explanation.waterfalls
-    table = make_table("difference", *map(title_of, falls), header_style="dim")
+    table = make_table("difference", *map(title_of, falls))
     changed = [dict(fall.changes()) for fall in falls]
-    for part in LABELS:
+    for part, label in LABELS.items():
         if any(part in changes for changes in changed):
-            cells = [signed(float(c[part]) / 1e9, "s") if part in c else "" for c in changed]
-            table.add_row(LABELS[part], *cells)
+            cells = (signed(float(c[part]) / 1e9, "s") if part in c else "" for c in changed)
+            table.add_row(label, *cells)
     table.add_section()
     table.add_row("together", *(signed(float(fall.difference) / 1e9, "s") for fall in falls))
-    console.print(table)
+    return table
 
 
 def _carried(each: Carrier) -> str:

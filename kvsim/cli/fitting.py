@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.cli.console import make_console
 from kvsim.cli.progress import spinner
 from kvsim.errors import ConfigError
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from kvsim.config import RunConfig

@@ -7,15 +7,15 @@ in a configuration file, so that both give the same messages.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from typer import Option
 
 from kvsim.cli.bundles import Bundle
-from kvsim.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, nearest, read_size
-from kvsim.errors import ConfigError
+from kvsim.config import GOODPUT_METRICS, JSON_TABLES, SIZES, RunConfig, read_size
+from kvsim.errors import ConfigError, check_choice
 from kvsim.parsing import parse_json, typed
 
 TABLES = ("cost", "scheduler_args", "block_manager_args", "goodput")
@@ -48,12 +48,12 @@ def settings(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(key: str, value: Any, hint: Any) -> Any:
-    flag = f"--{key.replace('_', '-')}"
+    flag, kind = f"--{key.replace('_', '-')}", _plain(hint)
     if key in JSON_TABLES:
         return _table(flag, value)
     if key in SIZES:
         value = read_size(key, value, flag)
-    if _plain(hint) is float or float in get_args(_plain(hint)):
+    if float in (kind, *get_args(kind)):
         try:
             return float(value)
         except ValueError:
@@ -64,12 +64,8 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
             raise msgspec.ValidationError("Expected a value")
         return taken
     except msgspec.ValidationError as error:
-        choices = [c for c in _choices(hint) if c is not None]
-        if choices:
-            near = nearest(str(value), choices)
-            raise ConfigError(
-                f"{flag}: unknown {value!r};{near} choose from {', '.join(choices)}"
-            ) from None
+        if choices := _choices(kind):
+            check_choice(flag, str(value), choices)
         text = str(error)
         raise ConfigError(f"{flag}: {text[:1].lower()}{text[1:]}, got {value!r}") from None
 
@@ -97,39 +93,36 @@ def _objective(text: str) -> tuple[str, float]:
         ) from None
 
 
-def _options() -> list[inspect.Parameter]:
-    options = []
-    for key in RunConfig.__struct_fields__:
+def _options() -> Iterator[inspect.Parameter]:
+    defaults = RunConfig.__struct_defaults__
+    for key, default in zip(RunConfig.__struct_fields__, defaults, strict=True):
         meta = next(m for m in _HINTS[key].__metadata__ if m.extra is not None)
         panel, text = meta.extra["panel"], meta.description
+        flag, kind = f"--{key.replace('_', '-')}", _plain(_HINTS[key])
         if key == "cost":
             text = (
                 "constant, roofline, table or module:Class; its arguments: --set cost.KEY=VALUE."
                 " Default: a shipped profile of the hardware, scaled if need be, else roofline."
             )
-            options.append(_option("cost_model", str, "--cost-model", "NAME", text, panel))
+            yield _option("cost_model", str, "--cost-model", "NAME", text, panel)
         elif key == "goodput":
-            options.append(_option(key, list[str], "--goodput", "METRIC:MS ...", text, panel))
+            yield _option(key, list[str], flag, "METRIC:MS ...", text, panel)
+        elif kind is bool:
+            yield _option(key, bool, f"{flag}/--no-{flag[2:]}", None, text, panel)
+        elif key in JSON_TABLES:
+            yield _option(key, str, flag, "JSON", text, panel)
         elif key not in TABLES:
-            options.append(_setting(key, _HINTS[key], text, panel))
-    return options
+            if default not in (None, ""):
+                text = f"{text} [default: {default}]"
+            yield _option(key, str, flag, _metavar(kind), text, panel)
 
 
-def _setting(key: str, hint: Any, text: str, panel: str) -> inspect.Parameter:
-    flag = f"--{key.replace('_', '-')}"
-    if _plain(hint) is bool:
-        return _option(key, bool, f"{flag}/--no-{flag[2:]}", None, text, panel)
-    default = RunConfig.__struct_defaults__[RunConfig.__struct_fields__.index(key)]
-    if default not in (None, "") and key not in JSON_TABLES:
-        text = f"{text} [default: {default}]"
-    choices = [choice for choice in _choices(hint) if choice is not None]
-    kind = _plain(hint)
-    metavar = "|".join(choices) or {int: "N", float: "X"}.get(kind, "TEXT")
-    if key in JSON_TABLES:
-        return _option(key, str, flag, "JSON", text, panel)
-    if not choices and get_origin(kind) is not None:
-        metavar = "X" if float in get_args(kind) else "N" if str not in get_args(kind) else "TEXT"
-    return _option(key, str, flag, metavar, text, panel)
+def _metavar(kind: Any) -> str:
+    """What stands for a value: its choices, or X, N or TEXT."""
+    if choices := _choices(kind):
+        return "|".join(choices)
+    members = get_args(kind) or (kind,)
+    return "X" if float in members else "TEXT" if str in members else "N"
 
 
 def _option(
@@ -155,9 +148,10 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    plain = _plain(hint)
-    return get_args(plain) if get_origin(plain) is Literal else ()
+def _choices(kind: Any) -> list[Any]:
+    """The values of a type that lists them; none for others."""
+    values = get_args(kind) if get_origin(kind) is Literal else ()
+    return [value for value in values if value is not None]
 
 
-Flags.__signature__ = inspect.Signature(_options())  # type: ignore[attr-defined]
+Flags.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]

@@ -1,32 +1,21 @@
-"""Several replicas behind a router: their options, their run, and what the terminal shows."""
+"""Options for several replicas behind a router."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
 from kvsim.cli.bundles import Bundle
-from kvsim.cli.console import command_line, make_console, tell_written
-from kvsim.cli.progress import progress_bar
 from kvsim.cli.server import SettingOptions, config_path
 from kvsim.config import RunConfig, merged, read_toml
 from kvsim.errors import ConfigError
 from kvsim.limits import REPLICAS, check_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kvsim.fleet.result import FleetResult
-    from kvsim.result import Result
     from kvsim.server import ServerWord
-    from kvsim.workload.trace import Trace
-
-Write = Callable[["Result", str], None]
-"""Writes the folder of one replica."""
 
 
 @dataclass(frozen=True)
@@ -127,75 +116,12 @@ class Fleet(NamedTuple):
     router: str
     args: dict[str, Any]
 
-    def run(
-        self,
-        trace: Trace,
-        configs: Sequence[RunConfig],
-        out: str | None,
-        write: Write,
-        *,
-        page: bool,
-        as_json: bool,
-    ) -> None:
-        """Simulates engines behind the router, prints the figures, and writes their folders;
-        `page`: with a page for all."""
-        from kvsim.fleet.bounds import find_bounds
-        from kvsim.fleet.figures import summarise_fleet
-        from kvsim.fleet.fleet import simulate_fleet
-
-        total = min(len(trace.rows), configs[0].num_prompts or len(trace.rows))
-        router, args, command = self.router, self.args, command_line()
-        with progress_bar(total, "simulating") as progress:
-            result = simulate_fleet(
-                trace, configs, router, args, explain=True, progress=progress, command=command
-            )
-        summary = summarise_fleet(result, find_bounds(trace, result))
-        if out is not None:
-            _write(result, summary, out, write, page)
-        if as_json:
-            print(json.dumps(summary, indent=1))
-            return
-        render(summary, make_console())
-        if out is not None:
-            tell_written(out, "report.html" if page else "fleet.json")
-
 
 def only(fleets: list[Fleet]) -> Fleet:
     """Returns the fleet of a run. Raises `ConfigError` if there are several."""
     if fleets[1:]:
         raise ConfigError("--router: a run has one router; `kvsim compare` takes several")
     return fleets[0]
-
-
-def refuse_watching(block_map: bool, step_log: str | None) -> None:
-    """Raises `ConfigError` for what shows one engine."""
-    if block_map or step_log is not None:
-        raise ConfigError("--block-map and --step-log show one engine, of several; leave them out")
-
-
-def render(summary: Mapping[str, Any], console: Console) -> None:
-    """Prints the verdict, the latencies of all requests, a line for each replica, and what the
-    router's decisions cost."""
-    from rich.text import Text
-
-    from kvsim.report import routing
-    from kvsim.report.metrics import LATENCIES
-    from kvsim.report.numerals import show
-    from kvsim.report.rich_tables import make_table
-    from kvsim.report.statistics import LISTED
-
-    console.print(Text(routing.fleet_title(summary), style="bold"))
-    for sentence, _ in routing.fleet_verdict(summary):
-        console.print(Text(sentence))
-    console.print()
-    look: dict[str, Any] = {"pad_edge": False, "header_style": "dim"}
-    latencies = (
-        [label, *(show(summary[f"{key}_{kind}_ms"], "ms") for key in LISTED)]
-        for kind, label in LATENCIES.items()
-    )
-    console.print(make_table("latency", *LISTED, rows=latencies, **look))
-    for head, rows in routing.routing_tables(summary).values():
-        console.print(make_table(*head, rows=rows, **look))
 
 
 def _with_ranks(said: dict[str, Any], ranks: int) -> dict[str, Any]:
@@ -222,17 +148,3 @@ def _argument(assignment: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except ValueError:
         return key, value
-
-
-def _write(
-    result: FleetResult, summary: Mapping[str, Any], out: str, write: Write, page: bool
-) -> None:
-    """Writes each replica's folder, then what they have in common."""
-    from kvsim.fleet.folder import fleet_run, write_fleet
-
-    run, html = fleet_run(result, summary), None
-    if page:
-        from kvsim.pages.fleet import build_fleet
-
-        html = build_fleet(run)
-    write_fleet(out, run, lambda number, folder: write(result.replicas[number], folder), html)

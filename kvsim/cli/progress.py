@@ -5,6 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvsim.cli.console import command_line
+
+if TYPE_CHECKING:
+    from kvsim.config import RunConfig
+    from kvsim.workload.trace import Trace
+
+T = TypeVar("T")
 
 QUIET_BELOW = 2_000
 """Fewest requests for a bar; shorter runs end before a bar could be read."""
@@ -43,3 +52,15 @@ def spinner(label: str) -> Iterator[Callable[[int], None]]:
     ) as progress:
         task = progress.add_task(label, total=None)
         yield lambda number: progress.advance(task, number)
+
+
+def simulate_shown(
+    simulate: Callable[..., T], trace: Trace, config: RunConfig, label: str, **more: Any
+) -> T:
+    """What `simulate` returns for a trace, with a progress bar if the run is long enough for one.
+
+    `more`: further arguments of `simulate`.
+    """
+    total = min(len(trace.rows), config.num_prompts or len(trace.rows))
+    with progress_bar(total, label) as progress:
+        return simulate(trace, config, progress=progress, command=command_line(), **more)

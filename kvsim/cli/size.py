@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import make_console, note, tell_written
+from kvsim.cli.console import note, tell_written
 from kvsim.cli.fleet import FleetOptions
 from kvsim.cli.options import ConfigFile, Objectives, OutDir, TraceForm, TracePath, Workers
 from kvsim.cli.progress import spinner
 from kvsim.cli.server import ServerOptions, SettingOptions
 from kvsim.config import RunConfig, to_table
 from kvsim.errors import ConfigError
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table, print_remarks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from kvsim.workload.trace import Trace
 
 SEEDS = 5
-STYLES = {"plain": "", "warning": "yellow", "bad": "red"}
 
 
 Find = Annotated[
@@ -202,11 +201,10 @@ def _show(searches: Sequence[Search], price: float | None) -> None:
         if len(searches) > 1:
             console.print(routers.router_of(search), style="bold")
         console.print(_neighbours(*search))
-        for text, tone in verdict(*search, price):
-            console.print(text, style=STYLES[tone])
+        print_remarks(console, verdict(*search, price))
     if len(searches) > 1:
         rows = routers.rows(searches, price)
-        console.print(make_table(*routers.head(searches, price), rows=rows, header_style="dim"))
+        console.print(make_table(*routers.head(searches, price), rows=rows))
         console.print(routers.compared(searches).text)
     tried = (each.records for search in searches for each in search.lab.tried.values())
     for text, measured in sources(tried):
@@ -219,7 +217,7 @@ def _neighbours(lab: Laboratory, found: Answer) -> Table:
     from kvsim.size.verdict import HEAD, row
 
     labels = (metric.label for metric in lab.objectives.metrics)
-    table = make_table(lab.knob.name, *HEAD, *labels, header_style="dim")
+    table = make_table(lab.knob.name, *HEAD, *labels)
     for value, configuration in neighbourhood(lab, found.value):
         style = "bold" if value == found.value else "" if configuration.meets else "dim"
         table.add_row(*row(lab, found.value, value), style=style)

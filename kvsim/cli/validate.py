@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from kvsim.cli.bundles import takes_bundles
-from kvsim.cli.console import make_console
 from kvsim.cli.options import ConfigFile, TraceForm, TracePath
 from kvsim.cli.processes import run_module
 from kvsim.cli.server import SettingOptions, config_path
 from kvsim.config import RunConfig, load_config, read_toml
 from kvsim.errors import ConfigError, check_choice
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from kvsim.workload.trace import Trace

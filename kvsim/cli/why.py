@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvsim.cli.console import make_console
 from kvsim.cli.options import RunDir
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,18 +41,16 @@ def why(
 
 
 def _render(story: Story, console: Console) -> None:
-    from rich.text import Text
-
     from kvsim.ledger.parts import PROMPT_LABELS, TIME_LABELS
     from kvsim.report.numerals import seconds
     from kvsim.report.story import ledger_rows
 
-    console.print(Text(f"request {story.id}: {story.about}", style="bold"))
-    moments = make_table("at", "after", "what happened", pad_edge=False, header_style="dim")
+    console.print(f"request {story.id}: {story.about}", style="bold")
+    moments = make_table("at", "after", "what happened", pad_edge=False)
     moments.columns[0].justify, moments.columns[2].justify = "right", "left"
     for time_ns, text in story.moments:
         since = seconds((time_ns - story.arrival_ns) / 1e9)
-        moments.add_row(f"{time_ns / 1e9:,.6f} s", since, Text(text))
+        moments.add_row(f"{time_ns / 1e9:,.6f} s", since, text)
     console.print(moments)
     for title, values, labels in (
         ("where its time went", story.times_ns, TIME_LABELS),
@@ -61,5 +58,5 @@ def _render(story: Story, console: Console) -> None:
     ):
         if values:
             rows = ledger_rows(values, labels)
-            ledger = make_table(title, "", "", rows=rows, pad_edge=False, header_style="dim")
+            ledger = make_table(title, "", "", rows=rows, pad_edge=False)
             console.print(ledger)

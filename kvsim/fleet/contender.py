@@ -38,11 +38,11 @@ def simulate_contender(
     progress: Callable[[int], None] | None = None,
     command: str = "",
 ) -> FleetRun:
-    """Replays a trace through a fleet. All replicas have its seed."""
-    each = [replace(config, seed=fleet.seed) for config in fleet.each]
+    """Replays a trace through a fleet. Seeds of replicas differ from its own as they were given."""
+    later = fleet.seed - fleet.each[0].seed
     result = simulate_fleet(
         trace,
-        each,
+        [replace(config, seed=config.seed + later) for config in fleet.each],
         fleet.router,
         fleet.router_args,
         explain=True,

@@ -36,7 +36,6 @@ from kvsim.report.files import (
     write_table,
 )
 from kvsim.report.story import find_request
-from kvsim.report.tables import handovers_table, routing_table
 from kvsim.schema import HANDOVERS, ROUTING
 from kvsim.writing import encoded, json_text, move_all, temporary_folder
 
@@ -88,10 +87,9 @@ def write_fleet(
     for number in range(len(run.replicas)):
         write(number, str(_replica(folder, number)))
     with temporary_folder(folder, folder) as partial:
-        write_table(partial / ROUTING.name, iter([routing_table(run.decisions)]), csv=False)
+        write_table(partial, ROUTING, run.decisions)
         if run.handovers is not None:
-            log = handovers_table(run.handovers)
-            write_table(partial / HANDOVERS.name, iter([log]), csv=False)
+            write_table(partial, HANDOVERS, run.handovers)
         if page is not None:
             (partial / PAGE).write_bytes(encoded(page))
         (partial / FLEET).write_bytes(encoded(json_text(run.summary)))

@@ -10,34 +10,21 @@ from kvsim.certainty.comparison import Comparison, Pair, Values
 from kvsim.certainty.stretches import FEWEST
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report.compare import INSIGNIFICANT, NO_DIFFERENCE, Row
-from kvsim.report.metrics import HEADLINES, METRICS, Metric
-from kvsim.report.numerals import percent, plural, signed
-from kvsim.report.statistics import ratio
-
-_METRIC = {metric.key: metric for metric in METRICS}
+from kvsim.report.metrics import HEADLINES, NAMED, Metric
+from kvsim.report.numerals import interval, percent, plural, signed
 
 
 def certain_table(comparison: Comparison) -> list[Row]:
     """Means over the seeds, their deviations and the verdicts, figure by figure."""
-    rows = []
-    for key, series in comparison.values.items():
-        metric = _METRIC[key]
-        means = tuple(_mean(values) for values in series)
-        changes = tuple(
-            None if means[0] is None or other is None else other - means[0] for other in means[1:]
+    return [
+        Row(
+            NAMED[key],
+            tuple(map(_mean, series)),
+            tuple(map(_deviation, series)),
+            tuple(comparison.verdicts.get(Pair(key, 0, i)) for i in range(1, len(series))),
         )
-        shares = metric.unit == "share"
-        rows.append(
-            Row(
-                metric,
-                means,
-                changes,
-                tuple(None if shares else ratio(change, means[0]) for change in changes),
-                tuple(_deviation(values) for values in series),
-                tuple(comparison.verdicts.get(Pair(key, 0, i)) for i in range(1, len(series))),
-            )
-        )
-    return rows
+        for key, series in comparison.values.items()
+    ]
 
 
 def method_words(comparison: Comparison) -> list[str]:
@@ -74,9 +61,9 @@ def method_words(comparison: Comparison) -> list[str]:
 
 def finding_words(comparison: Comparison, pair: Pair, verdict: Verdict) -> str:
     """`B is better than A by 1.90 s (−2.41 s … −1.44 s)`, or that no difference is significant."""
-    metric = _METRIC[pair.key]
+    metric = NAMED[pair.key]
     first, other = comparison.names[pair.first], comparison.names[pair.other]
-    ends = " … ".join(signed(end, metric.unit) for end in (verdict.low, verdict.high))
+    ends = interval(verdict.low, verdict.high, metric.unit)
     if verdict.finding == "same":
         return NO_DIFFERENCE
     if verdict.finding == "equal":
@@ -93,9 +80,9 @@ def ranking_words(comparison: Comparison, key: str) -> str:
     Empty for a figure that is no headline, has no better direction, or is undefined in a run.
     """
     means = [_mean(values) for values in comparison.values[key]]
-    if key not in HEADLINES or not _METRIC[key].better or None in means:
+    if key not in HEADLINES or not NAMED[key].better or None in means:
         return ""
-    downwards = _METRIC[key].better == "higher"
+    downwards = NAMED[key].better == "higher"
     order = sorted(range(len(means)), key=lambda i: means[i] or 0.0, reverse=downwards)
     text = comparison.names[order[0]]
     for before, after in pairwise(order):
@@ -110,7 +97,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     names = comparison.names
     figures: dict[str, Any] = {}
     for key, series in comparison.values.items():
-        metric = _METRIC[key]
+        metric = NAMED[key]
         found = [(pair, v) for pair, v in comparison.verdicts.items() if pair.key == key]
         figures[key] = {
             "label": metric.label,

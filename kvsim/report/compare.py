@@ -9,7 +9,7 @@ from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
 from kvsim.report.load import load_words, state_of
 from kvsim.report.metrics import METRICS, Metric, value
-from kvsim.report.numerals import show, signed, signed_percent
+from kvsim.report.numerals import interval, show, signed, signed_percent
 from kvsim.report.plain import flat
 from kvsim.report.statistics import ratio
 
@@ -24,14 +24,21 @@ class Row(NamedTuple):
     metric: Metric
     values: tuple[float | None, ...]
     """One per run."""
-    differences: tuple[float | None, ...]
-    """Difference of each run to the first; None where either value is undefined."""
-    relative: tuple[float | None, ...]
-    """Differences as shares of the first run's value; None where that is 0, and for shares."""
     deviations: tuple[float | None, ...] = ()
     """Standard deviations over seeds, one per run; empty if each run has a single value."""
     verdicts: tuple[Verdict | None, ...] = ()
     """How sure the differences are, one each; empty if that was not tested."""
+
+    def difference(self, i: int) -> float | None:
+        """Run number `i` after the first, minus the first; None where either is undefined."""
+        first, other = self.values[0], self.values[i + 1]
+        return None if first is None or other is None else other - first
+
+    def relative(self, i: int) -> float | None:
+        """The difference as a share of the first run's value; None where that is 0, and for
+        shares."""
+        share = self.metric.unit == "share"
+        return None if share else ratio(self.difference(i), self.values[0])
 
     def judge(self, i: int) -> Judgement:
         """How run number `i` after the first compares with the first in this figure."""
@@ -53,20 +60,15 @@ def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
 
     Each run is (name, summary); the others are compared with the first.
     """
-    rows = []
-    for metric in METRICS:
-        values = tuple(value(summary, metric.key) for _, summary in runs)
-        if any(values):
-            differences = tuple(_minus(other, values[0]) for other in values[1:])
-            shares = metric.unit == "share"
-            relative = tuple(None if shares else ratio(d, values[0]) for d in differences)
-            rows.append(Row(metric, values, differences, relative))
-    return rows
+    rows = (
+        Row(metric, tuple(value(summary, metric.key) for _, summary in runs)) for metric in METRICS
+    )
+    return [row for row in rows if any(row.values)]
 
 
 def difference_words(row: Row, i: int) -> str:
     """`+1.20 s`, `+3.1 points`, `no difference`; empty if it is undefined."""
-    difference = row.differences[i]
+    difference = row.difference(i)
     if row.values[0] is None and row.values[i + 1] is None:
         return ""
     if row.judge(i) == "same":
@@ -76,7 +78,7 @@ def difference_words(row: Row, i: int) -> str:
 
 def change_words(row: Row, i: int) -> str:
     """The difference in its shortest form: `+12.3 %`, or `+3.1 points` where that is undefined."""
-    relative = row.relative[i]
+    relative = row.relative(i)
     return signed_percent(relative) if relative else difference_words(row, i)
 
 
@@ -92,7 +94,7 @@ def interval_words(row: Row, i: int) -> str:
     verdict = row.verdicts[i] if row.verdicts else None
     if verdict is None or verdict.finding == "same":
         return ""
-    return " … ".join(signed(end, row.metric.unit) for end in (verdict.low, verdict.high))
+    return interval(verdict.low, verdict.high, row.metric.unit)
 
 
 def config_differences(
@@ -161,10 +163,6 @@ def cautions(runs: Sequence[tuple[str, Mapping[str, Any]]], seeds: int = 1) -> l
             "The runs completed different numbers of requests; latencies count only those."
         )
     return found
-
-
-def _minus(other: float | None, first: float | None) -> float | None:
-    return None if other is None or first is None else other - first
 
 
 def _settings(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,12 @@ DIR/report.html        the page, if given; requests.csv and steps.csv, if asked 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.blockmap.blockmap import BlockMap
 from kvsim.errors import OutputError
@@ -34,8 +35,13 @@ FLEET = "fleet.json"
 """The figures of a folder with several replicas (`kvsim.fleet.folder`)."""
 _REMEDY = "give a folder that `kvsim run --out` wrote"
 
-Results = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""Summary, requests and steps, in the shapes that `summarise` returns and takes."""
+
+class Results(NamedTuple):
+    """What a folder holds, in the shapes that `summarise` returns and takes."""
+
+    summary: dict[str, Any]
+    requests: dict[str, Any]
+    steps: dict[str, Any]
 
 
 def write_results(
@@ -55,15 +61,17 @@ def write_results(
     of these names are replaced, others stay. Raises `OutputError` naming the folder.
     """
     out = Path(out_dir)
-    with temporary_folder(out, out) as partial:
-        _fill(partial, summary, requests, steps, csv=csv, page=page)
+    with temporary_folder(out, out) as inside:
+        (inside / SUMMARY).write_bytes(encoded(json_text(summary)))
+        if page is not None:
+            (inside / PAGE).write_bytes(encoded(page))
+        _write_pieces(inside, REQUESTS, tables.requests_tables(requests), csv=csv)
+        _write_pieces(inside, STEPS, tables.steps_tables(steps), csv=csv)
         if transitions is not None:
-            log = tables.transitions_table(transitions)
-            write_table(partial / TRANSITIONS.name, iter([log]), csv=False)
+            write_table(inside, TRANSITIONS, transitions)
         if block_map is not None:
-            cells = tables.block_map_table(block_map)
-            write_table(partial / BLOCK_MAP.name, iter([cells]), csv=False)
-        written = sorted(partial.iterdir(), key=lambda path: (path.name == SUMMARY, path))
+            write_table(inside, BLOCK_MAP, tables.block_map_columns(block_map))
+        written = sorted(inside.iterdir(), key=lambda path: (path.name == SUMMARY, path))
         return move_all(written, out)
 
 
@@ -77,17 +85,16 @@ def read_results(directory: str | Path) -> Results:
         raise OutputError(f"{folder}: holds several replicas; give the folder of one, as {one}")
     summary = read_summary(folder / SUMMARY, "num_requests", "steps")
     meta = summary["meta"]
-    requests, steps = read_table(folder, REQUESTS, meta), read_table(folder, STEPS, meta)
+    requests = read_table(folder, REQUESTS, meta, checked.problem_of_requests)
+    steps = read_table(folder, STEPS, meta, checked.problem_of_steps)
     if len(requests["id"]) != summary["num_requests"] or len(steps["start_ns"]) != summary["steps"]:
         raise OutputError(
             f"{folder}: {SUMMARY} counts {summary['num_requests']} requests and {summary['steps']}"
             f" steps, its tables hold {len(requests['id'])} and {len(steps['start_ns'])}: files of"
             " different runs; run it again"
         )
-    refuse(_path(folder, REQUESTS), checked.problem_of_requests(requests), meta)
-    refuse(_path(folder, STEPS), checked.problem_of_steps(steps), meta)
     refuse(folder / SUMMARY, checked.problem_of_figures(summary, requests, steps), meta)
-    return summary, requests, steps
+    return Results(summary, requests, steps)
 
 
 def is_fleet(directory: str | Path) -> bool:
@@ -97,11 +104,8 @@ def is_fleet(directory: str | Path) -> bool:
 
 def read_transitions(directory: str | Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read the transitions of a run. Raises `OutputError` naming the file and the remedy."""
-    folder, meta = Path(directory), summary["meta"]
-    transitions = read_table(folder, TRANSITIONS, meta)
-    problem = checked.problem_of_transitions(transitions, summary["num_requests"])
-    refuse(_path(folder, TRANSITIONS), problem, meta)
-    return transitions
+    problem_of = partial(checked.problem_of_transitions, requests=summary["num_requests"])
+    return read_table(Path(directory), TRANSITIONS, summary["meta"], problem_of)
 
 
 def read_block_map(directory: str | Path, summary: Mapping[str, Any]) -> BlockMap | None:
@@ -113,35 +117,21 @@ def read_block_map(directory: str | Path, summary: Mapping[str, Any]) -> BlockMa
     meta = summary["meta"]
     if not meta.get("block_map"):
         return None
-    folder = Path(directory)
-    columns = read_table(folder, BLOCK_MAP, meta)
-    samples = meta["block_map"]["samples"]
-    problem = checked.problem_of_block_map(columns, samples, summary["num_requests"])
-    refuse(_path(folder, BLOCK_MAP), problem, meta)
-    return tables.block_map_of(columns)
+    counts = {"samples": meta["block_map"]["samples"], "requests": summary["num_requests"]}
+    problem_of = partial(checked.problem_of_block_map, **counts)
+    return tables.block_map_of(read_table(Path(directory), BLOCK_MAP, meta, problem_of))
 
 
-def _fill(
-    folder: Path,
-    summary: Mapping[str, Any],
-    requests: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    *,
-    csv: bool,
-    page: str | None,
-) -> None:
-    (folder / SUMMARY).write_bytes(encoded(json_text(summary)))
-    if page is not None:
-        (folder / PAGE).write_bytes(encoded(page))
-    write_table(folder / REQUESTS.name, tables.requests_tables(requests), csv=csv)
-    write_table(folder / STEPS.name, tables.steps_tables(steps), csv=csv)
+def write_table(folder: Path, table: Table, columns: Mapping[str, Any]) -> None:
+    """Write a table into a folder as Parquet."""
+    _write_pieces(folder, table, iter([tables.arrow_table(table, columns)]), csv=False)
 
 
-def write_table(path: Path, pieces: Iterator[pa.Table], *, csv: bool) -> None:
-    """Write `path`.parquet and, if asked, `path`.csv, piece by piece to bound the memory."""
+def _write_pieces(folder: Path, table: Table, pieces: Iterator[pa.Table], *, csv: bool) -> None:
+    """Write a table as Parquet and, if asked, as CSV, piece by piece to bound the memory."""
     import pyarrow.parquet as pq
 
-    piece = next(pieces)
+    piece, path = next(pieces), folder / table.name
     with ExitStack() as opened:
         parquet = pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))
         opened.enter_context(parquet)
@@ -191,11 +181,19 @@ def refuse(path: Path, problem: str, meta: Mapping[str, Any]) -> None:
     raise OutputError(f"{path}: {problem}; run it again with this version of kvsim")
 
 
-def read_table(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the columns of a table. Raises `OutputError` naming the file."""
+def read_table(
+    folder: Path,
+    table: Table,
+    meta: Mapping[str, Any],
+    problem_of: Callable[[dict[str, Any]], str] = lambda columns: "",
+) -> dict[str, Any]:
+    """Read the columns of a table. Raises `OutputError` naming the file.
+
+    `problem_of`: what else is wrong with the columns, in words; empty if nothing is.
+    """
     import pyarrow.parquet as pq
 
-    path = _path(folder, table)
+    path = folder / f"{table.name}.parquet"
     # A file handle, so that a folder of this name is not read as a data set. No threads: one that
     # still closes its file when the interpreter exits aborts the process.
     with _reading(path), path.open("rb") as opened:
@@ -205,12 +203,8 @@ def read_table(folder: Path, table: Table, meta: Mapping[str, Any]) -> dict[str,
         read = file.read(kept, use_threads=False)
         refuse(path, tables.missing(read, table), meta)
         columns = tables.columns_of(read)
-    refuse(path, checked.problem_of_table(table, columns), meta)
+    refuse(path, checked.problem_of_table(table, columns) or problem_of(columns), meta)
     return columns
-
-
-def _path(folder: Path, table: Table) -> Path:
-    return folder / f"{table.name}.parquet"
 
 
 @contextmanager

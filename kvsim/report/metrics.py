@@ -155,6 +155,8 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, Better], ...]] = {
 
 METRICS = tuple(Metric(*metric, name) for name, group in _GROUPS.items() for metric in group)
 """Every figure that a comparison shows, in order."""
+NAMED = {metric.key: metric for metric in METRICS}
+"""Key → figure."""
 
 HEADLINES = (
     "output_throughput",

@@ -82,6 +82,11 @@ def signed(value: float, unit: str) -> str:
     return f"{sign}{show(abs(value), unit)}"
 
 
+def interval(low: float, high: float, unit: str) -> str:
+    """The ends of an interval of differences: `−2.41 s … −1.44 s`."""
+    return f"{signed(low, unit)} … {signed(high, unit)}"
+
+
 def signed_percent(value: float) -> str:
     """A relative difference: `+12.3 %`, `−45 %`."""
     return f"{'−' if value < 0 else '+'}{percent(abs(value))}"

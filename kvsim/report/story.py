@@ -118,9 +118,8 @@ def find_request(requests: Mapping[str, Any], id: str) -> int:
     ids = [str(each) for each in requests["id"]]
     if id in ids:
         return ids.index(id)
-    raise OutputError(
-        f"--request: no {id!r} among {plural(len(ids), 'request')};{nearest(id, ids)}"
-    )
+    near = nearest(id, ids) or " the page of a run lists them"
+    raise OutputError(f"--request: no {id!r} among {plural(len(ids), 'request')};{near}")
 
 
 def tell(

@@ -16,17 +16,7 @@ from kvsim.records.packed import Ints, part_of, rows_in
 from kvsim.report import phases
 from kvsim.report.arrow import numbers, texts
 from kvsim.report.phases import Floats, ints
-from kvsim.schema import (
-    BLOCK_MAP,
-    HANDOVERS,
-    REQUESTS,
-    ROUTING,
-    STEPS,
-    TEXT,
-    TRANSITIONS,
-    Column,
-    Table,
-)
+from kvsim.schema import REQUESTS, STEPS, TEXT, Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,10 +26,21 @@ PIECE = 1 << 14
 """Rows that are written at once: a row group of Parquet."""
 
 
+def arrow_table(
+    table: Table, columns: Mapping[str, Any], column_of: Callable[[str], Any] | None = None
+) -> pa.Table:
+    """The columns of `table` that `columns` has, or must have; `column_of`: a part of each."""
+    import pyarrow as pa
+
+    written = table.expected(columns)
+    arrays = [_array(column, column_of or columns.__getitem__) for column in written]
+    return pa.Table.from_arrays(arrays, [column.name for column in written])
+
+
 def requests_table(requests: Mapping[str, Any]) -> pa.Table:
     """One row per request in trace order."""
     durations = {f"{name}_ns": values for name, values in phases.durations_ns(requests).items()}
-    return _table(REQUESTS, durations | dict(requests))
+    return arrow_table(REQUESTS, durations | dict(requests))
 
 
 def requests_tables(requests: Mapping[str, Any]) -> Iterator[pa.Table]:
@@ -56,7 +57,7 @@ def steps_table(steps: Mapping[str, Any], first: int = 0, last: int | None = Non
     def column(name: str) -> Ints:
         return ints(part_of(steps, name, first, rows_in(steps) if last is None else last))
 
-    return _table(STEPS, steps, column)
+    return arrow_table(STEPS, steps, column)
 
 
 def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
@@ -66,25 +67,10 @@ def steps_tables(steps: Mapping[str, Any]) -> Iterator[pa.Table]:
         yield steps_table(steps, first, min(first + PIECE, number))
 
 
-def transitions_table(transitions: Mapping[str, Any]) -> pa.Table:
-    """One row per transition."""
-    return _table(TRANSITIONS, transitions)
-
-
-def routing_table(decisions: Mapping[str, Any]) -> pa.Table:
-    """One row per request that a router was asked about."""
-    return _table(ROUTING, decisions)
-
-
-def handovers_table(handovers: Mapping[str, Any]) -> pa.Table:
-    """One row per request of a prefill/decode split."""
-    return _table(HANDOVERS, handovers)
-
-
-def block_map_table(block_map: BlockMap) -> pa.Table:
-    """One row per sample and group of blocks."""
+def block_map_columns(block_map: BlockMap) -> dict[str, Any]:
+    """The columns of a block map: one row per sample and group of blocks."""
     samples, groups = block_map.owner.shape
-    columns = {
+    return {
         "time_ns": np.repeat(block_map.time_ns, groups),
         "on_cpu": np.tile(block_map.groups.device, samples),
         "first_block": np.tile(block_map.groups.first, samples),
@@ -93,11 +79,10 @@ def block_map_table(block_map: BlockMap) -> pa.Table:
         "owner": block_map.owner.ravel(),
         "owner_blocks": block_map.owner_blocks.ravel(),
     }
-    return _table(BLOCK_MAP, columns)
 
 
 def block_map_of(columns: Mapping[str, Ints]) -> BlockMap:
-    """The block map that `block_map_table` converted."""
+    """The block map with these columns."""
     time_ns = columns["time_ns"]
     groups = int(np.count_nonzero(time_ns == time_ns[0])) if len(time_ns) else 1
     first = slice(0, groups if len(time_ns) else 0)
@@ -149,17 +134,6 @@ def columns_of(table: pa.Table) -> dict[str, Any]:
         name: column.to_pylist() if column.type == TEXT else column.fill_null(-1).to_numpy()
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
-
-
-def _table(
-    table: Table, columns: Mapping[str, Any], column_of: Callable[[str], Any] | None = None
-) -> pa.Table:
-    """The columns of `table`, read from `columns`, or in part by `column_of`."""
-    import pyarrow as pa
-
-    written = table.expected(columns)
-    arrays = [_array(column, column_of or columns.__getitem__) for column in written]
-    return pa.Table.from_arrays(arrays, [column.name for column in written])
 
 
 def _array(column: Column, column_of: Callable[[str], Any]) -> pa.Array:

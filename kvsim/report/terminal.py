@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvsim.ledger.parts import KERNEL_LABELS, PROMPT_LABELS, TIME_LABELS
-from kvsim.report import wording
+from kvsim.report import routing, wording
 from kvsim.report.ledger_summary import bare
-from kvsim.report.metrics import BLOCKED_BY, LATENCIES
+from kvsim.report.metrics import BLOCKED_BY, LATENCIES, NAMED
 from kvsim.report.numerals import percent, show
-from kvsim.report.rich_tables import make_table
+from kvsim.report.screen import make_table, print_remarks
 from kvsim.report.statistics import LISTED
 from kvsim.report.tiers import tier_figures
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from kvsim.report.compare import Row
 
 Summaries = Sequence[tuple[str, Mapping[str, Any]]]
-Lines = list[tuple[str, list[str]]]
+Line = tuple[str, list[str]]
+"""A label, and the parts of what stands beside it."""
 
-TONES = {"plain": "default", "warning": "yellow", "bad": "bold red"}
 _JUDGEMENTS = {"better": "green", "worse": "red", "different": ""}
 _MOST_PARTS = 5
 """Most parts of a line of the ledger."""
@@ -38,20 +38,14 @@ _LABEL_COLUMNS, _ENDLESS_COLUMNS = 22, 10_000
 def render(summary: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, the latencies and the key figures of memory, preemption and cache."""
     meta = summary["meta"]
-    console.print(Text(wording.subject(meta), style="bold"))
-    estimated = "green" if wording.measured(meta) else "yellow"
-    console.print(Text(wording.time_source(meta), style=estimated))
+    console.print(wording.subject(meta), style="bold")
+    console.print(wording.time_source(meta), style="green" if wording.measured(meta) else "yellow")
     if meta.get("assumed"):
-        console.print(Text(f"Assumed: {'; '.join(wording.assumed(meta))}", style="dim"))
+        console.print(f"Assumed: {'; '.join(wording.assumed(meta))}", style="dim")
     console.print()
-    for remark in wording.verdict(summary):
-        console.print(Text(remark.text, style=TONES[remark.tone]))
+    print_remarks(console, wording.verdict(summary))
     console.print()
-    latencies = make_table("latency", *LISTED, pad_edge=False, header_style="dim")
-    latencies.columns[1 + LISTED.index("p99")].style = "bold"
-    for kind, label in LATENCIES.items():
-        latencies.add_row(label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED))
-    console.print(latencies)
+    console.print(_latencies(summary))
     grid = Table.grid(padding=(0, 3))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
@@ -61,8 +55,30 @@ def render(summary: Mapping[str, Any], console: Console) -> None:
         *_ledger(summary),
         *_head_waits(summary),
     ):
-        grid.add_row(label, Text(" · ".join(part for part in parts if part)))
+        grid.add_row(label, " · ".join(part for part in parts if part))
     console.print(grid)
+
+
+def render_fleet(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the verdict, the latencies of all requests, a line for each replica, and what the
+    router's decisions cost."""
+    console.print(routing.fleet_title(summary), style="bold")
+    print_remarks(console, routing.fleet_verdict(summary))
+    console.print()
+    console.print(_latencies(summary))
+    for head, rows in routing.routing_tables(summary).values():
+        console.print(make_table(*head, rows=rows, pad_edge=False))
+
+
+def _latencies(summary: Mapping[str, Any]) -> Table:
+    """A row for each latency, with its statistics."""
+    rows = (
+        [label, *(show(summary[f"{name}_{kind}_ms"], "ms") for name in LISTED)]
+        for kind, label in LATENCIES.items()
+    )
+    table = make_table("latency", *LISTED, rows=rows, pad_edge=False)
+    table.columns[1 + LISTED.index("p99")].style = "bold"
+    return table
 
 
 def render_comparison(
@@ -81,7 +97,7 @@ def render_comparison(
     if len(same_configurations(runs)) == len(runs) - 1:
         return
     for sentence in method_words(comparison) if comparison else ():
-        console.print(Text(sentence))
+        console.print(sentence)
     names = [name for name, _ in runs]
     rows = compare_table(runs) if comparison is None else certain_table(comparison)
     whole = _whole_table(names, rows)
@@ -91,11 +107,11 @@ def render_comparison(
         headlines = [row for row in rows if row.metric.key in HEADLINES]
         for table in _abreast(names, headlines, console):
             console.print(table)
-        console.print(Text("All figures are on the page that --out writes."))
+        console.print("All figures are on the page that --out writes.")
     if comparison is not None:
         _render_verdicts(comparison, rows, console)
     elif all(row.judge(i) == "same" for row in rows for i in range(len(runs) - 1)):
-        console.print(Text(f"{NO_DIFFERENCE.capitalize()} in any figure."))
+        console.print(f"{NO_DIFFERENCE.capitalize()} in any figure.")
 
 
 def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
@@ -103,19 +119,19 @@ def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:
     from kvsim.report.compare import cautions, config_differences
 
     for caution in cautions(runs, seeds):
-        console.print(Text(caution, style="yellow"))
+        console.print(caution, style="yellow")
     sources = [wording.time_source(summary["meta"]) for _, summary in runs]
     for i, (name, summary) in enumerate(runs):
-        console.print(Text(f"{name}: {wording.subject(summary['meta'])}"))
+        console.print(f"{name}: {wording.subject(summary['meta'])}")
         if i == len(runs) - 1 or len(set(sources)) > 1:
-            console.print(Text(f"  {sources[i]}", style="dim"))
+            console.print(f"  {sources[i]}", style="dim")
     for key, texts in config_differences(runs):
         words = " → ".join(texts)
         if runs[2:]:
             others = zip(texts[1:], runs[1:], strict=True)
             unlike = (f"{text} in {name}" for text, (name, _) in others if text != texts[0])
             words = f"{texts[0]}, but {', '.join(unlike)}"
-        console.print(Text(f"{key}: {words}"))
+        console.print(f"{key}: {words}")
 
 
 def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Console) -> None:
@@ -126,17 +142,17 @@ def _render_verdicts(comparison: Comparison, rows: Sequence[Row], console: Conso
 
     first, *others = comparison.names
     for other, name in enumerate(others, 1):
-        console.print(Text(f"{name} against {first}", style="bold"))
+        console.print(f"{name} against {first}", style="bold")
         for row in rows:
             verdict = row.verdicts[other - 1]
             if row.metric.key in HEADLINES and verdict is not None:
                 words = finding_words(comparison, Pair(row.metric.key, 0, other), verdict)
-                console.print(Text(f"  {row.metric.label}: {words}", style=_style(row, other - 1)))
+                console.print(f"  {row.metric.label}: {words}", style=_style(row, other - 1))
     if others[1:]:
-        console.print(Text("Best first (≈: no significant difference)", style="bold"))
+        console.print("Best first (≈: no significant difference)", style="bold")
         for row in rows:
             if ranking := ranking_words(comparison, row.metric.key):
-                console.print(Text(f"  {row.metric.label}: {ranking}"))
+                console.print(f"  {row.metric.label}: {ranking}")
 
 
 def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
@@ -144,15 +160,15 @@ def _whole_table(names: Sequence[str], rows: Sequence[Row]) -> Table:
     from kvsim.report.compare import change_words, difference_words, interval_words, value_words
 
     heads = [head for name in names[1:] for head in (name, "difference")]
-    table = _table("", names[0], *heads)
+    table = make_table("", names[0], *heads)
     for _, group in groupby(rows, key=lambda row: row.metric.group):
         for row in group:
-            cells = [Text(value_words(row, 0))]
+            cells: list[str | Text] = [value_words(row, 0)]
             for i in range(len(names) - 1):
                 changes = dict.fromkeys((difference_words(row, i), change_words(row, i)))
                 words = interval_words(row, i) if row.verdicts else " ".join(filter(None, changes))
-                cells += [Text(value_words(row, i + 1)), Text(words, style=_style(row, i))]
-            table.add_row(Text(row.metric.label), *cells)
+                cells += [value_words(row, i + 1), Text(words, style=_style(row, i))]
+            table.add_row(row.metric.label, *cells)
         table.add_section()
     return table
 
@@ -172,19 +188,15 @@ def _some_runs(names: Sequence[str], rows: Sequence[Row], others: range) -> Tabl
     """Values of the first run and of the runs `others`, with changes below them."""
     from kvsim.report.compare import change_words, interval_words, value_words
 
-    table = _table("", names[0], *(names[i] for i in others))
+    table = make_table("", names[0], *(names[i] for i in others))
     for row in rows:
-        cells = [Text(value_words(row, 0))]
+        cells: list[str | Text] = [value_words(row, 0)]
         for i in others:
             change = (interval_words if row.verdicts else change_words)(row, i - 1)
             words = Text(f"{value_words(row, i)}\n")
             cells.append(words.append(change, style=_style(row, i - 1)))
-        table.add_row(Text(row.metric.label), *cells)
+        table.add_row(row.metric.label, *cells)
     return table
-
-
-def _table(*columns: str) -> Table:
-    return make_table(*map(Text, columns), header_style="dim")
 
 
 def _fits(table: Table, console: Console) -> bool:
@@ -200,71 +212,69 @@ def _style(row: Row, i: int) -> str:
     return _JUDGEMENTS.get(row.judge(i), "dim")
 
 
-def _figures(summary: Mapping[str, Any]) -> Lines:
-    """Label and parts of each line; the line of an unused cache is left out."""
-
-    def line(*parts: tuple[str, str, str]) -> list[str]:
-        known = (each for each in parts if summary[each[0]] is not None)
-        return [text.format(show(summary[key], unit)) for key, unit, text in known]
-
-    swapped = [("swapped_max", "requests", "at most {} swapped")] * bool(summary["swapped_max"])
-    lines = {
-        "throughput": line(
-            ("request_rate", "requests/s", "{} offered"),
-            ("request_throughput", "requests/s", "{} served"),
-            ("output_throughput", "tokens/s", "{} output"),
-            ("request_goodput", "requests/s", "goodput {}"),
-            ("max_concurrent_requests", "requests", "at most {} at once"),
-        ),
-        "KV cache": line(
-            ("kv_cache_usage_mean", "share", "{} used"),
-            ("kv_cache_usage_max", "share", "at most {}"),
-            ("internal_fragmentation", "share", "{} of used slots empty"),
-            ("external_fragmentation", "share", "{} of blocks stranded"),
-        ),
-        "queues": line(
-            ("running_mean", "", "{} running"),
-            ("waiting_mean", "", "{} waiting"),
-            ("waiting_max", "requests", "at most {} waiting"),
-            *swapped,
-        ),
-        "prefix cache": line(
-            ("prefix_cache_hit_rate", "share", "{} of prompt tokens hit"),
-            ("prefix_cache_hit_rate_with_preempted", "share", "{} with preempted"),
-            ("prefix_cache_block_hit_rate", "share", "{} of block look-ups"),
-            ("prefix_cache_request_hit_share", "share", "{} of requests"),
-        ),
-    }
-    if not summary["meta"].get("prefix_caching"):
-        del lines["prefix cache"]
-    if "spec_decode_num_drafts" in summary:
-        lines["drafts"] = line(
-            ("spec_decode_draft_tokens", "tokens", "{} verified"),
-            ("spec_decode_accepted_tokens", "tokens", "{} accepted"),
-            ("spec_decode_acceptance_length", "", "{} tokens a step"),
-        )
-    if "pipeline_bubble_share" in summary:
-        lines["pipeline"] = line(("pipeline_bubble_share", "share", "{} of its stages' time idle"))
-    return list(lines.items())
+_LINES = {
+    "throughput": (
+        ("request_rate", "{} offered"),
+        ("request_throughput", "{} served"),
+        ("output_throughput", "{} output"),
+        ("request_goodput", "goodput {}"),
+        ("max_concurrent_requests", "at most {} at once"),
+    ),
+    "KV cache": (
+        ("kv_cache_usage_mean", "{} used"),
+        ("kv_cache_usage_max", "at most {}"),
+        ("internal_fragmentation", "{} of used slots empty"),
+        ("external_fragmentation", "{} of blocks stranded"),
+    ),
+    "queues": (
+        ("running_mean", "{} running"),
+        ("waiting_mean", "{} waiting"),
+        ("waiting_max", "at most {} waiting"),
+        ("swapped_max", "at most {} swapped"),
+    ),
+    "prefix cache": (
+        ("prefix_cache_hit_rate", "{} of prompt tokens hit"),
+        ("prefix_cache_hit_rate_with_preempted", "{} with preempted"),
+        ("prefix_cache_block_hit_rate", "{} of block look-ups"),
+        ("prefix_cache_request_hit_share", "{} of requests"),
+    ),
+    "drafts": (
+        ("spec_decode_draft_tokens", "{} verified"),
+        ("spec_decode_accepted_tokens", "{} accepted"),
+        ("spec_decode_acceptance_length", "{} tokens a step"),
+    ),
+    "pipeline": (("pipeline_bubble_share", "{} of its stages' time idle"),),
+}
+"""Label → figures of the line, in words."""
+_IF_ANY = ("swapped_max",)
+"""Figures that are left out where they are 0."""
 
 
-def _ledger(summary: Mapping[str, Any]) -> Lines:
-    """Label and parts of each line of the ledger, the largest first; empty without a ledger."""
+def _figures(summary: Mapping[str, Any]) -> Iterator[Line]:
+    """Label and parts of each line; the line of an unused feature is left out."""
+    for label, figures in _LINES.items():
+        parts = [
+            words.format(show(summary[key], NAMED[key].unit))
+            for key, words in figures
+            if summary.get(key) is not None and (summary[key] or key not in _IF_ANY)
+        ]
+        if parts:
+            yield label, parts
+
+
+def _ledger(summary: Mapping[str, Any]) -> Iterator[Line]:
+    """Label and parts of each line of the ledger, the largest first; none without a ledger."""
     if "time_ledger_mean_ms" not in summary or not summary["completed"]:
-        return []
+        return
     slow = summary["time_ledger_requests"]["p99"]
-    lines = [
-        ("mean request", _shares(summary["time_ledger_mean_ms"], TIME_LABELS)),
-        ("p99 request", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]),
-    ]
+    yield "mean request", _shares(summary["time_ledger_mean_ms"], TIME_LABELS)
+    yield "p99 request", [f"id {slow['id']}", *_shares(slow["parts_ms"], TIME_LABELS)]
     for label, key, labels in (
         ("step time", "step_time_s", KERNEL_LABELS),
         ("prompt tokens", "prompt_ledger_tokens", PROMPT_LABELS),
     ):
-        values = summary.get(key) or {}
-        if any(values.values()):
-            lines.append((label, _shares(values, labels)))
-    return lines
+        if shares := _shares(summary.get(key) or {}, labels):
+            yield label, shares
 
 
 def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
@@ -274,7 +284,7 @@ def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]
     return [f"{label} {percent(named[label] / whole)}" for label in order if named[label]]
 
 
-def _head_waits(summary: Mapping[str, Any]) -> Lines:
+def _head_waits(summary: Mapping[str, Any]) -> Iterator[Line]:
     waits = summary["head_blocked_s"].items()
-    parts = [f"{BLOCKED_BY[cause]} {show(s, 's')}" for cause, s in waits if s]
-    return [("head waits", parts)] if parts else []
+    if parts := [f"{BLOCKED_BY[cause]} {show(s, 's')}" for cause, s in waits if s]:
+        yield "head waits", parts

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvsim.report.load import OVERLOADED, rates_words, state_of
-from kvsim.report.metrics import METRICS, Metric
+from kvsim.report.metrics import NAMED, Metric
 from kvsim.report.numerals import count, plural, show
 from kvsim.report.wording import Remark, time_source
 from kvsim.sweep.grid import Settings
@@ -25,10 +25,9 @@ MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
 MARGIN = 0.01
 """Share by which two goodputs, or two costs, may differ and still rank as equal."""
 
-_NAMED = {metric.key: metric for metric in METRICS}
-TTFT, TPOT = _NAMED["p99_ttft_ms"], _NAMED["p99_tpot_ms"]
-THROUGHPUT, PREEMPTIONS = _NAMED["output_throughput"], _NAMED["num_preemptions"]
-GOODPUT, SERVED = _NAMED["request_goodput"], _NAMED["request_throughput"]
+TTFT, TPOT = NAMED["p99_ttft_ms"], NAMED["p99_tpot_ms"]
+THROUGHPUT, PREEMPTIONS = NAMED["output_throughput"], NAMED["num_preemptions"]
+GOODPUT, SERVED = NAMED["request_goodput"], NAMED["request_throughput"]
 _MOST_VALUES = 3
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvsim.config import nearest
 from kvsim.errors import ConfigError
 from kvsim.report.load import OVERLOADED, state_of
-from kvsim.report.metrics import LATENCIES, METRICS, Metric
+from kvsim.report.metrics import LATENCIES, NAMED, Metric
 from kvsim.report.numerals import show
 
 ALIASES = {
@@ -144,7 +144,7 @@ def known_metrics() -> dict[str, Metric]:
         Metric(f"p95_{kind}_ms", f"{label} p95", "ms", "lower", "Latency")
         for kind, label in LATENCIES.items()
     ]
-    named = {metric.key: metric for metric in (*METRICS, *further)}
+    named = NAMED | {metric.key: metric for metric in further}
     short: Iterable[tuple[str, Metric]] = (
         (key.removesuffix("_ms").removesuffix("_s"), metric) for key, metric in named.items()
     )

@@ -30,6 +30,7 @@ from kvsim.pages.block_map import paint
 from kvsim.pages.run import build_page
 from kvsim.report import tables
 from kvsim.report.files import read_block_map, write_results
+from kvsim.schema import BLOCK_MAP
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 
@@ -132,7 +133,8 @@ def test_a_map_comes_back_from_its_file(tmp_path, limits):
 
 def test_a_map_of_nothing_comes_back():
     nothing = BlockMapWatcher().block_map()
-    back = tables.block_map_of(tables.columns_of(tables.block_map_table(nothing)))
+    written = tables.arrow_table(BLOCK_MAP, tables.block_map_columns(nothing))
+    back = tables.block_map_of(tables.columns_of(written))
     assert len(back.time_ns) == len(back.counts) == 0
 
 

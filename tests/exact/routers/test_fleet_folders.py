@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from command import run_here
 from marks import long
+from msgspec.structs import replace
 from places import ROOT
 
+from kvsim.config import make_config
 from kvsim.fleet.bounds import find_bounds
+from kvsim.fleet.contender import contender, simulate_contender
 from kvsim.fleet.difference import explain_fleets
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
@@ -52,6 +55,15 @@ def test_what_is_read_is_what_was_made(folders: Path) -> None:
         assert np.array_equal(np.asarray(column), np.asarray(read.requests[name])), name
     for name, column in made.decisions.items():
         assert np.array_equal(column, read.decisions[name]), name
+
+
+def test_replicas_keep_the_seeds_that_they_were_given() -> None:
+    settings: dict[str, Any] = {"model": "llama-3-8b", **SETTINGS, "num_prompts": 8}
+    each = [make_config({**settings, "seed": seed}) for seed in (3, 7)]
+    fleet, trace = contender(each, "round-robin", {}), open_trace(CHAT)
+    for first, seeds in ((3, [3, 7]), (5, [5, 9])):
+        run = simulate_contender(trace, replace(fleet, seed=first))
+        assert [one.summary["meta"]["seed"] for one in run.replicas] == seeds
 
 
 def test_report_makes_the_same_page_again(folders: Path) -> None:

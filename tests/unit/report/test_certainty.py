@@ -5,7 +5,6 @@ import json
 import re
 
 import pytest
-from rich.console import Console
 from runs import real_run
 
 from kvsim.certainty.comparison import Comparison, Pair
@@ -20,6 +19,7 @@ from kvsim.report.certainty import (
 )
 from kvsim.report.compare import interval_words, value_words
 from kvsim.report.numerals import SPACE
+from kvsim.report.screen import make_console
 from kvsim.report.summary import summarise
 from kvsim.report.terminal import render_comparison
 
@@ -125,7 +125,7 @@ def runs():
 
 
 def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
-    console = Console(file=io.StringIO(), width=64)
+    console = make_console(io.StringIO(), width=64)
     render_comparison([run[:2] for run in runs], console, SEEDS)
     lines = console.file.getvalue().replace(SPACE, " ").splitlines()
     assert all(len(line) <= 64 and not re.search(r"\w…", line) for line in lines)
@@ -139,7 +139,7 @@ def test_the_terminal_breaks_no_figure_in_narrow_windows(runs):
 
 @pytest.mark.parametrize("comparison", [SEEDS, REPLAY])
 def test_terminal_and_page_say_it_all(runs, comparison):
-    console = Console(file=io.StringIO(), width=140)
+    console = make_console(io.StringIO(), width=140)
     render_comparison([run[:2] for run in runs], console, comparison)
     shown = " ".join(console.file.getvalue().replace(SPACE, " ").split())
     page = build_comparison(runs, comparison)

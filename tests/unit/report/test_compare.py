@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from rich.console import Console
 from runs import real_run
 from tiny import MS, no_run, tiny_run
 
@@ -18,6 +17,7 @@ from kvsim.report.compare import (
 )
 from kvsim.report.numerals import SPACE, show
 from kvsim.report.pairing import pair
+from kvsim.report.screen import make_console
 from kvsim.report.summary import summarise
 from kvsim.report.terminal import render_comparison
 
@@ -42,8 +42,8 @@ def test_differences_are_to_the_first_run(runs):
     row = row_of(rows, "output_throughput")
     small, large = (run[1]["output_throughput"] for run in runs)
     assert row.values == (small, large)
-    assert row.differences == (large - small,)
-    assert row.relative == (pytest.approx(large / small - 1),)
+    assert row.difference(0) == large - small
+    assert row.relative(0) == pytest.approx(large / small - 1)
 
 
 def test_better_depends_on_the_figure(runs):
@@ -145,7 +145,7 @@ def test_a_run_does_not_differ_from_itself():
 
 
 def test_the_terminal_shows_values_and_differences(runs):
-    console = Console(file=io.StringIO(), width=120)
+    console = make_console(io.StringIO(), width=120)
     render_comparison([run[:2] for run in runs], console)
     text = console.file.getvalue().replace(SPACE, " ")
     assert "num_gpu_blocks_override: 480 → 960" in text
@@ -156,7 +156,7 @@ def test_the_terminal_shows_values_and_differences(runs):
 
 def test_the_terminal_keeps_to_its_width_with_many_runs(runs):
     many = [(f"run-{i}", runs[i % 2][1]) for i in range(8)]
-    console = Console(file=io.StringIO(), width=80)
+    console = make_console(io.StringIO(), width=80)
     render_comparison(many, console)
     text = console.file.getvalue().replace(SPACE, " ")
     assert all(len(line) <= 80 and "…" not in line for line in text.splitlines())
@@ -185,7 +185,7 @@ def test_many_runs_have_their_changes_below_the_values(runs):
 def test_the_terminal_says_that_nothing_differs():
     one, other = named("one", tiny_run()), named("other", tiny_run())
     other[1]["meta"]["config"] = {"watermark": 0.5}
-    console = Console(file=io.StringIO(), width=120)
+    console = make_console(io.StringIO(), width=120)
     render_comparison([one[:2], other[:2]], console)
     assert "No difference in any figure." in console.file.getvalue()
 

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from rich.console import Console
 from tiny import tiny_run
 from worlds import MS, config, hashed, trace
 
@@ -18,6 +17,7 @@ from kvsim.pages.story import build_story
 from kvsim.report.files import read_results, read_transitions, write_results
 from kvsim.report.ledger_summary import request_at
 from kvsim.report.numerals import SPACE
+from kvsim.report.screen import make_console
 from kvsim.report.story import find_request, tell
 from kvsim.report.summary import summarise
 from kvsim.report.terminal import render
@@ -105,7 +105,7 @@ def test_the_page_and_the_terminal_say_where_time_went(preempted, cached):
     assert "p99 of E2EL: r1" in text
     assert "preempted, waiting" in text
     assert "Where the time of the mean request went" not in text
-    console = Console(file=io.StringIO(), width=200)
+    console = make_console(io.StringIO(), width=200)
     render(cached.summary, console)
     words = console.file.getvalue().replace(SPACE, " ")
     assert re.search(r"mean request +host overhead 51\.7 % · own prefill 37\.9 %", words)

@@ -1,17 +1,17 @@
 import io
 
 import pytest
-from rich.console import Console
 from runs import real_run
 from tiny import no_run, tiny_run
 
 from kvsim.report.numerals import SPACE
+from kvsim.report.screen import make_console
 from kvsim.report.summary import summarise
 from kvsim.report.terminal import render
 
 
 def printed(run, width=110):
-    console = Console(file=io.StringIO(), width=width)
+    console = make_console(io.StringIO(), width=width)
     render(summarise(*run), console)
     return console.file.getvalue().replace(SPACE, " ")
 

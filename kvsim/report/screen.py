@@ -1,0 +1,55 @@
+"""What a terminal shows: sentences, remarks in the colours of their tones, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from kvsim.report.wording import Tone
+
+_TONES = {"plain": "", "warning": "yellow", "bad": "bold red"}
+
+
+def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
+    """A terminal that prints texts as they are; standard output, unless a `file` is given."""
+    from rich.console import Console
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # as any other output does; Rich would exit with code 1
+
+    return Piped(file=file, width=width, highlight=False, emoji=False, markup=False)
+
+
+def print_remarks(console: Console, remarks: Iterable[tuple[str, Tone]]) -> None:
+    """Print sentences, one a line, each in the colour of its tone."""
+    for text, tone in remarks:
+        console.print(text, style=_TONES[tone])
+
+
+def make_table(
+    *columns: str,
+    rows: Iterable[Iterable[RenderableType]] = (),
+    title: str | None = None,
+    texts: int = 1,
+    **look: Any,
+) -> Table:
+    """A table of these rows; the first `texts` columns hold text, the others right-aligned numbers.
+
+    `look`: more arguments of Rich's `Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    styles = {"title_style": "bold", "header_style": "dim"}
+    common = {"title_justify": "left", "box": box.SIMPLE_HEAD, **styles}
+    table = Table(title=title, **{**common, **look})
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < texts else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
