@@ -20,6 +20,7 @@ GPUs were not measured: they are the hardware's, and the profile is called estim
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -384,7 +385,7 @@ def _summed(
         if missing:
             raise ConfigError(f"{path}: no row of {name} for {missing[0]:g} {axis}")
     return points, [
-        round(sum(known[name] * curve[point] for name, curve in times.items()), 3)
+        round(math.fsum(known[name] * curve[point] for name, curve in times.items()), 3)
         for point in points
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
@@ -75,4 +76,4 @@ def judge_pairs(
 
 
 def _mean(values: Values) -> float:
-    return sum(value for value in values if value is not None) / len(values)
+    return math.fsum(value for value in values if value is not None) / len(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -119,7 +120,7 @@ def _cause(record: Record) -> Iterator[Remark]:
     if split is None:
         return
     parts = split["parts"]
-    whole = sum(part["difference_ms"] for part in parts)
+    whole = math.fsum(part["difference_ms"] for part in parts)
     listed = ", ".join(f"{part['name']} {signed(part['difference_ms'], 'ms')}" for part in parts)
     text = f"Predicted minus measured E2EL, on average {signed(whole, 'ms')}: {listed}."
     yield Remark(f"{text} {split['method']}")

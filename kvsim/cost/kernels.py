@@ -5,6 +5,7 @@ When one of two counts is known, a table becomes a line over the other count; th
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -206,7 +207,7 @@ class Kernels:
             return Line(*_row(grid, padded))
         longest, look = int(grid.x[-1]), Interpolation()
         us = [
-            sum(
+            math.fsum(
                 look.between(grid.x, grid.ctx, grid.us, min(longest, padded - done), context + done)
                 for done in range(0, padded, longest)
             )

@@ -7,6 +7,8 @@ github.com/ai-dynamo/aiconfigurator at 095f58a). Counts may be numbers or arrays
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 from kvsim.models import Shard
@@ -64,7 +66,8 @@ def small_kernels_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int
 def layer_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int = 2) -> Any:
     """Microseconds of a layer, without attention and all-reduces."""
     shapes = products(shard).values()
-    dense = sum(product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes)
+    # One by one: how `sum` rounds depends on the version of Python.
+    dense = reduce(add, (product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes))
     return dense + small_kernels_us(shard, tokens, peaks, element_bytes)
 
 

@@ -25,6 +25,7 @@ Measured against uneven batches, it is held in `Profile.error["uneven"]`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvsim.cost.profile import Tail
@@ -109,5 +110,5 @@ class Uneven:
     def _held_up(self, longest: Sequence[float]) -> float:
         """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0."""
         count = self._count
-        ps = self._alone * longest[0] - self._share * sum(longest[:count])
+        ps = self._alone * longest[0] - self._share * math.fsum(longest[:count])
         return ps - self._rest * longest[count] if len(longest) > count else ps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -209,14 +210,17 @@ def _mean_and_slow(summary: Mapping[str, Any]) -> Html:
     bars = {"Mean request": summary["time_ledger_mean_ms"]}
     for name, one in summary["time_ledger_requests"].items():
         bars[f"{name} of E2EL: {one['id']}"] = one["parts_ms"]
-    longest = max(sum(parts.values()) for parts in bars.values())
+    longest = max(math.fsum(parts.values()) for parts in bars.values())
     seen = [name for name in _TIME if any(parts[name] for parts in bars.values())]
     strips = [
-        (title, _strip(parts, longest), milliseconds(sum(parts.values())))
+        (title, _strip(parts, longest), milliseconds(math.fsum(parts.values())))
         for title, parts in bars.items()
     ]
     total = summary["time_ledger_total_s"]
-    whole, figures = sum(total.values()), [summary[f"time_ledger_{each}_ms"] for each in SHOWN]
+    whole, figures = (
+        math.fsum(total.values()),
+        [summary[f"time_ledger_{each}_ms"] for each in SHOWN],
+    )
     rows = [
         [
             label,
@@ -254,7 +258,7 @@ def _shares(
     write: Callable[[float], str],
 ) -> Html:
     """A bar of the parts of a whole, and their legend."""
-    whole = sum(values.values())
+    whole = math.fsum(values.values())
     parts = [
         (f"{family}-{bare(name)}", values[bare(name)] / whole, label)
         for name, label in labels.items()

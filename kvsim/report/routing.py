@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +86,7 @@ def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
     ]
     if prefill is not None:
         waits = f"{milliseconds(prefill)} for the prefill side, {milliseconds(decode)} for the"
-        waits += f" decode side, and {milliseconds(sum(network))} for the network"
+        waits += f" decode side, and {milliseconds(math.fsum(network))} for the network"
         remarks.append(Remark(f"On average, a request waited {waits}."))
     if lost := figures["leases_run_out"]:
         remarks.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -270,7 +271,7 @@ def _ledger(summary: Mapping[str, Any]) -> Lines:
 def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
     named = {label: values.get(bare(name), 0) for name, label in labels.items()}
     order = sorted(named, key=lambda label: -named[label])[:_MOST_PARTS]
-    whole = sum(named.values())
+    whole = math.fsum(named.values())
     return [f"{label} {percent(named[label] / whole)}" for label in order if named[label]]
 
 

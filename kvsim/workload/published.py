@@ -12,6 +12,7 @@ Each table is a list of points (share of the values that are at most this, value
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from itertools import pairwise
 from random import Random
@@ -29,7 +30,7 @@ def draw(quantiles: Quantiles, random: Random) -> int:
 
 def mean(quantiles: Quantiles) -> float:
     """The mean of the values of `draw`, before rounding."""
-    return sum((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
+    return math.fsum((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
 
 
 AZURE_CODE_INPUT: Quantiles = (

@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
     {"config", "engines.versions", "limits", "workers", "writing"},
-    {"library", "records", "server"},
+    {"blame", "library", "records", "server"},
     {"engine", "hardware", "models", "routers"},
     {"blockmap", "link", "notes", "watchers", "workload"},
     {"memory"},
