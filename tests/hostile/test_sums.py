@@ -17,7 +17,7 @@ COMMANDS: dict[str, list[str]] = {
     "split": ["run", *CHAT, "--prefill-replicas", "2", "--decode-replicas", "2"],
     "seeds": ["compare", "naive", "swap", *CHAT, "--request-rate", "9", "--seeds", "4"],
     "check": ["check", "measured.jsonl", "--max-model-len", "4096"],
-    "synth": ["trace", "synth", "chat", "--requests", "9", "--out", "made.jsonl"],
+    "synth": ["trace", "synth", "api", "--requests", "9", "--out", "made.jsonl"],
 }
 
 
