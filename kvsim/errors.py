@@ -54,7 +54,7 @@ def shortened(text: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` did you mean X?` for a message; empty if no known word is near."""
-    word = word[:_LONGEST_WORD].replace("-", "_")
+    word = str(word)[:_LONGEST_WORD].replace("-", "_")
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" did you mean {found[0]!r}?" if found else ""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from kvsim.certainty.estimates import Estimate
 from kvsim.certainty.verdicts import Verdict, judge
+from kvsim.sums import added
 
 Values = tuple[float | None, ...]
 
@@ -76,4 +76,4 @@ def judge_pairs(
 
 
 def _mean(values: Values) -> float:
-    return math.fsum(value for value in values if value is not None) / len(values)
+    return added(value for value in values if value is not None) / len(values)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import SPACE, count, milliseconds, percent, plural, show, signed
 from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
+from kvsim.sums import added
 
 WHOLE = {
     "duration": ("Duration", "s"),
@@ -120,7 +120,7 @@ def _cause(record: Record) -> Iterator[Remark]:
     if split is None:
         return
     parts = split["parts"]
-    whole = math.fsum(part["difference_ms"] for part in parts)
+    whole = added(part["difference_ms"] for part in parts)
     listed = ", ".join(f"{part['name']} {signed(part['difference_ms'], 'ms')}" for part in parts)
     text = f"Predicted minus measured E2EL, on average {signed(whole, 'ms')}: {listed}."
     yield Remark(f"{text} {split['method']}")

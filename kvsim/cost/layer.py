@@ -7,11 +7,10 @@ github.com/ai-dynamo/aiconfigurator at 095f58a). Counts may be numbers or arrays
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
 from typing import Any, NamedTuple
 
 from kvsim.models import Shard
+from kvsim.sums import added
 
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, SHARPNESS, FLOOR_US = 0.81, 0.84, 3.1, 4.0
 """Parameters of a matrix product; `SHARPNESS`: how sharply the limit changes from traffic to
@@ -66,8 +65,7 @@ def small_kernels_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int
 def layer_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int = 2) -> Any:
     """Microseconds of a layer, without attention and all-reduces."""
     shapes = products(shard).values()
-    # One by one: how `sum` rounds depends on the version of Python.
-    dense = reduce(add, (product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes))
+    dense = added(product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes)
     return dense + small_kernels_us(shard, tokens, peaks, element_bytes)
 
 

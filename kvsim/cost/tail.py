@@ -25,10 +25,10 @@ Measured against uneven batches, it is held in `Profile.error["uneven"]`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from kvsim.cost.profile import Tail
+from kvsim.sums import added
 
 MOST = 15
 """Most sequences that are told apart from an even batch."""
@@ -110,5 +110,5 @@ class Uneven:
     def _held_up(self, longest: Sequence[float]) -> float:
         """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0."""
         count = self._count
-        ps = self._alone * longest[0] - self._share * math.fsum(longest[:count])
+        ps = self._alone * longest[0] - self._share * added(longest[:count])
         return ps - self._rest * longest[count] if len(longest) > count else ps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -25,6 +24,7 @@ from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import count, milliseconds, percent, seconds, show
 from kvsim.report.statistics import LISTED, ratio
 from kvsim.report.tiers import tier_figures
+from kvsim.sums import added
 
 _TIME = {bare(name): label for name, label in TIME_LABELS.items()}
 
@@ -210,17 +210,15 @@ def _mean_and_slow(summary: Mapping[str, Any]) -> Html:
     bars = {"Mean request": summary["time_ledger_mean_ms"]}
     for name, one in summary["time_ledger_requests"].items():
         bars[f"{name} of E2EL: {one['id']}"] = one["parts_ms"]
-    longest = max(math.fsum(parts.values()) for parts in bars.values())
+    longest = max(added(parts.values()) for parts in bars.values())
     seen = [name for name in _TIME if any(parts[name] for parts in bars.values())]
     strips = [
-        (title, _strip(parts, longest), milliseconds(math.fsum(parts.values())))
+        (title, _strip(parts, longest), milliseconds(added(parts.values())))
         for title, parts in bars.items()
     ]
     total = summary["time_ledger_total_s"]
-    whole, figures = (
-        math.fsum(total.values()),
-        [summary[f"time_ledger_{each}_ms"] for each in SHOWN],
-    )
+    whole = added(total.values())
+    figures = [summary[f"time_ledger_{each}_ms"] for each in SHOWN]
     rows = [
         [
             label,
@@ -258,7 +256,7 @@ def _shares(
     write: Callable[[float], str],
 ) -> Html:
     """A bar of the parts of a whole, and their legend."""
-    whole = math.fsum(values.values())
+    whole = added(values.values())
     parts = [
         (f"{family}-{bare(name)}", values[bare(name)] / whole, label)
         for name, label in labels.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from kvsim.report.numerals import percent, show
 from kvsim.report.rich_tables import make_table
 from kvsim.report.statistics import LISTED
 from kvsim.report.tiers import tier_figures
+from kvsim.sums import added
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -271,7 +271,7 @@ def _ledger(summary: Mapping[str, Any]) -> Lines:
 def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
     named = {label: values.get(bare(name), 0) for name, label in labels.items()}
     order = sorted(named, key=lambda label: -named[label])[:_MOST_PARTS]
-    whole = math.fsum(named.values())
+    whole = added(named.values())
     return [f"{label} {percent(named[label] / whole)}" for label in order if named[label]]
 
 

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
+    {"sums"},
     {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
     {"config", "engines.versions", "limits", "workers", "writing"},
     {"blame", "library", "records", "server"},

@@ -15,9 +15,9 @@ row's id is its place in the lists, failed requests included.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from kvsim.sums import added
 from kvsim.workload.document import read_objects
 from kvsim.workload.gather import Gathered
 from kvsim.workload.head import Head
@@ -143,7 +143,7 @@ def _measured(source: Source, lists: dict[str, list[Any]], number: int) -> dict[
             )
         observed["itl_s"] = [_seconds(source, "itls", number, gap) for gap in gaps]
     if "e2e_s" not in observed and {"ttft_s", "itl_s"} <= observed.keys():
-        observed["e2e_s"] = math.fsum([observed["ttft_s"], *observed["itl_s"]])
+        observed["e2e_s"] = observed["ttft_s"] + added(observed["itl_s"])
     return observed
 
 
