@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 
 from kvsim.assembly import Parts
+from kvsim.blame import raised_here
 from kvsim.engine.future import Future
 from kvsim.engine.loop import Watcher
 from kvsim.engine.request import Stream
@@ -25,7 +26,7 @@ from kvsim.workload.trace import Row, Trace
 
 _LONGEST_NS = 1 << 63
 """Sums of the times of all requests stay below this, as 64-bit integers."""
-TOO_LONG = (
+_TOO_LONG = (
     "the run lasts too long for its result (292 years, all requests together); check the times of"
     " --cost-model, of cost.link and of the trace"
 )
@@ -70,14 +71,12 @@ class Attempt:
 
     def play(self) -> Outcome:
         """Run the event loop until nothing more can happen."""
-        env, serving = self._env, self._serving
-        env.process(serving.run())
+        serving = self._serving
+        self._env.process(serving.run())
         try:
-            env.run()
+            play(self._env)
         except EngineStopped as stop:
             return serving.outcome(serving.now_ns, stop)
-        except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
-            raise ConfigError(TOO_LONG) from None
         return serving.outcome(serving.now_ns)
 
     def result(self, trace: Trace, outcome: Outcome, errors: list[Outcome], command: str) -> Result:
@@ -88,6 +87,16 @@ class Attempt:
         archive.let_rows_go()
         _check_sum(archive.column("released_ns"), archive.column("finish_ns"), outcome.time_ns)
         return made
+
+
+def play(env: simpy.Environment) -> None:
+    """Run the event loop until nothing more can happen."""
+    try:
+        env.run()
+    except (OverflowError, struct.error) as error:  # of the columns of steps, which hold 64 bits
+        if not raised_here(error.__cause__ or error):
+            raise
+        raise ConfigError(_TOO_LONG) from None
 
 
 def show_future(
@@ -116,4 +125,4 @@ def _check_sum(released_ns: np.ndarray, finish_ns: np.ndarray, now_ns: int) -> N
     spent_ns = (finish_ns - released_ns)[ended].sum(dtype=float)
     spent_ns += (float(now_ns) - released_ns[~ended]).sum(dtype=float)
     if max(spent_ns, now_ns) >= _LONGEST_NS:
-        raise ConfigError(TOO_LONG)
+        raise ConfigError(_TOO_LONG)

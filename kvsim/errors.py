@@ -3,6 +3,7 @@
 ```
 KvsimError            one line for the user: what, where, remedy; the command line exits with 2
 ├── ConfigError       a setting, a flag, a model, a hardware file, an impossible memory budget
+│   └── PolicyError   a policy of the user's own that raised an exception, or broke a rule
 ├── TraceError        a trace file: FILE:LINE: FIELD: what is wrong; what to do
 └── OutputError       a result that could not be written or read
 EngineStopped         the *simulated* engine died or got stuck: an outcome of a run
@@ -31,6 +32,11 @@ class ConfigError(KvsimError):
     """A setting is unknown, malformed, out of range, or impossible together with others."""
 
 
+class PolicyError(ConfigError):
+    """A user's own policy raised an exception, which is the cause of this one, or made kvsim raise
+    one by breaking a rule."""
+
+
 class TraceError(KvsimError):
     """A trace file cannot be read as what it claims to be."""
 
@@ -48,7 +54,7 @@ def shortened(text: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` did you mean X?` for a message; empty if no known word is near."""
-    word = word[:_LONGEST_WORD].replace("-", "_")
+    word = str(word)[:_LONGEST_WORD].replace("-", "_")
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" did you mean {found[0]!r}?" if found else ""
 

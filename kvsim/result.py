@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
 from kvsim.engines import ENGINES
 from kvsim.records.tally import Tally
+from kvsim.report.plain import plain
 from kvsim.version import __version__
 from kvsim.workload.arrivals import missing_arrivals
 from kvsim.workload.trace import Trace
@@ -168,7 +170,9 @@ def provenance(
 ) -> dict[str, Any]:
     """Everything needed to repeat the run and to read its figures."""
     lookups, hits = parts.blocks.lookups
-    config = parts.config
+    config, cost = parts.config, parts.cost
+    priced_by = {"source": cost.source, "kind": cost.kind, **cost.describe()}
+    json.dumps(plain(priced_by))  # A user's own model may describe itself in no plain values.
     return {
         "kvsim_version": __version__,
         "command": command,
@@ -200,7 +204,7 @@ def provenance(
             *parts.scheduler.remarks(),
         ],
         "memory": parts.memory.describe(),
-        "cost": {"source": parts.cost.source, "kind": parts.cost.kind, **parts.cost.describe()},
+        "cost": priced_by,
         "link": parts.link.describe(),
         "cache": {"block_lookups": lookups, "block_hits": hits},
         "goodput": dict(config.goodput),

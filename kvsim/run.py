@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.assembly import Parts, assemble, ending_early
+from kvsim.blame import blaming
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
 from kvsim.errors import ConfigError
@@ -45,8 +46,9 @@ def simulate(
     request at fault refused at arrival, as often as it takes: what the engine decides is never
     patched in the middle.
 
-    Raises `TraceError` and `ConfigError`; what goes wrong inside the simulated engine is an
-    outcome in `Result.meta["outcome"]`, not an exception.
+    Raises `TraceError` and `ConfigError`, and a `PolicyError` for what a policy of your own
+    raises; what goes wrong inside the simulated engine is an outcome in `Result.meta["outcome"]`,
+    not an exception.
     """
     config = read_config(config)
     if role_of(config):
@@ -60,16 +62,17 @@ def simulate(
     asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     from kvsim.attempt import Attempt  # With SimPy and numpy, which take the longest to import.
 
-    while True:
-        parts = assembled(config, rows, bool(asked), parts_of)
-        refused = {error.request: error.kind for error in errors}
-        run = Attempt(trace, rows, parts, refused, asked, watcher, progress)
-        outcome = run.play()
-        if config.on_engine_error == "stop" or outcome.request in ("", *refused):
-            break
-        errors.append(outcome)
-    result = run.result(trace, outcome, errors, command)
-    result.meta["notes"] += one_of_several(config)
+    with blaming(config):
+        while True:
+            parts = assembled(config, rows, bool(asked), parts_of)
+            refused = {error.request: error.kind for error in errors}
+            run = Attempt(trace, rows, parts, refused, asked, watcher, progress)
+            outcome = run.play()
+            if config.on_engine_error == "stop" or outcome.request in ("", *refused):
+                break
+            errors.append(outcome)
+        result = run.result(trace, outcome, errors, command)
+        result.meta["notes"] += one_of_several(config)
     return result
 
 

@@ -10,6 +10,7 @@ import simpy
 
 from kvsim.archive import Archive
 from kvsim.assembly import Parts
+from kvsim.blame import blaming
 from kvsim.cost import declares_sums
 from kvsim.cost.stages import StagedCost
 from kvsim.engine.batch import Batch, Endings
@@ -143,6 +144,7 @@ class Serving:
         self.indexes = own = archive.column("index")
         self._log = log = self.batch.transitions.columns()
         blocks, cost, in_flight = parts.blocks, parts.cost, parts.scheduler.in_flight
+        config = parts.config
         drafts = parts.speculation and parts.speculation.log
         prompts = requests.streams if blocks.needs_keys else None
         size, withheld = blocks.block_size, blocks.full_hit.withheld
@@ -152,14 +154,16 @@ class Serving:
 
         # Neither refers to a part that leads to the rows of the trace.
         def noted() -> Columns:
-            steps = recorder.columns()
+            with blaming(config):  # Gauges of a scheduler are read.
+                steps = recorder.columns()
             if drafts is not None:
                 steps = drafts.added_to(steps)
             return steps, archive.columns() | {"index": np.arange(len(own))}
 
         def accounted(noted: Columns) -> Columns:
             rows, columns = noted
-            steps, times = account_times(cost, rows, columns, log, in_flight)
+            with blaming(config):  # A cost model explains its prices.
+                steps, times = account_times(cost, rows, columns, log, in_flight)
             if prompts is None:
                 return steps, columns | times
             split = account_prompts(prompts, columns, log, size, withheld)

@@ -46,6 +46,7 @@ from kvsim.cost.profile import (
 from kvsim.errors import ConfigError
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.models import Model, load_model
+from kvsim.sums import added
 
 ONCE = ("embedding", "final_layernorm")
 PER_LAYER = {
@@ -384,7 +385,7 @@ def _summed(
         if missing:
             raise ConfigError(f"{path}: no row of {name} for {missing[0]:g} {axis}")
     return points, [
-        round(sum(known[name] * curve[point] for name, curve in times.items()), 3)
+        round(added(known[name] * curve[point] for name, curve in times.items()), 3)
         for point in points
     ]
 

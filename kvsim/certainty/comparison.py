@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from kvsim.certainty.estimates import Estimate
 from kvsim.certainty.verdicts import Verdict, judge
+from kvsim.sums import added
 
 Values = tuple[float | None, ...]
 
@@ -75,4 +76,4 @@ def judge_pairs(
 
 
 def _mean(values: Values) -> float:
-    return sum(value for value in values if value is not None) / len(values)
+    return added(value for value in values if value is not None) / len(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -130,13 +131,15 @@ def _whole(trace: Trace, result: EngineResult, pairs: Beside) -> dict[str, Table
 
 def _figure(measured: float | None, predicted: float | None) -> Table:
     error = None if predicted is None or not measured else predicted / measured - 1
+    if error == inf:  # What was measured is next to nothing.
+        error = None
     return {"measured": measured, "predicted": predicted, "error": error}
 
 
 def _spread(pairs: Beside, kind: str) -> Table:
     """How far single requests are off: the median and p90 of their relative errors' sizes."""
     measured, predicted = pairs.pairs(kind)
-    there = measured > 0
+    there = measured >= 1e-9  # No clock shows less.
     sizes = np.abs(predicted[there] / measured[there] - 1)
     if not len(sizes):
         return {"requests": 0, "median": None, "p90": None}

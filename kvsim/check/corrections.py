@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import exp, log
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -265,4 +266,4 @@ def _balance(pairs: Beside) -> float:
 
 
 def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values) if values else 0.0
+    return fmean(values.values()) if values else 0.0

@@ -8,6 +8,7 @@ from typing import Any
 from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import SPACE, count, milliseconds, percent, plural, show, signed
 from kvsim.report.wording import Remark, assumed, finished, measured, outcome_title, time_source
+from kvsim.sums import added
 
 WHOLE = {
     "duration": ("Duration", "s"),
@@ -119,7 +120,7 @@ def _cause(record: Record) -> Iterator[Remark]:
     if split is None:
         return
     parts = split["parts"]
-    whole = sum(part["difference_ms"] for part in parts)
+    whole = added(part["difference_ms"] for part in parts)
     listed = ", ".join(f"{part['name']} {signed(part['difference_ms'], 'ms')}" for part in parts)
     text = f"Predicted minus measured E2EL, on average {signed(whole, 'ms')}: {listed}."
     yield Remark(f"{text} {split['method']}")

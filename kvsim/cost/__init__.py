@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kvsim.config import RunConfig
+from kvsim.cost.checked import Checked
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.decodes import PricesDecodes, PricesLongest
 from kvsim.cost.profile import refuse_special
@@ -108,6 +109,12 @@ def declares_sums(cost: Cost) -> bool:
     if "step_ns" in getattr(cost, "__dict__", ()):
         return False
     return kind in COSTS.values() or {"decode_ns", "decode_run_ns"} <= vars(kind).keys()
+
+
+def checked_prices(cost: Cost) -> Cost | Checked:
+    """What to ask for prices: the cost model, or a check of one that is a user's own."""
+    ours = type(cost).__module__.startswith("kvsim.")
+    return cost if ours else Checked(cost, longest_asked(cost))
 
 
 def longest_asked(cost: object) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.models import DTYPE_BYTES, KvGroup, Shard
+from kvsim.sums import added
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Floats, Ints
@@ -53,7 +54,7 @@ class Attention:
                 self._add_linear(shard, group, flop_ns, byte_ns)
             else:
                 self._keeping.append(_prices(shard, group, kv_dtype, flop_ns, byte_ns))
-        self.context_ns = sum((p.decode_ns for p in self._keeping if p.window is None), 0.0)
+        self.context_ns = added(p.decode_ns for p in self._keeping if p.window is None)
         """Per token of context of decodes, in layers without a window."""
         self.windows = [(p.window, p.decode_ns) for p in self._keeping if p.window is not None]
         """(tokens that it keeps, nanoseconds per token of context) of each sliding window."""

@@ -14,6 +14,7 @@ from kvsim.cost.interpolation import Interpolation
 from kvsim.cost.lines import Line
 from kvsim.cost.profile import DecodeGrid, Fit, Grid, MixedGrid
 from kvsim.cost.tail import Uneven
+from kvsim.sums import added
 
 if TYPE_CHECKING:
     from kvsim.cost.explain import Work
@@ -206,7 +207,7 @@ class Kernels:
             return Line(*_row(grid, padded))
         longest, look = int(grid.x[-1]), Interpolation()
         us = [
-            sum(
+            added(
                 look.between(grid.x, grid.ctx, grid.us, min(longest, padded - done), context + done)
                 for done in range(0, padded, longest)
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvsim.models import Shard
+from kvsim.sums import added
 
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, SHARPNESS, FLOOR_US = 0.81, 0.84, 3.1, 4.0
 """Parameters of a matrix product; `SHARPNESS`: how sharply the limit changes from traffic to
@@ -64,7 +65,7 @@ def small_kernels_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int
 def layer_us(shard: Shard, tokens: Any, peaks: Peaks, element_bytes: int = 2) -> Any:
     """Microseconds of a layer, without attention and all-reduces."""
     shapes = products(shard).values()
-    dense = sum(product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes)
+    dense = added(product_us(tokens, n, k, peaks, element_bytes) for n, k in shapes)
     return dense + small_kernels_us(shard, tokens, peaks, element_bytes)
 
 

@@ -25,9 +25,10 @@ Measured against uneven batches, it is held in `Profile.error["uneven"]`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvsim.cost.profile import Tail
+from kvsim.sums import added
 
 MOST = 15
 """Most sequences that are told apart from an even batch."""
@@ -82,7 +83,7 @@ class Uneven:
         if highest > mean or sequences < most:
             even = [*tiles, *[mean] * min(sequences, most)]
             even.sort(reverse=True)
-            held_up -= self._held_up(even)
+            held_up -= self._held_up(even, added)
         return held_up / 1e6
 
     def _beside_one(self, new: int, context: int, mean: float, longest: Sequence[int]) -> float:
@@ -106,8 +107,12 @@ class Uneven:
             held_up -= self._alone * highest - self._share * even - self._rest * last
         return held_up
 
-    def _held_up(self, longest: Sequence[float]) -> float:
-        """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0."""
+    def _held_up(
+        self, longest: Sequence[float], add: Callable[[Sequence[float]], float] = sum
+    ) -> float:
+        """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0.
+
+        `add` adds lengths, which are whole numbers but for the mean."""
         count = self._count
-        ps = self._alone * longest[0] - self._share * sum(longest[:count])
+        ps = self._alone * longest[0] - self._share * add(longest[:count])
         return ps - self._rest * longest[count] if len(longest) > count else ps

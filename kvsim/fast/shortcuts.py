@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cost import Cost, PricesDecodes, declares_sums
+from kvsim.cost import Cost, PricesDecodes, checked_prices, declares_sums
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engines.sglang import Sglang
@@ -65,23 +65,24 @@ class Shortcuts:
             self._why_not = terms
         if self._why_not:
             return None
-        if not (declares_sums(cost) and isinstance(cost, PricesDecodes)):
+        priced = checked_prices(cost)
+        if not (declares_sums(cost) and isinstance(priced, PricesDecodes)):
             self._why_not = "the cost model declares no sums"
             return None
         if self._featured:
             from kvsim.fast.featured import FeaturedSteps
 
             self._repeat = FeaturedSteps(
-                batch, scheduler, self._endings, cost, recorder, upcoming, listens
+                batch, scheduler, self._endings, priced, recorder, upcoming, listens
             )
         elif isinstance(scheduler, Sglang):
             self._repeat = SglangSteps(
-                batch, scheduler, self._endings, cost, recorder, arrivals, upcoming, listens
+                batch, scheduler, self._endings, priced, recorder, arrivals, upcoming, listens
             )
         else:
             assert self._cohort is not None and isinstance(terms, Terms)
             course = Course(
-                batch, self._cohort, scheduler, terms, cost, recorder, arrivals, listens
+                batch, self._cohort, scheduler, terms, priced, recorder, arrivals, listens
             )
             self._repeat = Repeat(course, self._endings, upcoming)
         return self._repeat

@@ -7,7 +7,6 @@ order, with the same results.
 from __future__ import annotations
 
 import pickle
-import struct
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,11 @@ from typing import NamedTuple
 
 import simpy
 
-from kvsim.attempt import TOO_LONG
+from kvsim.attempt import play
+from kvsim.blame import blaming
 from kvsim.config import RunConfig
 from kvsim.engine.request import Request
-from kvsim.errors import ConfigError, EngineStopped
+from kvsim.errors import EngineStopped
 from kvsim.fast.known import overridden
 from kvsim.fleet.content import asked_of
 from kvsim.replica.inbox import Inbox
@@ -155,7 +155,8 @@ def _all_served(
 
 
 def _served_from(path: str, share: Share, command: str) -> Result | None:
-    return _served(unpickled(path), share, command)
+    with blaming(share.config):
+        return _served(unpickled(path), share, command)
 
 
 def _served(load: Load, share: Share, command: str) -> Result | None:
@@ -179,11 +180,9 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
     )
     env.process(serving.run())
     try:
-        env.run()
+        play(env)
     except EngineStopped:
         return None
-    except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
-        raise ConfigError(TOO_LONG) from None
     outcome = serving.outcome(serving.now_ns)
     stored = set(serving.archive.column("index").tolist())
     missing = sorted(set(share.indexes) - stored)

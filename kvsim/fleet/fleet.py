@@ -12,6 +12,7 @@ import simpy
 
 from kvsim.assembly import Parts, assemble
 from kvsim.attempt import show_future
+from kvsim.blame import blaming
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
@@ -64,7 +65,7 @@ def simulate_fleet(
 
     Replicas with a `data_parallel_size` of their number are the ranks of one engine, which step
     together if the model has experts. A replica whose engine stops with an error gets no more
-    requests; the others go on. Raises `TraceError` and `ConfigError`.
+    requests; the others go on. Raises what `simulate` does.
     """
     known = _read_all(configs)
     first, args = known[0], dict(router_args or {})
@@ -72,27 +73,27 @@ def simulate_fleet(
     rows = trace.rows[: first.num_prompts]
     load = Load(trace, rows, release_times(rows, first), first.n, first.ignore_eos)
     everyone = range(len(known))
-    size = assembled(first, rows, named=False).blocks.block_size
+    coupled = first.data_parallel_size > 1 or clients_wait(rows, first)
+    with blaming(*known, router=router):
+        size = assembled(first, rows, named=False).blocks.block_size
 
-    def new_router(numbers: Sequence[int]) -> Router:
-        own = [f"replica-{number}" for number in numbers]
-        return make_router(router, args, own, seed=first.seed, block_size=size)
+        def new_router(numbers: Sequence[int]) -> Router:
+            names = [f"replica-{number}" for number in numbers]
+            return make_router(router, args, names, seed=first.seed, block_size=size)
 
-    if roles := split_roles(known, rows):
-        parts = [assembled(config, rows, True, parts_of) for config in known]
-        split = Split(load, parts, roles, new_router, progress)
-        return split.played(router, args, command, explain)
-    chooser = new_router(everyone)
-    coupled = first.data_parallel_size > 1 or heeds_replicas(chooser) or clients_wait(rows, first)
-    if not (explain or coupled) and parts_of is assemble:
-        chosen = routed(load, chooser)
-        apart = serve_apart(load, known, chosen, command, jobs, progress)
-        if apart is not None:
-            indexes = [np.flatnonzero(np.array(chosen) == number) for number in everyone]
-            return FleetResult(router, args, apart, indexes, list(chosen))
+        if roles := split_roles(known, rows):
+            parts = [assembled(config, rows, True, parts_of) for config in known]
+            split = Split(load, parts, roles, new_router, progress)
+            return split.played(router, args, command, explain)
         chooser = new_router(everyone)
-    fleet = _together(load, known, chooser, router, progress, parts_of)
-    return fleet.played(router, args, command, explain)
+        if not (explain or coupled or heeds_replicas(chooser)) and parts_of is assemble:
+            chosen = routed(load, chooser)
+            if apart := serve_apart(load, known, chosen, command, jobs, progress):
+                indexes = [np.flatnonzero(np.array(chosen) == number) for number in everyone]
+                return FleetResult(router, args, apart, indexes, list(chosen))
+            chooser = new_router(everyone)
+        fleet = _together(load, known, chooser, router, progress, parts_of)
+        return fleet.played(router, args, command, explain)
 
 
 def _read_all(configs: Sequence[Settings]) -> list[RunConfig]:

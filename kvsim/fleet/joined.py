@@ -8,6 +8,7 @@ from typing import Any
 
 from kvsim.report.statistics import ratio
 from kvsim.report.summary import draft_figures
+from kvsim.sums import added
 
 SUMMED = (
     "num_preemptions",
@@ -44,7 +45,7 @@ def joined_figures(
     computed = sum(int(own["prefill_tokens"].sum() + own["decode_seqs"].sum()) for own in steps)
     recomputed = sum(summary["recomputed_tokens"] for summary in each)
     return {
-        **{key: sum(summary[key] for summary in each) for key in SUMMED},
+        **{key: added(summary[key] for summary in each) for key in SUMMED},
         **{key: _summed([summary[key] for summary in each]) for key in SUMMED_TABLES},
         **{key: max(_known(each, key), default=None) for key in GREATEST},
         **{key: _held(each, key, longest_s) for key in HELD},
@@ -64,7 +65,7 @@ def joined_lookups(metas: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _summed(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: sum(table[key] for table in tables) for key in tables[0]}
+    return {key: added(table[key] for table in tables) for key in tables[0]}
 
 
 def _known(each: Sequence[Mapping[str, Any]], key: str) -> list[float]:
@@ -72,5 +73,5 @@ def _known(each: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def _held(each: Sequence[Mapping[str, Any]], key: str, longest_s: float) -> float | None:
-    spent_s = sum((summary[key] or 0.0) * summary["duration"] for summary in each)
+    spent_s = added((summary[key] or 0.0) * summary["duration"] for summary in each)
     return ratio(spent_s, longest_s)

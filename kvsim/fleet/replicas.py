@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 import simpy
 
 from kvsim.assembly import Parts
-from kvsim.attempt import TOO_LONG
+from kvsim.attempt import play
 from kvsim.engines.vllm_memory import captured_tokens
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.apart import Load
@@ -139,11 +138,3 @@ def _in_lock_step(
     tokens, seqs = first.scheduler.max_num_batched_tokens, first.scheduler.max_num_seqs
     graphs = 0 if first.config.enforce_eager else captured_tokens(tokens, seqs)
     return Ranks(env, wakers, graphs)
-
-
-def play(env: simpy.Environment) -> None:
-    """Runs the event loop until nothing more can happen."""
-    try:
-        env.run()
-    except (OverflowError, struct.error):  # of the columns of steps, which hold 64 bits
-        raise ConfigError(TOO_LONG) from None

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from kvsim.report.statistics import ratio
 from kvsim.schema import CAUSES
+from kvsim.sums import added
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, Any]
@@ -73,7 +74,10 @@ def load_imbalance(requests: Columns, replicas: int) -> float | None:
     mean replica, both averaged over time: 1 if the load is always even."""
     instants, counts = in_flight(requests, replicas)
     spans = np.diff(instants).astype(float)
-    most, mean = (float(each[:-1] @ spans) for each in (counts.max(axis=0), counts.mean(axis=0)))
+    # One by one: how a product of vectors adds depends on the processor.
+    most, mean = (
+        added((each[:-1] * spans).tolist()) for each in (counts.max(axis=0), counts.mean(axis=0))
+    )
     return ratio(most, mean)
 
 

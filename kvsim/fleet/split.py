@@ -10,12 +10,12 @@ import numpy as np
 import simpy
 
 from kvsim.assembly import Parts
-from kvsim.attempt import show_future
+from kvsim.attempt import play, show_future
 from kvsim.engine.request import DECODE, PREFILL
 from kvsim.fleet.apart import Load
 from kvsim.fleet.handovers import Ways
 from kvsim.fleet.proxy import Back, Front, Proxy, check_sides
-from kvsim.fleet.replicas import Replicas, Sent, play
+from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
 from kvsim.routers.router import Router
 from kvsim.workload.clients import Clients

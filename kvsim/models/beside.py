@@ -51,7 +51,7 @@ def drafter_of(shard: Shard, given: Mapping[str, Any], dtype: str, kv_dtype: str
     if method == "draft_model" and isinstance(name, str):
         whole = load_model(name).shard(shard.tensor_parallel_size)
         return Drafter(whole.weight_bytes(dtype), whole.token_bytes(kv_dtype))
-    if method not in _STATES_IN:
+    if not (isinstance(method, str) and method in _STATES_IN):
         return Drafter()
     model = shard.model
     last = range(model.num_hidden_layers - 1, model.num_hidden_layers)

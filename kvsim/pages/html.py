@@ -8,6 +8,7 @@ from typing import Any
 
 from kvsim.pages.figures import Figure
 from kvsim.report.numerals import count, percent, seconds, size
+from kvsim.sums import added
 
 _VOID = frozenset({"br", "col", "hr", "input", "meta"})
 
@@ -132,7 +133,7 @@ def shares(
     """A bar of the parts of a whole, each (colour, amount, label), and its legend; `write` puts
     amounts and shares into the legend."""
     there = [part for part in parts if part[1]]
-    whole = sum(amount for _, amount, _ in there)
+    whole = added(amount for _, amount, _ in there)
     words = (
         (colour, f"{label}: {write(amount)}, {percent(amount / whole)}" if write else label)
         for colour, amount, label in there

@@ -36,6 +36,7 @@ from kvsim.report.metrics import LATENCIES
 from kvsim.report.numerals import count, milliseconds, seconds, show
 from kvsim.report.statistics import LISTED, ratio
 from kvsim.report.tiers import tier_figures
+from kvsim.sums import added
 
 _TIME = {bare(name): label for name, label in TIME_LABELS.items()}
 
@@ -218,14 +219,15 @@ def _mean_and_slow(summary: Mapping[str, Any]) -> Html:
     bars = {"Mean request": summary["time_ledger_mean_ms"]}
     for name, one in summary["time_ledger_requests"].items():
         bars[f"{name} of E2EL: {one['id']}"] = one["parts_ms"]
-    longest = max(sum(parts.values()) for parts in bars.values())
+    longest = max(added(parts.values()) for parts in bars.values())
     seen = [name for name in _TIME if any(parts[name] for parts in bars.values())]
     strips = [
-        (title, _strip(parts, longest), milliseconds(sum(parts.values())))
+        (title, _strip(parts, longest), milliseconds(added(parts.values())))
         for title, parts in bars.items()
     ]
     total = summary["time_ledger_total_s"]
-    whole, figures = sum(total.values()), [summary[f"time_ledger_{each}_ms"] for each in SHOWN]
+    whole = added(total.values())
+    figures = [summary[f"time_ledger_{each}_ms"] for each in SHOWN]
     rows = [
         [
             label,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import simpy
 
-from kvsim.cost import Cost
+from kvsim.cost import Cost, checked_prices
 from kvsim.engine.loop import Host
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
@@ -53,7 +53,7 @@ class SimulatedTime(Host):
     ) -> None:
         """`full_plans` says whether plans list their decoding requests before they are priced."""
         self._env = env
-        self._price = cost.step_ns
+        self._price = checked_prices(cost).step_ns
         self._full_plans = full_plans
         self._link = link
         self.inbox = inbox

@@ -20,6 +20,7 @@ from kvsim.report.numerals import (
 from kvsim.report.statistics import ratio
 from kvsim.report.wording import UNSTEADY, Remark, fate, finished, outcome_title
 from kvsim.schema import LEG_LABELS, LEGS
+from kvsim.sums import added
 
 CAUSE_WORDS = {
     "load": ("load forced it", "its index knew the better replica; load or another rule decided"),
@@ -101,7 +102,7 @@ def _handover_remarks(figures: Mapping[str, Any]) -> list[Remark]:
     ]
     if prefill is not None:
         waits = f"{milliseconds(prefill)} for the prefill side, {milliseconds(decode)} for the"
-        waits += f" decode side, and {milliseconds(sum(network))} for the network"
+        waits += f" decode side, and {milliseconds(added(network))} for the network"
         remarks.append(Remark(f"On average, a request waited {waits}."))
     if lost := figures["leases_run_out"]:
         remarks.append(

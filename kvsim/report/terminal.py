@@ -17,6 +17,7 @@ from kvsim.report.numerals import percent, show
 from kvsim.report.screen import make_table, print_remarks
 from kvsim.report.statistics import LISTED
 from kvsim.report.tiers import tier_figures
+from kvsim.sums import added
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -280,7 +281,7 @@ def _ledger(summary: Mapping[str, Any]) -> Iterator[Line]:
 def _shares(values: Mapping[str, float], labels: Mapping[str, str]) -> list[str]:
     named = {label: values.get(bare(name), 0) for name, label in labels.items()}
     order = sorted(named, key=lambda label: -named[label])[:_MOST_PARTS]
-    whole = sum(named.values())
+    whole = added(named.values())
     return [f"{label} {percent(named[label] / whole)}" for label in order if named[label]]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.errors import ConfigError
 from kvsim.library import construct
 from kvsim.routers import llm_d, plain, production_stack, sglang
 from kvsim.routers.dynamo import DynamoKv
@@ -44,5 +45,15 @@ def make_router(
     router = construct(
         "router", ROUTERS, name, args, workers=workers, seed=seed, block_size=block_size
     )
-    assert isinstance(router, Router)
+    if not isinstance(router, Router):
+        raise ConfigError(
+            f"router: {name} is not a router; make it a subclass of kvsim.routers.router.Router"
+        )
+    for key, least in _TIMES.items():
+        if (time_ns := getattr(router, key)) is not None and time_ns < least:
+            raise ConfigError(f"router: {name}: {key} is {time_ns}; give {least} or more")
     return router
+
+
+_TIMES = {"scrape_ns": 1, "tick_ns": 1, "scrape_delay_ns": 0, "event_delay_ns": 0}
+"""Attribute of a router → its least value in nanoseconds."""

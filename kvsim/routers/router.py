@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
+from kvsim.errors import ConfigError
+
 TOKEN_CHARACTERS = 4
 """Characters that stand for a token where its text is unknown, as llm-d estimates
 (`pkg/epp`, commit 520af47)."""
@@ -73,12 +75,19 @@ class Router:
         raise NotImplementedError
 
     def route(self, asked: Asked, alive: Sequence[int], now_ns: int) -> Routed:
-        """Chooses a worker and books the request for it."""
+        """Chooses a worker and books the request for it. Raises `ConfigError` for one that cannot
+        be chosen."""
         choice = self.choose(asked, alive, now_ns)
         workers, weights, _ = choice
         chosen = workers[0]
         if len(workers) > 1:
             (chosen,) = self._random.choices(workers, weights)
+        if chosen not in alive:
+            kind = f"{type(self).__module__}:{type(self).__qualname__}"
+            raise ConfigError(
+                f"router: {kind} chose {chosen!r}, which is none of the workers that can be chosen,"
+                f" {', '.join(map(str, alive))}; return some of `alive`"
+            )
         self.sent(asked, chosen, now_ns)
         return Routed(chosen, choice)
 

@@ -16,6 +16,8 @@ from bisect import bisect_right
 from itertools import pairwise
 from random import Random
 
+from kvsim.sums import added
+
 Quantiles = tuple[tuple[float, float], ...]
 
 
@@ -29,7 +31,7 @@ def draw(quantiles: Quantiles, random: Random) -> int:
 
 def mean(quantiles: Quantiles) -> float:
     """The mean of the values of `draw`, before rounding."""
-    return sum((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
+    return added((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(quantiles))
 
 
 AZURE_CODE_INPUT: Quantiles = (

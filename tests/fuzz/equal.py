@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.engine.loop import Host
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, PolicyError
 from kvsim.result import Result
 from kvsim.run import simulate
 from kvsim.workload.trace import Trace
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     """What came of a run: a result, or else the exception."""
 
     result: Result | None
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def kind(self) -> str:
@@ -93,6 +93,8 @@ def run(trace: Trace | str, settings: Mapping[str, Any], limit_s: float = LIMIT_
             result = simulate(trace, settings)
             assert result.steps is not None
             assert result.summary is not None
+    except PolicyError as error:  # What the policy raised, or made kvsim raise.
+        return Run(None, error.__cause__)
     except Exception as error:
         return Run(None, error)
     return Run(result)
@@ -188,7 +190,7 @@ def _told(each: Run) -> tuple[str, str]:
 
 def _shown(each: Run) -> str:
     """How a run ended, and where it raised what it raised."""
-    error: BaseException | None = each.error
+    error = each.error
     if error is None or each.kind == "refused":
         return f"{each.kind} {error or ''}".strip()
     text = f"{type(error).__name__}: {error}"

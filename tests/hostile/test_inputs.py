@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from command import run_here
 from places import ROOT
 from shared import SHARED
 
@@ -405,3 +407,27 @@ def test_limits_are_raised_by_a_flag(
         main(["--limits", "10", "trace", "info", path])
     assert stop.value.code == 0
     assert "--limits: 'x'" in refused(["--limits", "x", "trace", "info", path], capsys)
+
+
+@pytest.mark.parametrize("gap_s", [1e308, 1e-320])
+def test_measured_times_beyond_all_use(gap_s: float, tmp_path: Path) -> None:
+    """Their sum is beyond the largest float; or the prediction is, as a share of them."""
+    result = {"input_lens": [10] * 9, "output_lens": [5] * 9, "itls": [[gap_s] * 4] * 9}
+    result |= {"ttfts": [gap_s] * 9, "start_times": [0.1 * i for i in range(9)]}
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(result))
+    done = run_here(["check", str(path), "--max-model-len", "4096", "--no-corrections"])
+    assert done.returncode == (2 if gap_s > 1 else 0), done.stderr
+    assert done.stdout or "not a time in seconds" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({3: 4}, "unknown key 3"),
+        ({"speculative_config": {"method": [1], "num_speculative_tokens": 1}}, "method: expected"),
+    ],
+)
+def test_settings_that_are_no_words(settings: dict[Any, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        simulate("chat", {"num_prompts": 5, **settings})

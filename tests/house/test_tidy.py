@@ -13,9 +13,10 @@ PACKAGE = ROOT / "kvsim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
+    {"sums"},
     {"certainty", "collector", "defaults", "errors", "parsing", "schema", "sizes", "version"},
     {"config", "engines.versions", "limits", "workers", "writing"},
-    {"library", "records", "server"},
+    {"blame", "library", "records", "server"},
     {"engine", "hardware", "models", "routers"},
     {"blockmap", "link", "notes", "watchers", "workload"},
     {"memory"},

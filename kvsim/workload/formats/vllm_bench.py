@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsim.sums import added
 from kvsim.workload.document import read_objects
 from kvsim.workload.gather import Gathered
 from kvsim.workload.head import Head
@@ -142,7 +143,7 @@ def _measured(source: Source, lists: dict[str, list[Any]], number: int) -> dict[
             )
         observed["itl_s"] = [_seconds(source, "itls", number, gap) for gap in gaps]
     if "e2e_s" not in observed and {"ttft_s", "itl_s"} <= observed.keys():
-        observed["e2e_s"] = observed["ttft_s"] + sum(observed["itl_s"])
+        observed["e2e_s"] = observed["ttft_s"] + added(observed["itl_s"])
     return observed
 
 
