@@ -8,9 +8,13 @@ result.summary["p99_ttft_ms"], result.requests_frame(), result.plot()
 ```
 """
 
+from kvsim.compiled import find_compiled_first
+
+find_compiled_first()
+
 TYPE_CHECKING = False
-"""As in `typing`. This module imports nothing: an interrupt before the command line heeds it would
-show a traceback."""
+"""As in `typing`. This module imports nothing else: an interrupt before the command line heeds it
+would show a traceback."""
 if TYPE_CHECKING:
     from typing import Any
 

@@ -12,6 +12,7 @@ import numpy as np
 from kvsim.engine.request import ABORTED, Request
 from kvsim.records.packed import PackedColumns
 from kvsim.schema import REQUESTS, TEXT, Source
+from kvsim.workload.columns import Rows, column
 from kvsim.workload.trace import Row
 
 _PACKED = tuple(column for column in REQUESTS.columns if column.source is Source.REQUEST)
@@ -59,15 +60,18 @@ class Archive:
         No more requests can be stored.
         """
         self._seal()
-        rows = [self._rows[index] for index in np.sort(self._columns["index"]).tolist()]
-        for column in _TRACE:
-            values = map(attrgetter(column.name), rows)
-            if column.type == TEXT:
-                self._said[column.name] = [value or "" for value in values]
+        stored = np.sort(self._columns["index"]).tolist()
+        for each in _TRACE:
+            values = column(self._rows, each.name)
+            if len(stored) < len(self._rows):
+                values = [values[index] for index in stored]
+            if each.type == TEXT:
+                self._said[each.name] = [value or "" for value in values]
             else:
-                self._said[column.name] = np.fromiter(values, np.int64, len(rows))
-        # Copies, so that the memory of the rows is free once nothing else needs them.
-        self._said["id"] = [f"{each} "[:-1] for each in self._said["id"]]
+                self._said[each.name] = np.array(values, np.int64)
+        if not isinstance(self._rows, Rows):
+            # Copies, so that the memory of the rows is free once nothing else needs them.
+            self._said["id"] = [f"{each} "[:-1] for each in self._said["id"]]
         self._rows = ()
 
     def column(self, name: str) -> np.ndarray:

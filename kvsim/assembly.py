@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from kvsim.assumed import complete
 from kvsim.checks import (
     Room,
@@ -22,18 +20,21 @@ from kvsim.checks import (
     fitting,
 )
 from kvsim.config import RunConfig
+from kvsim.core.blocks import BlockManager
+from kvsim.core.scheduler import Scheduler as CoreScheduler
 from kvsim.cost import Cost
 from kvsim.cost.prices import make_prices
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
 from kvsim.engine.future import Future
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine, memory_formula
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.versions import Default
-from kvsim.engines.vllm_v1_groups.full import Full
-from kvsim.engines.vllm_v1_groups.group import Group
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
-from kvsim.engines.vllm_v1_groups.planning import groups_of_model, notes_on_groups
+from kvsim.engines.versions import release as version_of
+from kvsim.engines.vllm_v1.groups import Full
+from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
+from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
+from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
 from kvsim.errors import ConfigError
 from kvsim.fast.counted import without_names
 from kvsim.features.offload import offloads, role_of
@@ -42,7 +43,7 @@ from kvsim.features.speculation import Speculative, speculates, speculation_of
 from kvsim.hardware import Hardware
 from kvsim.library import build, construct, look_up
 from kvsim.link import LinkTimes, make_link
-from kvsim.memory import Budget, block_bytes, budget
+from kvsim.memory import Budget, block_bytes, budget, tables_of
 from kvsim.models import Model
 from kvsim.notes import left_out
 from kvsim.rules import ready
@@ -78,11 +79,11 @@ class Parts(NamedTuple):
     """Speculative decoding; None without it."""
 
 
-def assemble(config: RunConfig, named: bool = True) -> Parts:
+def assemble(config: RunConfig, named: bool = True, *, switched: tuple[str, ...] = ()) -> Parts:
     """Scheduler, block manager, cost model, link and memory budget of a configuration.
 
     `named`: whether physical block ids are asked for, also where they can decide nothing.
-
+    `switched`: rules of the release of vLLM V1 that are to decide otherwise.
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
     engine = _engine(config.engine)
@@ -93,9 +94,10 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     check_cache(config, engine)
     check_tables(config, engine, model)
     # The memory budget needs the engine's token budget, the engine needs the number of blocks.
-    prices = make_prices(config, model, hardware)
-    future = Future()
-    draft = _scheduler(config, engine, {"num_gpu_blocks": 1, "prices": prices, "future": future})
+    prices, future = make_prices(config, model, hardware), Future()
+    decides = release_of(version_of(config.vllm_version), switched) if engine.groups else LATEST
+    few = {"blocks": _smallest(config, decides)} if engine.groups else {"num_gpu_blocks": 1}
+    draft = _scheduler(config, engine, {**few, "prices": prices, "future": future})
     if config.max_num_batched_tokens is None:
         assumed["max_num_batched_tokens"] = Default(draft.max_num_batched_tokens, engine.about)
     memory = _memory(config, model, hardware, draft)
@@ -107,15 +109,14 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     room = Room(memory, groups, draft.max_num_batched_tokens * in_flight)
     config = fitting(config, room) if fits else checked_pool(config, room, engine)
     tiered, drafts = offloads(config, engine, groups), speculates(config, engine)
-    featured = groups or tiered or drafts or stages > 1 or adapts(config, engine)
-    manager = GROUP_MANAGER if featured else _manager(config, engine)
-    check_sharing(config, manager)
+    loras = config.max_loras if adapts(config, engine) else None
+    manager = _manager(config, engine)
+    check_sharing(config, manager, engine)
     given = {**_given(config), **pools, "future": future}
-    if manager == GROUP_MANAGER:
-        # The length that fits may be below that of which the groups know.
-        given |= _given_groups(config, groups_of_model(model, config, hardware))
+    if engine.groups:
         given |= {"max_num_batched_tokens": draft.max_num_batched_tokens, "in_flight": in_flight}
-        given["keyed"] = config.enable_prefix_caching or tiered
+        given |= {"release": decides, "keyed": config.enable_prefix_caching or tiered}
+        given |= _given_groups(config, model, hardware)
     cost = cost_of_stages(config, model, hardware, stages)
     speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
     if speculation is not None:
@@ -124,10 +125,10 @@ def assemble(config: RunConfig, named: bool = True) -> Parts:
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
     offload = _offload(config, model, hardware, blocks, draft) if tiered else None
-    if isinstance(blocks, GroupTables):
+    if isinstance(blocks, KVCacheManager):
         further |= {"blocks": blocks, **(offload.parts() if offload else {})}
         further |= speculation.parts() if speculation else {}
-        further["max_loras"] = config.max_loras if config.enable_lora else None
+        further["max_loras"] = loras
     scheduler = _scheduler(config, engine, further)
     _check(config, scheduler, blocks, manager)
     return Parts(
@@ -147,13 +148,17 @@ def _check(config: RunConfig, scheduler: Scheduler, blocks: Tables, manager: str
     check_chunks(config, scheduler, blocks)
 
 
-def ending_early(config: RunConfig) -> RunConfig:
-    """The settings with the parts that end requests when clients give them up, if the engine has
-    such parts and nobody chose others."""
-    known = config.engine in ENGINES and ENGINES[config.engine].grouped_schedulers
-    if not known or config.block_manager is not None:
-        return config
-    return msgspec.structs.replace(config, block_manager=GROUP_MANAGER)
+def _smallest(config: RunConfig, release: Release) -> KVCacheManager:
+    """A block manager for a scheduler that is only asked for its limits."""
+    assert isinstance(config.max_model_len, int)
+    return full_attention(
+        config.block_size or DEFAULT_BLOCK_SIZE,
+        2,
+        enable_prefix_caching=False,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=1,
+        release=release,
+    )
 
 
 def _engine(name: str) -> Engine:
@@ -164,16 +169,23 @@ def _engine(name: str) -> Engine:
     if name in ENGINES:
         return ENGINES[name]
     kind = look_up("engine", ENGINES, name)
-    if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
+    if not (isinstance(kind, type) and issubclass(kind, Scheduler | CoreScheduler)):
         raise ConfigError(
-            f"engine: {name} is not a scheduler; make it a subclass of one of kvsim.engines, or of"
+            f"engine: {name} is {_what(kind)}; make it a subclass of one of kvsim.engines, or of"
             " kvsim.engine.scheduler.Scheduler"
         )
     for base in kind.__mro__:
         for entry in ENGINES.values():
             if base in (entry.scheduler, entry.asynchronous):
                 return entry
+    if issubclass(kind, CoreScheduler):
+        raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
     return ENGINES["vllm-0.6.3"]
+
+
+def _what(kind: Any) -> str:
+    manages = isinstance(kind, type) and issubclass(kind, Tables | BlockManager)
+    return "a block manager, for --block-manager" if manages else "not a scheduler"
 
 
 def _memory(config: RunConfig, model: Model, hardware: Hardware, engine: Scheduler) -> Budget:
@@ -192,13 +204,8 @@ def _given(config: RunConfig) -> dict[str, Any]:
 def _scheduler(config: RunConfig, engine: Engine, further: dict[str, Any]) -> Scheduler:
     table = {}
     if config.engine in ENGINES:
-        grouped, ahead = "blocks" in further, _asynchronous(config)
-        kinds = (
-            (engine.grouped, engine.grouped_asynchronous)
-            if grouped
-            else (engine.scheduler, engine.asynchronous)
-        )
-        table[config.engine] = kinds[ahead] or engine.scheduler
+        ahead = engine.asynchronous if _asynchronous(config) else None
+        table[config.engine] = ahead or engine.scheduler
     assert isinstance(config.max_model_len, int)
     victim = make_victim(
         config.victim,
@@ -238,15 +245,17 @@ def _offload(
     if role_of(config):
         from kvsim.features.disaggregation import side_of
 
-        assert isinstance(blocks, GroupTables)
+        assert isinstance(blocks, KVCacheManager)
         return side_of(config, model, blocks)
     from kvsim.features.connectors import offload_of
 
     return offload_of(config, model, hardware, blocks, draft)
 
 
-def _given_groups(config: RunConfig, groups: tuple[Group, ...]) -> dict[str, Any]:
+def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[str, Any]:
     """What the block manager of KV cache groups is given beside settings."""
+    # The length that fits may be below that of which the first groups knew.
+    groups = groups_of_model(model, config, hardware)
     interval = config.prefix_cache_retention_interval
     return {
         "groups": groups or (Full(block_size=config.block_size or DEFAULT_BLOCK_SIZE),),
@@ -262,10 +271,19 @@ def _notes_on_tables(
     speculation: Speculative | None,
 ) -> tuple[str, ...]:
     """What a reader should know of the block tables, of their tier in CPU memory, and of drafts."""
-    if not isinstance(blocks, GroupTables):
+    if not isinstance(blocks, KVCacheManager):
         return model.notes
+    said = notes_on(blocks.release, config.scheduling_policy == "priority")
+    if not (
+        offload
+        or speculation
+        or config.enable_lora
+        or config.pipeline_parallel_size > 1
+        or tables_of(model, config)
+    ):
+        return (*model.notes, *said)
     further = (offload.notes() if offload else ()) + (speculation.notes if speculation else ())
-    return (*model.remarks, *notes_on_groups(blocks.groups, config), *further)
+    return (*model.remarks, *notes_on_groups(tuple(blocks.groups), config), *said, *further)
 
 
 def _manager(config: RunConfig, engine: Engine) -> str:
@@ -273,11 +291,30 @@ def _manager(config: RunConfig, engine: Engine) -> str:
     if config.block_manager is None:
         return engine.prefix_manager if config.enable_prefix_caching else engine.block_manager
     fitting = {engine.block_manager, engine.prefix_manager, *engine.others} - {""}
-    if engine.grouped_schedulers and config.engine in ENGINES:
-        fitting.add(GROUP_MANAGER)
     if config.block_manager in BLOCK_MANAGERS and config.block_manager not in fitting:
         raise ConfigError(
             f"block_manager: {config.block_manager} does not go with {config.engine}, which takes"
             f" {', '.join(sorted(fitting))}"
         )
+    if config.block_manager not in BLOCK_MANAGERS:
+        _check_kind(config, engine)
     return config.block_manager
+
+
+def _check_kind(config: RunConfig, engine: Engine) -> None:
+    """Refuse a class of an outsider's that is no block manager, or one of another engine."""
+    assert config.block_manager is not None
+    kind = look_up("block_manager", BLOCK_MANAGERS, config.block_manager)
+    own: Any = BLOCK_MANAGERS[engine.block_manager or engine.prefix_manager]
+    wanted = own if issubclass(own, BlockManager) else Tables
+    if isinstance(kind, type) and issubclass(kind, wanted):
+        return
+    what = "is not a block manager"
+    if isinstance(kind, type) and issubclass(kind, Scheduler | CoreScheduler):
+        what = "is a scheduler, for --engine"
+    elif isinstance(kind, type) and issubclass(kind, Tables | BlockManager):
+        what = f"is one of another engine than {config.engine}"
+    raise ConfigError(
+        f"block_manager: {config.block_manager} {what}; give a subclass of"
+        f" {wanted.__module__}.{wanted.__name__}"
+    )

@@ -18,7 +18,7 @@ import msgspec
 
 from kvsim.config import RunConfig
 from kvsim.defaults import DEFAULT_BLOCK_SIZE, DEFAULT_LORA_RANK
-from kvsim.engines import GROUP_MANAGER, Engine
+from kvsim.engines import Engine
 from kvsim.engines.versions import (
     Default,
     gpu_memory_utilization,
@@ -26,11 +26,12 @@ from kvsim.engines.versions import (
     retention_interval,
     server_defaults,
 )
-from kvsim.engines.vllm_v1_groups.planning import saves_states
+from kvsim.engines.vllm_v1.planning import saves_states
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.memory import kv_dtype, tables_of
 from kvsim.models import DTYPE_BYTES, Model, model_of
 from kvsim.models.cache_groups import cache_groups, is_plain, state_block_size
+from kvsim.signatures import signature
 
 SCHEDULER_SETTINGS = (
     "max_num_seqs",
@@ -42,6 +43,9 @@ SCHEDULER_SETTINGS = (
     "watermark",
     "scheduler_reserve_full_isl",
     "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "max_num_active_seqs",
+    "max_num_scheduled_tokens",
 )
 """Settings that only some engines have."""
 
@@ -94,8 +98,9 @@ def _engine_defaults(
     version = config.vllm_version or engine.vllm_version
     rules = _source(config, engine)
     caching = engine.enable_prefix_caching
-    if config.block_manager is not None:
-        caching = config.block_manager in (engine.prefix_manager, GROUP_MANAGER)
+    # A class of an outsider's for an engine with groups is one for both.
+    if config.block_manager is not None and not (engine.groups and ":" in config.block_manager):
+        caching = config.block_manager == engine.prefix_manager
     found = {
         "gpu_memory_utilization": Default(gpu_memory_utilization(version), rules),
         "block_size": Default(engine.block_size, rules),
@@ -134,8 +139,7 @@ def _engine_defaults(
 def _tables_defaults(config: RunConfig, engine: Engine, model: Model) -> dict[str, Default]:
     """Whether layers that keep less than all tokens have block tables of their own."""
     version, rules = config.vllm_version or engine.vllm_version, _source(config, engine)
-    own = config.block_manager in (None, GROUP_MANAGER) and ":" not in config.engine
-    if not engine.grouped_schedulers or not (own and has_cache_groups(version)):
+    if not (engine.groups and has_cache_groups(version)):
         return {}
     if is_plain(cache_groups(model)):
         return {}
@@ -168,7 +172,7 @@ def _source(config: RunConfig, engine: Engine) -> str:
 
 def _own_defaults(engine: Engine) -> dict[str, object]:
     """Defaults that the constructor of the engine's scheduler states."""
-    parameters = inspect.signature(engine.scheduler).parameters
+    parameters = signature(engine.scheduler).parameters
     stated = {key: parameters[key].default for key in SCHEDULER_SETTINGS if key in parameters}
     return {
         key: value

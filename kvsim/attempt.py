@@ -17,9 +17,10 @@ from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result
-from kvsim.serving import Serving
+from kvsim.serving import Serving, request_class
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
+from kvsim.workload.columns import column
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
@@ -50,11 +51,13 @@ class Attempt:
             rows,
             streams(trace) if parts.blocks.needs_keys else None,
             n=parts.config.n,
+            make=request_class(parts.scheduler),
             ignore_eos=parts.config.ignore_eos,
         )
-        lengths = array("q", [row.output_length for row in rows])
+        lengths = array("q", column(rows, "output_length"))
         self._env = simpy.Environment()
-        clients = Clients(self._requests, rows, release_times(rows, parts.config), parts.config)
+        release_ns = array("q", release_times(rows, parts.config))
+        clients = Clients(self._requests, rows, release_ns, parts.config)
         show_future(parts.future, lengths, trace, self._requests, clients)
         self._serving = Serving(
             self._env,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -12,14 +11,14 @@ from kvsim.assumed import SCHEDULER_SETTINGS
 from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import COUNTED, Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER, Engine
-from kvsim.engines.vllm_v1_groups.group import Group, Layout
-from kvsim.engines.vllm_v1_groups.mamba import Mamba
-from kvsim.engines.vllm_v1_groups.planning import peak_blocks
-from kvsim.engines.vllm_v1_groups.sliding import Sliding
+from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
+from kvsim.engines.versions import release
+from kvsim.engines.vllm_v1.groups import Group, Layout, Mamba, Sliding
+from kvsim.engines.vllm_v1.planning import peak_blocks
 from kvsim.errors import ConfigError
+from kvsim.library import look_up, takes
 from kvsim.limits import BLOCK_TOKENS, check_size
-from kvsim.memory import Budget
+from kvsim.memory import Budget, pool_setting
 from kvsim.models import Model
 
 VLLM_SETTINGS = (
@@ -35,10 +34,16 @@ VLLM_SETTINGS = (
 
 def check_engine(config: RunConfig, engine: Engine) -> None:
     """Refuse settings that the engine does not have."""
-    constructor = inspect.signature(engine.scheduler).parameters
+    own = {config.engine: engine.scheduler} if config.engine in ENGINES else {}
+    kind = look_up("engine", own, config.engine)
     for key in SCHEDULER_SETTINGS:
-        if getattr(config, key) is not None and key not in constructor and ":" not in config.engine:
-            raise ConfigError(f"{key}: {config.engine} has no such setting; leave it out")
+        if getattr(config, key) is None or takes(f"engine: {config.engine}", kind, key):
+            continue
+        what = "has no such setting; leave it out"
+        if takes(config.engine, engine.scheduler, key):
+            what = f"does not name it in its constructor; name {key} or **settings there, or leave"
+            what += " it out"
+        raise ConfigError(f"{key}: {config.engine} {what}")
     for key in sorted({each.switch for each in ENGINES.values() if each.switch}):
         if getattr(config, key) is not None and (engine.switch != key or ":" in config.engine):
             owners = " and ".join(name for name, each in ENGINES.items() if each.switch == key)
@@ -53,6 +58,10 @@ def check_vllm(config: RunConfig, engine: Engine) -> None:
         for key in VLLM_SETTINGS:
             if getattr(config, key) != getattr(RunConfig(), key):
                 raise ConfigError(f"{key}: only for vLLM; leave it out with {config.engine}")
+    version = config.vllm_version
+    for key in ("long_prefill_token_threshold_adaptive", "max_num_active_seqs"):
+        if getattr(config, key) is not None and version and release(version) < (0, 31):
+            raise ConfigError(f"{key}: vLLM has it from 0.31 on, not in {version}; leave it out")
 
 
 def check_cache(config: RunConfig, engine: Engine) -> None:
@@ -81,8 +90,8 @@ def check_tables(config: RunConfig, engine: Engine, model: Model) -> None:
     not obey."""
     check_size("block_size", config.block_size or 1, BLOCK_TOKENS)
     for key in TABLE_SETTINGS:
-        if getattr(config, key) is not None and not engine.grouped_schedulers:
-            owners = " and ".join(name for name, each in ENGINES.items() if each.grouped_schedulers)
+        if getattr(config, key) is not None and not engine.groups:
+            owners = " and ".join(name for name, each in ENGINES.items() if each.groups)
             raise ConfigError(f"{key}: a setting of {owners}; {config.engine} has it not")
     states = "linear_attention" in model.layer_types
     if config.disable_hybrid_kv_cache_manager and states:
@@ -127,19 +136,18 @@ def adapts(config: RunConfig, engine: Engine) -> bool:
 
 
 def check_features(key: str, config: RunConfig, engine: Engine, lacks: str) -> None:
-    """Refuse a feature of vLLM V1 (`kvsim.engines.vllm_v1_features`) without its scheduler and its
-    block manager. `lacks` says in words what an engine lacks without them."""
-    if not engine.grouped_schedulers or ":" in config.engine:
+    """Refuse a feature of vLLM V1 with another engine. `lacks` says in words what that lacks."""
+    if not engine.groups:
         raise ConfigError(f"{key}: {config.engine} {lacks}; leave it out")
-    if config.block_manager not in (None, GROUP_MANAGER):
-        raise ConfigError(
-            f"{key}: it needs the block manager {GROUP_MANAGER}; leave out --block-manager"
-        )
 
 
-def check_sharing(config: RunConfig, manager: str) -> None:
+def check_sharing(config: RunConfig, manager: str, engine: Engine) -> None:
     """Refuse rules of sharing where nothing is shared."""
-    if manager in BLOCK_MANAGERS and not BLOCK_MANAGERS[manager].needs_keys:
+    if manager not in BLOCK_MANAGERS:
+        return
+    # Those that serve both ways do not say it.
+    shares = getattr(BLOCK_MANAGERS[manager], "needs_keys", manager != engine.block_manager)
+    if not shares:
         for key in ("eviction", "publish_at", "hits_save", "full_hit"):
             if key in config.block_manager_args:
                 raise ConfigError(
@@ -166,7 +174,7 @@ class Room(NamedTuple):
 
         def need(tokens: int) -> int:
             size, flying = config.block_size or 1, self.max_in_flight_tokens
-            return peak_blocks(self.groups, Layout(size, size, tokens, flying, None))
+            return peak_blocks(self.groups, Layout(size, size, tokens, flying))
 
         return bisect_right(range(1, most + 1), blocks, key=need)
 
@@ -184,7 +192,7 @@ def checked_pool(config: RunConfig, room: Room, engine: Engine) -> RunConfig:
         raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens do not fit into the KV cache of"
             f" {longest} tokens ({memory.num_gpu_blocks} blocks of {config.block_size});"
-            f" {shorter if longest else ''}raise --gpu-memory-utilization"
+            f" {shorter if longest else ''}raise --{pool_setting(config).replace('_', '-')}"
         )
     return config
 

@@ -112,16 +112,15 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc(
             _ENGINE,
-            "Release of vLLM whose defaults and memory use are assumed, as in 0.19.0; the rules of"
-            " scheduling stay the engine's. Default: the engine's.",
+            "Release of vLLM whose defaults, memory use and, with vllm-v1, rules of scheduling are"
+            " simulated, as in 0.19.0. Default: the engine's.",
         ),
     ] = None
     block_manager: Annotated[
         str | None,
         _doc(
             _ENGINE,
-            "naive, prefix-caching, contiguous or module:Class;"
-            " default: as --enable-prefix-caching says.",
+            "One that the engine takes, or module:Class; default: as --enable-prefix-caching says.",
         ),
     ] = None
     enable_prefix_caching: Annotated[
@@ -193,6 +192,22 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     long_prefill_token_threshold: Annotated[
         Natural | None, _doc(_ENGINE, "V1: longest chunk of one request; default: 0, no limit.")
     ] = None
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool | None,
+        _doc(
+            _ENGINE,
+            "V1 from 0.31: a chunk may also be max_num_batched_tokens / number of requests, running"
+            " or waiting; default: no.",
+        ),
+    ] = None
+    max_num_active_seqs: Annotated[
+        Positive | None,
+        _doc(_ENGINE, "V1 from 0.31: requests that may run at once; default: max_num_seqs."),
+    ] = None
+    max_num_scheduled_tokens: Annotated[
+        Positive | None,
+        _doc(_ENGINE, "V1: tokens that a step computes; default: max_num_batched_tokens."),
+    ] = None
     disable_hybrid_kv_cache_manager: Annotated[
         bool | None,
         _doc(
@@ -247,7 +262,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool,
         _doc(
             _ENGINE,
-            "Look at every request in every step, with physical block ids: same results, slowly.",
+            "Look at every request in every step, with physical block ids, as vllm-v1 always does:"
+            " same results, slowly.",
         ),
     ] = False
 
@@ -381,7 +397,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = {}
     goodput: Annotated[
-        dict[str, Annotated[float, Meta(gt=0)]],
+        dict[str, Annotated[float, Meta(gt=0, le=1e12)]],
         _doc(_RESULT, "Objectives in milliseconds for ttft, tpot, e2el; all must hold."),
     ] = {}
 
@@ -468,7 +484,7 @@ def make_config(
         text, _, at = str(error).partition(" - at `$.")
         if not at:
             raise ConfigError(f"{where}: {_lower(text)}") from None
-        key = at.rstrip("`")
+        key = at.rstrip("`").partition("[")[0]  # of an entry of a table, which it does not name
         wanted = _lower(text).partition(", got ")[0].replace(" | null", "")
         raise ConfigError(f"{where}: {key}: {wanted}, got {table.get(key)!r}") from None
     if config.request_rate is not None and not config.request_rate > 0:

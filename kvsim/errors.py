@@ -3,7 +3,7 @@
 ```
 KvsimError            one line for the user: what, where, remedy; the command line exits with 2
 ├── ConfigError       a setting, a flag, a model, a hardware file, an impossible memory budget
-│   └── PolicyError   a policy of the user's own that raised an exception, or broke a rule
+│   └── PolicyError   a policy of the user's own that raised an exception, hung, or broke a rule
 ├── TraceError        a trace file: FILE:LINE: FIELD: what is wrong; what to do
 └── OutputError       a result that could not be written or read
 EngineStopped         the *simulated* engine died or got stuck: an outcome of a run
@@ -33,8 +33,8 @@ class ConfigError(KvsimError):
 
 
 class PolicyError(ConfigError):
-    """A user's own policy raised an exception, which is the cause of this one, or made kvsim raise
-    one by breaking a rule."""
+    """A user's own policy cannot be imported, did not return, or raised an exception, which is the
+    cause of this one, or made kvsim raise one by breaking a rule."""
 
 
 class TraceError(KvsimError):

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from kvsim.config import nearest
-from kvsim.errors import ConfigError, KvsimError
+from kvsim.errors import ConfigError, KvsimError, PolicyError
 from kvsim.parsing import parse_json, typed
+from kvsim.signatures import scope_of, signature
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -143,7 +144,8 @@ def construct(
 def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
     """What is behind a key of `table` or behind `package.module:name`, not called.
 
-    Raises `ConfigError` for an unknown name and a module that cannot be imported.
+    Raises `ConfigError` for an unknown name, and `PolicyError` for a module that cannot be imported
+    or has nothing of this name.
     """
     if name in table:
         return table[name]
@@ -156,12 +158,12 @@ def look_up(kind: str, table: Mapping[str, Any], name: str) -> Any:
     try:
         module = import_module(module_name)
     except Exception as error:  # whatever an outsider's module does while it is imported
-        raise ConfigError(
+        raise PolicyError(
             f"{kind}: cannot import {module_name!r}: {type(error).__name__}: {error}"
-        ) from None
+        ) from error
     found = getattr(module, attribute, None)
     if found is None:
-        raise ConfigError(
+        raise PolicyError(
             f"{kind}: module {module_name!r} has no {attribute!r};"
             f"{nearest(attribute, vars(module))} write package.module:name"
         )
@@ -195,7 +197,7 @@ def build(
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from None
     except Exception as error:  # whatever an outsider's constructor does
-        raise ConfigError(f"{label}: {type(error).__name__}: {error}") from error
+        raise PolicyError(f"{label}: {type(error).__name__}: {error}") from error
 
 
 def takes(label: str, constructor: Callable[..., Any], key: str) -> bool:
@@ -226,9 +228,8 @@ def _declared(constructor: Callable[..., Any]) -> tuple[dict[str, Any], set[str]
     hints: dict[str, Any] = {}
     required: set[str] = set()
     for each in _constructors(constructor):
-        signature = inspect.signature(each)
         forwards = False
-        for key, parameter in signature.parameters.items():
+        for key, parameter in signature(each).parameters.items():
             forwards |= parameter.kind is parameter.VAR_KEYWORD
             if parameter.kind in _BY_KEYWORD and key not in hints:
                 hints[key] = _hint(each, parameter)
@@ -252,11 +253,11 @@ def _hint(constructor: Any, parameter: inspect.Parameter) -> Any:
     """The type that the constructor declares for a parameter; `Any` where it declares none."""
     if parameter.annotation is parameter.empty:
         return Any
-    function = constructor if isinstance(constructor, FunctionType) else constructor.__init__
-    scope = getattr(function, "__globals__", {})
     alone = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
-        return get_type_hints(alone, scope, include_extras=True)[parameter.name]
+        return get_type_hints(alone, dict(scope_of(constructor)), include_extras=True)[
+            parameter.name
+        ]
     except NameError:  # imported for type checkers only
         return Any
 

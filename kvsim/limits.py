@@ -27,6 +27,8 @@ STEPS = 1 << 25
 """Most steps of one run. Each step is a row of the result."""
 REFERENCES = 1 << 25
 """Blocks of all prompts that are looked at one by one, in `kvsim cache policies` and `sample`."""
+POLICY_CALL_S = 30
+"""Seconds of one call of a policy of the user's own, one of thousands in a run."""
 REPLICAS = 1 << 10
 """Engines in one simulation: each has a pool of its own."""
 BLOCK_TOKENS = 1 << 20

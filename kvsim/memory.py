@@ -41,6 +41,14 @@ PCIE_BUFFER_BYTES = int(0.1 * GIB)
 (github.com/vllm-project/vllm/issues/13061), 0.04 with 16 x RTX 3090 (pull/14447)."""
 
 
+def pool_setting(config: RunConfig) -> str:
+    """The setting that decides how many KV blocks there are."""
+    for key in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        if getattr(config, key) is not None:
+            return key
+    return "gpu_memory_utilization"
+
+
 def kv_dtype(model: Model, config: RunConfig) -> str:
     """Type of the stored keys and values; all 8-bit formats are `fp8`."""
     if config.kv_cache_dtype.startswith("fp8"):
@@ -221,10 +229,10 @@ def budget(
     ]
     result = min(stages, key=lambda stage: stage.kv_bytes // stage.block_bytes)
     if result.num_gpu_blocks == 0:
+        less = "" if result.kv_bytes_given else "lower max_num_batched_tokens or max_num_seqs, "
         raise ConfigError(
             f"{model.name} on {hardware.name}: no KV block fits: {result}; raise"
-            " gpu_memory_utilization or tensor_parallel_size, lower max_num_batched_tokens or"
-            " max_num_seqs, or set num_gpu_blocks_override"
+            f" {pool_setting(config)} or tensor_parallel_size, {less}or set num_gpu_blocks_override"
         )
     return result
 

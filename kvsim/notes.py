@@ -8,13 +8,8 @@ A run is one replica: `tensor_parallel_size` x `pipeline_parallel_size` GPUs wit
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from kvsim.config import RunConfig
-
-if TYPE_CHECKING:
-    from kvsim.workload.trace import Row
-
 
 GPUS_OF_A_MACHINE = 8
 
@@ -78,11 +73,13 @@ def one_of_several(config: RunConfig) -> tuple[str, ...]:
     )
 
 
-def unheeded_wishes(rows: Iterable[Row], config: RunConfig, goes_on: bool) -> tuple[str, ...]:
-    """What requests of a trace ask for and a run does not simulate, one line each. `goes_on`: the
-    engine goes on with requests that their clients give up."""
+def unheeded_wishes(
+    adapters: Iterable[str | None], config: RunConfig, goes_on: bool
+) -> tuple[str, ...]:
+    """What requests of a trace ask for and a run does not simulate, one line each. `adapters`: of
+    the requests. `goes_on`: the engine goes on with those that their clients give up."""
     lines = []
-    if not config.enable_lora and any(row.lora for row in rows):
+    if not config.enable_lora and any(adapters):
         lines.append(
             "lora: requests name adapters, but all are served by the model itself (they share no"
             " prefixes across adapters); --enable-lora of vllm-v1 serves them by their adapters"

@@ -21,6 +21,7 @@ import msgspec
 from kvsim.certainty.comparison import Comparison, Pair, Values, judge_pairs
 from kvsim.certainty.estimates import Estimate, paired, single
 from kvsim.certainty.looks import plan_looks
+from kvsim.certainty.margin import MARGIN
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.features.speculation import draws_acceptance
@@ -48,7 +49,7 @@ Progress = Callable[[int], None]
 Summary = Mapping[str, Any]
 Configs = Sequence[tuple[str, RunConfig]]
 
-LEVEL, MARGIN = 0.05, 0.01
+LEVEL = 0.05
 
 
 class Load(NamedTuple):

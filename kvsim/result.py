@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim import compiled
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig, to_table
 from kvsim.engines import ENGINES
@@ -175,6 +176,7 @@ def provenance(
     json.dumps(plain(priced_by))  # A user's own model may describe itself in no plain values.
     return {
         "kvsim_version": __version__,
+        "core": compiled.way(),
         "command": command,
         "config": to_table(config),
         "assumed": {key: each._asdict() for key, each in parts.assumed.items()},

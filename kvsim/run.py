@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.assembly import Parts, assemble, ending_early
+from kvsim.assembly import Parts, assemble
 from kvsim.blame import blaming
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig, load_config, make_config
@@ -15,6 +15,7 @@ from kvsim.features.offload import role_of
 from kvsim.limits import check_run
 from kvsim.notes import one_of_several, unheeded_wishes
 from kvsim.workload import open_trace
+from kvsim.workload.columns import Rows, column
 from kvsim.workload.trace import Row, TokenContent, Trace
 
 if TYPE_CHECKING:
@@ -104,13 +105,12 @@ def assembled(
 
     Raises `ConfigError`, also for a run that would be too long.
     """
-    given_up = any(row.abort_after_ns is not None for row in rows)
-    if given_up:
-        config = ending_early(config)
+    given_up = column(rows, "abort_after_ns").count(None) < len(rows)
     parts = parts_of(config, named)
     if parts.blocks.prefixes_only and tokens_known(rows):
         parts = parts_of(config, True)
-    unheeded = unheeded_wishes(rows, config, given_up and not parts.scheduler.ends_early)
+    goes_on = given_up and not parts.scheduler.ends_early
+    unheeded = unheeded_wishes(column(rows, "lora"), config, goes_on)
     if unheeded:
         parts = parts._replace(notes=(*parts.notes, *unheeded))
     if parts.speculation is not None:
@@ -121,13 +121,16 @@ def assembled(
 
 def tokens_known(rows: Sequence[Row]) -> bool:
     """Whether any request comes with real tokens."""
-    return any(isinstance(row.content, TokenContent) for row in rows)
+    kept = isinstance(rows, Rows)
+    return not kept and any(isinstance(row.content, TokenContent) for row in rows)
 
 
 def _least_steps(rows: Sequence[Row], parts: Parts) -> int:
     """Steps that the outputs take, each step one token of as many sequences as may run, or with
     drafts as many tokens as can be accepted."""
-    outputs = [row.output_length for row in rows]
+    outputs: Sequence[int] = column(rows, "output_length")
     full = sum(outputs) * parts.config.n // max(parts.scheduler.max_num_seqs, 1)
     spec = parts.speculation
-    return max([full, *outputs]) // (1 if spec is None else 1 + spec.proposer.num_spec_tokens)
+    return max(full, max(outputs, default=0)) // (
+        1 if spec is None else 1 + spec.proposer.num_spec_tokens
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -11,7 +11,13 @@ import simpy
 from kvsim.archive import Archive
 from kvsim.assembly import Parts
 from kvsim.blame import blaming
-from kvsim.cost import declares_sums
+from kvsim.core.batch import Batch as CoreBatch
+from kvsim.core.host import SimulatedTime
+from kvsim.core.loop import Loop as CoreLoop
+from kvsim.core.request import Request as CoreRequest
+from kvsim.core.rows import StepRows
+from kvsim.core.scheduler import Scheduler as CoreScheduler
+from kvsim.cost import checked_prices, declares_sums
 from kvsim.cost.stages import StagedCost
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Loop, Watcher
@@ -21,11 +27,12 @@ from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
 from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link, Process
-from kvsim.replica.host import Receiver, SimulatedTime
+from kvsim.replica.host import Receiver
 from kvsim.replica.lockstep import Ranks, RankTime
 from kvsim.replica.patience import Patience
 from kvsim.replica.pipeline import PipelineTime
 from kvsim.result import Books, Outcome, Result, provenance
+from kvsim.workload.columns import column
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
 
@@ -60,40 +67,64 @@ class Serving:
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
         self._host = host = self._host_of(env, ranks)
-        self.recorder = Recorder(parts.blocks.block_size, parts.scheduler.gauged + host.gauged)
+        self._departures = _patience(rows) if parts.scheduler.ends_early else None
+        self.batch = batch_of(parts.scheduler, parts.blocks, output_length)
+        self.shortcuts: Shortcuts | None = None
+        self._loop: Any
+        further: dict[str, Any] = {
+            "refused": refused,
+            "watcher": watcher,
+            "progress": progress,
+            # A watcher looks at requests that are over.
+            "over": self._shelve if watcher is None else None,
+            "departures": self._departures,
+        }
+        gauged = parts.scheduler.gauged + host.gauged
+        if isinstance(parts.scheduler, CoreScheduler):
+            self.recorder: Any = StepRows(gauged)
+            further |= {"rows": self.recorder, "step_over": step_over}
+        else:
+            self.recorder = Recorder(parts.blocks.block_size, gauged)
+            further |= self._short_cuts(output_length, asked, stepwise, step_over)
+        self._loop = loop_class(parts.scheduler)(host, parts.scheduler, self.batch, **further)
+
+    def _short_cuts(
+        self,
+        output_length: Callable[[int], int],
+        asked: str,
+        stepwise: str,
+        step_over: Callable[[], None] | None,
+    ) -> dict[str, Any]:
+        """What a loop with short cuts is given."""
+        parts, inbox = self.parts, self.inbox
         endings = Endings(output_length, parts.scheduler.longest_sequence)
-        self.batch = Batch(parts.blocks, endings)
         self.shortcuts = Shortcuts(
             self.batch, parts.scheduler, parts.cost, endings, asked, stepwise
         )
-        self._departures = Patience(rows) if parts.scheduler.ends_early else None
-        self._loop = Loop(
-            host,
-            parts.scheduler,
-            self.batch,
-            record=self.recorder.packed if step_over is None else self._recording(step_over),
-            refused=refused,
-            watcher=watcher,
-            progress=progress,
-            # A watcher looks at requests that are over.
-            over=self._shelve if watcher is None else None,
-            repetition=self.shortcuts.repetition(
-                self.recorder, self._arrive, self._upcoming(), inbox.listens
-            ),
-            departures=self._departures,
+        repetition = self.shortcuts.repetition(
+            self.recorder, self._arrive, self._upcoming(), inbox.listens
         )
+        record = self.recorder.packed if step_over is None else self._recording(step_over)
+        return {"record": record, "repetition": repetition}
 
     def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
         """What lets time pass: alone, with the ranks of one engine, or on stages of a pipeline."""
         cost, link = self.parts.cost, Link(env, self.parts.link)
         if isinstance(cost, StagedCost):
             return PipelineTime(env, cost, link, self.inbox)
-        time = env, cost, link, self.inbox, not declares_sums(cost)
+        full = not (isinstance(self.parts.scheduler, CoreScheduler) or declares_sums(cost))
+        time = env, checked_prices(cost).step_ns, link, self.inbox, full
         return SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
+
+    def own(self, request: Any) -> Any:
+        """Returns a request in the class that the engine serves."""
+        kind = request_class(self.parts.scheduler)
+        return request if isinstance(request, kind) else self._requests.remade(request, kind)
 
     def run(self) -> Process:
         """The engine's loop, for the event loop. Raises `EngineStopped`."""
-        return self._loop.run()
+        steps: Process = self._loop.run()
+        return steps
 
     @property
     def now_ns(self) -> int:
@@ -104,7 +135,8 @@ class Serving:
         """Returns how the engine ended, by a stop or because nothing more can happen."""
         batch, steps = self.batch, len(self.recorder)
         if stop is not None:
-            batch.dissolve()
+            if self.shortcuts is not None:
+                batch.dissolve()
             return Outcome(
                 *(stop.kind, now_ns, steps, stop.request_id),
                 *(stop.explanation, stop.remedy, stop.rule),
@@ -126,7 +158,8 @@ class Serving:
         """
         parts, books = self.parts, self._record(outcome, indexes)
         meta = provenance(trace, len(self.indexes), parts, outcome, errors, command)
-        meta["fast_path"] = self.shortcuts.describe(outcome.step)
+        if self.shortcuts is not None:
+            meta["fast_path"] = self.shortcuts.describe(outcome.step)
         if parts.offload is not None:
             meta |= parts.offload.describe()
         return Result(parts.config, meta, books, self.batch.token_gaps_ns, self._log)
@@ -134,6 +167,8 @@ class Serving:
     def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Books:
         """Returns the columns of steps and requests, and where time and tokens went."""
         parts, requests, archive, recorder = self.parts, self._requests, self.archive, self.recorder
+        if isinstance(self.batch, CoreBatch):
+            self.batch.count_gaps()
         for index in indexes:
             request = requests[index]
             if request.finish_ns < 0 and not request.reason:
@@ -203,7 +238,31 @@ class Serving:
         self._requests.let_go(request)
 
 
-def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
+def batch_of(scheduler: Any, blocks: Any, output_length: Callable[[int], int]) -> Any:
+    """The batch of a scheduler and a block manager. `output_length`: as for `Serving`."""
+    longest = scheduler.longest_sequence
+    if isinstance(scheduler, CoreScheduler):
+        return CoreBatch(blocks, output_length, longest)
+    return Batch(blocks, Endings(output_length, longest))
+
+
+def loop_class(scheduler: Any) -> Any:
+    """The class of the loop that steps a scheduler."""
+    return CoreLoop if isinstance(scheduler, CoreScheduler) else Loop
+
+
+def request_class(scheduler: Any) -> type[Any]:
+    """The class of the requests that a scheduler serves."""
+    return CoreRequest if isinstance(scheduler, CoreScheduler) else Request
+
+
+def _patience(rows: Sequence[Row]) -> Patience | None:
+    """When clients give up requests; None: they never do."""
+    given_up = column(rows, "abort_after_ns").count(None) < len(rows)
+    return Patience(rows) if given_up else None
+
+
+def _deadlock(batch: Any, now_ns: int, step: int) -> Outcome:
     """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
     queue = "swapped" if batch.swapped else "waiting"
     head = (batch.swapped or batch.holding or batch.waiting or batch.running)[0]

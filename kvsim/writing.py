@@ -4,6 +4,8 @@
 a temporary folder beside it  ──written in full──► moved into place
                              ──anything fails──► gone, and what was there stays
 ```
+A file behind a symlink is replaced where it is. What is no regular file, such as a device or a
+FIFO, is never replaced: what was written in full is copied into it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from shutil import rmtree
+from shutil import copyfileobj, move, rmtree
 from typing import BinaryIO
 
 from kvsim.errors import OutputError
@@ -87,22 +89,54 @@ def write_together(folder: str | Path, texts: Mapping[str, str | bytes]) -> None
 
 
 def move_all(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Move finished files into a folder, without a stop by a signal in between."""
+    """Move finished files into a folder, without a stop by a signal in between.
+
+    Raises `OSError` for a place that is taken by what is no regular file.
+    """
+    moves = [(path, folder / path.name) for path in paths]
+    for _, target in moves:
+        if _is_special(target):  # A FIFO would wait for a reader, deaf to signals.
+            raise OSError(f"{target.name} is no regular file there")
     with _undisturbed():
-        return [path.replace(folder / path.name) for path in paths]
+        for path, target in moves:
+            if target.is_symlink():  # Which may lead to another file system.
+                move(path, os.path.realpath(target))
+            else:
+                path.replace(target)
+    return [target for _, target in moves]
 
 
 @contextmanager
 def replacing(path: str | Path, inside: Path | None = None) -> Iterator[Path]:
-    """A temporary path to write to; on success, the file there replaces `path`.
+    """A temporary path to write to; on success, the file there replaces `path`, or is copied into
+    what is no regular file.
 
-    `inside` is the folder for what is temporary, on the same file system; None: beside `path`.
+    `inside` is the folder for what is temporary, on the same file system; None: beside the file.
     Raises `OutputError` naming `path`.
     """
-    target = Path(path)
-    with temporary_folder(inside or target.parent, target) as folder:
-        yield folder / "content"
-        (folder / "content").replace(target)
+    target, real = Path(path), Path(os.path.realpath(path))
+    special = _is_special(target)
+    beside = Path(tempfile.gettempdir()) if special else real.parent
+    with temporary_folder(inside or beside, target) as folder:
+        content = folder / "content"
+        yield content
+        if not special:
+            content.replace(real)
+            return
+        with content.open("rb") as whole, target.open("wb") as taker:
+            copyfileobj(whole, taker)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something other than a regular file is there, such as a device, a FIFO or a link to
+    itself.
+
+    So is an open file without a name, which `/dev/stdout` may be.
+    """
+    real = os.path.realpath(path)
+    # Those of `Path` raise an error for names that no file can have.
+    there = os.path.exists(path) or os.path.islink(real)  # noqa: PTH110, PTH114
+    return there and not os.path.isfile(real)  # noqa: PTH113
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+from kvsim import compiled
+
 TESTS = Path(__file__).parent
 # Helpers by their names, modules beside tests by their paths, and the measuring code.
 sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent / "kernels")]
@@ -19,6 +21,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvsim")
+
+
+def pytest_report_header() -> str:
+    """Which way the core runs."""
+    return f"kvsim: {compiled.explanation()}"
 
 
 def pytest_collection_finish() -> None:

@@ -10,10 +10,10 @@ choice, gives way 347 times. But each throws more work away: 99,305 tokens are c
 
 from collections.abc import Sequence
 
-from kvsim.engine.request import Request
-from kvsim.engine.tables import Tables
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import Request
 
 
-def largest(candidates: Sequence[Request], blocks: Tables) -> Request:
+def largest(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """The candidate that holds most blocks; of equals, the first."""
-    return max(candidates, key=lambda request: len(request.sequences[0].table))
+    return max(candidates, key=lambda request: len(request.table))

@@ -10,8 +10,9 @@
 
 from itertools import takewhile
 
-from kvsim.engine.request import Request
-from kvsim.engines.vllm_v1_features.connector import (
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.engines.vllm_v1.connector import (
     Connector,
     Done,
     Job,
@@ -19,8 +20,7 @@ from kvsim.engines.vllm_v1_features.connector import (
     Reported,
     Transfers,
 )
-from kvsim.engines.vllm_v1_features.plan import FeaturePlan
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.engines.vllm_v1.manager import KVCacheManager
 
 
 class PromptStore(Connector):
@@ -28,7 +28,7 @@ class PromptStore(Connector):
 
     loads = True
 
-    def __init__(self, *, blocks: GroupTables, min_tokens: int = 256) -> None:
+    def __init__(self, *, blocks: KVCacheManager, min_tokens: int = 256) -> None:
         self._blocks, self._size, self._least = blocks, blocks.layout.key_tokens, min_tokens
         self._kept: set[int] = set()
         self._loads: list[Job] = []
@@ -37,30 +37,30 @@ class PromptStore(Connector):
         self._number = 0
 
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match:
-        keys = self._blocks.keys(request.sequences[0])[computed // self._size :]
+        keys = self._blocks.keys(request)[computed // self._size :]
         tokens = self._size * len([*takewhile(self._kept.__contains__, keys)])
         return Match(tokens, asynchronous=True) if tokens >= self._least else Match()
 
     def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
         if match.tokens:
             first, last = local // self._size, (local + match.tokens) // self._size
-            table = self._blocks.tables(request.sequences[0])[0]
+            table = self._blocks.tables(request)[0]
             self._loads.append(self._job(request, table[first:last], []))
 
-    def build_connector_meta(self, plan: FeaturePlan) -> Transfers:
+    def build_connector_meta(self, plan: Plan) -> Transfers:
         loads, self._loads = self._loads, []
         stores = []
         for move in plan.moves:
-            sequence = move.request.sequences[0]
-            tokens = min(sequence.computed + move.tokens, move.request.input_length)
-            whole = range(sequence.computed // self._size, tokens // self._size)
-            keys, table = self._blocks.keys(sequence), self._blocks.tables(sequence)[0]
+            request = move.request
+            tokens = min(request.computed + move.tokens, request.input_length)
+            whole = range(request.computed // self._size, tokens // self._size)
+            keys, table = self._blocks.keys(request), self._blocks.tables(request)[0]
             new = [place for place in whole if keys[place] not in self._kept]
             if new:
                 self._kept.update(keys[place] for place in new)
                 source = [table[place] for place in new]
                 self._blocks.pin(source)  # until they are copied
-                stores.append(self._job(move.request, source, source))
+                stores.append(self._job(request, source, source))
         return Transfers(loads, stores, [], [])
 
     def update_connector_output(self, done: Done) -> Reported:

@@ -9,8 +9,8 @@ Most requests need not wait any more, and the long ones pay for it: the p50 of T
 
 from collections import deque
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
 from kvsim.engines import VllmV1Async
 
 

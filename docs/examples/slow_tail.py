@@ -4,12 +4,12 @@
         --set cost.model=slow_tail:SlowTail
 
 The model is shown every step in full. Here the mean ITL is 17.1 ms. One that needs no more than
-sums may say so, and then prices many steps at a time (`kvsim.cost.decodes.PricesDecodes`).
+sums may say so (`kvsim.cost.decodes.PricesDecodes`): engines that repeat steps then ask it once.
 """
 
 from typing import Any
 
-from kvsim.engine.plan import Plan
+from kvsim.core.plan import Plan
 
 
 class SlowTail:

@@ -11,7 +11,7 @@
 
 from collections import OrderedDict
 
-from kvsim.engines.vllm_v1_features.storage import Storage
+from kvsim.engines.vllm_v1.storage import Storage
 
 
 class Ssd(Storage):

@@ -28,6 +28,7 @@ from kvsim.config import SIZES, RunConfig  # noqa: E402
 from kvsim.cost.profile import Profile  # noqa: E402
 from kvsim.engines import ENGINES  # noqa: E402
 from kvsim.engines.versions import GIB, OLDEST_V1, batch_limits, release  # noqa: E402
+from kvsim.engines.vllm_v1.releases import NEWEST, OLDEST, RULES  # noqa: E402
 from kvsim.hardware import Hardware  # noqa: E402
 from kvsim.models import Model  # noqa: E402
 from kvsim.server.arguments import Used  # noqa: E402
@@ -57,6 +58,8 @@ UNITS = {
     "max_model_len": "tokens",
     "watermark": "share of blocks",
     "long_prefill_token_threshold": "tokens",
+    "max_num_active_seqs": "sequences",
+    "max_num_scheduled_tokens": "tokens",
     "prefix_cache_retention_interval": "tokens",
     "tensor_parallel_size": "GPUs",
     "pipeline_parallel_size": "stages",
@@ -187,6 +190,10 @@ def engines() -> str:
         "`max_num_seqs` and `max_num_batched_tokens` of an API server (`vllm serve`), by release"
         " and GPU. `--vllm-version` chooses the release.",
         table(("release", "GPU", "max_num_seqs", "max_num_batched_tokens"), limits()),
+        "## What vLLM V1 decides, by release",
+        "Rules of scheduling in which releases differ; `--vllm-version` chooses the release."
+        " Sources are files of its wheel, below `vllm/v1/`.",
+        table(("from", "before", "rule", "source"), decisions()),
         *map(rules, catalogue()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -199,7 +206,7 @@ def named(*names: str) -> str:
 
 def limits() -> Iterator[tuple[str, str, str, str]]:
     """Release, GPU and the limits, for a GPU of each tier."""
-    oldest = ".".join(map(str, OLDEST_V1))
+    oldest = dotted(OLDEST_V1)
     gpus = (
         ("NVIDIA GeForce RTX 4090", 24),
         ("NVIDIA A100-SXM4-80GB", 79),
@@ -210,6 +217,19 @@ def limits() -> Iterator[tuple[str, str, str, str]]:
         for name, gib in gpus:
             seqs, tokens, _ = batch_limits(release(version), name, gib * GIB)
             yield version, f"{name} ({gib} GiB)", f"{seqs:,}", f"{tokens:,}"
+
+
+def decisions() -> Iterator[tuple[str, str, str, str]]:
+    """The releases that have a rule of vLLM V1, the rule, and where it is written."""
+    for rule in RULES.values():
+        since = dotted(rule.since) if rule.since > OLDEST else ""
+        until = dotted(rule.until) if rule.until <= NEWEST else ""
+        yield since, until, code(rule.about), rule.source
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    """A version as people write it."""
+    return ".".join(map(str, version))
 
 
 def rules(found: Table) -> str:

@@ -163,9 +163,10 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
 def _written(profiles: Sequence[dict[str, Any]], out: Path) -> int:
     """Writes one profile of all block sizes, whole or not at all, and prints what it says."""
     profile = joined(profiles)
-    partial_out = out.with_name(out.name + ".partial")
+    real = out.resolve()  # A link stays, and the file behind it is replaced.
+    partial_out = real.with_name(real.name + ".partial")
     partial_out.write_text(to_json(profile), encoding="utf-8", newline="\n")
-    partial_out.replace(out)
+    partial_out.replace(real)
     for each in profiles:
         print("\n".join(lines(each)), end="\n\n")
     print(f"written to {out}: use it with --cost-model table --set cost.profile={out}")
@@ -309,7 +310,9 @@ def _require_writable(out: Path) -> None:
     """Finds out before minutes of measuring, not after."""
     if not out.parent.is_dir():
         raise CalibrationError(f"{out.parent}: no such folder; make it, or give another --out")
-    if out.is_dir() or not os.access(out.parent, os.W_OK):
+    if out.exists() and not out.is_file():
+        raise CalibrationError(f"{out}: is no regular file; give another --out")
+    if not os.access(out.resolve().parent, os.W_OK):
         raise CalibrationError(f"{out}: cannot be written; give another --out")
 
 

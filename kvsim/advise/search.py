@@ -19,10 +19,11 @@ from kvsim.advise.trials import Change, Changes, Untried, changed
 from kvsim.certainty.comparison import Pair
 from kvsim.certainty.estimates import paired
 from kvsim.certainty.looks import Look, plan_looks
+from kvsim.certainty.margin import MARGIN, matters
 from kvsim.certainty.verdicts import Finding, Verdict, judge
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
-from kvsim.replicates import LEVEL, MARGIN, Load, Progress, redrawn, replicate
+from kvsim.replicates import LEVEL, Load, Progress, redrawn, replicate
 from kvsim.report.replayed import compare_replay
 from kvsim.result import Result
 from kvsim.sweep.points import figures_of
@@ -229,12 +230,11 @@ def _with(base: Tried, changes: tuple[Change, ...]) -> Tried | None:
 
 
 def _helps(tried: Tried, first: Tried, decides: Objective, objectives: Objectives) -> bool:
-    verdict, before = tried.verdict, first.mean(decides)
-    if verdict is None or before is None or verdict.finding != "significant":
+    verdict = tried.verdict
+    if verdict is None or verdict.finding != "significant":
         return False
-    matters = abs(verdict.difference) > MARGIN * abs(before)
     improves = (verdict.difference < 0) == decides.below
-    return matters and improves and tried.load(objectives) < first.load(objectives)
+    return improves and tried.load(objectives) < first.load(objectives)
 
 
 def _tightest(tried: Tried, objectives: Objectives) -> Objective:
@@ -286,7 +286,7 @@ def _judge_replay(first: Tried, other: Tried, decides: Objective, level: float) 
     if verdict is not None:
         return verdict
     change = after - before
-    finding: Finding = "significant" if abs(change) > MARGIN * abs(before) else "equal"
+    finding: Finding = "significant" if matters(change, before) else "equal"
     return Verdict(finding if change else "same", change, change, change, 0.0, level)
 
 

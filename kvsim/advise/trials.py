@@ -15,9 +15,7 @@ from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
 from kvsim.engines.versions import Release, release
 from kvsim.errors import ConfigError
-
-_POOL_GIVEN = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
-"""Settings beside which `gpu_memory_utilization` decides nothing."""
+from kvsim.memory import pool_setting
 
 
 class Trial(NamedTuple):
@@ -157,9 +155,9 @@ def changed(base: RunConfig, settings: dict[str, Any]) -> RunConfig:
 
     Raises `ConfigError` where the engine does not start with them.
     """
-    for given in _POOL_GIVEN:
-        if "gpu_memory_utilization" in settings and getattr(base, given) is not None:
-            raise ConfigError(f"gpu_memory_utilization: {given} decides instead")
+    decides = pool_setting(base)
+    if "gpu_memory_utilization" in settings and decides != "gpu_memory_utilization":
+        raise ConfigError(f"gpu_memory_utilization: {decides} decides instead")
     config = msgspec.structs.replace(base, **settings)
     memory = assemble(config).memory
     if base.num_gpu_blocks_override is None:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from kvsim.advise.search import Advice, Tried
 from kvsim.advise.trials import Change
-from kvsim.replicates import LEVEL, MARGIN
+from kvsim.certainty.margin import MARGIN
+from kvsim.replicates import LEVEL
 from kvsim.report.compare import NO_DIFFERENCE
 from kvsim.report.numerals import interval, percent, plural, show, signed
 from kvsim.sweep.choose import value_words
@@ -159,8 +160,8 @@ def _judged(advice: Advice, tried: Tried) -> tuple[str, str]:
 
 def _finding(advice: Advice, tried: Tried) -> str:
     """`better`, `worse`, `no difference`, `not certain`, or how the run ended."""
-    verdict, before = tried.verdict, advice.base.mean(advice.decides)
-    if verdict is None or before is None:
+    verdict = tried.verdict
+    if verdict is None:
         kinds = (str(run.record["outcome"]["kind"]) for run in tried.runs)
         ended = next((kind for kind in kinds if kind != "finished"), "undefined")
         return ended.replace("-", " ")
@@ -168,8 +169,6 @@ def _finding(advice: Advice, tried: Tried) -> str:
         return NO_DIFFERENCE
     if verdict.finding == "insignificant":
         return NOT_CERTAIN
-    if abs(verdict.difference) <= MARGIN * abs(before):
-        return NO_DIFFERENCE
     return "better" if (verdict.difference < 0) == advice.decides.below else "worse"
 
 

@@ -335,7 +335,7 @@ WORKLOADS: dict[str, Workload] = {
             replicas=replicas,
         )
         for way, router in (("apart", "round-robin"), ("heeded", "least-loaded"))
-        for replicas in (1, 8, 32)
+        for replicas in (1, 4, 16, 64)
     },
     "million": Workload(
         "1,000,000 requests like those of W3",

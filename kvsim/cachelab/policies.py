@@ -9,11 +9,16 @@ both readings are one. An order that is no `Replacement` is replayed as single b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from sys import maxsize
 from typing import NamedTuple
 
+from kvsim.core.contents import Numbering
+from kvsim.core.vectors import EMPTY
 from kvsim.engine.order import MakeOrder
-from kvsim.engine.request import SpannedStream
-from kvsim.engines.sglang_radix import RadixTree, Rank
+from kvsim.engine.request import Span, SpannedStream
+from kvsim.engines.sglang.ranks import Rank
+from kvsim.engines.sglang.text import Text
+from kvsim.engines.sglang.tree import PagePool, RadixTree
 from kvsim.rules.replacement.replacement import Replacement
 from kvsim.workload.reuse import Chain, Counting, bounded_chains
 from kvsim.workload.trace import Row
@@ -24,6 +29,8 @@ class Prompt(NamedTuple):
 
     keys: Sequence[int]
     """Keys of its blocks."""
+    spans: Sequence[Span]
+    """What identifies them, too (`Chain.spans`)."""
     most_tokens: int
     """Leading tokens that may hit."""
     now_ns: int
@@ -40,6 +47,7 @@ def prompts(
     return [
         Prompt(
             _keys(chain, counting.block_size),
+            chain.spans,
             chain.most_tokens,
             number * 1_000_000_000 if row.arrival_ns is None else row.arrival_ns,
         )
@@ -152,18 +160,17 @@ class _Cache:
 
 def replay_radix(asked: Iterable[Prompt], rank: Rank, capacity: int, block_size: int) -> list[int]:
     """The leading tokens that each prompt finds in SGLang's radix tree. It evicts whole nodes."""
-    tree = RadixTree(block_size, rank)
+    pool, numbering = PagePool(capacity, 1), Numbering(block_size)
+    tree = RadixTree(pool, rank)
     found = []
-    for keys, most_tokens, _ in asked:
-        kept = list(keys[:capacity])
-        here, node = tree.match(kept)
-        found.append(min(here * block_size, most_tokens))
+    for prompt in asked:
+        text = Text(block_size, numbering.runs(prompt.spans, maxsize))
+        number = min(len(prompt.keys), capacity)
+        here, node = tree.match(text, number), tree.end
+        found.append(min(here * block_size, prompt.most_tokens))
         tree.lock(node)
-        missing = tree.pages + len(kept) - here - capacity
-        leaves = tree.evict()
-        while missing > 0:
-            missing -= len(next(leaves))
-        _, end = tree.insert(kept, kept, here, 0, 0, node)
-        tree.move_lock(node, end)
-        tree.unlock(end)
+        tree.make_room(number - here)
+        pages = pool.take(EMPTY, number - here)
+        tree.insert(text, number, pages, here, here, 0, 0)
+        tree.unlock(node)
     return found

@@ -13,7 +13,7 @@ from kvsim.cachelab.policies import Prompt, prompts, replay, replay_radix
 from kvsim.certainty.estimates import Estimate
 from kvsim.certainty.stretches import Figure, together
 from kvsim.engine.order import Order
-from kvsim.engines.sglang_radix import RADIX_EVICTION, make_rank
+from kvsim.engines.sglang.ranks import RADIX_EVICTION, make_rank
 from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS, make_eviction
 from kvsim.workload.keys import streams

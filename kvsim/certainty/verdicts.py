@@ -4,6 +4,8 @@ Holm's procedure: the surest difference is judged at the level divided by the nu
 the next at the level divided by one less, and so on. After the first difference that fails its
 test, all others count as failed. The chance that even one verdict of `significant` is wrong is at
 most the level (S. Holm, Scandinavian Journal of Statistics, 1979).
+
+A difference that is too small to matter is none, however sure it is.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ class Verdict(NamedTuple):
     """One difference and its verdict."""
 
     finding: Finding
-    """`same`: equal in every pair; `significant`: the sample shows a difference and its sign;
-    `equal`: any difference is within the margin; `insignificant`: the sample says neither."""
+    """`same`: equal in every pair; `equal`: any difference is within the margin; `significant`: the
+    sample shows a difference and its sign, and it is beyond the margin; `insignificant`: the sample
+    says neither."""
     difference: float
     low: float
     """Lower end of the interval, at the level at which this difference was judged; `high` is the
@@ -59,10 +62,8 @@ def _verdict(
     level = share if significant_at is None else significant_at
     low, high = estimate.interval(level)
     finding: Finding = "insignificant"
-    if significant_at is not None:
+    if -margin <= low and high <= margin:
+        finding = "same" if low == high == 0 else "equal"
+    elif significant_at is not None and abs(estimate.difference) > margin:
         finding = "significant"
-    elif low == high == 0:
-        finding = "same"
-    elif -margin <= low and high <= margin:
-        finding = "equal"
     return Verdict(finding, estimate.difference, low, high, estimate.p, level)

@@ -24,6 +24,8 @@ KINDS = ("queue", "ttft", "tpot", "e2el")
 
 _OBSERVED = {"queue": "queue_s", "ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
 _NS_PER_S = 1e9
+_ROUNDED_S = 1e-9
+"""A first token may seem to come so much later than the last one."""
 
 
 class Beside(NamedTuple):
@@ -92,6 +94,13 @@ def _measured(path: str, rows: Sequence[Row]) -> dict[str, Floats]:
     found = {kind: _column(path, rows, key) for kind, key in _OBSERVED.items()}
     gaps = np.array([row.output_length - 1 for row in rows], dtype=np.float64)
     decode = found["e2el"] - found["ttft"]
+    for place in np.flatnonzero(decode < -_ROUNDED_S)[:1]:
+        first, last = (found[kind][place] for kind in ("ttft", "e2el"))
+        raise ConfigError(
+            f"{path}: observed.ttft_s of request {rows[place].id}: {first:.9g} s is above its"
+            f" observed.e2e_s, {last:.9g} s; fix them"
+        )
+    decode = np.maximum(decode, 0)
     tpot = np.divide(decode, gaps, out=np.full(len(rows), np.nan), where=gaps > 0)
     return {**found, "tpot": np.where(np.isnan(found["tpot"]), tpot, found["tpot"])}
 

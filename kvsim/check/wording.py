@@ -20,6 +20,8 @@ WHOLE = {
 
 _WORTH = 0.5
 """A correction that removes less of the misfit than this is not the cause."""
+_EXPLAINED = 0.03
+"""Nor is one with which more than this mean error is left."""
 _AS_GOOD = 0.1
 """Corrections whose shares differ by less cannot be told apart."""
 _MERGED = 0.01
@@ -133,11 +135,11 @@ def _correction(record: Record) -> Iterator[Remark]:
         return
     shares = [1 - each["misfit"] / before for each in record["corrections"]]
     best, share = record["corrections"][0], shares[0]
-    if share < _WORTH:
-        text = f"No single correction explains the difference; nearest: {best['words']}"
-        yield Remark(f"{text} ({percent(max(share, 0))} of it).", "warning")
-        return
     errors = f"{percent(before)} to {percent(best['misfit'])}"
+    if share < _WORTH or best["misfit"] > _EXPLAINED:
+        text = "No single correction explains the difference: the best takes the mean error from"
+        yield Remark(f"{text} {errors}.", "warning")
+        return
     text = f"Correct first: {best['words']}. That takes the mean error from {errors}."
     yield Remark(f"{text} Remedy: {best['remedy']}.", "warning")
     others = [

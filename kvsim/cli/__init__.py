@@ -15,6 +15,7 @@ from typing import NoReturn
 import typer
 from typer import Option
 
+from kvsim import compiled
 from kvsim.cli.deferred import DeferredGroup
 from kvsim.cli.stopping import exit_code, heed_signals
 from kvsim.errors import KvsimError, shortened
@@ -56,7 +57,7 @@ def _without_command(
         os.environ[VARIABLE] = limits
         factor()
     if version:
-        print(f"kvsim {__version__}")
+        print(f"kvsim {__version__} ({compiled.explanation()})")
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(_GREETING)
@@ -68,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The user's own schedulers are imported from the folder in which the command runs.
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append("")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # Closed, as by `>&-`: nobody wants what is printed there.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     # A terminal may lack letters, and file names may hold bytes that are no text.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

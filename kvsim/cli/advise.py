@@ -74,10 +74,13 @@ def advise(
 
 def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
     """The server's command line with the advice; for other engines, that of `kvsim run`."""
+    from msgspec.structs import replace
+
     from kvsim.assembly import assemble
     from kvsim.engines import ENGINES
     from kvsim.server.command_settings import arguments
     from kvsim.server.line import flags, given_settings, serve_line
+    from kvsim.told import settled
 
     best = advice.best.config
     engine = ENGINES.get(best.engine)
@@ -85,9 +88,11 @@ def _line(advice: Advice, word: ServerWord, server: ServerOptions) -> str:
         changes = {"engine": best.engine, **advice.best.settings}
         return shlex.join(["kvsim", "run", *flags(changes)])
     settings = given_settings(best, assemble(best).model.source)
-    pool = "num_gpu_blocks_override"
-    if word.counted_with.get(pool) == advice.base.config.num_gpu_blocks_override:
-        settings.pop(pool, None)  # what the log counted, and no argument
+    pool, base = "num_gpu_blocks_override", advice.base.config
+    if counted := word.counted_with.get(pool):
+        logged, _ = settled(replace(base, num_gpu_blocks_override=counted), word)
+        if logged.num_gpu_blocks_override == base.num_gpu_blocks_override:
+            settings.pop(pool, None)  # no argument of the server
     given = arguments(server.vllm, server.vllm_file)
     if given:
         said = word.settings

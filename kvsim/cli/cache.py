@@ -255,6 +255,7 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
     from kvsim.cachelab.wording import Audited
     from kvsim.config import make_config
     from kvsim.report.files import FLEET
+    from kvsim.report.plain import numeric
     from kvsim.run import simulate
 
     if (Path(directory) / FLEET).exists():
@@ -263,7 +264,7 @@ def _audited(directory: str, evictions: Sequence[str]) -> list[Audited]:
             raise ConfigError(f"--eviction: {directory} is a fleet, and cannot be run again here")
         return [Audited(each.name, audit_run(_recorded(str(each))[0])) for each in folders]
     run, trace = _recorded(directory)
-    settings = run.summary["meta"]["config"]
+    settings = numeric(run.summary["meta"]["config"])
     args = settings.get("block_manager_args") or {}
     oracles = run.summary["meta"]["oracles"]
     runs = [Audited(args.get("eviction", "as run"), audit_run(run), bool(oracles))]
@@ -303,12 +304,15 @@ def _recorded(directory: str) -> tuple[Recorded, Trace]:
 def _trace_of(directory: str, meta: dict[str, Any]) -> Trace:
     """The trace that a run replayed. Raises `ConfigError` if it is another one by now."""
     from kvsim.config import make_config
+    from kvsim.report.plain import numeric
     from kvsim.workload import open_trace
     from kvsim.workload.spec import trace_of
 
-    config = make_config(meta["config"])
+    config = make_config(numeric(meta["config"]))
     named = meta["trace"]
-    trace = trace_of(config) if config.workload else open_trace(named["path"])
+    trace = trace_of(config) if config.workload else None
+    if trace is None or trace.sha256 != named["sha256"]:  # A trace counts more than a workload.
+        trace = open_trace(named["path"])
     if trace.sha256 != named["sha256"]:
         raise ConfigError(f"{directory}: its trace {named['path']} has changed since; run it again")
     return trace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from kvsim.report.screen import make_table
 from kvsim.rules.eviction import EVICTIONS
 from kvsim.rules.requeue import REQUEUE
 from kvsim.rules.victims import VICTIMS
+from kvsim.signatures import docstring, signature
 
 SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks")) | {
     "num_gpu_blocks",
@@ -29,6 +29,11 @@ SHARED = frozenset(("self", "model", "hardware", "config", "candidates", "blocks
     "eagle_drop",
     "lookahead_keys",
     "num_spec_tokens",
+    "release",
+    "connector",
+    "worker",
+    "speculation",
+    "draft_log",
 }
 """Arguments that the run provides."""
 
@@ -117,7 +122,7 @@ def _named(*columns: str, title: str) -> Table:
 def _parameters(constructor: Callable[..., Any], table_key: str) -> str:
     """Flags for settings, `table.key` for other parameters."""
     words = []
-    for name, parameter in inspect.signature(constructor).parameters.items():
+    for name, parameter in signature(constructor).parameters.items():
         if name in SHARED:
             continue
         word = f"--{name.replace('_', '-')}"
@@ -135,4 +140,4 @@ def _about(rule: Any) -> str:
 
 
 def _first_line(described: Callable[..., Any]) -> str:
-    return (inspect.getdoc(described) or "").splitlines()[0].rstrip(".")
+    return docstring(described).partition("\n")[0].rstrip(".")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from kvsim.certainty.margin import MARGIN
 from kvsim.cli.bundles import takes_bundles
 from kvsim.cli.console import command_line, tell_written
 from kvsim.cli.fleet import Fleet, FleetOptions
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvsim.certainty.comparison import Comparison
     from kvsim.replicates import Load
     from kvsim.server import ServerWord
+    from kvsim.upgrades import Upgrade
+    from kvsim.workload.trace import Trace
 
 PAGE = "comparison.html"
 Configs = list[tuple[str, RunConfig]]
@@ -41,7 +44,8 @@ Confidence = Annotated[
     float, Option(min=0.5, max=0.9999, help="Confidence of all verdicts together, with --seeds.")
 ]
 Margin = Annotated[
-    float, Option(min=0, help="Share of a value below which differences do not matter.")
+    float,
+    Option(min=0, help="Share of a value below which differences are none, with --seeds."),
 ]
 CostUncertainty = Annotated[
     bool,
@@ -63,7 +67,7 @@ def compare(
     out: OutDir = None,
     seeds: Seeds = None,
     confidence: Confidence = 0.95,
-    margin: Margin = 0.01,
+    margin: Margin = MARGIN,
     cost_uncertainty: CostUncertainty = False,
     jobs: Jobs = None,
     as_json: Annotated[
@@ -75,20 +79,28 @@ def compare(
 ) -> None:
     """Run each configuration on the same requests and show what differs.
 
-    Flags apply to every configuration. With --replicas N --router A,B,C, routers are compared. With
+    Flags apply to every configuration. With --replicas N --router A,B,C, routers are compared, with
+    --vllm-version A,B,C releases of vLLM V1, and which change of theirs makes a difference. With
     --seeds, requests, arrivals and random policies are drawn anew for each seed, and every
     difference has an interval and a verdict.
     """
     loaded, kind = _contenders(configs or [], fleet, settings, server.word())
-    if seeds is None and (cost_uncertainty or as_json):
-        flag = "--cost-uncertainty" if cost_uncertainty else "--json"
+    of_seeds = {
+        "--cost-uncertainty": cost_uncertainty,
+        "--json": as_json,
+        "--margin": margin != MARGIN,
+    }
+    if seeds is None and any(of_seeds.values()):
+        flag = next(flag for flag, given in of_seeds.items() if given)
         raise ConfigError(f"{flag}: needs --seeds N")
     if cost_uncertainty:
         from kvsim.cost.uncertain import uncertain
 
         loaded = [(name, uncertain(config)) for name, config in loaded]
     from kvsim.replicates import load_of
+    from kvsim.upgrades import upgrades
 
+    found = upgrades(loaded)
     load = load_of(None if trace is None else form.open(trace), loaded)
     opened, comparison = load.of(loaded[0][1].seed), None
     note_arrivals(opened, (config for _, config in loaded))
@@ -101,12 +113,16 @@ def compare(
             load, loaded, kind, seeds, 1 - confidence, margin, jobs
         )
     _show(results, kind, out, comparison, as_json=as_json)
+    for upgrade in () if as_json else found:
+        _show_upgrade(upgrade, dict(results), opened, jobs)
 
 
 def _contenders(
     configs: list[str], fleet: FleetOptions, settings: SettingOptions, word: ServerWord
 ) -> tuple[Configs, Kind]:
     """What is compared, by name, and how. Raises `ConfigError` where there is but one."""
+    from kvsim.upgrades import of_releases
+
     paths = list[str | None](configs) or [None]
     stems = [Path(config).name.removesuffix(".toml") for config in configs]
     same = [stems[:place].count(stem) for place, stem in enumerate(stems)]
@@ -115,13 +131,19 @@ def _contenders(
         (name, *fleet.load(path, settings, word)) for name, path in zip(names, paths, strict=True)
     ]
     several = any(fleets for _, fleets, _ in loaded)
-    if sum(len(fleets) or 1 for _, fleets, _ in loaded) < 2:
+    alone = (
+        []
+        if several
+        else [each for name, _, configs in loaded for each in of_releases(name, configs[0])]
+    )
+    if max(len(alone), sum(len(fleets) or 1 for _, fleets, _ in loaded)) < 2:
         raise ConfigError(
-            "compare: give two configurations or more, or several routers, as in --replicas 4"
-            " --router round-robin,least-loaded"
+            "compare: give two configurations or more, several releases, as in --vllm-version"
+            " 0.11,0.18,0.33, or several routers, as in --replicas 4 --router"
+            " round-robin,least-loaded"
         )
     if not several:
-        return [(name, configs[0]) for name, _, configs in loaded], of_engines()
+        return alone, of_engines()
     from kvsim.fleet.contender import contender
 
     found: Configs = [
@@ -188,6 +210,29 @@ def _show(
         write_together(out, ({"comparison.json": record} if comparison else {}) | {PAGE: page})
         if not as_json:
             tell_written(out, PAGE)
+
+
+def _show_upgrade(
+    upgrade: Upgrade, results: dict[str, Any], trace: Trace, jobs: int | None
+) -> None:
+    """Say what each change does, from runs in which it is undone."""
+    from kvsim.replicates import Load, replicate
+    from kvsim.upgrades import effect_words, simulate_undone
+
+    before, after = upgrade.names
+    runs = [change.undone for change in upgrade.changes]
+    seed = results[after].summary["meta"]["seed"]
+    with progress_bar(len(runs), f"undoing changes of {after}", quiet_below=2) as progress:
+        how: dict[str, Any] = {"simulate": simulate_undone, "jobs": jobs, "progress": progress}
+        [without] = [*replicate(Load(trace), runs, [seed], _summary, **how)] or [[]]
+    console = make_console()
+    console.print(f"\nWhat {after} changes against {before}, one change at a time", style="bold")
+    for sentence in effect_words(upgrade.changes, without, results[after].summary):
+        console.print(f"  {sentence}")
+
+
+def _summary(result: Any) -> Any:
+    return result.summary
 
 
 def _render_why(results: Results, kind: Kind, title: str, console: Console) -> None:

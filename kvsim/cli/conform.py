@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from kvsim.errors import ConfigError, check_choice
+from kvsim.errors import ConfigError, TraceError, check_choice
 
 
 def conform(
     cases: Annotated[
         list[str],
         Argument(
-            metavar="CASES...", help="Case folders, or files with one case a line; or two logs."
+            metavar="CASES...",
+            help="Case folders, files with one case a line, folders of such files; or two logs.",
         ),
     ],
     engine: Annotated[str | None, Option(metavar="NAME", help="The engine to run.")] = None,
     router: Annotated[
         str | None, Option(metavar="NAME", help="The router to compare, instead of an engine.")
+    ] = None,
+    release: Annotated[
+        str | None,
+        Option(
+            metavar="VERSION",
+            help="Decide as this release of vLLM V1; default: the one that recorded the case.",
+        ),
     ] = None,
     out: Annotated[str | None, Option(metavar="DIR", help="Write the step logs here.")] = None,
     against: Annotated[
@@ -32,6 +41,8 @@ def conform(
 
     Exit code 0 only if all logs are identical, else 1.
     """
+    if release is not None:
+        _check_release(release, engine)
     if against:
         raise typer.Exit(_compare_logs(cases))
     if router is not None:
@@ -41,30 +52,61 @@ def conform(
     if engine is None:
         raise ConfigError(f"conform: give --engine, one of {', '.join(RECORDED)}")
     check_choice("--engine", engine, RECORDED)
-    raise typer.Exit(_replay(cases, engine, out))
+    raise typer.Exit(_replay(cases, engine, release, out))
 
 
-def _replay(paths: list[str], engine: str, out: str | None) -> int:
+def _check_release(release: str, engine: str | None) -> None:
+    from kvsim.engines.versions import release as version_of
+    from kvsim.engines.vllm_v1.releases import release_of
+
+    if engine != "vllm-v1":
+        raise ConfigError("--release: only --engine vllm-v1 knows several; leave it out")
+    release_of(version_of(release))
+
+
+def _replay(paths: list[str], engine: str, release: str | None, out: str | None) -> int:
     from kvsim.conform.builders import run_case
     from kvsim.conform.cases import read_cases
     from kvsim.conform.compare import first_divergence
+    from kvsim.engines.versions import release as version_of
 
-    compared = identical = records = alone = 0
-    for case in (case for path in paths for case in read_cases(_there(path), engine)):
+    counts: dict[str | None, Counter[str]] = {}
+    alone = 0
+    for read in (case for path in paths for case in read_cases(_there(path), engine)):
+        given = {} if release is None else {"vllm_version": release}
+        case = read._replace(config=read.config | given)
         if case.recorded is not None or out is not None:
-            log = list(run_case(engine, case.config, case.trace))
+            try:
+                log = list(run_case(engine, case.config, case.trace))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise TraceError(
+                    f"{case.name}: no case of {engine}: {error!r}; give the --engine that it is of"
+                ) from None
         if out is not None:
             _write_log(Path(out) / case.name / f"{engine}.steps.jsonl", log)
         if case.recorded is None:
             alone += 1
             continue
-        compared += 1
-        records += len(log)
-        identical += _same(case.name, first_divergence(case.recorded, log))
+        same = _same(case.name, first_divergence(case.recorded, log))
+        found = {"compared": 1, "identical": int(same), "records": len(log)}
+        counts.setdefault(case.config.get("vllm_version"), Counter()).update(found)
+    total = sum(counts.values(), Counter[str]())
+    if not counts and out is None:
+        raise TraceError(
+            f"{' '.join(paths)}: none of {alone} cases has a recorded log of {engine}; give the"
+            " --engine that they are of, or --out DIR to write the logs"
+        )
     if alone:
         print(f"{alone} cases have no recorded log of {engine}: not compared")
-    print(f"{compared} cases, {identical} identical, {records} records")
-    return 0 if identical == compared else 1
+    for version in sorted(counts, key=version_of):
+        if version is not None:
+            print(f"vLLM {version}: {_counted(counts[version])}")
+    print(_counted(total))
+    return 0 if total["identical"] == total["compared"] else 1
+
+
+def _counted(count: Counter[str]) -> str:
+    return f"{count['compared']} cases, {count['identical']} identical, {count['records']} records"
 
 
 def _replay_router(paths: list[str], router: str) -> int:
@@ -78,6 +120,8 @@ def _replay_router(paths: list[str], router: str) -> int:
         runs += 1
         decisions += sum(record["op"] == "route" for record in run.records)
         identical += _same(run.name, first_divergence(run.records, replay(router, run)))
+    if not runs:
+        raise TraceError(f"{' '.join(paths)}: no runs in it; give the records of a router")
     print(f"{runs} runs, {identical} identical, {decisions} decisions")
     return 0 if identical == runs else 1
 
@@ -105,6 +149,8 @@ def _compare_logs(paths: list[str]) -> int:
         if not Path(path).is_file():
             raise ConfigError(f"{path}: no such file")
     one, other = (read_log(Path(path)) for path in paths)
+    if not one and not other:
+        raise TraceError(f"{' '.join(paths)}: no records in them; give two step logs")
     divergence = first_divergence(one, other)
     if divergence is None:
         print(f"identical: {len(one)} records")

@@ -10,6 +10,7 @@ from typer import Argument
 from kvsim.cli.console import tell_written
 from kvsim.cli.kinds import of_engines, of_fleets
 from kvsim.cli.options import AsJson, OutDir
+from kvsim.errors import OutputError
 from kvsim.report.screen import make_console, make_table
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def diff(
     runs = kind.read(first), kind.read(other)
     one, two = zip(_names(first, other), runs, strict=True)
     explanation = kind.explain(one, two)
+    if explanation.pairs is None:
+        raise OutputError(f"{other}: {explanation.headline[0]} Give two runs of the same trace.")
     record = json_text(explanation_record(explanation))
     if as_json:
         print(record, end="")

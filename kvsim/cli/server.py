@@ -66,7 +66,7 @@ class SettingOptions(Bundle):
     def load(self, config: str | None, word: ServerWord | None = None) -> RunConfig:
         """The settings of a run: what the file `config` or a flag says counts more than `word`.
 
-        Doubts about the server's block count go to standard error. Raises `ConfigError`.
+        What the server's block count means goes to standard error. Raises `ConfigError`.
         """
         path = config_path(config)
         return self.over({} if path is None else read_toml(path), path or "configuration", word)
@@ -77,8 +77,13 @@ class SettingOptions(Bundle):
         """`load` of a table that was read at `where`."""
         beneath = {} if word is None else word.settings
         loaded = layered(table, where, self.flags.settings, self.assignments or (), beneath)
-        if word is not None:
-            note(*word.doubts(loaded))
+        if word is None or not word.origin:
+            return loaded
+        from kvsim.told import settled
+
+        note(*word.doubts(loaded))
+        loaded, notes = settled(loaded, word)
+        note(*notes)
         return loaded
 
 

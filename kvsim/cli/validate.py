@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,10 @@ Source = Annotated[
     str | None,
     Option("--from", metavar="FILE", help="Continue from a recording, or draw a result."),
 ]
+Trust = Annotated[
+    list[str] | None,
+    Option(metavar="MODULE:NAME", help="Code of your own that the file of --from may run."),
+]
 Page = Annotated[str | None, Option("--html", metavar="FILE", help="The page; default: in --out.")]
 
 
@@ -55,6 +60,7 @@ def validate(
     out: Results = "runs/validate",
     prepare: Prepare = None,
     source: Source = None,
+    trust: Trust = None,
     html: Page = None,
     settings: SettingOptions,
 ) -> None:
@@ -66,10 +72,11 @@ def validate(
     """
     from kvsim.library import find
     from kvsim.validate.recording import read_json, write_json
+    from kvsim.validate.setup import foreign
     from kvsim.validate.setup import prepare as setup_of
 
     if source is not None:
-        _go_on(source, profile, Path(out), html)
+        _go_on(source, trust or (), profile, Path(out), html)
         return
     if trace is None:
         raise ConfigError("validate: give --trace FILE, or --from a recording or a result")
@@ -89,11 +96,14 @@ def validate(
     assert profile is not None
     written, recording = write_json(Path(out) / SETUP, setup), Path(out) / RECORDING
     arguments = [str(written), "--profile", path, "--device", device, "--out", str(recording)]
-    run_module("kvsim.validate", arguments)
-    _compare(recording, profile, Path(out), html)
+    named = foreign(setup)
+    run_module("kvsim.validate", [*arguments, *(f"--trust={name}" for name in named)])
+    _compare(recording, named, profile, Path(out), html)
 
 
-def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> None:
+def _go_on(
+    source: str, trust: Sequence[str], profile: str | None, out: Path, html: str | None
+) -> None:
     """Continue from a recording to a result, or from a result to its page."""
     from kvsim.validate.compare import KEYS, SCHEMA
     from kvsim.validate.recording import SCHEMA as RECORDED
@@ -103,7 +113,7 @@ def _go_on(source: str, profile: str | None, out: Path, html: str | None) -> Non
     if table["schema"] == RECORDED:
         if profile is None:
             raise ConfigError(f"{source}: a recording; give --profile FILE to compare it with")
-        _compare(Path(source), profile, out, html)
+        _compare(Path(source), trust, profile, out, html)
     else:
         require(table, KEYS, source)
         _draw(table, html or str(out / PAGE))
@@ -130,13 +140,17 @@ def _settings(trace: Trace, made: Table, config: str | None, settings: SettingOp
     return load_config(path, {**missing, **flags}, settings.assignments or ())
 
 
-def _compare(recording: Path, profile: str, out: Path, html: str | None) -> None:
+def _compare(
+    recording: Path, trust: Sequence[str], profile: str, out: Path, html: str | None
+) -> None:
     from kvsim.validate.compare import compare
     from kvsim.validate.recording import KEYS, SCHEMA, read_json, require, write_json
+    from kvsim.validate.setup import refuse_foreign
     from kvsim.validate.verdict import count_rows, error_rows
 
     table = read_json(recording, SCHEMA)
     require(table, KEYS, recording)
+    refuse_foreign(table["setup"], trust, recording)
     result = compare(table, profile)
     written = write_json(out / RESULT, result)
     for title, (head, rows) in (

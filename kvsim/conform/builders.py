@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kvsim.conform import sglang, vllm_v1_features
+from kvsim.conform import sglang, vllm_v1
 from kvsim.conform.record import Record
-from kvsim.conform.virtual import idled, replay, stalled
+from kvsim.conform.virtual import replay
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines import ENGINES
@@ -17,8 +17,6 @@ from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
-from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
 
 Config = Mapping[str, Any]
 
@@ -84,42 +82,19 @@ def nano_2025(config: Config) -> tuple[Nano2025, Tables]:
     return scheduler, NanoTables2025(config["block_size"], config["num_gpu_blocks"], 0)
 
 
-def vllm_v1(config: Config) -> tuple[VllmV1, Tables]:
-    """vLLM V1 0.33.0, synchronous or not."""
-    caching = config.get("enable_prefix_caching", False)
-    manager = VllmV1PrefixTables if caching else VllmV1Tables
-    engine = VllmV1Async if config.get("v1_async", False) else VllmV1
-    scheduler = engine(
-        num_gpu_blocks=config["num_gpu_blocks"],
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        enable_chunked_prefill=config.get("v1_enable_chunked_prefill", True),
-        scheduling_policy=config.get("policy", "fcfs"),
-        watermark=config.get("v1_watermark", 0.0),
-        scheduler_reserve_full_isl=config.get("v1_reserve_full_isl", True),
-        long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
-    )
-    return scheduler, manager(config["block_size"], config["num_gpu_blocks"])
-
-
 BUILDERS: dict[str, Callable[[Config], tuple[Scheduler, Tables]]] = {
     "vllm-0.3.3": vllm033,
     "vllm-0.6.3": vllm063,
     "nano-vllm": nano,
     "nano-vllm-2025-08": nano_2025,
-    "vllm-v1": vllm_v1,
 }
 """Engine → scheduler and block manager of a case."""
 
-SGLANG = "sglang"
-"""Its logs have a clock and fields of their own (`kvsim.conform.sglang`)."""
+REPLAYS = {"vllm-v1": vllm_v1.replay, "sglang": sglang.replay}
+"""Engines whose logs have fields of their own → what writes the log of a case."""
 
-RECORDED = (*BUILDERS, SGLANG)
+RECORDED = (*BUILDERS, *REPLAYS)
 """Engines that there are recorded logs of."""
-
-STUCK = {"vllm-v1": idled}
-"""Engine → which steps count towards a deadlock; the others: `stalled`."""
 
 
 def run_case(
@@ -129,16 +104,13 @@ def run_case(
 
     `audit_every`: check the books after every so many steps, 0: never.
     """
-    served = engine == "vllm-v1" and vllm_v1_features.has_features(config, trace)
-    if not (served or ENGINES[engine].samples) and any(row.get("n", 1) > 1 for row in trace):
+    served = engine == "vllm-v1" or ENGINES[engine].samples
+    if not served and any(row.get("n", 1) > 1 for row in trace):
         yield {"step": 0, "time": 0.0, "error": "this engine draws one sample a request (n = 1)"}
         return
     try:
-        if engine == SGLANG:
-            yield from sglang.replay(config, trace, audit_every)
-            return
-        if served:
-            yield from vllm_v1_features.replay(config, trace, audit_every)
+        if engine in REPLAYS:
+            yield from REPLAYS[engine](config, trace, audit_every)
             return
         scheduler, blocks = BUILDERS[engine](config)
     except ValueError as refusal:
@@ -146,4 +118,4 @@ def run_case(
         yield {"step": 0, "time": 0.0, "error": f"ValueError: {refusal}"}
         return
     max_steps = config.get("max_steps", 1_000_000)
-    yield from replay(scheduler, blocks, trace, max_steps, audit_every, STUCK.get(engine, stalled))
+    yield from replay(scheduler, blocks, trace, max_steps, audit_every)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from kvsim.conform.record import Record
 from kvsim.errors import TraceError
+from kvsim.library import read_json
 from kvsim.parsing import parse_json
+from kvsim.workload.source import Source
 
 PREFIXES = {
     "vllm-0.3.3": "vllm033",
@@ -33,29 +34,39 @@ class Case(NamedTuple):
 
 
 def read_cases(path: Path, engine: str) -> Iterator[Case]:
-    """Cases of a folder of case folders, of one case folder, or of a file with a case a line.
+    """Cases of a folder of case folders, of one case folder, of a file with a case a line, or of
+    a folder of such files. One that says which release recorded it is of that `vllm_version`.
 
-    Raises `TraceError` naming the file where something is missing or is not JSON.
+    Raises `TraceError` naming the file where something is missing, damaged or too large, and
+    `ConfigError` for a configuration that is not JSON.
     """
     if path.is_dir():
-        folders = [path] if (path / "config.json").exists() else sorted(path.iterdir())
-        found = False
+        inside = [path] if (path / "config.json").exists() else sorted(path.iterdir())
+        folders = [each for each in inside if (each / "config.json").is_file()]
+        files = (
+            []
+            if folders
+            else [each for each in inside if each.name.endswith((".jsonl", ".jsonl.gz"))]
+        )
+        if not folders and not files:
+            raise TraceError(
+                f"{path}: no case folders (with a config.json) and no *.jsonl files in it"
+            )
         for folder in folders:
-            if (folder / "config.json").is_file():
-                found = True
-                yield _folder(folder, engine)
-        if not found:
-            raise TraceError(f"{path}: no case folders (with a config.json) in it")
+            yield _folder(folder, engine)
+        for file in files:
+            yield from read_cases(file, engine)
     else:
         for line, row in _json_lines(path):
-            if not isinstance(row, dict) or not {"config", "trace"} <= row.keys():
+            config, trace, steps = (row.get(key) for key in ("config", "trace", "steps"))
+            logged = steps is None or _are_records(steps)
+            if not (isinstance(config, dict) and _are_records(trace) and logged):
                 raise TraceError(f"{path}:{line}: not a case; expected keys config, trace, steps")
-            yield Case(
-                f"{_stem(path)}-{row.get('seed', line)}",
-                row["config"],
-                row["trace"],
-                row.get("steps"),
-            )
+            seed = row.get("seed")
+            number = seed if type(seed) is int else line
+            if "release" in row:
+                config = config | {"vllm_version": row["release"]}
+            yield Case(f"{_stem(path)}-{number}", config, trace, steps)
 
 
 class RouterRun(NamedTuple):
@@ -77,9 +88,10 @@ def read_router_runs(path: Path, router: str) -> Iterator[RouterRun]:
             yield RouterRun(_stem(path), lines[0][1], [record for _, record in lines[1:]])
             return
         for line, run in lines:
-            if not isinstance(run, dict) or not {"header", "records"} <= run.keys():
+            header, records = run.get("header"), run.get("records")
+            if not (isinstance(header, dict) and _are_records(records)):
                 raise TraceError(f"{path}:{line}: not a run; expected keys header, records")
-            yield RouterRun(run["header"].get("case", str(line)), run["header"], run["records"])
+            yield RouterRun(header.get("case", str(line)), header, records)
         return
     files = [*path.glob("*.jsonl*"), *path.glob(f"cases/{router}/*.jsonl*")]
     files += path.glob(f"fuzz/{router}.jsonl*")
@@ -95,7 +107,7 @@ def read_log(path: Path) -> list[Record]:
 
 
 def _folder(folder: Path, engine: str) -> Case:
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     trace = _find(folder, "trace")
     if trace is None and "trace_from" in config:
         # Cases of one engine may name a case of the common folder whose trace they use.
@@ -114,25 +126,21 @@ def _find(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _json(path: Path) -> Any:
-    try:
-        return parse_json(path.read_bytes())
-    except ValueError as error:
-        raise TraceError(f"{path}: not JSON: {error}") from None
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
+def _json_lines(path: Path) -> Iterator[tuple[int, Record]]:
+    """The objects of a file, one a line, each with the number of its line."""
+    with Source(str(path)) as source:
+        for line in source.lines():
             try:
-                yield number, parse_json(line)
+                value = parse_json(line)
             except ValueError as error:
-                raise TraceError(f"{path}:{number}: not JSON: {error}") from None
+                raise source.error(f"not JSON: {error}") from None
+            if not isinstance(value, dict):
+                raise source.error("not an object; write one a line")
+            yield source.line, value
+
+
+def _are_records(value: Any) -> TypeGuard[list[Record]]:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _stem(path: Path) -> str:

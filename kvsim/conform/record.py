@@ -50,11 +50,11 @@ def finish_record(record: Record, batch: Batch, ended: Iterable[Request]) -> Rec
     return record
 
 
-def _ids(requests: Iterable[Request]) -> list[str]:
+def _ids(requests: Iterable[Any]) -> list[str]:
     return [request.id for request in requests]
 
 
-def queue_digest(queue: Iterable[Request]) -> int:
+def queue_digest(queue: Iterable[Any]) -> int:
     """Returns the digest of the ids in a queue, in order."""
     return crc32(",".join(_ids(queue)).encode())
 

@@ -16,13 +16,15 @@ from zlib import crc32
 from kvsim.conform.record import Record, queue_digest
 from kvsim.conform.tokens import RuleStream
 from kvsim.conform.virtual import STUCK_STEPS, LogClock, played
-from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.loop import Waiting
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Sequence, Stream
-from kvsim.engines.sglang import Sglang, SglangOverlap
-from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
-from kvsim.engines.sglang_budget import Environment
+from kvsim.core.batch import Batch
+from kvsim.core.host import Waiting
+from kvsim.core.loop import Loop
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.engines.sglang.manager import SglangRadixTables, SglangTables
+from kvsim.engines.sglang.ratio import Environment
+from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
+from kvsim.engines.sglang.standing import Standing
 
 NEVER = 1 << 40
 """Tokens of an output that no end of sequence ends."""
@@ -68,7 +70,7 @@ class _Noting(Sglang):
         super().__init__(**settings)
         self.notes = _Notes()
 
-    def stand_in(self, request: Request) -> Stream:
+    def stand_in(self, request: Request) -> RuleStream:
         return RuleStream(request.id, [0])
 
     def _spins(self, batch: Batch) -> bool:
@@ -89,8 +91,9 @@ class _Noting(Sglang):
             self.notes.aborted.append(request.id)
         super()._abort(batch, request, reason)
 
-    def complete(self, batch: Batch, request: Request) -> None:
-        super().complete(batch, request)
+    def _complete(self, batch: Batch, standing: Standing) -> None:
+        super()._complete(batch, standing)
+        request = standing.request
         self.notes.finished.append(request.id)
         if request.reason:
             self.notes.aborted.append(request.id)
@@ -109,9 +112,9 @@ def replay(
     refuses to start.
     """
     scheduler, blocks = _build(config)
-    batch = Batch(blocks, _endings(config, trace))
+    batch = Batch(blocks, _lengths(config, trace).__getitem__)
     clock = _Clock(batch, scheduler, _requests(config, trace), config.get("max_steps", 1_000_000))
-    return played(clock, scheduler, batch, audit_every)
+    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, audit_every)
 
 
 def _build(config: Mapping[str, Any]) -> tuple[_Noting, SglangTables]:
@@ -164,20 +167,17 @@ def _requests(
     return found
 
 
-def _endings(config: Mapping[str, Any], trace: list[dict[str, Any]]) -> Endings:
-    lengths = [
+def _lengths(config: Mapping[str, Any], trace: list[dict[str, Any]]) -> list[int]:
+    return [
         NEVER
         if row.get("ignore_eos", config.get("ignore_eos", False)) or not row["output_len"]
         else row["output_len"]
         for row in trace
     ]
-    return Endings(lengths.__getitem__)
 
 
 class _Clock(LogClock):
     """A host that takes down what is decided, and its time."""
-
-    patience_steps = maxsize
 
     def __init__(
         self,
@@ -186,6 +186,8 @@ class _Clock(LogClock):
         arrivals: list[tuple[float, Request]],
         max_steps: int,
     ) -> None:
+        super().__init__()
+        self.patience_steps = maxsize
         self._batch, self._scheduler = batch, scheduler
         self._arrivals = deque(arrivals)
         self._max_steps = max_steps
@@ -257,6 +259,7 @@ class _Clock(LogClock):
         decodes = plan.decodes
         modes = {(0, 0): "idle", (0, 1): "decode", (1, 0): "extend", (1, 1): "mixed"}
         unfinished = scheduler.unfinished
+        running = [standing.request for standing in scheduler.running.members]
         self._record = {
             "step": self._step,
             "time": self._time,
@@ -271,16 +274,16 @@ class _Clock(LogClock):
             "retracted": notes.retracted,
             "preempted": notes.preempted,
             "waiting": len(batch.waiting),
-            "running": len(scheduler.running.requests),
-            "chunked": unfinished.id if unfinished else None,
+            "running": len(running),
+            "chunked": unfinished.request.id if unfinished else None,
             "full": int(scheduler.full),
-            "free": blocks.unused_tokens,
-            "evictable": blocks.evictable_tokens,
-            "protected": blocks.protected_tokens,
+            "free": blocks.gpu.blank * blocks.block_size,
+            "evictable": blocks.gpu.evictable * blocks.block_size,
+            "protected": blocks.tree.locked_pages * blocks.block_size,
             "rows": scheduler.free_slots(batch),
             "ratio": scheduler.ratio,
-            "q": [queue_digest(queue) for queue in (batch.waiting, scheduler.running.requests)],
-            "kv": _slots_digest(plan, blocks.block_size),
+            "q": [queue_digest(queue) for queue in (batch.waiting, running)],
+            "kv": _slots_digest(plan, blocks),
         }
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
@@ -288,7 +291,8 @@ class _Clock(LogClock):
         record, notes, blocks = self._record, self._scheduler.notes, batch.blocks
         assert isinstance(blocks, SglangTables)
         record["aborted"], record["finished"] = notes.aborted, notes.finished
-        record["free_end"], record["evictable_end"] = blocks.unused_tokens, blocks.evictable_tokens
+        record["free_end"] = blocks.gpu.blank * blocks.block_size
+        record["evictable_end"] = blocks.gpu.evictable * blocks.block_size
         self._records.append(dict(record))
         notes.clear()
         self._step, self._time = self._step + 1, self._time + 1.0
@@ -300,21 +304,19 @@ class _Clock(LogClock):
             self.end("deadlock")
 
 
-def _slots_digest(plan: Plan, size: int) -> int:
+def _slots_digest(plan: Plan, blocks: SglangTables) -> int:
     """Returns the digest of the slots of each prompt up to the end of its chunk, and of the new
     slot of each decode."""
     digest = 0
     for prefill in plan.prefills:
-        sequence = prefill.request.sequences[0]
-        slots = _slots(sequence, 0, prefill.computed_before + prefill.scheduled, size)
+        slots = _slots(blocks, prefill.request, 0, prefill.computed_before + prefill.scheduled)
         digest = crc32(f"{prefill.request.id}={','.join(slots)};".encode(), digest)
     for request in plan.decodes:
-        sequence = request.sequences[0]
-        (slot,) = _slots(sequence, sequence.filled - 1, sequence.filled, size)
+        (slot,) = _slots(blocks, request, request.filled - 1, request.filled)
         digest = crc32(f"{request.id}={slot};".encode(), digest)
     return digest
 
 
-def _slots(sequence: Sequence, first: int, last: int, size: int) -> list[str]:
-    table = sequence.table
+def _slots(blocks: SglangTables, request: Request, first: int, last: int) -> list[str]:
+    [table], size = blocks.tables(request), blocks.block_size
     return [str(table[token // size] * size + token % size) for token in range(first, last)]

@@ -13,7 +13,7 @@ from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
-from kvsim.engine.tables import COUNTED
+from kvsim.engine.tables import COUNTED, Tables
 from kvsim.errors import ConfigError
 from kvsim.writing import replacing
 
@@ -45,7 +45,7 @@ class StepLog:
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
-        if batch.blocks.lockstep == COUNTED:
+        if isinstance(batch.blocks, Tables) and batch.blocks.lockstep == COUNTED:
             raise ConfigError(
                 "--step-log: this block manager only counts its blocks and gives them no ids; use"
                 " --block-manager naive or prefix-caching"

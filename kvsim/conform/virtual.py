@@ -12,9 +12,9 @@ from typing import Any
 
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
+from kvsim.core.host import Host, Waiting
 from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.loop import Host, Loop, Waiting, Watcher
-from kvsim.engine.plan import Plan
+from kvsim.engine.loop import Loop
 from kvsim.engine.request import ABORTED, Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
@@ -26,7 +26,9 @@ STUCK_STEPS = 50
 STEP_NS = 1_000_000_000
 
 
-def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
+def corpus_requests(
+    trace: list[dict[str, Any]], make: Callable[..., Any] = Request
+) -> list[tuple[float, Any]]:
     """(arrival, request) of a conformance trace, in order of arrival, ties in file order."""
     requests = []
     for index, row in enumerate(trace):
@@ -35,7 +37,7 @@ def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
         tokens = row["prompt_token_ids"]
         salt = "\n".join((row.get("lora", ""), row.get("cache_salt", "")))
         stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths, salt)
-        request = Request(
+        request = make(
             index,
             row["id"],
             len(tokens),
@@ -58,6 +60,11 @@ def corpus_endings(trace: list[dict[str, Any]], longest_sequence: int | None) ->
     return Endings(most.__getitem__, longest_sequence, lengths.__getitem__)
 
 
+def seconds(time_ns: int) -> float:
+    """A time as records have it."""
+    return time_ns / 1e9
+
+
 def stalled(record: Record) -> bool:
     """Whether a step did nothing at all."""
     return not any(record[kind] for kind in ("prefill", "decode", "ignored", "preempted"))
@@ -74,19 +81,18 @@ def replay(
     trace: list[dict[str, Any]],
     max_steps: int = 1_000_000,
     audit_every: int = 0,
-    stuck: Callable[[Record], bool] = stalled,
 ) -> Iterator[Record]:
     """The step log of a run; an engine that dies or gets stuck ends it with an error record.
 
-    `audit_every`: check the books after every so many steps and at the end, 0: never; `stuck`:
-    which steps count towards a deadlock.
+    `audit_every`: check the books after every so many steps and at the end, 0: never.
     """
     batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
-    clock = UnitClock(batch, corpus_requests(trace), max_steps, stuck)
-    return played(clock, scheduler, batch, audit_every)
+    clock = UnitClock(batch, corpus_requests(trace), max_steps, stalled)
+    loop = Loop(clock, scheduler, batch, watcher=clock)
+    return played(clock, loop.run(), batch, audit_every)
 
 
-class LogClock(Host, Watcher):
+class LogClock(Host):
     """A host of a recorded case, which writes its step log; it is the watcher of its loop, too."""
 
     def take_records(self) -> list[Record]:
@@ -98,12 +104,10 @@ class LogClock(Host, Watcher):
         raise NotImplementedError
 
 
-def played(
-    clock: LogClock, scheduler: Scheduler, batch: Batch, audit_every: int
-) -> Iterator[Record]:
+def played(clock: LogClock, steps: Waiting, batch: Any, audit_every: int) -> Iterator[Record]:
     """The records of a run on a clock, as they are written."""
     try:
-        for number, _ in enumerate(Loop(clock, scheduler, batch, watcher=clock).run(), 1):
+        for number, _ in enumerate(steps, 1):
             if audit_every and number % audit_every == 0:
                 batch.audit()
             yield from clock.take_records()
@@ -121,15 +125,16 @@ class UnitClock(LogClock):
     everybody waits. When nothing is left to compose, the last step is *drained*.
     """
 
-    patience_steps = maxsize
-
     def __init__(
         self,
-        batch: Batch,
-        arrivals: list[tuple[float, Request]],
+        batch: Any,
+        arrivals: list[tuple[float, Any]],
         max_steps: int,
         stuck: Callable[[Record], bool],
     ) -> None:
+        """`stuck`: which steps count towards a deadlock."""
+        super().__init__()
+        self.patience_steps = maxsize
         self._batch = batch
         self._arrivals = deque(arrivals)
         self._max_steps, self._stuck = max_steps, stuck
@@ -151,13 +156,13 @@ class UnitClock(LogClock):
 
     def end(self, error: str) -> None:
         """The log ends early."""
-        time = (self.now_ns + self._passing_ns) / 1e9
-        self._records.append({"step": self._number, "time": time, "error": error})
+        time_s = seconds(self.now_ns + self._passing_ns)
+        self._records.append({"step": self._number, "time": time_s, "error": error})
         self._ended = True
 
     # -- a host ----------------------------------------------------------------------------------
 
-    def arrived(self) -> list[Request] | None:
+    def arrived(self) -> list[Any] | None:
         """Returns the requests that have arrived until now. If the engine is idle, time jumps to
         the next arrival."""
         self.now_ns += self._passing_ns
@@ -168,13 +173,13 @@ class UnitClock(LogClock):
         if not busy:
             second = -(-arrivals[0][0] // 1)
             self.now_ns = max(self.now_ns, round(second) * STEP_NS)
-        now_s = self.now_ns / 1e9
+        now_s = seconds(self.now_ns)
         found = []
         while arrivals and arrivals[0][0] <= now_s:
             found.append(arrivals.popleft()[1])
         return found
 
-    def step_ns(self, plan: Plan) -> int:
+    def step_ns(self, plan: Any) -> int:
         """One second."""
         self._in_flight += 1
         return STEP_NS
@@ -185,24 +190,24 @@ class UnitClock(LogClock):
         self._in_flight -= 1
         self._settles = True
 
-    def composes(self, batch: Batch) -> bool:
+    def composes(self, batch: Any) -> bool:
         """Whether to compose another step. If the step in flight will leave no request, it is
         drained first."""
         if self.unfinished() or self.has_news:
             return True
         self._record = {
             "step": self._number,
-            "time": self.now_ns / 1e9,
+            "time": seconds(self.now_ns),
             "drain": True,
             "ignored": [request.id for request in batch.ended],
         }
         return False
 
-    def takes_time(self, plan: Plan, in_flight: int) -> bool:
+    def takes_time(self, plan: Any, in_flight: int) -> bool:
         """Every step does."""
         return True
 
-    def goes_on(self, batch: Batch, plan: Plan) -> bool:
+    def goes_on(self, batch: Any, plan: Any) -> bool:
         """Whether a step takes time: also one that does nothing, as long as there are requests."""
         return plan.computes or self.unfinished()
 
@@ -221,15 +226,15 @@ class UnitClock(LogClock):
     def begin(self) -> None:
         """A run begins."""
 
-    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+    def composed(self, batch: Any, plan: Any, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
         away = [request for request in batch.ended if request.reason not in ("", ABORTED)]
         refused = [request.id for request in away if request not in plan.ignored]
         added = arrived - len(refused)
-        self._record = step_record(batch, plan, self._number, now_ns / 1e9, added)
+        self._record = step_record(batch, plan, self._number, seconds(now_ns), added)
         self._record["ignored"] = refused + self._record["ignored"]
 
-    def settled(self, batch: Batch, ended: list[Request]) -> None:
+    def settled(self, batch: Any, ended: list[Any]) -> None:
         """Complete the record; end the log where the engine is stuck."""
         if self._settles:
             self._settles, self._passing_ns = False, STEP_NS

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from kvsim.engine.request import Request
-from kvsim.engines.vllm_v1_features.connector import Connector, Done, Job, Transfers, Worker
-from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
-from kvsim.engines.vllm_v1_features.nixl import Nixl
-from kvsim.engines.vllm_v1_features.offloading import Offloading
-from kvsim.engines.vllm_v1_features.simple import SimpleOffload
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.core.request import Request
+from kvsim.engines.vllm_v1.connector import Connector, Done, Job, Transfers, Worker
+from kvsim.engines.vllm_v1.cpu_tier import CpuTier
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.nixl import Nixl
+from kvsim.engines.vllm_v1.offloading import Offloading
+from kvsim.engines.vllm_v1.simple import SimpleOffload
 
 Config = Mapping[str, Any]
 
@@ -139,7 +139,7 @@ class SimpleWorker(StepWorker):
             "loads": [_moved(job) for job in transfers.loads],
             "stores": [_moved(job) for job in transfers.stores],
             "flush": [1] if transfers.flush_all else [],
-            "cpu": [cpu.free, len(cpu.key_of)],
+            "cpu": [cpu.free, cpu.labelled],
         }
 
     def reported(self) -> list[Any]:
@@ -217,7 +217,7 @@ class Built(NamedTuple):
     worker: StepWorker
 
 
-def _offloading(config: Config, blocks: GroupTables) -> Built:
+def _offloading(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["offload"]
     tier = CpuTier(
         settings["cpu_chunks"],
@@ -236,7 +236,7 @@ def _offloading(config: Config, blocks: GroupTables) -> Built:
     return Built(connector, OffloadingWorker(settings, connector))
 
 
-def _simple(config: Config, blocks: GroupTables) -> Built:
+def _simple(config: Config, blocks: KVCacheManager) -> Built:
     settings = config["simple"]
     connector = SimpleOffload(
         blocks,
@@ -247,12 +247,12 @@ def _simple(config: Config, blocks: GroupTables) -> Built:
     return Built(connector, SimpleWorker(settings, connector))
 
 
-def _nixl(config: Config, blocks: GroupTables) -> Built:
+def _nixl(config: Config, blocks: KVCacheManager) -> Built:
     connector = Nixl(blocks, config.get("kv_role", "kv_both"))
     return Built(connector, NixlWorker(config.get("nixl", {})))
 
 
-CONNECTORS: dict[str, Callable[[Config, GroupTables], Built]] = {
+CONNECTORS: dict[str, Callable[[Config, KVCacheManager], Built]] = {
     "offloading": _offloading,
     "simple": _simple,
     "nixl": _nixl,

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any
 
 from kvsim.cost.lines import Line
 from kvsim.hardware import AllReduce
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class AllReduces:
@@ -32,7 +27,3 @@ class AllReduces:
     def us(self, tokens: float) -> float:
         """Returns the microseconds in a step of `tokens` tokens, at least 1."""
         return self._line.at(tokens)
-
-    def many_us(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
-        """`us` of many steps."""
-        return self._line.many(tokens)

@@ -15,26 +15,27 @@ context is not counted. Source of the absorbed form: DeepSeek-V2, arXiv 2405.044
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from mypy_extensions import i64
 
 from kvsim.models import DTYPE_BYTES, KvGroup, Shard
 from kvsim.sums import added
 
-if TYPE_CHECKING:
-    from kvsim.cost.explain import Floats, Ints
 
-
-class _Prices(NamedTuple):
+class _Prices:
     """Nanoseconds of all layers of one group."""
 
-    window: int | None
+    window: i64
+    """Tokens that they keep; 0: all."""
     pair_ns: float
     """Per pair of tokens that a prompt attends to."""
     read_ns: float
     """Per token whose keys and values a prompt reads."""
     decode_ns: float
     """Per token of the context of a decode."""
+
+    def __init__(self, window: int, pair_ns: float, read_ns: float, decode_ns: float) -> None:
+        self.window, self.pair_ns = window, pair_ns
+        self.read_ns, self.decode_ns = read_ns, decode_ns
 
 
 class Attention:
@@ -43,60 +44,44 @@ class Attention:
     `flop_ns` and `byte_ns` are the nanoseconds of one operation and of one byte.
     """
 
+    context_ns: float
+    """Per token of context of decodes, in layers without a window."""
+    sequence_ns: float
+    """Per decode, in layers of linear attention."""
+    _keeping: list[_Prices]
+    _windows: list[_Prices]
+    _state_ns: float
+    """Per sequence: reading and writing its state."""
+    _token_ns: float
+    """Per token: the arithmetic of linear attention."""
+
     def __init__(self, shard: Shard, kv_dtype: str, flop_ns: float, byte_ns: float) -> None:
-        self._keeping: list[_Prices] = []
-        self._state_ns = 0.0
-        """Per sequence: reading and writing its state."""
-        self._token_ns = 0.0
-        """Per token: the arithmetic of linear attention."""
+        self._keeping, self._state_ns, self._token_ns = [], 0.0, 0.0
         for group in shard.kv_groups:
             if group.kind == "linear_attention":
                 self._add_linear(shard, group, flop_ns, byte_ns)
             else:
                 self._keeping.append(_prices(shard, group, kv_dtype, flop_ns, byte_ns))
-        self.context_ns = added(p.decode_ns for p in self._keeping if p.window is None)
-        """Per token of context of decodes, in layers without a window."""
-        self.windows = [(p.window, p.decode_ns) for p in self._keeping if p.window is not None]
-        """(tokens that it keeps, nanoseconds per token of context) of each sliding window."""
+        self._windows = [prices for prices in self._keeping if prices.window]
+        self.context_ns = added([each.decode_ns for each in self._keeping if not each.window])
         self.sequence_ns = max(self._state_ns, self._token_ns)
-        """Per decode, in layers of linear attention."""
-        self.by_context = not (self.windows or self.sequence_ns)
-        """Whether decodes take their summed context times `context_ns`, and nothing else."""
 
-    def decodes_ns(self, sequences: int, context_tokens: int) -> float:
+    def decodes_ns(self, sequences: i64, context_tokens: i64) -> float:
         """Nanoseconds of one token of each of `sequences` with `context_tokens` in all."""
-        ns = context_tokens * self.context_ns
-        for window, token_ns in self.windows:
-            ns += min(context_tokens, sequences * window) * token_ns
-        if self.sequence_ns:
-            ns += sequences * self.sequence_ns
-        return ns
+        ns = float(context_tokens) * self.context_ns
+        for group in self._windows:
+            ns += float(min(context_tokens, sequences * group.window)) * group.decode_ns
+        return ns + float(sequences) * self.sequence_ns
 
-    def many_decodes_ns(self, sequences: Ints, context_tokens: Ints) -> Floats:
-        """`decodes_ns` of many steps."""
-        import numpy as np
-
-        ns = np.asarray(context_tokens * self.context_ns, np.float64)
-        for window, token_ns in self.windows:
-            ns += np.minimum(context_tokens, sequences * window) * token_ns
-        return ns + sequences * self.sequence_ns
-
-    def prompts_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
+    def prompts_ns(self, chunks: list[tuple[int, int]]) -> float:
         """Nanoseconds of prompt chunks, each a pair of its tokens and those before it."""
-        pairs = read = 0
-        for new, context in chunks:
-            pairs += new * context + new * (new + 1) // 2
-            read += context + new
         ns = 0.0
-        for window, pair_ns, read_ns, _ in self._keeping:
-            if window is not None:
-                pairs_seen, tokens_seen = _seen_in_window(chunks, window)
-                ns += max(pairs_seen * pair_ns, tokens_seen * read_ns)
-            else:
-                ns += max(pairs * pair_ns, read * read_ns)
+        for group in self._keeping:
+            pairs, read = _seen(chunks, group.window)
+            ns += max(float(pairs) * group.pair_ns, float(read) * group.read_ns)
         if self.sequence_ns:
-            tokens = sum(new for new, _ in chunks)
-            ns += max(tokens * self._token_ns, len(chunks) * self._state_ns)
+            tokens = float(sum([new for new, _ in chunks]))
+            ns += max(tokens * self._token_ns, float(len(chunks)) * self._state_ns)
         return ns
 
     def _add_linear(self, shard: Shard, group: KvGroup, flop_ns: float, byte_ns: float) -> None:
@@ -119,14 +104,19 @@ def _prices(shard: Shard, group: KvGroup, kv_dtype: str, flop_ns: float, byte_ns
         prompt_flops = 2 * group.layers * shard.heads * (key + latent.v_head_dim)
         decode_flops = 2 * group.layers * shard.heads * absorbed
     pair_ns = prompt_flops * flop_ns
-    return _Prices(group.window, pair_ns, read_ns, max(decode_flops * flop_ns, read_ns))
+    return _Prices(group.window or 0, pair_ns, read_ns, max(decode_flops * flop_ns, read_ns))
 
 
-def _seen_in_window(chunks: Iterable[tuple[int, int]], window: int) -> tuple[int, int]:
+def _seen(chunks: list[tuple[int, int]], window: i64) -> tuple[i64, i64]:
     """Pairs of tokens that prompt chunks attend to, and tokens whose keys and values they read."""
-    pairs = read = 0
-    for new, context in chunks:
-        growing = min(max(window - context, 0), new)  # tokens that still see everything before
+    pairs: i64 = 0
+    read: i64 = 0
+    for new_tokens, before in chunks:
+        new: i64 = new_tokens
+        context: i64 = before
+        growing: i64 = new  # tokens that still see everything before
+        if window:
+            growing = min(max(window - context, 0), new)
         pairs += growing * context + growing * (growing + 1) // 2 + (new - growing) * window
-        read += min(context, window) + new
+        read += (min(context, window) if window else context) + new
     return pairs, read

@@ -16,8 +16,6 @@ model_executor/layers/fused_moe/config.py, `FusedMoEParallelConfig.make`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvsim.config import RunConfig
 from kvsim.cost import layer
 from kvsim.cost.all_reduces import AllReduces
@@ -33,24 +31,25 @@ _BREAKS = [*range(1, 64), *(round(64 * 1.1**power) for power in range(60))]
 
 
 class Routing:
-    """How many experts the tokens of a step need; none, for a model without experts.
+    """How many experts the tokens of a step need; none, for a model without experts."""
 
-    Counts may be numbers or arrays.
-    """
+    share: float
+    """Share of all experts that one token has."""
+    replicas: int
 
     def __init__(self, model: Model, config: RunConfig) -> None:
         experts = model.experts
         self.share = experts.num_experts_per_tok / experts.num_experts if experts else 0.0
-        """Share of all experts that one token has."""
         self.replicas = config.data_parallel_size if experts else 1
 
-    def gathered(self, tokens: Any) -> Any:
+    def gathered(self, tokens: float) -> float:
         """Tokens of all replicas, where each has so many."""
         return tokens * self.replicas
 
-    def active(self, tokens: Any) -> Any:
+    def active(self, tokens: float) -> float:
         """Share of the experts that any token needs, where each replica has so many tokens."""
-        return 1 - (1 - self.share) ** self.gathered(tokens)
+        active: float = 1 - (1 - self.share) ** self.gathered(tokens)
+        return active
 
 
 def exchange(figures: AllReduce, model: Model, config: RunConfig, element_bytes: int) -> AllReduces:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -64,3 +66,11 @@ class Explains(Protocol):
         default: a launch floor held the step up.
         """
         ...
+
+
+def each(price: Callable[..., float], *counts: Ints) -> Floats:
+    """What each step takes, given its counts."""
+    import numpy as np
+
+    steps = zip(*(column.tolist() for column in counts), strict=True)
+    return np.array([price(*step) for step in steps], np.float64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
-from kvsim.cost.profile import MixedGrid
+from librt.vecs import vec
+from mypy_extensions import i64
 
-MOST_KEPT = 512
-"""Most numbers of decodes whose slices are kept."""
+from kvsim.core.vectors import floats
+from kvsim.cost.lines import cell_to
+from kvsim.cost.profile import MixedGrid
 
 
 class Fused:
@@ -18,18 +19,21 @@ class Fused:
     value holds; above the last one the last slope continues.
     """
 
+    outside: bool
+    _q: vec[float]
+    _ctx: vec[float]
+    _n: vec[float]
+    _kv: vec[float]
+    _us: vec[float]
+    """The times in the order of the grid."""
+
     def __init__(self, grid: MixedGrid) -> None:
-        self._grid = grid
-        self._n, self._kv = (grid.n[0], grid.n[-1]), grid.kv
-        self._slices: dict[float, list[list[list[float]]]] = {}
-        """By number of decodes: times by chunk, its context and mean length."""
-        self._q_cells: dict[float, tuple[int, float]] = {}
-        """By tokens of a chunk, and by its context, within the table."""
-        self._ctx_cells: dict[float, tuple[int, float]] = {}
-        self._fewest = self._slice(grid.n[0])
+        self._q, self._ctx = floats(grid.q), floats(grid.ctx)
+        self._n, self._kv = floats(grid.n), floats(grid.kv)
+        self._us = floats([us for a in grid.us for b in a for c in b for us in c])
         self.outside = False
 
-    def us(self, chunks: Sequence[tuple[float, float]], n: int, mean: float) -> float:
+    def us(self, chunks: Sequence[tuple[float, float]], n: float, mean: float) -> float:
         """Microseconds of `chunks`, (tokens, tokens of context), and `n` decodes of `mean` length.
 
         The grid was measured with one chunk. A launch has as many blocks for each sequence as its
@@ -41,61 +45,46 @@ class Fused:
         number of queries), github.com/Dao-AILab/flash-attention,
         `csrc/flash_attn/src/flash_fwd_launch_template.h`.
         """
-        us = self._slices.get(n) or self._slice(n)
-        self.outside = not self._n[0] <= n <= self._n[1]
-        m, share = self._cell(self._kv, mean)
-        before, total, smallest = m - 1, 0.0, 0.0
+        self.outside = False
+        fewest, shortest = self._n[0], self._kv[0]
+        total, smallest = 0.0, 0.0
         for q, ctx in sorted(chunks, reverse=True):
-            i, q_share = self._q_cells.get(q) or self._kept(self._q_cells, self._grid.q, q)
-            j, ctx_share = self._ctx_cells.get(ctx) or self._kept(
-                self._ctx_cells, self._grid.ctx, ctx
-            )
-            row, next_row = us[i - 1], us[i]
-            near, next_near = row[j - 1], next_row[j - 1]
-            low = near[before] + (near[m] - near[before]) * share
-            high = next_near[before] + (next_near[m] - next_near[before]) * share
-            if ctx_share:
-                far, next_far = row[j], next_row[j]
-                low += (far[before] + (far[m] - far[before]) * share - low) * ctx_share
-                high += (
-                    next_far[before] + (next_far[m] - next_far[before]) * share - high
-                ) * ctx_share
-            low += (high - low) * q_share
-            if low > smallest:
-                total += low - smallest
+            us = self._at(q, ctx, n, mean)
+            if us > smallest:
+                total += us - smallest
             # For those after the longest chunk.
-            us, m, before, share = self._fewest, 1, 0, 0.0
-            smallest = us[0][0][0]
+            n, mean, smallest = fewest, shortest, self._us[0]
         return total
 
-    def _kept(
-        self, cells: dict[float, tuple[int, float]], axis: Sequence[float], x: float
-    ) -> tuple[int, float]:
-        cell = self._cell(axis, x)
-        if axis[0] <= x <= axis[-1]:
-            cells[x] = cell
-        return cell
+    def _at(self, q: float, ctx: float, n: float, mean: float) -> float:
+        i, j = cell_to(self._q, q), cell_to(self._ctx, ctx)
+        k, m = cell_to(self._n, n), cell_to(self._kv, mean)
+        share, ctx_share = self._share(self._kv, m, mean), self._share(self._ctx, j, ctx)
+        n_share, q_share = self._share(self._n, k, n), self._share(self._q, i, q)
+        contexts: i64 = len(self._ctx)
+        row: i64 = (i - 1) * contexts + j
+        next_row: i64 = row + contexts
+        low = self._beside(row - 1, k, n_share, m, share)
+        low += (self._beside(row, k, n_share, m, share) - low) * ctx_share
+        high = self._beside(next_row - 1, k, n_share, m, share)
+        high += (self._beside(next_row, k, n_share, m, share) - high) * ctx_share
+        return low + (high - low) * q_share
 
-    def _slice(self, n: float) -> list[list[list[float]]]:
-        if len(self._slices) >= MOST_KEPT:
-            self._slices.clear()
-        k, share = self._cell(self._grid.n, n)
-        made = self._slices[n] = [
-            [
-                [low + (high - low) * share for low, high in zip(ns[k - 1], ns[k], strict=True)]
-                for ns in rows
-            ]
-            for rows in self._grid.us
-        ]
-        return made
+    def _beside(self, chunk: i64, k: i64, n_share: float, m: i64, share: float) -> float:
+        """The time of a chunk and its context, by their place in the table."""
+        us, lengths = self._us, len(self._kv)
+        at: i64 = (chunk * len(self._n) + k) * lengths + m
+        fewer: i64 = at - lengths
+        near = us[fewer - 1] + (us[at - 1] - us[fewer - 1]) * n_share
+        far = us[fewer] + (us[at] - us[fewer]) * n_share
+        return near + (far - near) * share
 
-    def _cell(self, xs: Sequence[float], x: float) -> tuple[int, float]:
-        """The upper end of the cell of `x`, and the position of `x` in it: 0 to 1, or beyond."""
-        i = bisect_left(xs, x, 1, len(xs) - 1)
+    def _share(self, xs: vec[float], i: i64, x: float) -> float:
+        """The position of `x` in its cell: 0 to 1, or beyond."""
         low, high = xs[i - 1], xs[i]
         if x < low:
             self.outside = True
-            return i, 0.0
+            return 0.0
         if x > high:
             self.outside = True
-        return i, (x - low) / (high - low)
+        return (x - low) / (high - low)

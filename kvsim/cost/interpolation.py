@@ -7,7 +7,7 @@ downwards. Both cases are noted.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 
 class Interpolation:
@@ -18,23 +18,16 @@ class Interpolation:
 
     def along(self, xs: Sequence[float], us: Sequence[float], x: float) -> float:
         """The line through the points `(xs[i], us[i])` at `x`; `us` may end before `xs`."""
-        return self.along_each(xs[: len(us)], (us,), x)[0]
-
-    def along_each(
-        self, xs: Sequence[float], columns: Collection[Sequence[float]], x: float
-    ) -> list[float]:
-        """`along` for several columns, each with a value for every point."""
         if x <= xs[0]:
             if x < xs[0]:
                 self.outside = True
-            return [us[0] for us in columns]
-        i = bisect_left(xs, x, 1, len(xs) - 1)
-        beyond, width = x - xs[i - 1], xs[i] - xs[i - 1]
-        values = [us[i - 1] + (us[i] - us[i - 1]) * beyond / width for us in columns]
+            return us[0]
+        i = bisect_left(xs, x, 1, len(us) - 1)
+        value = us[i - 1] + (us[i] - us[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
         if x > xs[i]:
             self.outside = True
-            return [max(value, us[i]) for value, us in zip(values, columns, strict=True)]
-        return values
+            return max(value, us[i])
+        return value
 
     def between(
         self,

@@ -1,27 +1,25 @@
-"""Times of the kernels of a step, from the tables of a profile's fit.
-
-When one of two counts is known, a table becomes a line over the other count; these lines are kept.
-"""
+"""Times of the kernels of a step, from the tables of a profile's fit, and of the step."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from mypy_extensions import i64
+
+from kvsim.core.plan import Plan
 from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.lines import Line
-from kvsim.cost.profile import DecodeGrid, Fit, Grid, MixedGrid
+from kvsim.cost.lines import Line, Lines
+from kvsim.cost.profile import DecodeGrid, Fit, MixedGrid, PrefillGrid
 from kvsim.cost.tail import Uneven
 from kvsim.sums import added
 
 if TYPE_CHECKING:
-    from kvsim.cost.explain import Work
-    from kvsim.engine.plan import Plan
+    from kvsim.engine.plan import Plan as EarlierPlan
 
 MOST_KEPT = 4096
-"""Most chunk sizes whose lines are kept."""
+"""Most sizes of chunks longer than any measured one whose lines are kept."""
 
 NEVER = (float("inf"), float("-inf"))
 """Range of a line without any measured point."""
@@ -40,15 +38,42 @@ class ByTokens(Protocol):
         ...
 
 
-Row = tuple[list[float], list[float], tuple[float, float]]
-"""A grid at one count: contexts, times there, and the contexts that were measured."""
-
-
 class Kernels:
     """The tables of `fit` with one of its decode kernels, for a model of `layers` layers.
 
-    `beside` is what the linear layers of the fit do not hold.
+    `beside` is what the linear layers of the fit do not hold. `eager`: the launch floor holds for
+    steps without prompts, too.
     """
+
+    dense: Line
+    """Microseconds of all layers without attention, by tokens; `head` by samples."""
+    head: Line
+    priced_steps: i64
+    extrapolated_steps: i64
+    """Steps that left at least one table; `extrapolated_ns` is their time."""
+    priced_ns: i64
+    extrapolated_ns: i64
+    _layers: i64
+    _decodes: Lines
+    """Attention of one layer, by sequences and their mean context; `_prefills` by tokens of a chunk
+    and its context."""
+    _prefills: Lines
+    _fused: Fused | None
+    _uneven: Uneven | None
+    _prefill: PrefillGrid
+    _longest_prefill: float
+    _tile: i64
+    _long: dict[int, Line]
+    """By tokens of a chunk longer than any measured one: attention, over its context."""
+    _a0: float
+    _a1: float
+    _a2: float
+    _prompt_step_us: float
+    _copied_block_us: float
+    _floor_ns: i64
+    _decode_floor_ns: i64
+    _outside: bool
+    """Whether the step that is being priced left a table."""
 
     def __init__(
         self,
@@ -57,171 +82,195 @@ class Kernels:
         layers: int,
         beside: Sequence[ByTokens] = (),
         uneven: Uneven | None = None,
+        eager: bool = True,
     ) -> None:
-        self._fit, self._decode, self._layers = fit, decode, layers
-        self._dense = Line(fit.dense.x, fit.dense.us)
+        self._layers, self._uneven = layers, uneven
+        self.dense = Line(fit.dense.x, fit.dense.us)
         for term in beside:
-            self._dense = self._dense.plus(term.us, term.breaks)
-        self._uneven = uneven
-        self._head = Line(fit.head.x, fit.head.us)
+            self.dense = self.dense.plus(term.us, term.breaks)
+        self.head = Line(fit.head.x, fit.head.us)
+        self._decodes, self._prefills = Lines(decode), Lines(fit.prefill)
         self._fused = Fused(fit.mixed) if isinstance(fit.mixed, MixedGrid) else None
-        self._prefills: dict[int, Line] = {}
-        """By tokens of a chunk: attention of one layer, over its context."""
-        self._decode_rows: dict[int, Row] = {}
-        self._decodes: dict[int, Line] = {}
-        """By number of sequences: attention of one layer, over the summed context; `_decode_steps`
-        are whole steps."""
-        self._decode_steps: dict[int, Line] = {}
+        self._prefill, self._long = fit.prefill, {}
+        self._longest_prefill, self._tile = fit.prefill.x[-1], fit.prefill.tile
         self._a0, self._a1, self._a2 = fit.step
         self._prompt_step_us = fit.prompt_step_us
         self._copied_block_us = fit.copied_block_us
-        self.outside = False
-        """Whether the last priced step left a table."""
+        self._floor_ns = round(fit.launch_floor_us * 1000)
+        self._decode_floor_ns = self._floor_ns if eager else 0
+        self.priced_steps = self.extrapolated_steps = self.priced_ns = self.extrapolated_ns = 0
+        self._outside = False
 
-    def step_us(self, plan: Plan) -> float:
-        """Microseconds of a step before any floor; sets `outside`."""
-        chunks, entries, samples = plan.chunks, plan.decode_seqs, plan.samples
-        self.outside = False
+    def step_ns(self, plan: Plan | EarlierPlan, further_us: float = 0.0) -> int:
+        """Nanoseconds of a step whose kernels take `further_us` longer."""
+        ns: i64 = self._step_ns(plan)
+        if further_us:
+            # The step is counted; its time is no less than none.
+            further_ns: i64 = max(self._scaled_ns(further_us), -ns)
+            self.priced_ns += further_ns
+            ns += further_ns
+        return ns
+
+    def _step_ns(self, plan: Plan | EarlierPlan) -> i64:
+        seqs: i64 = plan.decode_seqs
+        samples: i64 = plan.samples
+        chunks: list[tuple[int, int]] = plan.chunks
+        if samples == seqs and seqs and not (chunks or plan.copied_blocks):
+            uneven = self._uneven
+            longest = plan.longest(uneven.longest) if uneven is not None else []
+            return self.decode_ns(seqs, plan.context_tokens, longest)
+        ns: i64 = round(self._step_us(plan, chunks) * 1000)
+        return self._counted(max(ns, self._floor_ns if chunks else self._decode_floor_ns))
+
+    def _step_us(self, plan: Plan | EarlierPlan, chunks: list[tuple[int, int]]) -> float:
+        """Microseconds of a step before any floor."""
+        entries: i64 = plan.decode_seqs
+        samples: i64 = plan.samples
+        copied: i64 = plan.copied_blocks
+        self._outside = False
         us = 0.0
         if entries or chunks:
-            tokens, dense = entries + plan.draft_tokens, self._dense
+            tokens: i64 = entries + plan.draft_tokens
             for new, _ in chunks:
                 tokens += new
             entries += len(chunks)
-            us = dense.at(tokens) + self._layers * self._attention_us(plan)
-            if not dense.first <= tokens <= dense.last:
-                self.outside = True
+            us = self._along(self.dense, tokens)
+            us += float(self._layers) * self._attention_us(plan, chunks)
         if samples:
-            head = self._head
-            us += head.at(samples)
-            if not head.first <= samples <= head.last:
-                self.outside = True
-        if plan.copies:
-            us += len(plan.copies) * self._copied_block_us
+            us += self._along(self.head, samples)
+        if copied:
+            us += float(copied) * self._copied_block_us
         host_us = self._a0 + self._prompt_step_us if chunks else self._a0
-        return host_us + self._a1 * us + self._a2 * entries
+        return host_us + self._a1 * us + self._a2 * float(entries)
 
-    def scaled_ns(self, us: float) -> int:
-        """Nanoseconds that so many microseconds of kernels add to a step."""
-        return round(self._a1 * us * 1000)
+    def decode_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> int:
+        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
+        further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0
+        return self._decode_ns(sequences, context_tokens, further_ns)
 
-    def uneven_ns(self, sequences: int, context_tokens: int, longest: Sequence[int]) -> int:
+    def decode_run_ns(
+        self,
+        sequences: i64,
+        context_tokens: i64,
+        steps: i64,
+        within_ns: int | None,
+        longest: list[int],
+    ) -> list[int]:
+        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
+        # Lengths grow alike, so their differences stay what they are.
+        further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0
+        times: list[int] = []
+        passed = 0
+        step: i64
+        for step in range(steps):
+            ns = self._decode_ns(sequences, context_tokens + step * sequences, further_ns)
+            times.append(ns)
+            passed += ns
+            if within_ns is not None and passed >= within_ns:
+                break
+        return times
+
+    def decodes_us(self, sequences: i64, context_tokens: i64) -> float:
+        """Microseconds of one layer's attention of decodes, as if they were even."""
+        if not sequences:
+            return 0.0
+        seqs = float(sequences)
+        us = self._decodes.at(seqs, float(context_tokens), seqs)
+        if not self._decodes.inside:
+            self._outside = True
+        return us
+
+    def _decode_ns(self, seqs: i64, context: i64, further_ns: i64) -> i64:
+        """A pure decode step, whose line is rounded as a whole."""
+        self._outside = False
+        count = float(seqs)
+        others_us = self._along(self.dense, seqs) + self._along(self.head, seqs)
+        fixed_us = self._a0 + self._a1 * others_us + self._a2 * count
+        factor = self._a1 * float(self._layers)
+        ns: i64 = round(self._decodes.at(count, float(context), count, fixed_us, factor, 1000.0))
+        if not self._decodes.inside:
+            self._outside = True
+        return self._counted(max(ns + further_ns, self._decode_floor_ns))
+
+    def _along(self, line: Line, count: i64) -> float:
+        x = float(count)
+        if not line.first <= x <= line.last:
+            self._outside = True
+        return line.at(x)
+
+    def _attention_us(self, plan: Plan | EarlierPlan, chunks: list[tuple[int, int]]) -> float:
+        """One layer's attention."""
+        us = 0.0
+        seqs: i64 = plan.decode_seqs
+        context: i64 = plan.context_tokens
+        fused, uneven = self._fused, self._uneven
+        if seqs:
+            if chunks and fused is not None:
+                us = fused.us(chunks, float(seqs), float(context) / float(seqs))
+                if fused.outside:
+                    self._outside = True
+                if uneven is not None and (longest := plan.longest(uneven.longest)):
+                    us += uneven.mixed_us(chunks, seqs, context, longest)
+                return us
+            us = self.decodes_us(seqs, context)
+            if uneven is not None:
+                us += uneven.decode_us(seqs, context, plan.longest(uneven.longest))
+        for new, before in chunks:
+            us += self._chunk_us(new, before)
+        return us
+
+    def _chunk_us(self, new: i64, context: i64) -> float:
+        """Attention of a chunk of `new` tokens."""
+        padded: i64 = -(-new // self._tile) * self._tile
+        if float(padded) > self._longest_prefill:
+            self._outside = True
+            return self._long_line(padded).at(float(context))
+        us = self._prefills.at(float(padded), float(context))
+        if not self._prefills.inside:
+            self._outside = True
+        return us
+
+    def _long_line(self, padded: int) -> Line:
+        """Attention of a chunk longer than any measured one, over its context.
+
+        It is priced in pieces, each after those before it. Its time grows with the square of its
+        tokens, so the last slope would be too low.
+        """
+        line = self._long.get(padded)
+        if line is None:
+            if len(self._long) >= MOST_KEPT:
+                self._long.clear()
+            grid, look = self._prefill, Interpolation()
+            longest = int(grid.x[-1])
+            us = [
+                added(
+                    [
+                        look.between(
+                            grid.x, grid.ctx, grid.us, min(longest, padded - done), c + done
+                        )
+                        for done in range(0, padded, longest)
+                    ]
+                )
+                for c in grid.ctx
+            ]
+            line = self._long[padded] = Line(grid.ctx, us, NEVER)
+        return line
+
+    def _uneven_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> i64:
         """Nanoseconds that a pure decode step takes longer as its sequences are uneven."""
         if self._uneven is None:
             return 0
         us = self._uneven.decode_us(sequences, context_tokens, longest)
-        return self.scaled_ns(self._layers * us)
+        return self._scaled_ns(float(self._layers) * us)
 
-    def explain(self, work: Work) -> dict[str, Any]:
-        """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""
-        import numpy as np
+    def _scaled_ns(self, us: float) -> i64:
+        """Nanoseconds that so many microseconds of kernels add to a step."""
+        return round(self._a1 * us * 1000)
 
-        tokens, samples, scale = work.tokens, work.samples, self._a1 * 1000
-        attention = np.zeros(len(tokens))
-        order = np.argsort(work.decode_seqs, kind="stable")
-        seqs = work.decode_seqs[order]
-        for alike in np.split(order, np.flatnonzero(np.diff(seqs)) + 1):
-            if len(alike) and (number := int(work.decode_seqs[alike[0]])):
-                line = self._decode_line(number)
-                attention[alike] = line.many(work.context_tokens[alike])
-        entries = work.prefill_seqs + work.decode_seqs
-        prompts_us = np.where(work.prefill_seqs > 0, self._prompt_step_us, 0.0)
-        return {
-            "host": (self._a0 + prompts_us + self._a2 * entries) * 1000,
-            "dense": np.where(tokens > 0, self._dense.many(tokens), 0.0) * scale,
-            "attention_decode": attention * self._layers * scale,
-            "head": np.where(samples > 0, self._head.many(samples), 0.0) * scale,
-            "copies": work.copied_blocks * self._copied_block_us * scale,
-            "rest": "host" if self._uneven is None else "attention_decode",
-        }
-
-    def decode_step(self, seqs: int) -> Line:
-        """Nanoseconds of a pure decode step, before any floor, by its summed context."""
-        line = self._decode_steps.get(seqs)
-        if line is None:
-            line = self._decode_steps[seqs] = self._whole_step(seqs)
-        return line
-
-    def _whole_step(self, seqs: int) -> Line:
-        contexts, attention_us, measured = self._decode_row(seqs)
-        others_us = self._dense.at(seqs) + self._head.at(seqs)
-        fixed_us = self._a0 + self._a1 * others_us + self._a2 * seqs
-        ns = [(fixed_us + self._a1 * self._layers * us) * 1000 for us in attention_us]
-        for line in (self._dense, self._head):
-            if not line.first <= seqs <= line.last:
-                measured = NEVER
-        return Line(contexts, ns, measured)
-
-    def _attention_us(self, plan: Plan) -> float:
-        """One layer's attention."""
-        us, seqs, chunks, context = 0.0, plan.decode_seqs, plan.chunks, plan.context_tokens
-        if seqs:
-            if chunks and self._fused is not None:
-                us = self._fused.us(chunks, seqs, context / seqs)
-                self.outside = self._fused.outside
-                uneven = self._uneven
-                if uneven is not None and (longest := plan.longest(uneven.longest)):
-                    us += uneven.mixed_us(chunks, seqs, context, longest)
-                return us
-            line = self._decode_line(seqs)
-            us = line.at(context)
-            if self._uneven is not None:
-                longest = plan.longest(self._uneven.longest)
-                us += self._uneven.decode_us(seqs, context, longest)
-            if not line.first <= context <= line.last:
-                self.outside = True
-        for new, context in chunks:
-            line = self._prefills.get(new) or self._prefill(new)
-            us += line.at(context)
-            if not line.first <= context <= line.last:
-                self.outside = True
-        return us
-
-    def _decode_line(self, seqs: int) -> Line:
-        line = self._decodes.get(seqs)
-        if line is None:
-            line = self._decodes[seqs] = Line(*self._decode_row(seqs))
-        return line
-
-    def _decode_row(self, seqs: int) -> Row:
-        row = self._decode_rows.get(seqs)
-        if row is None:
-            row = self._decode_rows[seqs] = _row(self._decode, seqs, seqs)
-        return row
-
-    def _prefill(self, new: int) -> Line:
-        if len(self._prefills) >= MOST_KEPT:
-            self._prefills.clear()
-        line = self._prefills[new] = self._chunk(new)
-        return line
-
-    def _chunk(self, new: int) -> Line:
-        """Attention of a chunk of `new` tokens, over its context.
-
-        A chunk longer than any measured one is priced in pieces, each after those before it. Its
-        time grows with the square of its tokens, so the last slope would be too low.
-        """
-        grid = self._fit.prefill
-        padded = -(-new // grid.tile) * grid.tile
-        if padded <= grid.x[-1]:
-            return Line(*_row(grid, padded))
-        longest, look = int(grid.x[-1]), Interpolation()
-        us = [
-            added(
-                look.between(grid.x, grid.ctx, grid.us, min(longest, padded - done), context + done)
-                for done in range(0, padded, longest)
-            )
-            for context in grid.ctx
-        ]
-        return Line(grid.ctx, us, NEVER)
-
-
-def _row(grid: Grid, x: float, scale: float = 1) -> Row:
-    """A grid at `x`: contexts times `scale`, times there, the scaled contexts measured."""
-    us = Interpolation().along_each(grid.x, grid.columns, x)
-    measured = NEVER
-    if grid.x[0] <= x <= grid.x[-1]:
-        i = bisect_left(grid.x, x)
-        ends = min(len(row) for row in grid.us[max(i - 1, 0) : i + 1])
-        measured = (grid.ctx[0] * scale, grid.ctx[ends - 1] * scale)
-    return [context * scale for context in grid.ctx], us, measured
+    def _counted(self, ns: i64) -> i64:
+        self.priced_steps += 1
+        self.priced_ns += ns
+        if self._outside:
+            self.extrapolated_steps += 1
+            self.extrapolated_ns += ns
+        return ns

@@ -1,4 +1,4 @@
-"""Straight lines between points over one count, for many look-ups.
+"""Straight lines between points over one count, and grids as such lines over one of their counts.
 
 The rules are those of `kvsim.cost.interpolation`: below the first point the first value holds;
 above the last one the last slope continues, but never downwards.
@@ -6,17 +6,13 @@ above the last one the last slope continues, but never downwards.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from operator import sub, truediv
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from librt.vecs import vec
+from mypy_extensions import i64
 
-_MANY = 32
-"""Positions from which on numpy's overhead pays."""
+from kvsim.core.vectors import floats, numbers
+from kvsim.cost.profile import Grid
 
 
 class Line:
@@ -25,7 +21,10 @@ class Line:
     By default that range is the range of the points. The caller notes look-ups outside of it.
     """
 
-    __slots__ = ("_cells", "_columns", "_starts", "first", "last")
+    first: float
+    last: float
+    _xs: vec[float]
+    _ys: vec[float]
 
     def __init__(
         self,
@@ -34,46 +33,104 @@ class Line:
         measured: tuple[float, float] | None = None,
     ) -> None:
         self.first, self.last = (xs[0], xs[-1]) if measured is None else measured
-        slopes: list[float] = [*map(truediv, map(sub, ys[1:], ys), map(sub, xs[1:], xs))]
-        slopes.append(max(slopes[-1], 0.0))
-        self._starts = list(xs)
-        self._cells = [(xs[0], ys[0], 0.0), *zip(xs, ys, slopes, strict=True)]
-        """(start, value there, slope) before the first point and from each point on."""
-        self._columns: NDArray[np.float64] | None = None
-        """The same as columns, for many positions at once."""
+        self._xs, self._ys = floats(xs), floats(ys)
 
     def plus(self, other: Callable[[float], float], breaks: Iterable[float]) -> Line:
         """The line through the sums with `other`, at the points of both: it bends at `breaks`."""
-        xs = sorted({*self._starts, *map(float, breaks)})
+        xs = sorted({*self._xs, *map(float, breaks)})
         return Line(xs, [self.at(x) + other(x) for x in xs], (self.first, self.last))
 
     def at(self, x: float) -> float:
         """The value at `x`."""
-        start, y, slope = self._cells[bisect_right(self._starts, x)]
-        return y + slope * (x - start)
+        xs, ys = self._xs, self._ys
+        i = cell_from(xs, 1.0, x)
+        return _through(x, xs[i - 1], ys[i - 1], xs[i], ys[i])
 
-    def many(self, xs: NDArray[Any]) -> NDArray[np.float64]:
-        """The values at many positions."""
-        import numpy as np
 
-        if len(xs) < _MANY:
-            return np.array([self.at(x) for x in xs.tolist()])
-        if self._columns is None:
-            self._columns = np.array(self._cells).T
-        starts, ys, slopes = self._columns
-        i = np.searchsorted(self._starts, xs, side="right")
-        values: NDArray[np.float64] = ys[i] + slopes[i] * (xs - starts[i])
-        return values
+class Lines:
+    """A grid of times as lines over its contexts, one for every count `x`."""
 
-    def rounded(self, xs: range) -> list[int]:
-        """`round(at(x))` for each of ascending `xs`, bit for bit, with one look-up per cell."""
-        starts, cells = self._starts, self._cells
-        values: list[int] = []
-        done, count = 0, len(xs)
-        while done < count:
-            i = bisect_right(starts, xs[done])
-            end = count if i == len(starts) else bisect_left(xs, starts[i], done)
-            start, y, slope = cells[i]
-            values += [round(y + slope * (x - start)) for x in xs[done:end]]
-            done = end
-        return values
+    inside: bool
+    """Whether the last look-up was within what was measured."""
+    _xs: vec[float]
+    _contexts: vec[float]
+    _us: vec[float]
+    """The times of all `x` at the first context, then at the next one."""
+    _ends: vec[i64]
+    """Number of contexts at which each `x` was measured."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.inside = True
+        self._xs, self._contexts = floats(grid.x), floats(grid.ctx)
+        self._us = floats([us for column in grid.columns for us in column])
+        self._ends = numbers([len(row) for row in grid.us])
+
+    def at(
+        self,
+        x: float,
+        context: float,
+        scale: float = 1.0,
+        fixed: float = 0.0,
+        factor: float = 1.0,
+        unit: float = 1.0,
+    ) -> float:
+        """The value at `context` of the line of `x`, through `(context x scale, (fixed + factor x
+        time) x unit)`."""
+        contexts, ends = self._contexts, self._ends
+        i, j = cell_to(self._xs, x), cell_from(contexts, scale, context)
+        end = ends[i - 1] if x <= self._xs[i - 1] else min(ends[i - 1], ends[i])
+        self.inside = (
+            self._xs[0] <= x <= self._xs[i]
+            and contexts[0] * scale <= context <= contexts[end - 1] * scale
+        )
+        near = (fixed + factor * self._across(j - 1, i, x)) * unit
+        far = (fixed + factor * self._across(j, i, x)) * unit
+        return _through(context, contexts[j - 1] * scale, near, contexts[j] * scale, far)
+
+    def _across(self, j: i64, i: i64, x: float) -> float:
+        """The time at a context, as `Interpolation.along` finds it."""
+        xs, us = self._xs, self._us
+        at: i64 = j * len(xs) + i
+        low, high = us[at - 1], us[at]
+        beyond = x - xs[i - 1]
+        if beyond <= 0:
+            return low
+        value = low + (high - low) * beyond / (xs[i] - xs[i - 1])
+        return max(value, high) if x > xs[i] else value
+
+
+def cell_from(xs: vec[float], scale: float, x: float) -> i64:
+    """The upper end of the cell of `x`, of those between points `xs[i]` x `scale`; a point belongs
+    to the cell that begins there. What is outside belongs to the first or the last one."""
+    low: i64 = 1
+    high: i64 = len(xs) - 1
+    while low < high:
+        middle: i64 = (low + high) >> 1
+        if xs[middle] * scale <= x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def cell_to(xs: vec[float], x: float) -> i64:
+    """The same, but a point belongs to the cell that ends there."""
+    low: i64 = 1
+    high: i64 = len(xs) - 1
+    while low < high:
+        middle: i64 = (low + high) >> 1
+        if xs[middle] < x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _through(x: float, xa: float, ya: float, xb: float, yb: float) -> float:
+    """The line through two points, `x` being in their cell, or outside all of them."""
+    if x < xa:
+        return ya
+    slope = (yb - ya) / (xb - xa)
+    if x < xb:
+        return ya + slope * (x - xa)
+    return yb + max(slope, 0.0) * (x - xb)

@@ -232,6 +232,14 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
         return self.others.get(str(block_size))
 
 
+def distrust(error: Mapping[str, Any]) -> str:
+    """Why a profile's own checks do not bear it out, by its `error`; empty if they do."""
+    if error.get("trusted", True) is True:
+        return ""
+    why = error.get("why")
+    return "; ".join(map(str, why)) if isinstance(why, list) and why else "no reason is given"
+
+
 def load_profile(name_or_path: str) -> Profile:
     """The profile with a shipped name, or that of a JSON file at this path.
 

@@ -15,16 +15,15 @@ that errs less than logarithmic axes or one fitted formula. Steps outside the ta
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.config import RunConfig
 from kvsim.cost.all_reduces import AllReduces
-from kvsim.cost.decodes import cut
 from kvsim.cost.experts import ExpertLayers
+from kvsim.cost.explain import each
 from kvsim.cost.kernels import ByTokens, Kernels
-from kvsim.cost.profile import DecodeGrid, Fit, Tail, load_profile, refuse_special
+from kvsim.cost.profile import DecodeGrid, Fit, Tail, distrust, load_profile, refuse_special
 from kvsim.cost.scaling import GEOMETRY, differences, scaled
 from kvsim.cost.tail import Uneven
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
@@ -73,9 +72,6 @@ class TableCost:
         if self._scaled_in:
             self._profile = scaled(self._measured, model, config, hardware)
         fit = self._profile.fit_at(config.block_size or DEFAULT_BLOCK_SIZE) or self._profile.fit
-        decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
-        if not isinstance(decode, DecodeGrid):
-            raise ValueError(f"decode_kernel: profile {profile} has no decode_{decode_kernel}")
         self._decode_kernel = decode_kernel
         tail = fit.tail if isinstance(fit.tail, Tail) else None
         if uneven and tail is None:
@@ -93,17 +89,17 @@ class TableCost:
             self._experts = ExpertLayers(model, config, hardware, grid, link)
             self._beside.append(self._experts)
         self._layers = model.num_hidden_layers
-        self._kernels = self._priced(fit, decode)
-        self._floor_ns = round(fit.launch_floor_us * 1000)
-        self._decode_floor_ns = 0 if self._profile.engine.graph else self._floor_ns
-        self.priced_steps = 0
-        self.extrapolated_steps = 0
-        """Steps that left at least one table; `extrapolated_ns` is their time."""
-        self.priced_ns = 0
-        self.extrapolated_ns = 0
+        self._price_by(fit)
 
-    def _priced(self, fit: Fit, decode: DecodeGrid) -> Kernels:
-        return Kernels(fit, decode, self._layers, self._beside, self._uneven)
+    def _price_by(self, fit: Fit) -> None:
+        """Prices steps by the tables of `fit`."""
+        decode = fit.decode_v1 if self._decode_kernel == "v1" else fit.decode_v2
+        if not isinstance(decode, DecodeGrid):
+            kernel = f"decode_{self._decode_kernel}"
+            raise ValueError(f"decode_kernel: profile {self._path} has no {kernel}")
+        eager = not self._profile.engine.graph
+        self._fit = fit
+        self._kernels = Kernels(fit, decode, self._layers, self._beside, self._uneven, eager)
 
     @property
     def longest_decodes(self) -> int:
@@ -112,30 +108,34 @@ class TableCost:
 
     @property
     def kind(self) -> str:
-        """`measured`, `scaled`, `roofline` or, with other kernels or terms, `estimated`."""
-        if self._experts is not None and self._experts.estimated:
+        """`measured`, `scaled`, `roofline`, or `estimated`: with other kernels or terms, or by a
+        profile that its own checks do not bear out."""
+        estimated = self._experts is not None and self._experts.estimated
+        if estimated or distrust(self._measured.error):
             return "estimated"
         return _KINDS[self._profile.source]
 
     @property
     def source(self) -> str:
-        """Profile, device and model; for a scaled profile, also what it was scaled from."""
+        """Profile, device and model; what it was scaled from, and why it is not trusted."""
         measured = self._measured
         device = measured.device.get("name", "unnamed device")
         made = f"{device} x {measured.model.name}"
         if not self._scaled_in:
-            return f"{measured.source}: {made} ({self._path}){self._terms()}"
+            return f"{measured.source}: {made} ({self._path}){self._further()}"
         changes = [f"{key} {b}" for key, (_, b) in self._scaled_in.items() if key not in GEOMETRY]
         if len(changes) < len(self._scaled_in):
             changes.insert(0, self._profile.model.name)
         to = ", ".join(changes)
-        return f"scaled from {measured.source}: {made} ({self._path}) to {to}{self._terms()}"
+        return f"scaled from {measured.source}: {made} ({self._path}) to {to}{self._further()}"
 
-    def _terms(self) -> str:
-        """The terms that are priced beside the tables, and their sources."""
+    def _further(self) -> str:
+        """Doubts, and the terms that are priced beside the tables, with their sources."""
         used = {key: text for key, text in self._all_terms().items() if key != "uneven batches"}
         if self._uneven is not None:
             used["uneven batches"] = self._profile.terms.get("uneven batches", "derived")
+        if why := distrust(self._measured.error):
+            used = {"not trusted": why, **used}
         return "".join(f"; {name}: {text}" for name, text in used.items())
 
     def _all_terms(self) -> dict[str, str]:
@@ -146,35 +146,15 @@ class TableCost:
 
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
-        ns = self._even_ns(plan)
-        if plan.rank_tokens is None or self._experts is None or not plan.tokens:
-            return ns
-        us = self._experts.us(plan.rank_tokens) - self._experts.us(plan.tokens)
-        more = max(self._kernels.scaled_ns(us), -ns)
-        self.priced_ns += more
-        return ns + more
-
-    def _even_ns(self, plan: Plan) -> int:
-        """Nanoseconds of a step if all ranks have as many tokens."""
-        seqs, chunks = plan.decode_seqs, plan.chunks
-        if plan.samples == seqs and seqs and not (chunks or plan.copies):
-            longest = plan.longest(self.longest_decodes) if self._uneven is not None else ()
-            return self.decode_ns(seqs, plan.context_tokens, longest)
-        ns = round(self._kernels.step_us(plan) * 1000)
-        floor_ns = self._floor_ns if chunks else self._decode_floor_ns
-        if ns < floor_ns:
-            ns = floor_ns
-        return self._counted(ns, self._kernels.outside)
+        experts = self._experts
+        if experts is None or plan.rank_tokens is None or not plan.tokens:
+            return self._kernels.step_ns(plan)
+        further_us = experts.us(plan.rank_tokens) - experts.us(plan.tokens)
+        return self._kernels.step_ns(plan, further_us)
 
     def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
         """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
-        line = self._kernels.decode_step(sequences)
-        ns = round(line.at(context_tokens))
-        if longest:
-            ns += self._kernels.uneven_ns(sequences, context_tokens, longest)
-        if ns < self._decode_floor_ns:
-            ns = self._decode_floor_ns
-        return self._counted(ns, not line.first <= context_tokens <= line.last)
+        return self._kernels.decode_ns(sequences, context_tokens, list(longest))
 
     def decode_run_ns(
         self,
@@ -185,28 +165,30 @@ class TableCost:
         longest: Sequence[int] = (),
     ) -> list[int]:
         """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
-        line, floor_ns = self._kernels.decode_step(sequences), self._decode_floor_ns
-        contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
-        times = line.rounded(contexts)
-        # Lengths grow alike, so their differences stay what they are.
-        if longest and (extra := self._kernels.uneven_ns(sequences, context_tokens, longest)):
-            times = [ns + extra for ns in times]
-        if times and min(times) < floor_ns:
-            times = [max(ns, floor_ns) for ns in times]
-        times = cut(times, within_ns)
-        inside = times[bisect_left(contexts, line.first) : bisect_right(contexts, line.last)]
-        self.priced_steps += len(times)
-        self.priced_ns += sum(times)
-        self.extrapolated_steps += len(times) - len(inside)
-        self.extrapolated_ns += sum(times) - sum(inside)
-        return times
+        lengths = list(longest)
+        return self._kernels.decode_run_ns(sequences, context_tokens, steps, within_ns, lengths)
 
     def explain(self, work: Work) -> dict[str, Any]:
-        """The terms of steps (`kvsim.cost.explain`)."""
-        return self._kernels.explain(work)
+        """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""
+        import numpy as np
+
+        fit, kernels, tokens, samples = self._fit, self._kernels, work.tokens, work.samples
+        a0, a1, a2 = fit.step
+        scale, entries = a1 * 1000, work.prefill_seqs + work.decode_seqs
+        prompts_us = np.where(work.prefill_seqs > 0, fit.prompt_step_us, 0.0)
+        attention_us = each(kernels.decodes_us, work.decode_seqs, work.context_tokens)
+        return {
+            "host": (a0 + prompts_us + a2 * entries) * 1000,
+            "dense": np.where(tokens > 0, each(kernels.dense.at, tokens), 0.0) * scale,
+            "attention_decode": attention_us * self._layers * scale,
+            "head": np.where(samples > 0, each(kernels.head.at, samples), 0.0) * scale,
+            "copies": work.copied_blocks * fit.copied_block_us * scale,
+            "rest": "host" if self._uneven is None else "attention_decode",
+        }
 
     def describe(self) -> dict[str, Any]:
         """Provenance of the profile, its stated error, and how much was priced outside it."""
+        kernels = self._kernels
         return {
             "kind": self.kind,
             "source": self.source,
@@ -221,16 +203,8 @@ class TableCost:
             "block_size": self._measured.engine.block_size,
             "scaled": {key: {"profile": a, "run": b} for key, (a, b) in self._scaled_in.items()},
             "error": self._profile.error,
-            "priced_steps": self.priced_steps,
-            "extrapolated_steps": self.extrapolated_steps,
-            "priced_ns": self.priced_ns,
-            "extrapolated_ns": self.extrapolated_ns,
+            "priced_steps": kernels.priced_steps,
+            "extrapolated_steps": kernels.extrapolated_steps,
+            "priced_ns": kernels.priced_ns,
+            "extrapolated_ns": kernels.extrapolated_ns,
         }
-
-    def _counted(self, ns: int, outside: bool) -> int:
-        self.priced_steps += 1
-        self.priced_ns += ns
-        if outside:
-            self.extrapolated_steps += 1
-            self.extrapolated_ns += ns
-        return ns

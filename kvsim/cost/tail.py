@@ -25,10 +25,12 @@ Measured against uneven batches, it is held in `Profile.error["uneven"]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from kvsim.cost.profile import Tail
-from kvsim.sums import added
 
 MOST = 15
 """Most sequences that are told apart from an even batch."""
@@ -37,16 +39,25 @@ MOST = 15
 class Uneven:
     """Times of one layer for a `Tail`, in whole picoseconds per token, so that sums are exact."""
 
+    longest: i64
+    """How many of the longest lengths matter."""
+    _count: i64
+    """Number of remaining sequences up to which they do not fill the GPU."""
+    _unsplit_seqs: i64
+    _tile: i64
+    _alone: float
+    _share: float
+    _rest: float
+
     def __init__(self, tail: Tail) -> None:
         self._unsplit_seqs, self._tile = tail.unsplit_seqs, tail.tile
-        self._alone, self._share = round(1000 * tail.alone_ns), round(1000 * tail.share_ns)
-        self._count = min(self._alone // self._share, MOST) if self._share else MOST
-        """Number of remaining sequences up to which they do not fill the GPU."""
-        self._rest = self._alone - self._count * self._share
-        self.longest = self._count + 1
-        """How many of the longest lengths matter."""
+        alone, share = round(1000 * tail.alone_ns), round(1000 * tail.share_ns)
+        count = min(alone // share, MOST) if share else MOST
+        self._count, self.longest = count, count + 1
+        self._alone, self._share = float(alone), float(share)
+        self._rest = float(alone - count * share)
 
-    def decode_us(self, sequences: int, context_tokens: int, longest: Sequence[int]) -> float:
+    def decode_us(self, sequences: i64, context_tokens: i64, longest: list[int]) -> float:
         """Microseconds that a decode launch of `sequences` takes longer.
 
         `context_tokens` is the sum of their lengths, `longest` the first in descending order.
@@ -54,65 +65,82 @@ class Uneven:
         if sequences < self._unsplit_seqs:
             return 0.0
         if sequences <= self._count:
-            ahead = sequences * longest[0] - context_tokens  # of the mean, times sequences
-            return self._alone * ahead / sequences / 1e6
-        return self._held_up(longest) / 1e6
+            # Of the mean, times sequences.
+            ahead = float(sequences * longest[0] - context_tokens)
+            return self._alone * ahead / float(sequences) / 1e6
+        return self._held_up(self._first(longest)) / 1e6
 
     def mixed_us(
         self,
         chunks: Sequence[tuple[int, int]],
-        sequences: int,
-        context_tokens: int,
-        longest: Sequence[int],
+        sequences: i64,
+        context_tokens: i64,
+        longest: list[int],
     ) -> float:
         """Microseconds that a launch with chunks takes longer. A chunk is (tokens, tokens before
         them)."""
-        if sequences >= self.longest and len(chunks) == 1:
-            return self._beside_one(*chunks[0], context_tokens / sequences, longest) / 1e6
-        tile, most, mean = self._tile, self.longest, context_tokens / sequences
-        last = longest[-1] if sequences >= most else 0
-        highest = max([new + context for new, context in chunks])
-        if highest <= last and highest <= mean:
-            return self._held_up(longest) / 1e6
-        least = int(min(last, mean))  # what lasts no longer changes neither sum
-        tiles: list[float] = []
-        for new, context in chunks:
-            tiles += range(context + new, max(context, least), -tile)[:most]
-        lengths = sorted([*longest, *tiles], reverse=True) if highest > last else longest
+        mean = float(context_tokens) / float(sequences)
+        lengths = self._first(longest)
+        highest: i64 = self._add_tiles(lengths, chunks)
         held_up = self._held_up(lengths)
-        if highest > mean or sequences < most:
-            even = [*tiles, *[mean] * min(sequences, most)]
-            even.sort(reverse=True)
-            held_up -= self._held_up(even, added)
+        if sequences >= self.longest and len(chunks) == 1:
+            if float(highest) > mean:
+                held_up -= self._even_beside(highest, chunks[0][1], mean)
+        elif sequences < self.longest or float(highest) > mean:
+            even = self._first([mean] * min(sequences, self.longest))
+            self._add_tiles(even, chunks)
+            held_up -= self._held_up(even)
         return held_up / 1e6
 
-    def _beside_one(self, new: int, context: int, mean: float, longest: Sequence[int]) -> float:
-        """Picoseconds beside one chunk, for as many sequences as matter or more.
+    def _even_beside(self, highest: i64, context: i64, mean: float) -> float:
+        """Picoseconds beside one chunk, `highest` tokens with its context, for an even batch of as
+        many sequences as matter or more.
 
-        As `mixed_us` in general; but tiles fall evenly, so that those longer than the mean need no
-        list.
+        Tiles fall evenly, so that those longer than the mean need no list.
         """
-        count, tile, highest = self._count, self._tile, new + context
-        lengths: Sequence[float] = longest
-        if highest > (least := longest[count]):
-            tiles = range(highest, context if context > least else least, -tile)[: count + 1]
-            lengths = sorted([*longest, *tiles], reverse=True)
-        held_up = self._held_up(lengths)
-        if highest > mean:
-            shortest = context if context > mean else int(mean)
-            above = min(-(-(highest - shortest) // tile), count + 1)
-            inside = above if above < count else count
-            even = inside * highest - tile * inside * (inside - 1) // 2 + (count - inside) * mean
-            last = mean if above <= count else highest - count * tile
-            held_up -= self._alone * highest - self._share * even - self._rest * last
-        return held_up
+        count, tile = self._count, self._tile
+        shortest: i64 = context if float(context) > mean else i64(mean)
+        above: i64 = min(-(-(highest - shortest) // tile), count + 1)
+        inside: i64 = min(above, count)
+        whole: i64 = inside * highest - tile * inside * (inside - 1) // 2
+        even = float(whole) + float(count - inside) * mean
+        last = mean if above <= count else float(highest - count * tile)
+        return self._alone * float(highest) - self._share * even - self._rest * last
 
-    def _held_up(
-        self, longest: Sequence[float], add: Callable[[Sequence[float]], float] = sum
-    ) -> float:
-        """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share); absent lengths are 0.
+    def _first(self, lengths: list[float] | list[int]) -> vec[float]:
+        """The longest that matter, given in descending order; absent ones are 0."""
+        first = vec[float]([0.0] * self.longest)
+        k: i64
+        for k in range(min(len(lengths), self.longest)):
+            first[k] = lengths[k]
+        return first
 
-        `add` adds lengths, which are whole numbers but for the mean."""
-        count = self._count
-        ps = self._alone * longest[0] - self._share * add(longest[:count])
-        return ps - self._rest * longest[count] if len(longest) > count else ps
+    def _add_tiles(self, first: vec[float], chunks: Sequence[tuple[int, int]]) -> i64:
+        """Counts the tiles of chunks among the longest. Returns the highest one."""
+        highest: i64 = 0
+        for new, context in chunks:
+            length: i64 = context + new
+            highest = max(highest, length)
+            while length > context and _put(first, float(length)):
+                length -= self._tile
+        return highest
+
+    def _held_up(self, longest: vec[float]) -> float:
+        """The sum over k of (L_k - L_{k+1}) x max(0, alone - k x share)."""
+        k: i64
+        total = 0.0
+        for k in range(self._count):
+            total += longest[k]
+        return self._alone * longest[0] - self._share * total - self._rest * longest[self._count]
+
+
+def _put(first: vec[float], length: float) -> bool:
+    """Puts a length among the first ones, which descend. Returns whether it is one of them."""
+    k: i64 = len(first) - 1
+    if length <= first[k]:
+        return False
+    while k > 0 and first[k - 1] < length:
+        first[k] = first[k - 1]
+        k -= 1
+    first[k] = length
+    return True

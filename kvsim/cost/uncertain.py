@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from kvsim.config import RunConfig
-from kvsim.cost.profile import Curve, DecodeGrid, Fit, Grid, MixedGrid, Profile
+from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
 from kvsim.cost.shipped import profile_for
 from kvsim.cost.table import TableCost
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
@@ -71,10 +71,7 @@ class UncertainCost(TableCost):
         if not self._factors:
             raise ValueError(f"profile {profile} records no errors of its tables to draw from")
         fit = self._profile.fit_at(config.block_size or DEFAULT_BLOCK_SIZE) or self._profile.fit
-        fit = multiplied(fit, self._factors)
-        decode = fit.decode_v1 if decode_kernel == "v1" else fit.decode_v2
-        assert isinstance(decode, DecodeGrid)
-        self._kernels = self._priced(fit, decode)
+        self._price_by(multiplied(fit, self._factors))
 
     @property
     def source(self) -> str:

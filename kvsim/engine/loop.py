@@ -17,20 +17,18 @@ before computes, so a request that arrives during step i runs in step i + 2.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
+from kvsim.core.host import Host, Waiting
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import NOTHING_MOVED, RECOMPUTE, Flight, Moved, Plan
 from kvsim.engine.request import Request
 from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
 from kvsim.schema import completed_row, gauge_row, pack
-
-Waiting = Generator[Any, Any, Any]
-"""What a host yields while time passes. Only the driver of the loop interprets it."""
 
 
 class Watcher(Protocol):
@@ -49,91 +47,6 @@ class Watcher(Protocol):
         """Called when the step composed last is over. `ended` lists the requests that ended in it,
         in order."""
         ...
-
-
-class Host:
-    """Provides requests and time to a loop."""
-
-    patience_steps = 100_000
-    """Number of consecutive steps without a new token or an ended request that counts as a
-    livelock."""
-
-    meets: bool = False
-    """Whether other engines take part in each step (`meet`)."""
-
-    records_empty: bool = True
-    """Whether steps that take a place in the queue and change nothing are recorded."""
-
-    gauged: tuple[str, ...] = ()
-    """Columns of `kvsim.schema.STEPS` that it knows of a step."""
-
-    now_ns: int = 0
-    """The current time. It advances only in `wait`, `copy` and `sleep`."""
-
-    @property
-    def next_ns(self) -> float:
-        """When something outside the engine happens next, as an arrival; infinite for never."""
-        return float("inf")
-
-    def arrived(self) -> list[Request] | None:
-        """Removes and returns the requests that have arrived, ordered by arrival time and place in
-        the trace. Returns None when there is nothing left to do."""
-        raise NotImplementedError
-
-    def tell(self, ended: list[Request]) -> None:
-        """Tells the clients that these requests have ended, so that they may send more."""
-
-    def meet(self, plan: Plan) -> Waiting:
-        """Waits for the engines that take part in the same step, before it is priced. Returns how
-        long it will wait for the slowest of them at its end, in nanoseconds."""
-        yield from ()
-        return 0
-
-    def step_ns(self, plan: Plan) -> int:
-        """Returns the duration of a step in nanoseconds, without the copies that `copy` makes."""
-        raise NotImplementedError
-
-    def copy(self, plan: Plan) -> Waiting:
-        """Makes the swap copies of a step, which wait for them. Returns the time spent copying and
-        the time spent waiting for the link, in nanoseconds."""
-        yield from ()
-        return 0, 0
-
-    def runs(self, plan: Plan, now_ns: int, after_ns: int, lasts_ns: int) -> tuple[int, int, int]:
-        """Starts a step that was composed at `now_ns` and lasts `lasts_ns`, copies included.
-
-        Those in flight are over at `after_ns`. Returns when it begins, when it ends, and when the
-        next step can begin."""
-        end_ns = after_ns + lasts_ns
-        return after_ns, end_ns, end_ns
-
-    def gauges(self) -> tuple[int, ...]:
-        """Returns the values of `gauged` in the step started last."""
-        return ()
-
-    def wait(self, until_ns: int) -> Waiting:
-        """Lets time pass until `until_ns`."""
-        raise NotImplementedError
-
-    def sleep(self, until_ns: float) -> Waiting:
-        """Lets time pass until a request arrives, at most until `until_ns`. Returns False if
-        neither comes."""
-        raise NotImplementedError
-
-    # -- which steps take time -------------------------------------------------------------------
-
-    def composes(self, batch: Batch) -> bool:
-        """Whether to compose another step before the next step in flight is settled. At least one
-        is in flight."""
-        return True
-
-    def takes_time(self, plan: Plan, in_flight: int) -> bool:
-        """Whether a step without model execution takes time, given the steps in flight."""
-        return not (plan.empty or in_flight)
-
-    def goes_on(self, batch: Batch, plan: Plan) -> bool:
-        """Whether the engine composes another step while this one runs, if it may."""
-        return plan.computes
 
 
 class Departures(Protocol):
@@ -277,7 +190,7 @@ class Loop:
         """Returns how long a step waits for transfers once those in flight are over."""
         host, flying = self._host, self._flying
         start_ns = flying[-1].end_ns if flying else host.now_ns
-        return self._scheduler.waits(self._batch, plan, start_ns, host.next_ns)
+        return self._scheduler.waits(self._batch, plan, start_ns, host.next_event_ns())
 
     def _row(self, plan: Plan) -> bytes:
         """Returns the row of the step composed last; nothing if it is not recorded."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvsim.core.plan import NOTHING_MOVED, RECOMPUTE, SWAP, Moved
 from kvsim.engine.request import Request
 
-RECOMPUTE, SWAP = "recompute", "swap"
-"""The two ways to preempt a request."""
+__all__ = ["NOTHING_MOVED", "RECOMPUTE", "SWAP", "Flight", "Moved", "Plan", "Prefill"]
 
 
 class Prefill(NamedTuple):
@@ -182,22 +182,6 @@ class Plan:
     def empty(self) -> bool:
         """Whether the step changed nothing at all."""
         return not (self.singles or self.together or self.ignored or self.preempted)
-
-
-class Moved(NamedTuple):
-    """What a step spends besides computing, in nanoseconds."""
-
-    copy_ns: int = 0
-    """On the link."""
-    wait_ns: int = 0
-    """Waiting for the link, or for loads."""
-    flush_ns: int = 0
-    """Waiting for stores of blocks that it reuses."""
-    rank_wait_ns: int = 0
-    """Waiting for the slowest of the ranks that step together."""
-
-
-NOTHING_MOVED = Moved()
 
 
 class Flight(NamedTuple):

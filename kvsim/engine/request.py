@@ -19,15 +19,33 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, Protocol
 
-WAITING, RUNNING, SWAPPED, FINISHED, IGNORED = range(5)
-"""States of a sequence. IGNORED means that the engine ended it before it was complete."""
+from kvsim.core.request import (
+    ABORTED,
+    DECODE,
+    FINISHED,
+    IGNORED,
+    PLAIN,
+    PREFILL,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Options,
+)
 
-PREFILL, DECODE = "prefill", "decode"
-"""Parts that an engine can have in a prefill/decode split."""
-
-ABORTED = "aborted"
-"""Reason of a request that ended because its client gave it up."""
-
+__all__ = [
+    "ABORTED",
+    "DECODE",
+    "FINISHED",
+    "IGNORED",
+    "PLAIN",
+    "PREFILL",
+    "RUNNING",
+    "SWAPPED",
+    "WAITING",
+    "Options",
+    "Request",
+    "Sequence",
+]
 
 Span = tuple[int, int, int]
 """Consecutive full blocks `first .. last - 1` of a stream. The key of block d is d * block_size +
@@ -215,22 +233,6 @@ class Sequence:
         return twin
 
 
-class Options(NamedTuple):
-    """What a client asks for beside tokens."""
-
-    lora: str = ""
-    """Name of its adapter; empty: the model itself."""
-    skip_reading_prefix_cache: bool = False
-    """Whether all of its prompt is computed, as for the log probabilities of a prompt."""
-    grammar_ready_ns: int = 0
-    """When the grammar of its output is compiled. It is not scheduled before."""
-    kv_transfer: str = ""
-    """What this engine does of it in a prefill/decode split: `PREFILL`, `DECODE` or all."""
-
-
-PLAIN = Options()
-
-
 class Request:
     """One request of the trace inside one run."""
 
@@ -239,6 +241,7 @@ class Request:
         "blocked_steps",
         "cached_tokens",
         "client_queue_ns",
+        "extra",
         "finish_ns",
         "first_scheduled_ns",
         "first_token_ns",
@@ -280,6 +283,7 @@ class Request:
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         options: Options = PLAIN,
+        extra: dict[str, Any] | None = None,
     ) -> None:
         self.index = index
         self.id = id
@@ -294,6 +298,8 @@ class Request:
         self.ignore_eos = ignore_eos
         """Whether it generates `max_new_tokens` tokens, whatever the model samples."""
         self.options = options
+        self.extra = {} if extra is None else extra
+        """What the trace says of it beyond what engines know, and notes of policies."""
         self.sequences: list[Sequence] = [Sequence(self, stream, n - 1)]
         self.released_ns = -1
         """When the client wanted to send it. Here and in all times below, -1 means not yet."""

@@ -93,10 +93,9 @@ _NO_HITS = Hits([], 0, 0)
 class RunPool(CachePool):
     """A pool that stores its content in runs.
 
-    It decides like `kvsim.engines.vllm_v1_blocks.ContentPool` with `lru` eviction. Blank blocks are
-    given out before any content is evicted. Idle content is evicted in the order in which it was
-    freed, the last block of a table first. Of several blocks with equal content, the one labelled
-    first is hit.
+    Blank blocks are given out before any content is evicted. Idle content is evicted in the order
+    in which it was freed, the last block of a table first. Of several blocks with equal content,
+    the one labelled first is hit.
     """
 
     def __init__(self, size: int, first: int, block_size: int) -> None:

@@ -10,8 +10,9 @@ far they reach.
 vLLM 0.3.3 shares only what clients declare: its blocks at once, its computation once `computed`.
 
 Each block manager defaults to the rules of its engine; the other values are for research. Some
-rules cannot be changed: vLLM 0.6.3 merges equal blocks, owns the last block of a full hit although
-it computes it again, and lets no request skip what is computed in the same step.
+rules cannot be changed: vLLM V1 has all of its own built in, and vLLM 0.6.3 merges equal blocks,
+owns the last block of a full hit although it computes it again, and lets no request skip what is
+computed in the same step.
 """
 
 from __future__ import annotations

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from kvsim.memory import Formula
     from kvsim.models import Model
 
-GROUP_MANAGER = "vllm-v1-groups"
-"""The block manager of models with several KV cache groups."""
-
 
 class Engine(NamedTuple):
     """An entry of the table of engines."""
@@ -38,9 +35,9 @@ class Engine(NamedTuple):
     """The block manager with `enable_prefix_caching`; empty if the engine has no prefix cache."""
     others: tuple[str, ...] = ()
     """Further block managers that work with its scheduler."""
-    grouped_schedulers: tuple[str, ...] = ()
-    """The two schedulers for models with several KV cache groups; none if the engine keeps all
-    tokens in all layers. Their block manager is `GROUP_MANAGER`."""
+    groups: bool = False
+    """Whether it keeps KV cache groups, and takes connectors, drafts, adapters and stages; if not,
+    it keeps all tokens in all layers."""
     switch: str = ""
     """The setting that chooses between the two schedulers."""
     samples: bool = False
@@ -70,16 +67,6 @@ class Engine(NamedTuple):
         return _found(self.schedulers[1]) if len(self.schedulers) > 1 else None
 
     @property
-    def grouped(self) -> type[Scheduler] | None:
-        """The synchronous scheduler for several KV cache groups."""
-        return _found(self.grouped_schedulers[0]) if self.grouped_schedulers else None
-
-    @property
-    def grouped_asynchronous(self) -> type[Scheduler] | None:
-        """The asynchronous scheduler for several KV cache groups."""
-        return _found(self.grouped_schedulers[1]) if self.grouped_schedulers else None
-
-    @property
     def server_defaults(self) -> Callable[[RunConfig, Hardware, Model], dict[str, Any]] | None:
         """Returns what its server chooses by GPU and model; None if it chooses nothing."""
         return _found(self.chooses) if self.chooses else None
@@ -106,14 +93,10 @@ ENGINES: dict[str, Engine] = {
     ),
     "vllm-v1": Engine(
         "vLLM V1 0.33.0",
-        ("vllm_v1:VllmV1", "vllm_v1:VllmV1Async"),
+        ("vllm_v1.scheduler:VllmV1", "vllm_v1.scheduler:VllmV1Async"),
         "vllm-v1",
         "vllm-v1-prefix-caching",
-        others=("naive",),
-        grouped_schedulers=(
-            "vllm_v1_features.scheduler:VllmV1Features",
-            "vllm_v1_features.scheduler:VllmV1FeaturesAsync",
-        ),
+        groups=True,
         switch="async_scheduling",
         enable_prefix_caching=True,
         vllm_version="0.33.0",
@@ -139,14 +122,14 @@ ENGINES: dict[str, Engine] = {
     ),
     "sglang": Engine(
         "SGLang 0.5.23",
-        ("sglang:Sglang", "sglang:SglangOverlap"),
+        ("sglang.scheduler:Sglang", "sglang.scheduler:SglangOverlap"),
         "sglang",
         "sglang-radix",
         switch="async_scheduling",
         block_size=1,
         enable_prefix_caching=True,
         memory_formula="sglang",
-        chooses="sglang_server:server_defaults",
+        chooses="sglang.server:server_defaults",
         caps_sequences=True,
     ),
 }
@@ -185,20 +168,19 @@ BLOCK_MANAGERS = _Classes(
         "contiguous": "contiguous:Contiguous",
         "prefix-runs": "prefix_runs:PrefixRuns",
         "vllm-0.3.3": "vllm_033_blocks:Vllm033Tables",
-        "vllm-v1": "vllm_v1_blocks:VllmV1Tables",
-        GROUP_MANAGER: "vllm_v1_groups.manager:GroupTables",
-        "vllm-v1-prefix-caching": "vllm_v1_blocks:VllmV1PrefixTables",
+        "vllm-v1": "vllm_v1.manager:KVCacheManager",
+        "vllm-v1-prefix-caching": "vllm_v1.manager:KVCacheManager",
         "nano-vllm": "nano_blocks:NanoTables",
         "nano-vllm-2025-08": "nano_blocks:NanoTables2025",
-        "sglang": "sglang_blocks:SglangTables",
-        "sglang-radix": "sglang_blocks:SglangRadixTables",
+        "sglang": "sglang.manager:SglangTables",
+        "sglang-radix": "sglang.manager:SglangRadixTables",
     }
 )
 """Values of `--block-manager`: who holds which KV block, and what can still be hit."""
 
 _FORMULAS = {
     "vllm": "vllm_memory:VllmMemory",
-    "sglang": "sglang_server:SglangMemory",
+    "sglang": "sglang.server:SglangMemory",
     "nano-vllm": "nano_memory:NanoMemory",
 }
 """Values of `--memory-formula`."""
@@ -214,7 +196,7 @@ def __getattr__(name: str) -> Any:
     """The classes behind these tables, imported when they are asked for."""
     places = [*BLOCK_MANAGERS.places.values()]
     for engine in ENGINES.values():
-        places += (*engine.schedulers, *engine.grouped_schedulers)
+        places += engine.schedulers
     for place in places:
         if place.endswith(f":{name}"):
             return _found(place)

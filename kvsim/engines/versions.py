@@ -73,6 +73,11 @@ def release(version: str | None) -> Release:
     """
     if version is None:
         return ()
+    if "," in version:
+        raise ConfigError(
+            f"vllm_version: {version}: a run has one release; `kvsim compare` takes several,"
+            " of one engine"
+        )
     match = re.match(r"v?(\d+(?:\.\d+)+)", version)
     if match is None:
         raise ConfigError(f"vllm_version: {version!r} is not a version; write it as 0.33.0")

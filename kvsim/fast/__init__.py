@@ -2,10 +2,9 @@
 
 ```
  known ──► shortcuts ─┬─► cohort ◄── batch          those that decode together are one thing
- (which)              ├─► repeat ─┬─► decodes       steps that nobody need be asked about
-                      │           ├─► prompts
-                      │           └─► ahead
-                      └─► sglang                    the same for SGLang
+ (which)              └─► repeat ─┬─► decodes       steps that nobody need be asked about
+                                  ├─► prompts
+                                  └─► ahead
 ```
 
 A batch without short cuts is their exact twin (`exact_twin`). Short cuts hold a batch; no class

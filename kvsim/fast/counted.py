@@ -8,12 +8,8 @@ from kvsim.engine.pool import BlockPool
 from kvsim.engine.tables import Tables
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.nano_runs import NanoRuns, NanoRuns2025
-from kvsim.engines.sglang_blocks import SglangRadixTables, SglangTables
-from kvsim.engines.sglang_runs import SglangCounts, SglangRuns
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_063_runs import Vllm063Runs
-from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
-from kvsim.engines.vllm_v1_runs import VllmV1Runs
 from kvsim.library import look_up
 
 
@@ -24,26 +20,15 @@ class CountedNaive(Counted, Naive):
         return CountPool(size, first)
 
 
-class CountedVllmV1(Counted, VllmV1Tables):
-    """`VllmV1Tables` with counted blocks."""
-
-    def make_pool(self, size: int, first: int) -> BlockPool:
-        return CountPool(size, first + 1)
-
-
 COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     Naive: CountedNaive,
     NanoTables: NanoRuns,
     NanoTables2025: NanoRuns2025,
     PrefixCaching: Vllm063Runs,
-    SglangTables: SglangCounts,
-    SglangRadixTables: SglangRuns,
-    VllmV1Tables: CountedVllmV1,
-    VllmV1PrefixTables: VllmV1Runs,
 }
 """Block manager → the twin that makes the same decisions without naming blocks."""
 
-OWN_EVICTION = {PrefixCaching: "vllm-0.6.3", VllmV1PrefixTables: "lru"}
+OWN_EVICTION: dict[type[Tables], str] = {PrefixCaching: "vllm-0.6.3"}
 """Block manager → the eviction rule under which its content can be kept in runs."""
 
 
@@ -56,7 +41,7 @@ def without_names(kind: type[Tables], config: RunConfig) -> type[Tables]:
     need ids as well.
     """
     twin = COUNTED_TWINS.get(kind, kind)
-    if not kind.needs_keys:
+    if twin is kind or not kind.needs_keys:
         return twin
     args, own = config.block_manager_args, OWN_EVICTION.get(kind)
     rules = [config.victim, config.scheduler_args.get("requeue")]

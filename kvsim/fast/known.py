@@ -20,14 +20,11 @@ from typing import Any
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Asked, Scheduler
-from kvsim.engine.sharing import HITS_SAVE
 from kvsim.engine.tables import COUNTED, NAMED, Tables
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import PrefixCaching
-from kvsim.engines.vllm_v1 import PREEMPTED, VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
 from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.rules.means import by_width, recompute
 from kvsim.rules.victims import tail
@@ -38,8 +35,6 @@ _PROMPTS = {"_prompts", "_saved", "_hindrance", "_never", "turns_away", "refusal
 FREE: dict[type[Scheduler], frozenset[str]] = {
     Vllm063Async: frozenset(_PROMPTS),
     Vllm063: frozenset(_PROMPTS),
-    VllmV1Async: frozenset({"_admitted", "ask", "refusal"}),
-    VllmV1: frozenset({"_admitted", "ask", "refusal"}),
     Nano2025: frozenset(),
     Nano: frozenset(),
     Scheduler: frozenset(),
@@ -49,7 +44,7 @@ these and the methods in `ANYWHERE` and still be served by a cohort; all others 
 
 ANYWHERE = frozenset({"__init__", "arrive", "compose", "names_blocks"})
 
-MANAGERS: tuple[type[Tables], ...] = (PrefixCaching, VllmV1PrefixTables)
+MANAGERS: tuple[type[Tables], ...] = (PrefixCaching,)
 """Block managers with block ids whose tables a cohort may leave untouched until a block is opened
 or filled."""
 
@@ -172,49 +167,6 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
     )
 
 
-def _vllm_v1(scheduler: Any, blocks: Tables) -> Terms | str:
-    assert isinstance(scheduler, VllmV1)
-    if scheduler.victim is not tail:
-        return "the victim may be anyone"
-    # Where prompts are not cut, decodes that evict hits can turn the head away in the same step.
-    # Only `Ahead` lets them take their blocks before it asks.
-    sees = scheduler.chunked or scheduler.in_flight > 1
-    if blocks.needs_keys and not (sees and blocks.hits_save == HITS_SAVE["admission"]):
-        return "prefix hits change what is admitted"
-    if not scheduler.reserve_full_isl or scheduler.long_prefill_token_threshold:
-        return "prompts are cut by a rule of their own"
-
-    most, longest = scheduler.max_num_batched_tokens, scheduler.max_model_len
-
-    def ask_with_hits(blocks: Tables, sequence: Sequence, used: int, running: int) -> Asked:
-        return scheduler.ask(blocks, sequence, most - used, running, longest)
-
-    def least_free(blocked: int, need: int) -> int:
-        # Blocks are looked at last. Hits that are evicted save no blocks, as they are not in use.
-        # But where prompts are not cut, the tokens that they saved may then be too many.
-        if blocks.needs_keys and not scheduler.chunked and blocked in (BLOCKS, WATERMARK):
-            return maxsize
-        return need if blocked == WATERMARK else 0
-
-    return Terms(
-        mixes=True,
-        chunked=scheduler.chunked,
-        by_chunk=True,
-        prompts_first=False,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        longest=maxsize,
-        spare=False,
-        requeue=scheduler.requeue,
-        after_preemption=PREEMPTED,
-        seqs_per_step=0,
-        ask=ask_with_hits if blocks.needs_keys else _ask_without_hits(scheduler, blocks),
-        refusal=scheduler.refusal,
-        turns_away=lambda blocks, tokens, need: "",
-        least_free=least_free,
-        undisturbed=lambda batch: True,
-    )
-
-
 def _nano(scheduler: Any, blocks: Tables) -> Terms | str:
     assert isinstance(scheduler, Nano)
     return Terms(
@@ -252,8 +204,6 @@ def _ask_without_hits(scheduler: Scheduler, blocks: Tables) -> Ask:
 TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {
     Vllm063: _vllm_063,
     Vllm063Async: _vllm_063,
-    VllmV1: _vllm_v1,
-    VllmV1Async: _vllm_v1,
     Nano: _nano,
     Nano2025: _nano,
 }

@@ -22,7 +22,6 @@ from kvsim.engine.batch import Endings
 from kvsim.engine.loop import Progress
 from kvsim.engine.plan import Flight
 from kvsim.engine.request import Request
-from kvsim.fast.ahead import Ahead
 from kvsim.fast.course import Course
 from kvsim.fast.decodes import Decodes
 from kvsim.fast.intake import Intake
@@ -43,7 +42,6 @@ class Repeat:
         self._decodes = Decodes(course)
         self._intake = Intake(course)
         self._prompts = Prompts(course, self._intake, endings)
-        self._ahead = Ahead(course, self._intake, self._decodes)
         self.stretches = 0
         self.repeated_steps = 0
         """Number of steps taken here, and of the series they came in."""
@@ -58,11 +56,7 @@ class Repeat:
 
     def repeat(self, flying: deque[Flight], now_ns: int, progress: Progress) -> bool:
         """Takes steps from `now_ns` to `Batch.now_ns`. Returns whether it took any."""
-        if flying:
-            steps, flying[0] = self._ahead.take(flying[0], now_ns, self._upcoming, progress)
-            self._why_not = self._ahead.why_not
-        else:
-            steps = self._stretch(now_ns, progress) if self._may_begin() else 0
+        steps = self._stretch(now_ns, progress) if self._may_begin() else 0
         if steps:
             self.stretches += 1
             self.repeated_steps += steps

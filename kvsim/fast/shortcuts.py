@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsim.cost import Cost, PricesDecodes, checked_prices, declares_sums
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.scheduler import Scheduler
-from kvsim.engines.sglang import Sglang
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
 from kvsim.fast.cohort import Cohort
 from kvsim.fast.course import Course
 from kvsim.fast.known import Terms, fits_cohort, terms_of
 from kvsim.fast.repeat import Repeat
-from kvsim.fast.sglang import SglangSteps, why_not_sglang
 from kvsim.records.recorder import Recorder
-
-if TYPE_CHECKING:
-    from kvsim.fast.featured import FeaturedSteps
 
 
 class Shortcuts:
@@ -38,14 +32,10 @@ class Shortcuts:
         self._batch, self._scheduler, self._cost = batch, scheduler, cost
         self._endings = endings
         self._cohort: Cohort | None = None
-        self._repeat: Repeat | SglangSteps | FeaturedSteps | None = None
-        self._featured = isinstance(batch.blocks, GroupTables)
-        why_not = why_not_sglang if isinstance(scheduler, Sglang) else fits_cohort
-        if self._featured:
-            from kvsim.fast.featured import why_not_featured as why_not  # Few runs have features.
-        self._why_not = asked or why_not(scheduler, batch.blocks)
+        self._repeat: Repeat | None = None
+        self._why_not = asked or fits_cohort(scheduler, batch.blocks)
         """Why no step is repeated."""
-        if not (self._why_not or self._featured or isinstance(scheduler, Sglang)):
+        if not self._why_not:
             self._cohort = Cohort(batch, scheduler, endings)
             batch.look_together(self._cohort)
         self._why_not = self._why_not or stepwise
@@ -56,7 +46,7 @@ class Shortcuts:
         arrivals: Callable[[int], float],
         upcoming: Callable[[], tuple[float, float]],
         listens: bool,
-    ) -> Repeat | SglangSteps | FeaturedSteps | None:
+    ) -> Repeat | None:
         """Returns the repetition of a run, or None if no step can be repeated. See `Course` and
         `Repeat` for the arguments."""
         scheduler, cost, batch = self._scheduler, self._cost, self._batch
@@ -69,32 +59,18 @@ class Shortcuts:
         if not (declares_sums(cost) and isinstance(priced, PricesDecodes)):
             self._why_not = "the cost model declares no sums"
             return None
-        if self._featured:
-            from kvsim.fast.featured import FeaturedSteps
-
-            self._repeat = FeaturedSteps(
-                batch, scheduler, self._endings, priced, recorder, upcoming, listens
-            )
-        elif isinstance(scheduler, Sglang):
-            self._repeat = SglangSteps(
-                batch, scheduler, self._endings, priced, recorder, arrivals, upcoming, listens
-            )
-        else:
-            assert self._cohort is not None and isinstance(terms, Terms)
-            course = Course(
-                batch, self._cohort, scheduler, terms, priced, recorder, arrivals, listens
-            )
-            self._repeat = Repeat(course, self._endings, upcoming)
+        assert self._cohort is not None and isinstance(terms, Terms)
+        course = Course(batch, self._cohort, scheduler, terms, priced, recorder, arrivals, listens)
+        self._repeat = Repeat(course, self._endings, upcoming)
         return self._repeat
 
     def describe(self, steps: int) -> dict[str, Any]:
         """Returns how many steps of a run were repeated, and why the others were not."""
         cohort, repeat = self._cohort, self._repeat
-        together = cohort if repeat is None or isinstance(repeat, Repeat) else repeat
         table: dict[str, Any] = {
             "repeated_steps": 0,
             "stretches": 0,
-            "together_steps": 0 if together is None else together.together_steps,
+            "together_steps": 0 if cohort is None else cohort.together_steps,
             "dissolutions": 0 if cohort is None else cohort.dissolutions,
         }
         if repeat is None:

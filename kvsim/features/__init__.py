@@ -7,5 +7,5 @@
 | `pipeline.py` | `pipeline_parallel_size` |
 | `speculation.py` | `speculative_config` |
 
-What the parts decide is in `kvsim.engines.vllm_v1_features`.
+What the parts decide is in `kvsim.engines.vllm_v1`.
 """

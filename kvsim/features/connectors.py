@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 from kvsim.config import RunConfig
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines.vllm_v1_features.connector import Connector
-from kvsim.engines.vllm_v1_features.cpu_tier import CpuTier
-from kvsim.engines.vllm_v1_features.offloading import Offloading
-from kvsim.engines.vllm_v1_features.simple import SimpleOffload
-from kvsim.engines.vllm_v1_features.storage import Storage, TieredCpu
-from kvsim.engines.vllm_v1_features.timed import TimedWorker
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.engines.vllm_v1.connector import Connector
+from kvsim.engines.vllm_v1.cpu_tier import CpuTier
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.offloading import Offloading
+from kvsim.engines.vllm_v1.simple import SimpleOffload
+from kvsim.engines.vllm_v1.storage import Storage, TieredCpu
+from kvsim.engines.vllm_v1.timed import TimedWorker
 from kvsim.errors import ConfigError
 from kvsim.features.offload import NATIVE, asked
 from kvsim.hardware import GIB, Hardware
@@ -77,7 +77,7 @@ def offload_of(
 ) -> Offload:
     """The connector and the copies that the settings ask for. Raises `ConfigError`."""
     wanted = asked(config)
-    assert isinstance(blocks, GroupTables) and wanted is not None
+    assert isinstance(blocks, KVCacheManager) and wanted is not None
     assert wanted.kv_connector is not None
     size = block_bytes(model, config)
     whole = size * config.tensor_parallel_size
@@ -114,14 +114,14 @@ def _class(name: str) -> Callable[..., Connector]:
     if name not in CONNECTORS and not (isinstance(kind, type) and issubclass(kind, Connector)):
         raise ConfigError(
             f"kv_connector: {name} is not a connector; make it a subclass of"
-            " kvsim.engines.vllm_v1_features.connector.Connector"
+            " kvsim.engines.vllm_v1.connector.Connector"
         )
     return kind
 
 
 def _native(
     *,
-    blocks: GroupTables,
+    blocks: KVCacheManager,
     block_bytes: int,
     cpu_bytes_to_use: int,
     spec_name: Literal["CPUOffloadingSpec", "TieringOffloadingSpec"] = "CPUOffloadingSpec",
@@ -166,7 +166,7 @@ def _native(
     )
 
 
-def _blocks_per_chunk(blocks: GroupTables, tokens: int | None, number: int | None) -> int:
+def _blocks_per_chunk(blocks: KVCacheManager, tokens: int | None, number: int | None) -> int:
     """The blocks of a chunk, given as a number or in tokens (`block_size`)."""
     if tokens is None:
         return 1 if number is None else number
@@ -191,7 +191,7 @@ def _storage(tiers: list[dict[str, Any]], chunk_bytes: int) -> Storage:
     if ":" not in name:
         raise ValueError(
             f"secondary_tiers: type: {name or 'none'}; give package.module:Class, a subclass of"
-            " kvsim.engines.vllm_v1_features.storage.Storage"
+            " kvsim.engines.vllm_v1.storage.Storage"
         )
     storage = construct("secondary_tiers", {}, name, args, chunk_bytes=chunk_bytes)
     if not isinstance(storage, Storage):
@@ -201,7 +201,7 @@ def _storage(tiers: list[dict[str, Any]], chunk_bytes: int) -> Storage:
 
 def _simple(
     *,
-    blocks: GroupTables,
+    blocks: KVCacheManager,
     block_bytes: int,
     world_size: int,
     max_num_batched_tokens: int,

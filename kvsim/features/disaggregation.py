@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig
-from kvsim.engines.vllm_v1_features.nixl import Nixl
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.nixl import Nixl
 from kvsim.errors import ConfigError
 from kvsim.features.offload import asked, role_of
 from kvsim.library import build
@@ -49,7 +49,7 @@ class Side(NamedTuple):
         return {"kv_transfer": {"role": self.role, **self.times.describe()}}
 
 
-def side_of(config: RunConfig, model: Model, blocks: GroupTables) -> Side:
+def side_of(config: RunConfig, model: Model, blocks: KVCacheManager) -> Side:
     """The part of an engine that the settings ask for. Raises `ConfigError`."""
     wanted = asked(config)
     assert wanted is not None and wanted.kv_role is not None

@@ -13,8 +13,7 @@ from kvsim.checks import check_features
 from kvsim.config import RunConfig
 from kvsim.engine.request import DECODE, PREFILL
 from kvsim.engines import Engine
-from kvsim.engines.vllm_v1_groups.group import Group
-from kvsim.engines.vllm_v1_groups.mamba import Mamba
+from kvsim.engines.vllm_v1.groups import Group, Mamba
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB
 from kvsim.library import convert

@@ -21,7 +21,7 @@ def stages_at_work(config: RunConfig, engine: Engine, model: Model) -> int:
     (`kvsim.notes`). Raises `ConfigError` for what is not simulated together with a pipeline.
     """
     stages = config.pipeline_parallel_size
-    if stages == 1 or not engine.grouped_schedulers or ":" in config.engine:
+    if stages == 1 or not engine.groups:
         return 1
     check_features(KEY, config, engine, "has no pipeline")
     others = {

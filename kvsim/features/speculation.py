@@ -21,8 +21,8 @@ from kvsim.cost.drafting import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains
 from kvsim.engine.plan import Plan
 from kvsim.engines import Engine
-from kvsim.engines.vllm_v1_features.acceptance import Rates, Recorded
-from kvsim.engines.vllm_v1_features.speculation import METHODS, Drafts, Speculation, Verifier
+from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
+from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Speculation, Verifier
 from kvsim.errors import ConfigError
 from kvsim.hardware import GIB, Hardware
 from kvsim.library import build, convert, look_up

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import simpy
 
@@ -28,10 +28,11 @@ from kvsim.replica.inbox import Inbox
 from kvsim.result import Result
 from kvsim.routers.router import Router
 from kvsim.run import assembled
-from kvsim.serving import Serving
+from kvsim.serving import Serving, request_class
 from kvsim.workers import in_processes, unpickled
 from kvsim.workload.arrivals import waits_for
 from kvsim.workload.clients import NOTHING, Released
+from kvsim.workload.columns import column
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
@@ -62,11 +63,16 @@ class Load:
         """What each row of the trace says."""
         return streams(self.trace)
 
-    def requests(self, keyed: bool, kv_transfer: str = "") -> Requests:
-        """New requests; `keyed`: with block identities. `kv_transfer`: as in `Requests`."""
+    def requests(self, keyed: bool, make: Callable[..., Any], kv_transfer: str = "") -> Requests:
+        """New requests; `keyed`: with block identities. `make`, `kv_transfer`: as in `Requests`."""
         known, samples = self.streams if keyed else None, self.samples
         return Requests(
-            self.rows, known, n=samples, ignore_eos=self.ignore_eos, kv_transfer=kv_transfer
+            self.rows,
+            known,
+            n=samples,
+            ignore_eos=self.ignore_eos,
+            kv_transfer=kv_transfer,
+            make=make,
         )
 
 
@@ -167,14 +173,14 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
     if parts.future.oracles:
         return None
     env = simpy.Environment()
-    requests = load.requests(parts.blocks.needs_keys)
+    requests = load.requests(parts.blocks.needs_keys, request_class(parts.scheduler))
     serving = Serving(
         env,
         parts,
         load.rows,
         requests,
         Inbox(env, _Sender(requests, load.release_ns, share.indexes)),
-        lambda index: load.rows[index].output_length,
+        column(load.rows, "output_length").__getitem__,
         refused={},
         asked="exact_twin" if config.exact_twin else "",
     )

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from kvsim.core.request import Request as CoreRequest
 from kvsim.engine.request import Request
 from kvsim.engine.request import Sequence as Tokens
 from kvsim.engine.tables import Tables
+from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.routers.router import Asked, Choice, Router
 from kvsim.schema import CAUSES, ROUTING
 from kvsim.workload.keys import SpanStream, TokenStream
@@ -25,7 +27,7 @@ class Decisions:
     def __init__(
         self,
         router: Router,
-        blocks: Sequence[Tables],
+        blocks: Sequence[Tables | KVCacheManager],
         prompts: Sequence[SpanStream | TokenStream] | None,
         requests: int,
     ) -> None:
@@ -74,14 +76,20 @@ class Decisions:
         """Prompt tokens that each replica's cache has."""
         if self._prompts is None:
             return dict.fromkeys(alive, 0)
-        # A sequence remembers its keys in one block size.
-        sizes = {self._blocks[replica].block_size for replica in alive}
         prompt = self._prompts[request.index]
-        asking = {size: Tokens(request, prompt) for size in sizes}
-        return {
-            replica: self._blocks[replica].cached_tokens(asking[self._blocks[replica].block_size])
-            for replica in alive
-        }
+        # A sequence remembers its keys in one block size, a core's request its numbers in one pool.
+        asking: dict[int, Tokens] = {}
+        cached = {}
+        for replica in alive:
+            blocks = self._blocks[replica]
+            if isinstance(blocks, Tables):
+                size = blocks.block_size
+                asked = asking.get(size) or asking.setdefault(size, Tokens(request, prompt))
+                cached[replica] = blocks.cached_tokens(asked)
+            else:
+                own = CoreRequest(request.index, request.id, request.input_length, prompt)
+                cached[replica] = blocks.cached_tokens(own)
+        return cached
 
 
 def _judged(

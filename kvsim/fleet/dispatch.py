@@ -109,7 +109,7 @@ class Dispatch:
         if self._tells_tokens:
             self._prefilling[request.id] = request
         self.chosen[request.index] = worker
-        self.mailboxes[worker].put(request)
+        self.mailboxes[worker].put(self.servings[worker].own(request))
 
     def _ended(self, replica: int, requests: Iterable[Request]) -> None:
         now_ns = int(self._env.now)

@@ -110,7 +110,7 @@ def _provenance(result: FleetResult, each: Sequence[Mapping[str, Any]]) -> dict[
     first = metas[0]
     outcomes = [meta["outcome"] for meta in metas]
     stopped = (outcome for outcome in outcomes if outcome["kind"] != "finished")
-    kept = ("kvsim_version", "command", "config", "assumed", "seed", "cost", "goodput")
+    kept = ("kvsim_version", "core", "command", "config", "assumed", "seed", "cost", "goodput")
     return {
         **{key: first[key] for key in kept},
         **{

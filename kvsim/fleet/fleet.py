@@ -17,6 +17,7 @@ from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
+from kvsim.fleet.news import News, looks
 from kvsim.fleet.proxy import split_roles
 from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
@@ -25,8 +26,10 @@ from kvsim.fleet.split import Split
 from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
 from kvsim.run import Settings, assembled, opened, read_config, tokens_known
+from kvsim.serving import request_class
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
+from kvsim.workload.columns import column
 from kvsim.workload.trace import Trace
 
 PartsOf = Callable[[RunConfig, bool], Parts]
@@ -140,12 +143,16 @@ def _together(
             f" here are {', '.join(map(str, sorted(sizes)))}"
         )
     keyed = any(each.blocks.needs_keys for each in parts)
-    env, requests = simpy.Environment(), load.requests(keyed)
+    env, requests = simpy.Environment(), load.requests(keyed, request_class(parts[0].scheduler))
     clients = Clients(requests, load.rows, load.release_ns, parts[0].config)
-    sent = Sent(requests, clients, array("q", [row.output_length for row in load.rows]))
+    sent = Sent(requests, clients, array("q", column(load.rows, "output_length")))
     for each in parts:
         show_future(each.future, sent.lengths, load.trace, requests, clients)
-    return Replicas(env, load, sent, parts, asked, router, progress)
+    everyone: list[News] = []
+    env.process(looks(env, everyone, clients))
+    fleet = Replicas(env, load, sent, parts, asked, router, progress)
+    everyone.append(fleet.dispatch.news)
+    return fleet
 
 
 def _tells_all(router: Router) -> bool:

@@ -30,11 +30,12 @@ class Mailbox:
         self._env = env
         self._upcoming_ns = upcoming_ns
         self.release = ended
-        self._arrived: list[Request] = []
+        self.pending: list[Request] = []
+        """Requests that have arrived and were not taken."""
         self._wake: simpy.Event | None = None
 
     def __len__(self) -> int:
-        return len(self._arrived)
+        return len(self.pending)
 
     @property
     def asleep(self) -> bool:
@@ -43,7 +44,7 @@ class Mailbox:
 
     def put(self, request: Request) -> None:
         """A request arrives."""
-        self._arrived.append(request)
+        self.pending.append(request)
         self.wake()
 
     def wake(self) -> None:
@@ -62,13 +63,13 @@ class Mailbox:
 
     def take(self) -> list[Request]:
         """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
-        arrived, self._arrived = self._arrived, []
+        arrived, self.pending = self.pending, []
         arrived.sort(key=arrival_order)
         return arrived
 
     def wait(self, until_ns: float) -> Process:
         """Waits until a request arrives, or `wake` is called, at most until `until_ns`."""
-        if not self._arrived:
+        if not self.pending:
             self._wake = self._env.event()
             yield woken(self._wake, until_ns)
             self._wake = None

@@ -16,13 +16,39 @@ from math import inf
 
 import simpy
 
+from kvsim.assembly import Parts
 from kvsim.engine.cache_events import CacheEvents, Stored
-from kvsim.engine.tables import Tables
 from kvsim.errors import ConfigError
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.replica.events import Process
 from kvsim.routers.router import Router
 from kvsim.serving import Serving
+from kvsim.workload.clients import Clients
+
+PATIENCE_LOOKS = 1_000_000
+"""Looks in a row without a step, while a replica has requests, after which a run is refused."""
+
+
+def looks(env: simpy.Environment, everyone: Sequence[News], clients: Clients) -> Process:
+    """Lets all routers of a run look at their replicas, as long as a request is left and anything
+    else can happen: in one process, as several would keep each other alive.
+
+    `everyone` may be filled later. Raises `ConfigError` if time passes and nothing is computed.
+    """
+    steps, vain = 0, 0
+    while clients.left and (next_ns := min(each.next_look_ns for each in everyone)) < inf:
+        yield env.timeout(int(next_ns) - env.now)
+        if env.peek() == inf:
+            return
+        for each in everyone:
+            each.look(int(env.now))
+        before, steps = steps, sum(each.steps for each in everyone)
+        vain = vain + 1 if steps == before and not all(each.idle for each in everyone) else 0
+        if vain == PATIENCE_LOOKS:
+            raise ConfigError(
+                f"router: it looked at its replicas {vain:,} times in a row while they computed"
+                " nothing, although they have requests; give a longer interval"
+            )
 
 
 class News:
@@ -42,15 +68,14 @@ class News:
         self._under_way: list[tuple[int, int, Callable[[], None]]] = []
         """A heap of what has been sent: when it arrives, its number, and what tells the router."""
         self._number = count()
-        self.next_look_ns: float = inf
-        """When the replicas are measured next, or the router looks after itself."""
-        if router.scrape_ns is not None or router.tick_ns is not None:
-            env.process(self._look())
+        acts = (self._measure, router.scrape_ns), (router.tick, router.tick_ns)
+        self._intervals_ns = {act: every for act, every in acts if every is not None}
+        self._due_ns = dict(self._intervals_ns)
 
-    def subscribe(self, number: int, blocks: Tables) -> Callable[[], None]:
+    def subscribe(self, number: int, parts: Parts) -> Callable[[], None]:
         """Lets the router hear of the cache of a replica. Returns what to call when one of its
         steps is over. Raises `ConfigError` if its engine publishes no events."""
-        if not blocks.report(self._events[number]):
+        if parts.offload is not None or not parts.blocks.report(self._events[number]):
             raise ConfigError(
                 f"router: it goes by KV events, and replica {number} publishes none; give it"
                 " vllm-v1 or sglang with prefix caching, all layers in one group and no offloading,"
@@ -81,25 +106,27 @@ class News:
             _, _, tell = heappop(self._under_way)
             tell()
 
-    def _look(self) -> Process:
-        """Measures the replicas and lets the router look after itself, each at its interval, as
-        long as anything else can happen."""
-        router, env = self._router, self._env
-        due = {
-            act: every
-            for act, every in ((self._measure, router.scrape_ns), (router.tick, router.tick_ns))
-            if every is not None
-        }
-        times = dict(due)
-        while True:
-            self.next_look_ns = min(times.values())
-            yield env.timeout(self.next_look_ns - env.now)
-            if env.peek() == inf:
-                return
-            for act, every in due.items():
-                if times[act] == env.now:
-                    times[act] += every
-                    act()
+    def look(self, now_ns: int) -> None:
+        """Measures the replicas and lets the router look after itself, each when it is due."""
+        for act, every in self._intervals_ns.items():
+            if self._due_ns[act] == now_ns:
+                self._due_ns[act] += every
+                act()
+
+    @property
+    def next_look_ns(self) -> float:
+        """When `look` is due next; infinite: never."""
+        return min(self._due_ns.values(), default=inf)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no replica has a request."""
+        return not any(self._mailboxes) and not any(len(each.batch) for each in self._servings)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all replicas so far."""
+        return sum(len(each.recorder) for each in self._servings)
 
     def _measure(self) -> None:
         loads = []

@@ -20,7 +20,7 @@ import simpy
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig
 from kvsim.engine.request import DECODE, PREFILL, Request
-from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features
+from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError
 from kvsim.features.disaggregation import Side
 from kvsim.features.offload import ROLES, role_of
@@ -181,5 +181,5 @@ def _side(serving: Serving) -> Side:
 
 def _set_worker(serving: Serving, worker: Keeper | Puller) -> None:
     scheduler = serving.parts.scheduler
-    assert isinstance(scheduler, VllmV1Features)
+    assert isinstance(scheduler, VllmV1)
     scheduler.worker = worker

@@ -66,7 +66,7 @@ class Replicas:
                 refused={},
                 asked=asked[number] or ("ranks step together" if self._ranks else ""),
                 stepwise="the router hears of each step" if hears else "",
-                step_over=news.subscribe(number, each.blocks) if router.heeds_events else None,
+                step_over=news.subscribe(number, each) if router.heeds_events else None,
                 progress=progress,
                 ranks=self._ranks,
             )

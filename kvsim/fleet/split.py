@@ -11,14 +11,18 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.attempt import play, show_future
-from kvsim.engine.request import DECODE, PREFILL
+from kvsim.core.request import DECODE, PREFILL
+from kvsim.core.request import Request as CoreRequest
+from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load
 from kvsim.fleet.handovers import Ways
+from kvsim.fleet.news import News, looks
 from kvsim.fleet.proxy import Back, Front, Proxy, check_sides
 from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
 from kvsim.routers.router import Router
 from kvsim.workload.clients import Clients
+from kvsim.workload.columns import column
 
 
 class Split:
@@ -36,8 +40,9 @@ class Split:
         check_sides(parts)
         self._env = env = simpy.Environment()
         self._roles = roles
-        lengths = array("q", [row.output_length for row in load.rows])
-        prompts, outputs = load.requests(True, PREFILL), load.requests(True, DECODE)
+        lengths = array("q", column(load.rows, "output_length"))
+        prompts = load.requests(True, CoreRequest, PREFILL)
+        outputs = load.requests(True, CoreRequest, DECODE)
         clients = Clients(prompts, load.rows, load.release_ns, parts[0].config)
         for number, each in enumerate(parts):
             requests = prompts if roles[number] == PREFILL else outputs
@@ -49,11 +54,21 @@ class Split:
             numbers = self._numbers(role)
             own = [parts[number] for number in numbers]
             asked = ["exact_twin" if each.config.exact_twin else "" for each in own]
-            return Replicas(env, load, sent, own, asked, router_of(numbers), told)
+            router = router_of(numbers)
+            if router.heeds_events:
+                raise ConfigError(
+                    "router: it goes by KV events, and those of a prefill/decode split are not"
+                    " simulated; choose another one; dynamo-kv does without if use_kv_events is"
+                    " false"
+                )
+            return Replicas(env, load, sent, own, asked, router, told)
 
+        everyone: list[News] = []
+        env.process(looks(env, everyone, clients))
         self._prefill = side(PREFILL, Sent(prompts, Front(proxy), one_token), None)
         self._decode = side(DECODE, Sent(outputs, Back(proxy), lengths), progress)
         proxy.connect(env, self._prefill.dispatch, self._decode.dispatch)
+        everyone += [self._prefill.dispatch.news, self._decode.dispatch.news]
 
     def _numbers(self, role: str) -> list[int]:
         """The replicas with a role."""

@@ -12,11 +12,17 @@ from kvsim.records import transitions as kinds
 
 Ints = NDArray[np.int64]
 
-WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED, HELD, LOADING, RELOADING, LATE = range(10)
-"""The standing of a request: it has never run; it has no token yet; it decodes; it recomputes lost
-KV; it is preempted and has no blocks; it is swapped, its blocks are on the CPU; it waits for KV in
-a tier that cannot be read yet; it loads before its first step, or after a preemption; it is passed
-over because blocks are released late."""
+NAMES = (
+    *("waiting", "prefill", "decode", "recompute", "preempted", "swapped out"),
+    *("waiting for a store or a load of another", "loading", "loading again", "passed over"),
+)
+WAITING, PREFILL, DECODE, RECOMPUTE, PREEMPTED, SWAPPED, HELD, LOADING, RELOADING, LATE = range(
+    len(NAMES)
+)
+"""The standing of a request, and its name for people: it has never run; it has no token yet; it
+decodes; it recomputes lost KV; it is preempted and has no blocks; it is swapped, its blocks are on
+the CPU; it waits for KV in a tier that cannot be read yet; it loads before its first step, or after
+a preemption; it is passed over because blocks are released late."""
 _AS_BEFORE = -1
 """Stands for the last standing but `LATE`."""
 _BEFORE_FIRST_STEP = (kinds.HELD, kinds.LOOKED_UP, kinds.LOADING, kinds.LOADED)

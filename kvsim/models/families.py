@@ -6,7 +6,8 @@ files leave out. Sizes that every published file states have none: without them,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -117,6 +118,16 @@ _ALSO = {
 }
 """Other names of keys → the usual one."""
 
+_SHAPING = re.compile(
+    r"^mamba_|^ssm_|hybrid_|_pattern$|block_types?$|block_configs|layer_period|layer_indices"
+    r"|^swa_(?!rope)|global_head_dim|num_global_|hidden_size_per_layer|kv_shared|altup_|cla_share"
+    r"|index_head_dim|compress_ratio|linear_att|sparse_attention|conv_L|lru_width"
+    r"|cross_attention_layers|encoder_layers|type_vocab_size"
+)
+"""Keys that say what single layers are, or that they keep something other than keys and values: of
+Mamba and its hybrids, Gemma 3n and 4, MiMo, DeepSeek from V3.2 on, Kimi Linear, MiniMax, LFM,
+Hunyuan and Nemotron; and those of encoders."""
+
 
 def family_of(model_type: str | None) -> Family:
     """The family of a `model_type`; the plainest one for an unknown one."""
@@ -134,6 +145,15 @@ def usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if table.get("model_type") == "llama4_text":
         table = {**table, **_of_llama_4(table)}
     return table
+
+
+def unread_shapes(config: Mapping[str, Any], read: Collection[str]) -> list[str]:
+    """The keys that shape layers, have a value, and are not among those that are `read`."""
+    return [
+        key
+        for key, value in config.items()
+        if value and key not in read and key not in _ALSO and _SHAPING.search(key)
+    ]
 
 
 def _of_old_kind(table: Mapping[str, Any]) -> dict[str, Any]:

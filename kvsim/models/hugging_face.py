@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, shortened
 from kvsim.library import convert, converted
 from kvsim.models.checkpoint import QuantizationConfig, stored_as
 from kvsim.models.families import (
@@ -19,6 +19,7 @@ from kvsim.models.families import (
     SLIDING,
     Family,
     family_of,
+    unread_shapes,
     usual_names,
 )
 from kvsim.models.geometry import Model
@@ -96,8 +97,9 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
 
     Of a model with several towers, the decoder under `text_config` is taken; a vision tower is
     counted by estimate. Missing keys take the defaults of their family in `transformers`. A family
-    that is not known is read as a dense decoder, and a remark says so. Raises `ConfigError` for a
-    missing size, and for a value of another type or range.
+    that is not known is read as a decoder with gated MLPs, and a remark says so. Raises
+    `ConfigError` for a missing size, for a value of another type or range, and for keys that shape
+    layers in a way that is not read.
     """
     document = converted(config, _Document, where)
     inner = document.text_config or document.llm_config
@@ -105,6 +107,12 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     text = usual_names(config if inner is None else {**outer, **inner})
     if text.get("model_type") is not None and not isinstance(text["model_type"], str):
         raise ConfigError(f"{where}: model_type: expected `str`, got {text['model_type']!r:.80}")
+    if unread := unread_shapes(text, _Decoder.__struct_fields__):
+        raise ConfigError(
+            f"{where}: model_type {text.get('model_type')!r:.40}: these keys shape its layers and"
+            f" are not read: {shortened(', '.join(unread))}; choose another model, or give its"
+            " geometry as a TOML like those of configs/models"
+        )
     family = family_of(text.get("model_type"))
     missing = {key: value for key, value in family.defaults.items() if key not in text}
     if "sliding_window" in (config if inner is None else inner):  # null says that there is none
@@ -147,6 +155,10 @@ def _sizes(decoder: _Decoder, family: Family) -> dict[str, Any]:
 def _attention(decoder: _Decoder, family: Family, where: str) -> dict[str, Any]:
     """Windows, chunks, latent attention and linear attention."""
     found: dict[str, Any] = {}
+    if others := set(decoder.layer_types or ()) - {FULL, SLIDING, LINEAR, CHUNKED}:
+        raise ConfigError(
+            f"{where}: layer_types: {min(others)!r:.40} is not simulated; choose another model"
+        )
     types = _layer_types(decoder, family)
     if SLIDING in types:
         found["sliding_window"] = decoder.sliding_window
@@ -261,9 +273,6 @@ def _remarks(decoder: _Decoder, missing: Mapping[str, Any]) -> list[str]:
         found.append(
             f"model_type {decoder.model_type!r:.40} is not known; read as a decoder with gated MLPs"
         )
-    types = set(decoder.layer_types or ()) - {FULL, SLIDING, LINEAR, CHUNKED}
-    if types:
-        found.append(f"layer_types: {min(types)!r:.40} is not known; read as {FULL}")
     return found
 
 

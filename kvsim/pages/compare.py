@@ -34,6 +34,7 @@ from kvsim.report import wording
 from kvsim.report.certainty import certain_table, finding_words, method_words, ranking_words
 from kvsim.report.compare import (
     INSIGNIFICANT,
+    MEANING,
     NO_DIFFERENCE,
     Row,
     cautions,
@@ -202,6 +203,7 @@ def _all_figures(names: Sequence[str], rows: Sequence[Row]) -> Html:
         cells = (_cell(row, i) for i in range(len(names)))
         body.append(element("tr", element("td", row.metric.label), *cells))
     words = "Green is better, red is worse; where neither direction is better as such, no colour."
+    words += f" {MEANING}"
     whole = element("table", element("tbody", *body), class_="stacked")
     return join((lead(words), panel(None, element("div", whole, class_="scroll"))))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from kvsim.cost.crossover import Crossing, ModelCrossings
@@ -67,7 +67,7 @@ def build_crossover(models: Sequence[ModelCrossings], hardware: str, lengths: Se
         f"Swap or recompute on {hardware}",
         sections,
         subject="Both prices are of one request alone: a prompt step, and copies out and in.",
-        remarks=[(_verdict(model, layout), "plain") for model in listed for layout in model.link],
+        remarks=[(_verdict(model, layout), "plain") for model in models for layout in model.link],
     )
 
 
@@ -101,14 +101,17 @@ def _sources(model: ModelCrossings) -> list[str]:
 
 
 def _verdict(model: ModelCrossings, layout: str) -> str:
-    """The lengths at which swapping is cheaper."""
-    cheaper = [each.tokens for each in model.crossings if each.swap_ns[layout] < each.recompute_ns]
-    if len(cheaper) == len(model.crossings):
-        fate = "swapping is cheaper at every length"
-    elif cheaper:
-        fate = f"swapping is cheaper at {', '.join(f'{n:,}' for n in cheaper)} tokens"
-    else:
-        fate = "recomputing is cheaper at every length"
+    """The lengths at which swapping is cheaper, of all that are drawn."""
+    found = groupby(model.crossings, key=lambda each: each.swap_ns[layout] < each.recompute_ns)
+    spans = [[each.tokens for each in group] for cheaper, group in found if cheaper]
+    whole = [each.tokens for each in model.crossings]
+    winner = "swapping" if spans else "recomputing"
+    every = "at every length, " if spans in ([], [whole]) else ""
+    where = " and ".join(
+        f"from {span[0]:,} to {span[-1]:,}" if span[1:] else f"at {span[0]:,}"
+        for span in spans or [whole]
+    )
+    fate = f"{winner} is cheaper {every}{where} tokens"
     return f"{model.name}, {_copies(model.link[layout])} a block ({layout}): {fate}."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile
+from kvsim.cost.profile import Curve, Fit, Grid, MixedGrid, Profile, distrust
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import Figure, chart, compact, line, log_axes, thinned
 from kvsim.pages.html import Html, facts, join, panel, table
@@ -83,8 +83,8 @@ def _verdict(error: Mapping[str, Any]) -> list[tuple[str, str]]:
         remarks.append((text, "plain"))
     else:
         remarks.append(("The profile states no error on rows held out.", "warning"))
-    if error.get("trusted") is False:
-        remarks.append((f"Not trusted: {'; '.join(error.get('why', ()))}.", "bad"))
+    if why := distrust(error):
+        remarks.append((f"Not trusted: {why}.", "bad"))
     return remarks
 
 

@@ -71,12 +71,16 @@ def memory_panel(meta: Mapping[str, Any]) -> Html:
     whole = budget.get("memory_bytes")
     if not whole:
         return blocks
+    terms = dict(budget)
+    if budget.get("num_gpu_blocks_overridden"):
+        terms["kv_bytes"] = (budget.get("num_gpu_blocks") or 0) * (budget.get("block_bytes") or 0)
     parts = [
-        (colour, max(budget.get(key) or 0, 0), label) for key, (label, colour) in MEMORY.items()
+        (colour, max(terms.get(key) or 0, 0), label) for key, (label, colour) in MEMORY.items()
     ]
     rest = whole - sum(amount for _, amount, _ in parts)
     bar = shares([*parts, ("free", max(rest, 0), "left to others")], size)
-    return join((panel(f"Budget of one GPU, {size(whole)}", bar), blocks))
+    beyond = f"; num_gpu_blocks_override takes {size(-rest)} more" if rest < 0 else ""
+    return join((panel(f"Budget of one GPU, {size(whole)}{beyond}", bar), blocks))
 
 
 def _listed(title: str, named: Mapping[str, Any]) -> Html | None:

@@ -112,7 +112,8 @@ def _words(rows: list[list[str]], *head: str) -> Html | None:
 
 def tags(summary: Mapping[str, Any]) -> Html:
     """Labels for how the run ended and where its step times come from."""
-    ended = "good" if wording.finished(summary) else "bad"
+    fine = "warning" if wording.bound(summary) else "good"
+    ended = fine if wording.finished(summary) else "bad"
     timed = "good" if wording.measured(summary["meta"]) else "warning"
     return tags_of(
         [(wording.outcome_title(summary), ended), (wording.time_source(summary["meta"]), timed)]

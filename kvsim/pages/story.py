@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvsim.ledger import standings
 from kvsim.ledger.parts import PROMPT_LABELS, TIME_LABELS
 from kvsim.pages.document import document
 from kvsim.pages.html import Html, key_of, panel, shares, strip, table
@@ -14,18 +15,12 @@ from kvsim.report.story import Story, ledger_rows
 MOST_SPELLS = 200
 """Most spells that are drawn one by one; with more, each standing is drawn once."""
 
-COLOURS = {
-    "waiting": "part-waiting_blocks",
-    "prefill": "part-own_prefill",
-    "decode": "part-own_decode",
-    "recompute": "part-recompute",
-    "preempted, waiting": "part-preempted_waiting",
-    "swapped out": "part-swapped_waiting",
-    "waiting for a store or a load of another": "part-waiting_tier",
-    "loading": "part-waiting_load",
-    "loading again": "part-reload",
-    "passed over": "part-deferred_free",
-}
+_PARTS = (
+    *("waiting_blocks", "own_prefill", "own_decode", "recompute", "preempted_waiting"),
+    *("swapped_waiting", "waiting_tier", "waiting_load", "reload", "deferred_free"),
+)
+COLOURS = {name: f"part-{part}" for name, part in zip(standings.NAMES, _PARTS, strict=True)}
+"""Standing → the colour of the part of the ledger that most of it becomes."""
 
 
 def build_story(story: Story) -> str:

@@ -44,7 +44,7 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
     runs, configurations = len(plan.points), plural(len(chosen.configurations), "configuration")
     seeds = max(len(configuration.records) for configuration in chosen.configurations)
     over = f", {plural(runs, 'run')} on {plural(seeds, 'seed')}" if seeds > 1 else ""
-    trace = f"{plan.trace['name']}, {plural(int(plan.trace['requests']), 'request')}"
+    trace = f"{plan.trace['name']}, {_requests(plan)}"
     return document(
         "kvsim sweep",
         f"{configurations} of {', '.join(plan.axes) or 'seeds'}",
@@ -53,6 +53,15 @@ def build_page(plan: Plan, chosen: Chosen) -> str:
         about=[tags(configuration.records for configuration in chosen.configurations)],
         remarks=chosen.verdict,
     )
+
+
+def _requests(plan: Plan) -> str:
+    """How many requests of the trace were sent; the least and the most where that is varied."""
+    whole = int(plan.trace["requests"])
+    given = ({**plan.base, **point.settings}.get("num_prompts") for point in plan.points)
+    sent = sorted({min(whole, number or whole) for number in given})
+    fewest = f"{count(sent[0])} to " if sent[1:] else ""
+    return f"{fewest}{plural(sent[-1], 'request')}"
 
 
 def _engine(plan: Plan) -> str:

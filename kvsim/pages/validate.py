@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.cost.profile import distrust
 from kvsim.pages.distribution import curve, distribution_figures
 from kvsim.pages.document import document, placed
 from kvsim.pages.figures import (
@@ -54,8 +55,7 @@ def build_page(result: Result) -> str:
     }
     profile, requests = result["profile"], plural(result["trace"]["requests"], "request")
     named = [(f"times: {profile['path']}, {profile['source']}", "good")]
-    if profile["error"].get("trusted") is False:
-        why = "; ".join(profile["error"].get("why", ()))
+    if why := distrust(profile["error"]):
         named.append((f"the profile is marked as not trusted: {why}", "warning"))
     blocks = f"{result['engine']['kv_layout']} blocks of {result['engine']['block_size']} tokens"
     return document(

@@ -46,6 +46,18 @@ class Tally(Mapping[int, int]):
         if len(self._times) >= _PIECE:
             self._pack()
 
+    def add_vectors(self, numbers: Any, times: Any) -> None:
+        """Count each of these 64-bit integers as often as the other buffer says."""
+        import numpy as np
+
+        self._pack()
+        counts = np.frombuffer(times, np.int64)
+        narrow = counts.astype(np.min_scalar_type(counts.max(initial=0)))
+        self._pieces.append((np.frombuffer(numbers, np.int64), narrow))
+        self._table = None
+        if sum(len(piece[1]) for piece in self._pieces[1:]) > max(_ROUGH, len(self._pieces[0][0])):
+            self._merge()
+
     def arrays(self) -> tuple[Ints, Ints]:
         """The numbers, ascending, and how often each occurred; int64."""
         self._pack()

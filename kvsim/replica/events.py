@@ -43,6 +43,10 @@ class Link:
         self._times = times
         self._lane = simpy.Resource(env, capacity=1)
 
+    def later(self, delay_ns: int) -> Later:
+        """An event of the engine, `delay_ns` from now."""
+        return Later(self._env, delay_ns)
+
     def transfer(self, blocks: int) -> Process:
         """Copies blocks one way. Returns the wait for the link and the copying time, in
         nanoseconds."""

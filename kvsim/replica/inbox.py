@@ -50,7 +50,8 @@ class Inbox:
         self._clients = clients
         self.listens = clients.listen
         """Whether anybody needs to hear of ended requests."""
-        self._arrived: list[Request] = []
+        self.pending: list[Request] = []
+        """Requests that have arrived and were not taken."""
         self._wake: simpy.Event | None = None
         self._upcoming = iter(clients.start())
         """Requests that clients send at a fixed time, in order of time."""
@@ -60,7 +61,7 @@ class Inbox:
         self.next_ns, self._next = next(self._upcoming, _NOBODY)
 
     def __bool__(self) -> bool:
-        return bool(self._arrived)
+        return bool(self.pending)
 
     @property
     def _now_ns(self) -> int:
@@ -77,14 +78,14 @@ class Inbox:
             request = self._next
             assert request is not None
             if self._clients.offer(request, int(self.next_ns)):
-                self._arrived.append(request)
+                self.pending.append(request)
             self.next_ns, self._next = next(self._upcoming, _NOBODY)
         if self._wake is not None:
             self._rouse()
 
     def take(self) -> list[Request]:
         """Removes and returns the arrived requests, in order of (arrival, place in the trace)."""
-        arrived, self._arrived = self._arrived, []
+        arrived, self.pending = self.pending, []
         if len(arrived) > 1:
             arrived.sort(key=arrival_order)
         return arrived
@@ -96,7 +97,7 @@ class Inbox:
         now_ns = self._now_ns
         for request in ended:
             sent, later = self._clients.ended(request, now_ns)
-            self._arrived += sent
+            self.pending += sent
             for time_ns, other in later:
                 if time_ns <= now_ns:
                     self._offer(other)
@@ -107,7 +108,7 @@ class Inbox:
 
     def wait(self, until_ns: float) -> Process:
         """Waits until a request arrives, at most until `until_ns`."""
-        if not self._arrived:
+        if not self.pending:
             self._wake = self._env.event()
             self._set_alarm()
             yield woken(self._wake, until_ns)
@@ -118,12 +119,12 @@ class Inbox:
         """Offers a request to its client's concurrency limit, which may hold it back."""
         self.collect(self._now_ns)
         if self._clients.offer(request, self._now_ns):
-            self._arrived.append(request)
+            self.pending.append(request)
             self._rouse()
 
     def _rouse(self) -> None:
         """Wakes the engine if it waits for a request that is here now."""
-        if self._wake is not None and self._arrived:
+        if self._wake is not None and self.pending:
             self._wake.succeed()
             self._wake = None
 

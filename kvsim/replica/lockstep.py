@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
-from kvsim.cost import Cost
+from kvsim.core.host import SimulatedTime
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.replica.events import Link, Process
-from kvsim.replica.host import Receiver, SimulatedTime
+from kvsim.replica.host import Receiver
 
 
 class Ranks:
@@ -87,19 +87,18 @@ class Ranks:
 class RankTime(SimulatedTime):
     """Simulated time of a rank."""
 
-    meets = True
-
     def __init__(
         self,
         env: simpy.Environment,
-        cost: Cost,
+        price: Callable[[Plan], int],
         link: Link,
         inbox: Receiver,
         full_plans: bool,
         ranks: Ranks,
     ) -> None:
         """See `SimulatedTime`; `ranks` are all ranks of the engine."""
-        super().__init__(env, cost, link, inbox, full_plans)
+        super().__init__(env, price, link, inbox, full_plans)
+        self.meets = True
         self._ranks = ranks
         self._alone_ns = 0
         """How long this rank needs for the step that all ranks have composed; 0 for a dummy
@@ -129,5 +128,5 @@ class RankTime(SimulatedTime):
 
     def sleep(self, until_ns: float) -> Process:
         yield from self._ranks.sleep(self.inbox, until_ns)
-        self.now_ns = int(self._env.now)
+        self.now_ns = max(self.now_ns, int(self._env.now))
         return True

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import inf
 
 from kvsim.engine.request import Request
+from kvsim.workload.columns import column
 from kvsim.workload.trace import Row
 
 
@@ -14,7 +15,7 @@ class Patience:
     """The requests in progress whose clients will not wait for ever."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._after_ns = [row.abort_after_ns for row in rows]
+        self._after_ns = column(rows, "abort_after_ns")
         self._due: list[tuple[int, int, Request]] = []
         """Heap of (when its client gives it up, index, request)."""
 

@@ -18,24 +18,24 @@ from collections import deque
 
 import simpy
 
+from kvsim.core.host import SimulatedTime
+from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.replica.events import Link
-from kvsim.replica.host import Receiver, SimulatedTime
+from kvsim.replica.host import Receiver
 from kvsim.schema import STAGE_COLUMNS
 
 
 class PipelineTime(SimulatedTime):
     """Simulated time of an engine whose GPUs are the stages of a pipeline."""
 
-    gauged = STAGE_COLUMNS
-    records_empty = False
-
     def __init__(
         self, env: simpy.Environment, cost: StagedCost, link: Link, inbox: Receiver
     ) -> None:
-        super().__init__(env, cost, link, inbox, full_plans=True)
+        super().__init__(env, checked_prices(cost).step_ns, link, inbox, False)
+        self.gauged, self.records_empty = STAGE_COLUMNS, False
         self._cost = cost
         self._free_ns = [0] * cost.number
         """When each stage has computed its last step."""

@@ -13,13 +13,13 @@ in which they are asked for. A transfer needs the sender and the receiver. vLLM 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 
 from kvsim.engine.plan import NOTHING_MOVED, Moved
 from kvsim.engine.request import Request
-from kvsim.engines.vllm_v1_features.connector import NOTHING, Done, Job, Transfers, Worker
+from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
 from kvsim.link import TransferTimes
 from kvsim.replica.events import Process
 
@@ -147,7 +147,7 @@ class Puller(Worker):
         self._beat_ns = -lease.interval_ns
         self._under_way = 0
         self._begins = False
-        self._received: list[Request] = []
+        self._received: list[Any] = []
 
     def expect(self, handover: Handover) -> None:
         """The engine gets a request whose prompt another one computed."""

@@ -95,6 +95,7 @@ class Meta(Struct):
     """The types of what a summary keeps under `meta`; keys may be missing, and others there."""
 
     kvsim_version: str | None = None
+    core: str | None = None
     command: str | None = None
     config: dict[str, Any] | None = None
     assumed: dict[str, _Assumption] | None = None

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from kvsim.certainty.margin import MARGIN, matters
 from kvsim.certainty.verdicts import Verdict
 from kvsim.report import wording
 from kvsim.report.load import load_words, state_of
 from kvsim.report.metrics import METRICS, Metric, value
-from kvsim.report.numerals import interval, show, signed, signed_percent
+from kvsim.report.numerals import interval, percent, show, signed, signed_percent
 from kvsim.report.plain import flat
 from kvsim.report.statistics import ratio
 
 Judgement = Literal["same", "better", "worse", "different", "insignificant"]
 NO_DIFFERENCE = "no difference"
+MEANING = f"{NO_DIFFERENCE.capitalize()}: none of more than {percent(MARGIN)}."
+"""What `NO_DIFFERENCE` means between single runs."""
 INSIGNIFICANT = "no significant difference"
 
 
@@ -43,16 +46,16 @@ class Row(NamedTuple):
     def judge(self, i: int) -> Judgement:
         """How run number `i` after the first compares with the first in this figure."""
         first, other, better = self.values[0], self.values[i + 1], self.metric.better
-        verdict = self.verdicts[i] if self.verdicts else None
-        if first == other if verdict is None else verdict.finding == "same":
+        difference, verdict = self.difference(i), self.verdicts[i] if self.verdicts else None
+        if first is None or difference is None:
+            return "same" if first == other else "different"
+        if verdict.finding == "same" if verdict else not matters(difference, first):
             return "same"
-        if first is None or other is None:
-            return "different"
         if self.verdicts and (verdict is None or verdict.finding != "significant"):
             return "insignificant"
         if not better:
             return "different"
-        return "better" if (other < first) == (better == "lower") else "worse"
+        return "better" if (difference < 0) == (better == "lower") else "worse"
 
 
 def compare_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Row]:
@@ -78,7 +81,7 @@ def difference_words(row: Row, i: int) -> str:
 
 def change_words(row: Row, i: int) -> str:
     """The difference in its shortest form: `+12.3 %`, or `+3.1 points` where that is undefined."""
-    relative = row.relative(i)
+    relative = None if row.judge(i) == "same" else row.relative(i)
     return signed_percent(relative) if relative else difference_words(row, i)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kvsim.certainty.margin import matters
 from kvsim.report.attribution import LABELS, Waterfall, has_ledger, waterfalls
 from kvsim.report.carriers import BLOCKS, Blocks, Carrier, Share, blocks, carriers
-from kvsim.report.compare import config_differences
+from kvsim.report.compare import NO_DIFFERENCE, config_differences
 from kvsim.report.divergence import (
     Divergence,
     concerned_words,
@@ -116,10 +117,8 @@ def headline_words(
     tails = [fall for fall in falls if fall.statistic == "p99"]
     if not any(fall.changes() for fall in falls):
         return [f"Every request took the same time in {names[1]} as in {names[0]}."]
-    results = ", ".join(
-        f"{_seconds(fall.difference)} p99 {LATENCIES[fall.metric]}" for fall in tails
-    )
-    moved = sum(float(fall.difference) for fall in tails)
+    results = ", ".join(map(_result, tails))
+    moved = sum(float(fall.difference) for fall in tails if _matters(fall))
     preemptions = other["num_preemptions"] - first["num_preemptions"]
     hits = other["prefix_cache_hit_tokens"] - first["prefix_cache_hit_tokens"]
     reasons = []
@@ -141,6 +140,16 @@ def headline_words(
         sentences = [f"{names[1]}: {results}. What changed most: {LABELS[part]}."]
     sentences += [f"{fact}." for fact in facts]
     return [*sentences, *(fall_words(fall) for fall in falls if fall.changes())]
+
+
+def _matters(fall: Waterfall) -> bool:
+    return matters(float(fall.difference), float(fall.totals[0]))
+
+
+def _result(fall: Waterfall) -> str:
+    """`−1.9 s p99 TTFT`, or `no difference in p99 TTFT`."""
+    change = _seconds(fall.difference) if _matters(fall) else f"{NO_DIFFERENCE} in"
+    return f"{change} {fall.statistic} {LATENCIES[fall.metric]}"
 
 
 def fall_words(fall: Waterfall) -> str:

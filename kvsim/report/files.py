@@ -133,12 +133,15 @@ def _write_pieces(folder: Path, table: Table, pieces: Iterator[pa.Table], *, csv
 
     piece, path = next(pieces), folder / table.name
     with ExitStack() as opened:
-        parquet = pq.ParquetWriter(f"{path}.parquet", piece.schema, **_encodings(piece.schema))
+        # Open files, because Arrow takes no names that are not UTF-8.
+        file = opened.enter_context(Path(f"{path}.parquet").open("wb"))
+        parquet = pq.ParquetWriter(file, piece.schema, **_encodings(piece.schema))
         opened.enter_context(parquet)
         if csv:
             from pyarrow.csv import CSVWriter
 
-            sheet = opened.enter_context(CSVWriter(f"{path}.csv", piece.schema))
+            file = opened.enter_context(Path(f"{path}.csv").open("wb"))
+            sheet = opened.enter_context(CSVWriter(file, piece.schema))
         for each in chain([piece], pieces):
             parquet.write_table(each)
             if csv:

@@ -50,7 +50,9 @@ def milliseconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share from 0 to 1 as `12.3 %`."""
+    """A share as `12.3 %`; one below 0 as `−2.4 %`."""
+    if value < 0:
+        return f"−{percent(-value)}"
     if value < 0.0005:
         return f"<0.1{SPACE}%" if value else f"0{SPACE}%"
     return f"{value * 100:.1f}{SPACE}%" if value < 1 else f"{value * 100:.0f}{SPACE}%"
@@ -89,7 +91,7 @@ def interval(low: float, high: float, unit: str) -> str:
 
 def signed_percent(value: float) -> str:
     """A relative difference: `+12.3 %`, `−45 %`."""
-    return f"{'−' if value < 0 else '+'}{percent(abs(value))}"
+    return percent(value) if value < 0 else f"+{percent(value)}"
 
 
 def _three(value: float) -> str:

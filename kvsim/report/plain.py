@@ -33,6 +33,13 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
+def numeric(value: Any) -> Any:
+    """Settings that `plain` made, as settings again: the texts `inf` and `-inf` are numbers."""
+    if isinstance(value, Mapping):
+        return {key: numeric(inner) for key, inner in value.items()}
+    return float(value) if value in ("inf", "-inf") else value
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted keys."""
     leaves: dict[str, Any] = {}

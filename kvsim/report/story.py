@@ -29,26 +29,16 @@ BEGINNING, END = 24, 10
 SEPARATE = 4
 """Changes of the reason to wait, up to which each is listed by itself."""
 
-_STANDINGS = {
-    standings.WAITING: "waiting",
-    standings.PREFILL: "prefill",
-    standings.DECODE: "decode",
-    standings.RECOMPUTE: "recompute",
-    standings.PREEMPTED: "preempted, waiting",
-    standings.SWAPPED: "swapped out",
-    standings.HELD: "waiting for a store or a load of another",
-    standings.LOADING: "loading",
-    standings.RELOADING: "loading again",
-    standings.LATE: "passed over",
-}
 _PASSED = {
-    _STANDINGS[standings.PREEMPTED]: "admitted again after {}",
-    _STANDINGS[standings.RECOMPUTE]: "recomputed its lost KV in {}",
-    _STANDINGS[standings.SWAPPED]: "its blocks began to come back after {}",
-    _STANDINGS[standings.HELD]: "waited {} for a store, or a load of another request",
-    _STANDINGS[standings.LOADING]: "its load was over after {}",
-    _STANDINGS[standings.RELOADING]: "its load was over after {}",
-    _STANDINGS[standings.LATE]: "went on after {} without a slot, as blocks were released late",
+    standings.NAMES[standings.PREEMPTED]: "admitted again after {}",
+    standings.NAMES[standings.RECOMPUTE]: "recomputed its lost KV in {}",
+    standings.NAMES[standings.SWAPPED]: "its blocks began to come back after {}",
+    standings.NAMES[standings.HELD]: "waited {} for a store, or a load of another request",
+    standings.NAMES[standings.LOADING]: "its load was over after {}",
+    standings.NAMES[standings.RELOADING]: "its load was over after {}",
+    standings.NAMES[standings.LATE]: (
+        "went on after {} without a slot, as blocks were released late"
+    ),
 }
 """Text for the end of a time in this standing."""
 
@@ -231,7 +221,7 @@ def _moments(run: _Run, index: int, spells: list[Spell]) -> list[Moment]:
     """Everything that happened to a request that was sent, in order."""
     moments = _arrival(run, index)
     for spell in spells:
-        if spell.standing == _STANDINGS[standings.WAITING]:
+        if spell.standing == standings.NAMES[standings.WAITING]:
             moments += _waits(run, index, spell.begin_ns, spell.end_ns)
     turns, begun = _turns(run, index, spells), int(run.first_steps[index])
     # At one instant, loads come before the first step, and losses after the first token.
@@ -400,6 +390,6 @@ def _spells(run: _Run, index: int) -> list[Spell]:
     own = spells.request == index
     columns = (getattr(spells, name)[own].tolist() for name in ("standing", "begin_ns", "end_ns"))
     return [
-        Spell(_STANDINGS[standing], begin, end)
+        Spell(standings.NAMES[standing], begin, end)
         for standing, begin, end in zip(*columns, strict=True)
     ]

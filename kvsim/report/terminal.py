@@ -91,7 +91,7 @@ def render_comparison(
     configured alike have no differences to print.
     """
     from kvsim.report.certainty import certain_table, method_words
-    from kvsim.report.compare import NO_DIFFERENCE, compare_table, same_configurations
+    from kvsim.report.compare import MEANING, NO_DIFFERENCE, compare_table, same_configurations
     from kvsim.report.metrics import HEADLINES
 
     _render_subjects(runs, console, 1 if comparison is None else len(comparison.seeds))
@@ -111,8 +111,10 @@ def render_comparison(
         console.print("All figures are on the page that --out writes.")
     if comparison is not None:
         _render_verdicts(comparison, rows, console)
-    elif all(row.judge(i) == "same" for row in rows for i in range(len(runs) - 1)):
+        return
+    if all(row.judge(i) == "same" for row in rows for i in range(len(runs) - 1)):
         console.print(f"{NO_DIFFERENCE.capitalize()} in any figure.")
+    console.print(MEANING, style="dim")
 
 
 def _render_subjects(runs: Summaries, console: Console, seeds: int) -> None:

@@ -6,13 +6,26 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from kvsim.report.load import State, load_words, state_of
-from kvsim.report.numerals import count, percent, plural, seconds
+from kvsim.report.numerals import count, number, percent, plural, seconds
+from kvsim.sums import added
 
 Tone = Literal["plain", "warning", "bad"]
 
 
 UNSTEADY: dict[State, Tone] = {"overloaded": "bad", "never steady": "warning"}
 """What a run that did not keep up is called, and how alarming it is."""
+
+
+BOUNDS = {
+    "memory-bound": ("lacked blocks", ("blocks", "watermark", "swapped", "preempted")),
+    "bound by max_num_seqs": ("lacked a slot", ("slots",)),
+    "bound by max_num_batched_tokens": ("waited behind prefills of others", ("tokens",)),
+    "bound by max_loras": ("waited for running adapters", ("loras",)),
+}
+"""What a run is called if the head of the queue was refused most of the time → what the head did,
+and the values of `BLOCKED` that mean it."""
+_MOST = 0.5
+"""The share of the time that is most of it."""
 
 
 class Remark(NamedTuple):
@@ -25,9 +38,9 @@ class Remark(NamedTuple):
 def verdict(summary: Mapping[str, Any]) -> list[Remark]:
     """What happened to the requests, how the run ended, its load, and what preemption cost.
 
-    The load comes first if the engine did not keep up.
+    The load comes first if the engine did not keep up, then what bound the run, if anything did.
     """
-    load, ending = _load(summary), [fate(summary), *_outcome(summary)]
+    load, ending = _load(summary), [*bound(summary), fate(summary), *_outcome(summary)]
     remarks = [*load, *ending] if state_of(summary) in UNSTEADY else [*ending, *load]
     remarks += [*_engine_errors(summary), _preemption(summary)]
     waits = summary["watermark_wait_s"]
@@ -61,17 +74,48 @@ def assumed(meta: Mapping[str, Any]) -> list[str]:
     """The settings that nobody gave, by who chose them: `block_size 16, ... (vLLM V1 0.33.0)`."""
     by_source: dict[str, list[str]] = {}
     for key, default in (meta.get("assumed") or {}).items():
-        value = default["value"]
-        written = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
-        by_source.setdefault(default["source"], []).append(f"{key} {written}")
+        words = f"{key} {setting_words(default['value'])}"
+        by_source.setdefault(default["source"], []).append(words)
     return [f"{', '.join(settings)} ({source})" for source, settings in by_source.items()]
 
 
+def setting_words(value: object) -> str:
+    """The value of a setting: `on`, `off`, or as it is."""
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
 def outcome_title(summary: Mapping[str, Any]) -> str:
-    """The outcome in few words: `Finished`, `Deadlock`, `Engine stopped: KIND`."""
+    """The outcome in few words: `Finished`, `Finished, memory-bound`, `Deadlock`, `Engine stopped:
+    KIND`."""
     kind = str(_outcome_of(summary).get("kind") or "unknown").replace("-", " ")
     named = kind if kind in ("finished", "deadlock") else f"engine stopped: {kind}"
-    return named[0].upper() + named[1:]
+    return ", ".join((named[0].upper() + named[1:], *(name for name, _ in _bounds(summary))))
+
+
+def bound(summary: Mapping[str, Any]) -> list[Remark]:
+    """For what the head of the queue was refused most of the time, if it was, in a finished run."""
+    head = "the heads of the queues" if "replicas" in summary else "the head of the queue"
+    return [
+        Remark(
+            f"{name[0].upper()}{name[1:]}: {head} {BOUNDS[name][0]} {percent(share)} of the time;"
+            f" on average, {number(summary['running_mean'])} requests ran and"
+            f" {number(summary['waiting_mean'])} waited.",
+            "warning",
+        )
+        for name, share in _bounds(summary)
+    ]
+
+
+def _bounds(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The name in `BOUNDS` that the run has, and for what share of the time; at most one."""
+    if not (finished(summary) and summary["duration"]):
+        return []
+    whole_s = summary["duration"] * len(summary.get("replicas", [summary]))
+    shares = {
+        name: added(summary["head_blocked_s"][cause] for cause in causes) / whole_s
+        for name, (_, causes) in BOUNDS.items()
+    }
+    return [(name, share) for name, share in shares.items() if share > _MOST]
 
 
 def finished(summary: Mapping[str, Any]) -> bool:

@@ -6,9 +6,8 @@ The rules are those of Dynamo 1.6.1 (`lib/kv-router`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final
 
-TIERS: Final = ("device", "host", "disk")
+TIERS = ("device", "host", "disk")
 
 
 class Tier:

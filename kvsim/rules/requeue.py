@@ -40,6 +40,11 @@ def priority(waiting: deque[Request], victim: Request) -> None:
     insort(waiting, victim, key=_by_priority)
 
 
+def priority_by_trace(waiting: deque[Request], victim: Request) -> None:
+    """The same in releases in which requests of equal priority and arrival have no order."""
+    insort(waiting, victim, key=lambda each: (each.priority, each.arrival_ns, each.index))
+
+
 REQUEUE: dict[str, Requeue] = {
     "head": head,
     "tail": tail,

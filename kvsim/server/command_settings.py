@@ -13,7 +13,7 @@ from kvsim.server.generations import ENGINES, generation, leave_unused
 from kvsim.server.notes import notes
 from kvsim.server.record import read_record
 from kvsim.server.script import ServerCommand, server_command
-from kvsim.server.sglang_arguments import SGLANG, complete
+from kvsim.server.sglang_arguments import SGLANG, complete, sglang_differs
 from kvsim.server.shell import commands
 from kvsim.server.vllm_arguments import VLLM
 
@@ -44,7 +44,7 @@ def settings_of_file(path: str) -> tuple[Meaning, list[str]]:
     meaning = _vllm(record.arguments, record.version, None, f"{path}: vllm_version", path)
     if record.hardware is not None:
         meaning.set("hardware", record.hardware, f"{path}: hardware.device_name")
-    return meaning, _remarks(meaning, path)
+    return meaning, notes(meaning, path)
 
 
 def arguments(vllm: str | None, vllm_file: str | None) -> list[Argument]:
@@ -81,11 +81,11 @@ def _settings(command: ServerCommand, where: str, folder: Path | None) -> tuple[
         meaning = interpret(parse(command.arguments, SGLANG, where, folder), SGLANG)
         complete(meaning, command.variables, where)
         meaning.set("engine", "sglang", where)
-        return meaning, _remarks(meaning, where)
+        return meaning, [*notes(meaning, where), *sglang_differs(command.version, where)]
     given = parse(command.arguments, VLLM, where, folder)
     wish = command.variables.get("VLLM_USE_V1")
     meaning = _vllm(given, command.version, wish, f"{where}: the image", where)
-    return meaning, _remarks(meaning, where)
+    return meaning, notes(meaning, where)
 
 
 def _vllm(
@@ -99,8 +99,3 @@ def _vllm(
         meaning.set("vllm_version", version, said)
     leave_unused(meaning)
     return meaning
-
-
-def _remarks(meaning: Meaning, where: str) -> list[str]:
-    remarks = [] if "model" in meaning.settings else [f"{where}: names no model; give --model"]
-    return [*notes(meaning, where), *remarks]

@@ -10,7 +10,9 @@
 | `Asynchronous scheduling is enabled.` | from 0.14 | |
 | `# GPU blocks: 2588, # CPU blocks: 2048` | 0.x | the pools |
 | `GPU KV cache size: 41,408 tokens` | V1 | the pool, in tokens |
-| `Maximum concurrency for 32,768 tokens per request: 1.26x` | all | `max_model_len` |
+| `Maximum concurrency for 32,768 tokens per request: 1.26x` | all | `max_model_len`, a check |
+| `Model loading took 14.2488 GiB` | from 0.7 | the weights |
+| `Config file not found at ...,device_name=NVIDIA_H200.json` | all | the GPU |
 | `... num_gpu_blocks is: 2588` | V1 | the pools of all replicas |
 
 Sources: vLLM 0.6.3 `engine/llm_engine.py`, `executor/gpu_executor.py`; 0.7.3
@@ -28,7 +30,7 @@ from typing import Any, NamedTuple
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Argument
 from kvsim.server.files import lines_with
-from kvsim.server.reprs import pairs
+from kvsim.server.reprs import cut_off, whole_pairs
 
 
 class Fact(NamedTuple):
@@ -42,6 +44,7 @@ class Fact(NamedTuple):
 class Start:
     """One start of a server, as its log tells it."""
 
+    path: str
     line: int
     version: Fact | None = None
     engine: Fact | None = None
@@ -52,9 +55,13 @@ class Start:
     config: list[Argument] = field(default_factory=list)
     """The values that the engine came to, under the names of arguments."""
     max_model_len: Fact | None = None
+    max_concurrency: Fact | None = None
+    """Requests of `max_model_len` tokens that the pool holds."""
     max_num_batched_tokens: Fact | None = None
     async_scheduling: Fact | None = None
     block_size: Fact | None = None
+    weights: list[Fact] = field(default_factory=list)
+    """GiB of the weights, on each rank."""
     available: list[Fact] = field(default_factory=list)
     """GiB for the KV cache, on each rank."""
     cache_tokens: list[Fact] = field(default_factory=list)
@@ -64,6 +71,12 @@ class Start:
     blocks_of_all: Fact | None = None
     """Blocks of all data-parallel replicas together (0.33.0 `v1/engine/core_client.py`)."""
     cpu_blocks: Fact | None = None
+    free: Fact | None = None
+    """GiB of a GPU before anything was loaded; only SGLang says it."""
+    not_hopper: Fact | None = None
+    """Whether a kernel says that the GPUs are of another generation."""
+    device: Fact | None = None
+    """The name of the GPU in the CUDA runtime."""
     ranks: set[str] = field(default_factory=set)
     """Data-parallel ranks whose engines have begun."""
 
@@ -93,7 +106,7 @@ def read_starts(path: str) -> list[Start]:
             match = pattern.search(text)
             if match:
                 if not starts or _begins_anew(starts[-1], take, text):
-                    starts.append(Start(number))
+                    starts.append(Start(path, number))
                 take(starts[-1], match, _Line(path, number, text))
     if not starts:
         raise ConfigError(
@@ -124,6 +137,10 @@ _WORTH = (
     b"ynchronous scheduling",
     b"version",
     b"Maximum concurrency",
+    b"Model loading took",
+    b"before SM90",
+    b"Device capability",
+    b"device_name=",
     b"block size to",
 )
 """A line with none of these fits no pattern below; a server's log has millions of such lines."""
@@ -172,7 +189,9 @@ def _version(start: Start, match: re.Match[str], line: _Line) -> None:
 
 def _arguments(start: Start, match: re.Match[str], line: _Line) -> None:
     where = f"{line.path}:{line.number}"
-    start.arguments += [Argument(name, value, where) for name, value in pairs(match[1])]
+    start.arguments += [
+        Argument(name, value, where) for name, value in whole_pairs(match[1], where)
+    ]
     start.lists_all = match[1].startswith("Namespace")
 
 
@@ -181,7 +200,10 @@ def _engine(start: Start, match: re.Match[str], line: _Line) -> None:
     start.engine = Fact(match[1] or "0", line.number)
     start.version = Fact(match[2], line.number)
     where = f"{line.path}:{line.number}"
-    start.config = list(_of_config(pairs(match[3]), start.engine.value == "1", where))
+    found = dict(whole_pairs(match[3], where))
+    if "tensor_parallel_size" not in found:
+        raise cut_off(where)
+    start.config = list(_of_config(found.items(), start.engine.value == "1", where))
 
 
 def _of_config(found: Iterable[tuple[str, Any]], is_v1: bool, where: str) -> Iterator[Argument]:
@@ -197,6 +219,11 @@ def _max_model_len(start: Start, match: re.Match[str], line: _Line) -> None:
     start.max_model_len = Fact(_number(match[1]), line.number)
 
 
+def _concurrency(start: Start, match: re.Match[str], line: _Line) -> None:
+    _max_model_len(start, match, line)
+    start.max_concurrency = Fact(float(match[2]), line.number) if match[2] else None
+
+
 def _batched(start: Start, match: re.Match[str], line: _Line) -> None:
     start.max_num_batched_tokens = Fact(_number(match[1]), line.number)
 
@@ -207,6 +234,18 @@ def _asynchronous(start: Start, match: re.Match[str], line: _Line) -> None:
 
 def _block_size(start: Start, match: re.Match[str], line: _Line) -> None:
     start.block_size = Fact(_number(match[1]), line.number)
+
+
+def _weights(start: Start, match: re.Match[str], line: _Line) -> None:
+    start.weights.append(Fact(float(match[1]), line.number))
+
+
+def _not_hopper(start: Start, match: re.Match[str], line: _Line) -> None:
+    start.not_hopper = Fact(True, line.number)
+
+
+def _device(start: Start, match: re.Match[str], line: _Line) -> None:
+    start.device = Fact(match[1].replace("_", " "), line.number)
 
 
 def _available(start: Start, match: re.Match[str], line: _Line) -> None:
@@ -227,6 +266,7 @@ def _blocks_of_all(start: Start, match: re.Match[str], line: _Line) -> None:
     start.blocks_of_all = Fact(_number(match[1]), line.number)
 
 
+_GIB = r"(\d{1,9}(?:\.\d{1,9})?) GiB"
 _COUNT = r"(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})"
 _LINES: list[tuple[re.Pattern[str], Callable[[Start, re.Match[str], _Line], None]]] = [
     (re.compile(r"vLLM (?:API )?server version (\d[^\s,]*)"), _version),
@@ -238,11 +278,19 @@ _LINES: list[tuple[re.Pattern[str], Callable[[Start, re.Match[str], _Line], None
         _engine,
     ),
     (re.compile(rf"Using max model len {_COUNT}"), _max_model_len),
-    (re.compile(rf"Maximum concurrency for {_COUNT} tokens per request"), _max_model_len),
+    (
+        re.compile(
+            rf"Maximum concurrency for {_COUNT} tokens per request(?:: (\d{{1,9}}\.\d{{1,9}})x)?"
+        ),
+        _concurrency,
+    ),
     (re.compile(rf"Chunked prefill is enabled with max_num_batched_tokens={_COUNT}"), _batched),
     (re.compile(r"Asynchronous scheduling is (enabled|disabled)"), _asynchronous),
     (re.compile(rf"ing (?:attention|kv cache) block size to {_COUNT}"), _block_size),
-    (re.compile(r"Available KV cache memory: (\d{1,9}(?:\.\d{1,9})?) GiB"), _available),
+    (re.compile(rf"Model loading took {_GIB}"), _weights),
+    (re.compile(rf"Available KV cache memory: {_GIB}"), _available),
+    (re.compile(r"GPUs before SM90|Device capability \d{1,3}\.\d not supported"), _not_hopper),
+    (re.compile(r"device_name=([\w-]{1,80}?)(?:,|\.json)"), _device),
     (re.compile(rf"\b(?!CPU )\w+ KV cache size: {_COUNT} tokens"), _cache_tokens),
     (re.compile(rf"# (?!CPU)\w+ blocks: {_COUNT}(?:, # CPU blocks: {_COUNT})?"), _blocks),
     (re.compile(rf"after num_gpu_blocks is: {_COUNT}"), _blocks_of_all),

@@ -15,8 +15,8 @@ from kvsim.server.sglang_log import is_sglang, settings_of_sglang
 from kvsim.server.vllm_arguments import VLLM
 
 
-def settings_of_log(path: str) -> tuple[Meaning, list[str]]:
-    """What the last start that came as far as its blocks says, and notes for people.
+def settings_of_log(path: str) -> tuple[Meaning, list[str], Start]:
+    """What the last start that came as far as its blocks says, notes for people, and that start.
 
     Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
     """
@@ -31,16 +31,15 @@ def settings_of_log(path: str) -> tuple[Meaning, list[str]]:
         )
     start = sized[-1]
     meaning = _without_blocks(start, path)
-    pool, remarks = _count_blocks(meaning, start, path)
+    pool = _count_blocks(meaning, start, path)
     leave_unused(meaning)
+    said = notes(meaning, path, pool)
     if len(starts) > 1:
-        remarks.append(
+        said.append(
             f"{path}: {len(starts)} starts of an engine; the last with its blocks counts, from line"
             f" {start.line}"
         )
-    if "model" not in meaning.settings:
-        remarks.append(f"{path}: no line names the model; give --model")
-    return meaning, [*notes(meaning, path, pool), *remarks]
+    return meaning, said, start
 
 
 def _without_blocks(start: Start, path: str) -> Meaning:
@@ -61,6 +60,7 @@ def _without_blocks(start: Start, path: str) -> Meaning:
         ("max_model_len", start.max_model_len),
         ("max_num_batched_tokens", start.max_num_batched_tokens),
         ("async_scheduling", start.async_scheduling),
+        ("hardware", start.device),
         ("num_cpu_blocks_override", start.cpu_blocks),
     ):
         if fact is not None:
@@ -75,8 +75,8 @@ def _without_blocks(start: Start, path: str) -> Meaning:
     return meaning
 
 
-def _count_blocks(meaning: Meaning, start: Start, path: str) -> tuple[str, list[str]]:
-    """Set the blocks and their size; returns both in words, and remarks."""
+def _count_blocks(meaning: Meaning, start: Start, path: str) -> str:
+    """Set the blocks and their size, as if one table served all layers; returns both in words."""
     said = meaning.settings
     if start.block_size is not None:
         meaning.set("block_size", start.block_size.value, f"{path}:{start.block_size.line}")
@@ -97,4 +97,4 @@ def _count_blocks(meaning: Meaning, start: Start, path: str) -> tuple[str, list[
     if start.available:
         least = min(start.available, key=lambda fact: fact.value)
         words += f" in {least.value:g} GiB of each GPU (line {least.line})"
-    return words, [f"{path}: {pool.note}"] if pool.note else []
+    return words

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from kvsim.errors import ConfigError
+
 _PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
@@ -17,19 +19,36 @@ def pairs(text: str) -> Iterator[tuple[str, Any]]:
     """The names and values of a dictionary, a call, or of arguments without brackets.
 
     What follows the bracket that closes the first one is left aside, and so are parts without a
-    name.
+    name. Raises `ValueError` if the first bracket is never closed.
     """
     text = text.strip()
     head, bracket, _ = text.partition("{") if text.startswith("{") else text.partition("(")
     whole = bracket and "=" not in head and "," not in head
-    for part in _parts(text[len(head) + 1 :] if whole else text):
+    for part in _parts(text[len(head) + 1 :], closed=True) if whole else _parts(text):
         name, value = _named(part, ":" if part.startswith(("'", '"')) else "=")
         if name:
             yield name, _value(value)
 
 
-def _parts(text: str) -> Iterator[str]:
-    """Split at commas outside brackets and quotes, up to a bracket that nothing opened."""
+def whole_pairs(text: str, where: str) -> list[tuple[str, Any]]:
+    """`pairs` of a line of a log at `where`. Raises `ConfigError` if the line is cut off."""
+    try:
+        return list(pairs(text))
+    except ValueError:
+        raise cut_off(where) from None
+
+
+def cut_off(where: str) -> ConfigError:
+    """The error for a line of a log that goes on in the next one, or is lost."""
+    return ConfigError(
+        f"{where}: the line is cut off, perhaps by the width of a terminal; give the log as the"
+        " server wrote it"
+    )
+
+
+def _parts(text: str, closed: bool = False) -> Iterator[str]:
+    """Split at commas outside brackets and quotes, up to a bracket that nothing opened; with
+    `closed`, there has to be one."""
     expected: list[str] = []
     start = place = 0
     while place < len(text):
@@ -47,6 +66,8 @@ def _parts(text: str) -> Iterator[str]:
             yield text[start:place].strip()
             start = place + 1
         place += 1
+    if closed and place >= len(text):
+        raise ValueError("a bracket is not closed")
     yield text[start:place].strip()
 
 

@@ -22,6 +22,7 @@ from kvsim.server.files import read_yaml
 from kvsim.server.shell import commands
 
 _IMAGE = re.compile(r"(?:\S*/)?vllm-openai[\w-]*(?::(?:v?(\d{1,4}\.\d{1,4}\.\d{1,4}))?\S*|@\S*)?")
+_SGLANG_IMAGE = re.compile(r"(?:\S*/)?sglang:v?(\d{1,4}\.\d{1,4}\.\d{1,4})\S*")
 _SERVERS = re.compile("vllm|sglang")
 _MODULE = re.compile(r"vllm\.entrypoints\.(?:openai\.)?api_server")
 _INSTRUCTION = re.compile(r"(FROM|CMD|ENTRYPOINT|ENV|ARG)\s+(.*)", re.IGNORECASE)
@@ -70,7 +71,7 @@ def _found(text: str, where: str, nested: int = 0) -> Iterator[ServerCommand]:
         begin, version = _begin(words)
         server = "vllm"
         if begin is None:
-            begin, server = _begin_sglang(words), "sglang"
+            (begin, version), server = _begin_sglang(words), "sglang"
         quoted = []
         if "-c" in words and nested < _MOST_NESTED:
             script = (word for word in words[words.index("-c") + 1 :] if _SERVERS.search(word))
@@ -100,14 +101,17 @@ def _begin(words: list[str]) -> tuple[int | None, str | None]:
     return begin, version
 
 
-def _begin_sglang(words: list[str]) -> int | None:
-    """The place of the first argument of an SGLang server among the words."""
+def _begin_sglang(words: list[str]) -> tuple[int | None, str | None]:
+    """The same of an SGLang server."""
+    version = None
     for place, word in enumerate(words):
+        if image := _SGLANG_IMAGE.fullmatch(word):
+            version = image[1]
         if word == "sglang.launch_server":
-            return place + 1
+            return place + 1, version
         if word.rpartition("/")[2] == "sglang" and words[place + 1 : place + 2] == ["serve"]:
-            return place + 2
-    return None
+            return place + 2, version
+    return None, version
 
 
 def _of_dockerfile(text: str) -> str:
@@ -128,7 +132,7 @@ def _of_dockerfile(text: str) -> str:
         else:
             entry, command = _exec_form(rest), ""
     whole = f"{entry} {command}".strip()
-    if _IMAGE.fullmatch(image):
+    if _IMAGE.fullmatch(image) or _SGLANG_IMAGE.fullmatch(image):
         whole = f"{image} {whole}"
     return "\n".join([*lines, whole])
 

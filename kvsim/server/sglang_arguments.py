@@ -31,7 +31,7 @@ _SCHEDULER: dict[str, Callable[[Any], Any]] = {
     "schedule_low_priority_values_first": values.switch,
     "schedule_policy": values.text,
 }
-"""Arguments of `kvsim.engines.sglang.Sglang` under their own names."""
+"""Arguments of `kvsim.engines.sglang.scheduler.Sglang` under their own names."""
 
 
 BACKENDS = ("attention_backend", "decode_attention_backend")
@@ -189,7 +189,7 @@ _SPELLED = {
     "NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
     "RETRACT_DECODE_STEPS": "retract_decode_steps",
 }
-"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang_budget.Environment`."""
+"""Environment variable without `SGLANG_` → field of `kvsim.engines.sglang.ratio.Environment`."""
 
 _MEASURED = "ENABLE_POST_CAPTURE_KV_SIZING"
 """The variable with which the pool is sized after CUDA graphs are captured."""
@@ -231,3 +231,22 @@ def complete(meaning: Meaning, variables: Mapping[str, str], where: str) -> None
                 raise ConfigError(f"{where}: SGLANG_{name}: takes {error}, got {text!r}") from None
     if found:
         meaning.set("scheduler_args.environment", found, where)
+
+
+_CHANGES = {
+    (0, 5, 10): "the pages that an admission sets aside",
+    (0, 5, 15): "what max_prefill_tokens counts",
+}
+"""Release → what it decided otherwise before, and is not simulated so."""
+
+
+def sglang_differs(version: str | None, where: str) -> list[str]:
+    """A line on what a release decides otherwise than the one that is simulated, if it does."""
+    number = tuple(map(int, version.split("."))) if version else ()
+    other = [words for since, words in _CHANGES.items() if version and number < since]
+    if not other:
+        return []
+    return [
+        f"from {where}: SGLang {version} decides otherwise in {' and '.join(other)}; simulated is"
+        " 0.5.23"
+    ]

@@ -3,6 +3,7 @@
 | line | says |
 |---|---|
 | `server_args=ServerArgs(model_path='...', ...)` | every argument, given or not |
+| `Load weight begin. avail mem=22.93 GB` | GiB of a GPU before anything is loaded |
 | `KV Cache is allocated. dtype: ..., #tokens: 38141, K size: 2.33 GB, ...` | the pool, in tokens |
 | `max_total_num_tokens=38141, ..., context_len=131072, ...` | what pool and limits came to |
 
@@ -18,14 +19,17 @@ from collections.abc import Iterable
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Argument, Meaning, interpret
 from kvsim.server.files import lines_with
+from kvsim.server.log import Fact, Start
 from kvsim.server.notes import notes
-from kvsim.server.reprs import pairs
+from kvsim.server.reprs import pairs, whole_pairs
 from kvsim.server.sglang_arguments import SGLANG, complete
 
 _ARGUMENTS = re.compile(r"server_args=(ServerArgs\(.*)")
 _CAME_TO = re.compile(r"(max_total_num_tokens=\d.*)")
 _ALLOCATED = re.compile(r"KV Cache is allocated\..*#tokens: (\d{1,18})")
-_WORTH = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
+_FREE = re.compile(r"Load weight begin\..*avail mem=(\d{1,6}\.\d{1,6}) GB")
+_OF_SGLANG = (b"server_args=ServerArgs(", b"max_total_num_tokens=", b"KV Cache is allocated.")
+_WORTH = (*_OF_SGLANG, b"Load weight begin.")
 
 _NAMES = {"max_total_num_tokens": "max_total_tokens", "context_len": "context_length"}
 """Name in the last line → name of the argument."""
@@ -51,21 +55,22 @@ DEFAULTS = {
 
 def is_sglang(path: str) -> bool:
     """Whether a log is that of an SGLang server. Raises `ConfigError` if it cannot be read."""
-    return next(lines_with(_WORTH, path), None) is not None
+    return next(lines_with(_OF_SGLANG, path), None) is not None
 
 
-def settings_of_sglang(path: str) -> tuple[Meaning, list[str]]:
-    """What the last start that came as far as its pool says, and notes for people.
+def settings_of_sglang(path: str) -> tuple[Meaning, list[str], Start]:
+    """What the last start that came as far as its pool says, notes for people, and that start.
 
     Raises `ConfigError` for a log without such a start, and for a server that cannot be simulated.
     """
     arguments: list[Argument] = []
     """Those of the start that is being read."""
     sized: list[Argument] = []
+    start = Start(path, 1)
     for number, raw in lines_with(_WORTH, path):
         text, where = raw.decode("utf-8", errors="replace").rstrip(), f"{path}:{number}"
         if match := _ARGUMENTS.search(text):
-            arguments = [Argument(*pair, where) for pair in pairs(match[1])]
+            arguments = [Argument(*pair, where) for pair in whole_pairs(match[1], where)]
         elif match := _CAME_TO.search(text):
             found = [pair for pair in pairs(match[1]) if pair[0] in _LIMITS]
             arguments += [Argument(_NAMES.get(name, name), it, where) for name, it in found]
@@ -73,6 +78,8 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str]]:
         elif (match := _ALLOCATED.search(text)) and sized is not arguments:
             # A draft model's pool comes after that of the model.
             sized = arguments = [*arguments, Argument("max_total_tokens", int(match[1]), where)]
+        elif match := _FREE.search(text):
+            start.free = Fact(float(match[1]), number)
     if not sized:
         raise ConfigError(
             f"{path}: SGLang starts, but no line says how large its pool is; give the log up to the"
@@ -87,10 +94,7 @@ def settings_of_sglang(path: str) -> tuple[Meaning, list[str]]:
         raise ConfigError(f"{line}: the server has no KV pages; nothing can be simulated")
     if size is None:
         meaning.set("block_size", 1, "SGLang's default")
-    remarks = (
-        [] if "model" in meaning.settings else [f"{path}: no line names the model; give --model"]
-    )
-    return meaning, [*notes(meaning, path, f"{blocks:,} pages of {size or 1}"), *remarks]
+    return meaning, notes(meaning, path, f"{blocks:,} pages of {size or 1}"), start
 
 
 def _meaning(arguments: Iterable[Argument]) -> Meaning:

@@ -95,6 +95,9 @@ _USED = [
     used("max_num_batched_tokens", values.whole),
     used("max_num_seqs", values.whole),
     used("long_prefill_token_threshold", values.whole),
+    used("long_prefill_token_threshold_adaptive", values.switch),
+    used("max_num_active_seqs", values.whole),
+    used("max_num_scheduled_tokens", values.whole),
     used("scheduling_policy", values.text),
     used("enable_chunked_prefill", values.switch),
     used("scheduler_reserve_full_isl", values.switch),
@@ -272,14 +275,9 @@ _UNSIMULATED = [
         off=or_else(-1),
     ),
     *unsimulated(
-        "it limits a step apart from max_num_batched_tokens and max_num_seqs",
-        values="max-num-scheduled-tokens max-num-active-seqs",
-    ),
-    *unsimulated(
         "requests are turned away when the queue is long",
         values="max-num-queued-reqs max-num-queued-tokens",
     ),
-    *unsimulated("chunks change with the load", switches="long-prefill-token-threshold-adaptive"),
     *unsimulated(
         "prompts are admitted only in some steps",
         values="prefill-schedule-interval",

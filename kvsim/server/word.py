@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -11,6 +11,9 @@ from kvsim.config import RunConfig, make_config, to_table
 from kvsim.errors import ConfigError
 from kvsim.server.arguments import Meaning
 from kvsim.server.generations import leave_unused
+
+if TYPE_CHECKING:
+    from kvsim.server.log import Start
 
 _POOL_DEPENDS_ON = (
     "block_size",
@@ -39,6 +42,10 @@ class ServerWord(Struct, frozen=True):
     counted_with: Mapping[str, Any] = {}
     """What the log says, with the `num_gpu_blocks_override` that was counted under these settings;
     empty without a log."""
+    start: Start | None = None
+    """What the log says that is no setting: how large pool and weights are."""
+    origin: str = ""
+    """Where the word comes from, for messages: `vllm.log and --vllm`; empty if nobody gave any."""
 
     def doubts(self, config: RunConfig) -> list[str]:
         """What speaks against the log's block count in a run with these settings."""
@@ -73,12 +80,13 @@ def server_settings(
     """
     if vllm is not None and vllm_file is not None:
         raise ConfigError("--vllm-file: --vllm is given too; leave one out")
-    log, line = Meaning(), Meaning()
+    log, line, start = Meaning(), Meaning(), None
     notes: list[str] = []
+    given = (startup_log, vllm and "--vllm", vllm_file)
     if startup_log is not None:
         from kvsim.server.log_settings import settings_of_log
 
-        log, notes = settings_of_log(startup_log)
+        log, notes, start = settings_of_log(startup_log)
     if vllm is not None or vllm_file is not None:
         from kvsim.server.command_settings import settings_of_file, settings_of_text
 
@@ -87,7 +95,8 @@ def server_settings(
     joined = _join(log, line)
     for key, value in joined.settings.items():
         make_config({key: value}, joined.sources[key])
-    return ServerWord(joined.settings, notes, joined.sources, log.settings)
+    origin = " and ".join(filter(None, given))
+    return ServerWord(joined.settings, notes, joined.sources, log.settings, start, origin)
 
 
 def _join(log: Meaning, line: Meaning) -> Meaning:

@@ -13,6 +13,7 @@ from kvsim.assembly import assemble
 from kvsim.config import RunConfig, make_config
 from kvsim.errors import ConfigError, check_choice
 from kvsim.fleet.settings import parted
+from kvsim.memory import pool_setting
 from kvsim.workload.trace import Trace
 
 Goal = Literal["least", "most", "best"]
@@ -131,10 +132,11 @@ def _blocks(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
 
 
 def _utilization(trace: Trace, base: Mapping[str, Any], bounds: Bounds) -> Knob:
-    if base.get("num_gpu_blocks_override") is not None:
+    decides = pool_setting(make_config(parted(base)[1]))
+    if decides != "gpu_memory_utilization":
         raise ConfigError(
-            "--find gpu_memory_utilization: has no effect beside num_gpu_blocks_override; leave"
-            " that out, or use --find num_gpu_blocks"
+            f"--find gpu_memory_utilization: has no effect beside {decides}; leave that out, or use"
+            " --find num_gpu_blocks"
         )
 
     def snap(value: float) -> float:

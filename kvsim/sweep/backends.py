@@ -90,7 +90,10 @@ def run_on_ray(
                 continue
             ended, _ = ray.wait(list(running), timeout=_PATIENCE_S)
             for reference in ended:
-                store.save(ray.get(reference))
+                try:
+                    store.save(ray.get(reference))
+                except ray.exceptions.RayTaskError as error:  # whose text is a traceback
+                    raise error.cause from None
                 store.release(running.pop(reference).key)
                 done(1)
     finally:

@@ -8,6 +8,7 @@ from math import inf, prod
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from kvsim.certainty.margin import MARGIN, matters
 from kvsim.report.load import OVERLOADED, rates_words, state_of
 from kvsim.report.metrics import NAMED, Metric
 from kvsim.report.numerals import count, plural, show
@@ -22,13 +23,11 @@ from kvsim.sweep.table import reason
 MEMORY = Metric("kv_cache_bytes", "KV memory", "bytes", "lower", "Memory")
 """What a configuration costs: bytes of all GPUs that hold KV blocks."""
 
-MARGIN = 0.01
-"""Share by which two goodputs, or two costs, may differ and still rank as equal."""
-
 TTFT, TPOT = NAMED["p99_ttft_ms"], NAMED["p99_tpot_ms"]
 THROUGHPUT, PREEMPTIONS = NAMED["output_throughput"], NAMED["num_preemptions"]
 GOODPUT, SERVED = NAMED["request_goodput"], NAMED["request_throughput"]
 _MOST_VALUES = 3
+_NONE = f" (differences below {100 * MARGIN:g} % do not count)"
 
 
 class Configuration(NamedTuple):
@@ -128,14 +127,14 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
     configurations = joined(outcomes, objectives)
     finished = [c for c in configurations if c.figures]
     memory = [c.figures[MEMORY.key] for c in finished]
-    by_memory = bool(memory) and max(memory) > min(memory) * (1 + MARGIN)
+    by_memory = bool(memory) and matters(max(memory) - min(memory), min(memory))
     goodput = GOODPUT if any(GOODPUT.key in c.figures for c in finished) else SERVED
     costs = [MEMORY] if by_memory else []
     shown = [TTFT, TPOT, THROUGHPUT, PREEMPTIONS, *costs]
     standing: dict[int, int] = {}
     if objectives is None:
         best = pareto(configurations, TTFT, THROUGHPUT)
-        rule = "No other configuration has both a lower TTFT p99 and a higher throughput."
+        rule = f"No other configuration has both a lower TTFT p99 and a higher throughput{_NONE}."
     else:
         shown = [*objectives.metrics, goodput, *costs, *shown]
         keys = (lambda c: _costs(c, goodput), lambda c: _costs(c, MEMORY), lambda c: c.load)
@@ -144,8 +143,7 @@ def choose(plan: Plan, outcomes: Sequence[Outcome]) -> Chosen:
         standing = {c.number: place for place, c in enumerate([*best, *others])}
         rule = (
             f"Of those that meet all objectives on every seed: the highest {goodput.label.lower()}"
-            f" first, then the least KV memory (differences below {100 * MARGIN:g} % do not count),"
-            " then the farthest from its limits."
+            f" first, then the least KV memory{_NONE}, then the farthest from its limits."
         )
     places = _collapsed(best, finished if objectives is None else best)
     verdict = _verdict(configurations, objectives, places)
@@ -158,18 +156,28 @@ def pareto(
 ) -> list[Configuration]:
     """The Pareto front of two figures, in order of `one`; of equal configurations, the first stays.
 
-    No other configuration is better in one of the figures without being worse in the other.
+    No other configuration is better in one of the figures without being worse in the other;
+    differences too small to matter are neither.
     """
 
     def costs(configuration: Configuration) -> tuple[float, float]:
         return _costs(configuration, one), _costs(configuration, other)
 
     defined = [c for c in configurations if {one.key, other.key} <= c.figures.keys()]
-    front: list[Configuration] = []
+    unbeaten: list[Configuration] = []
     for configuration in sorted(defined, key=costs):
-        if not front or costs(configuration)[1] < costs(front[-1])[1]:
-            front.append(configuration)
+        if not unbeaten or costs(configuration)[1] < costs(unbeaten[-1])[1]:
+            unbeaten.append(configuration)
+    front = [c for c in unbeaten if not any(_beats(costs(by), costs(c)) for by in unbeaten)]
     return sorted(front, key=lambda configuration: configuration.figures[one.key])
+
+
+def _beats(costs: Iterable[float], others: Iterable[float]) -> bool:
+    """Whether one of two costs is less, and the other is not more, by what matters."""
+    pairs = [
+        pair for pair in zip(costs, others, strict=True) if matters(pair[0] - pair[1], pair[1])
+    ]
+    return bool(pairs) and all(cost < other for cost, other in pairs)
 
 
 def sources(groups: Iterable[Sequence[Record]]) -> list[tuple[str, bool]]:
@@ -246,8 +254,8 @@ def _ordered(
     key, *further = keys
     rest, order = sorted(members, key=key), list[Configuration]()
     while rest:
-        limit = key(rest[0]) + MARGIN * abs(key(rest[0]))
-        equal = [each for each in rest if key(each) <= limit]
+        least = key(rest[0])
+        equal = [each for each in rest if not matters(key(each) - least, least)]
         order += _ordered(equal, further)
         rest = rest[len(equal) :]
     return order

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvsim.config import RunConfig, to_table
-from kvsim.errors import ConfigError
+from kvsim.errors import ConfigError, PolicyError
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.fleet.settings import FleetConfig
@@ -48,12 +48,15 @@ def run_point(task: Task, trace: Trace, jobs: int | None = 1) -> Record:
     """The record of a run: its outcome and its figures, without anything specific to this machine.
 
     `jobs`: processes that may share the replicas of a fleet, as for `simulate_fleet`.
-    `outcome.kind` is `finished`, `refused`, `deadlock`, or the kind of an `EngineStopped`.
+    `outcome.kind` is `finished`, `refused`, `deadlock`, or the kind of an `EngineStopped`. Raises
+    `PolicyError`: a policy that fails is not refused by the engine.
     """
     record: Record = {"key": task.key, "kvsim_version": __version__}
     record["config"] = plain(to_table(task.config))
     try:
         summary, metas = _ran(trace, task, jobs)
+    except PolicyError:
+        raise
     except ConfigError as error:
         return record | {"outcome": {"kind": REFUSED, "explanation": str(error)}, "figures": {}}
     meta = next((m for m in metas if m["outcome"]["kind"] != "finished"), metas[0])

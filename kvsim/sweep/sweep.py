@@ -149,8 +149,9 @@ def write_plan(folder: str | Path, plan: Plan, *results: str) -> None:
     path, content = Path(folder) / MANIFEST, encoded(manifest(plan))
     try:
         if path.exists() and path.read_bytes() != content:
-            for name in results:
-                path.with_name(name).unlink(missing_ok=True)
+            for place in map(path.with_name, results):
+                if place.is_file():  # A link stays, and so does a device.
+                    place.resolve().unlink()
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from None
     write_bytes(path, content)

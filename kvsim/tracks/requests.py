@@ -20,17 +20,20 @@ from kvsim.tracks.lanes import pack
 from kvsim.tracks.window import Window
 
 INSIDE, OUTSIDE = 2, 3
-GROUPS = {INSIDE: "requests in the batch", OUTSIDE: "requests outside: waiting, preempted, swapped"}
-
-NAMES = {
-    standings.WAITING: "waiting",
-    standings.PREFILL: "prefill",
-    standings.DECODE: "decode",
-    standings.RECOMPUTE: "recompute",
-    standings.PREEMPTED: "preempted",
-    standings.SWAPPED: "swapped out",
+GROUPS = {
+    INSIDE: "requests in the batch",
+    OUTSIDE: "requests outside: waiting, loading, preempted, swapped",
 }
-_OUT = frozenset((standings.WAITING, standings.PREEMPTED, standings.SWAPPED))
+
+_BACK = {
+    standings.WAITING: "admitted",
+    standings.HELD: "admitted",
+    standings.LOADING: "admitted",
+    standings.PREEMPTED: "admitted again",
+    standings.RELOADING: "admitted again",
+    standings.SWAPPED: "swapped in",
+}
+"""Standing outside of the batch → the name of the arrow that leads back into it."""
 _LISTED = (
     *("input_length", "output_tokens", "num_cached_tokens", "num_preemptions"),
     *("recomputed_tokens", "recached_tokens", "swapped_out_blocks", "priority"),
@@ -66,7 +69,7 @@ def stays_of(spells: Spells, window: Window, chosen: Collection[int] | None = No
         shown = window.clip(row[2], row[3])
         if shown is None or (chosen is not None and request not in chosen):
             continue
-        pid = OUTSIDE if standing in _OUT else INSIDE
+        pid = OUTSIDE if standing in _BACK else INSIDE
         if (request, pid) != before:
             stays.append(Stay(request, pid, []))
             before = request, pid
@@ -98,7 +101,7 @@ def request_events(stays: list[Stay], requests: Mapping[str, Any]) -> Iterator[s
             _args(requests, stay.request),
         )
         for standing, begin, end in stay.spells:
-            yield span(track, NAMES[standing], begin, end)
+            yield span(track, standings.NAMES[standing], begin, end)
         former = last.get(stay.request)
         if former is not None:
             arrows += 1
@@ -130,12 +133,8 @@ def _tracks(stays: list[Stay]) -> list[Track]:
 def _passage(before: Stay, after: Stay) -> str:
     """The name of the arrow between two stays: why the request moves."""
     if after.pid == OUTSIDE:
-        return NAMES[after.spells[0][0]]
-    return {
-        standings.WAITING: "admitted",
-        standings.PREEMPTED: "admitted again",
-        standings.SWAPPED: "swapped in",
-    }[before.spells[-1][0]]
+        return standings.NAMES[after.spells[0][0]]
+    return _BACK[before.spells[-1][0]]
 
 
 def _args(requests: Mapping[str, Any], index: int) -> dict[str, Any]:

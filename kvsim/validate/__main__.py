@@ -17,7 +17,7 @@ from typing import NoReturn
 from kvsim.errors import KvsimError
 from kvsim.validate import setup
 from kvsim.validate.measure import measure
-from kvsim.validate.recording import read_json, write_json
+from kvsim.validate.recording import read_json, require, write_json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.device == "cpu":
             _restart_with_settings()
         made = read_json(options.setup, setup.SCHEMA)
+        require(made, ("trace", "model", "policies"), options.setup)
+        setup.refuse_foreign(made, options.trust, options.setup)
         profile = read_json(options.profile, "kvsim.profile/1")
         for recording in measure(made, profile, options.device, _tell):
             write_json(options.out, recording)
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", required=True, metavar="FILE", help="Names the model, its blocks and graphs.")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--out", required=True, metavar="FILE", help="The recording.")
+    add("--trust", action="append", default=[], metavar="NAME", help="Code that it may run.")
     return parser
 
 

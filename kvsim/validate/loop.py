@@ -7,14 +7,14 @@ as soon as the step is composed. For engines with one step in flight.
 from __future__ import annotations
 
 import heapq
-from typing import Protocol
+from typing import Any, Protocol
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.loop import Host, Loop, Waiting, Watcher
+from kvsim.core.host import Host, Waiting
+from kvsim.engine.loop import Watcher
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
-from kvsim.engine.scheduler import Scheduler
 from kvsim.errors import EngineStopped
+from kvsim.serving import loop_class
 from kvsim.workload.clients import Clients
 
 Pairs = list[tuple[int, int]]
@@ -37,8 +37,8 @@ class Times(Protocol):
 
 
 def serve(
-    scheduler: Scheduler,
-    batch: Batch,
+    scheduler: Any,
+    batch: Any,
     times: Times,
     clients: Clients,
     watcher: Watcher | None = None,
@@ -49,7 +49,7 @@ def serve(
     if requests are left that it can never schedule.
     """
     device = Device(times, clients)
-    for _ in Loop(device, scheduler, batch, watcher=watcher).run():
+    for _ in loop_class(scheduler)(device, scheduler, batch, watcher=watcher).run():
         pass
     batch.audit()
     if len(batch):
@@ -67,9 +67,9 @@ def serve(
 class Device(Host):
     """Clients, and a device that runs steps."""
 
-    patience_steps = 1_000
-
     def __init__(self, times: Times, clients: Clients) -> None:
+        super().__init__()
+        self.patience_steps = 1_000
         self._times = times
         self._clients = clients
         self._inbox: list[Request] = []

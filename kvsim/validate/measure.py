@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.serving import batch_of, request_class
 from kvsim.validate.loop import Pairs, Times, serve
 from kvsim.validate.recording import MARKS, RUNS, SCHEMA, digest
 from kvsim.validate.setup import build, build_scheduler, refuse_other_model, settings_of
@@ -131,11 +131,11 @@ def serve_policy(
     """
     config = cast("RunConfig", SimpleNamespace(**settings_of(policy)))
     rows = trace.rows[: config.num_prompts]
-    requests = make_requests(trace, rows, n=config.n)
+    blocks = build(policy["block_manager"])
+    scheduler = build_scheduler(policy["scheduler"], policy["config"], blocks)
+    requests = make_requests(trace, rows, n=config.n, make=request_class(scheduler))
     clients = Clients(requests, rows, release_times(rows, config), config)
-    scheduler = build_scheduler(policy["scheduler"], policy["config"])
-    endings = Endings(lambda index: rows[index].output_length, scheduler.longest_sequence)
-    batch = Batch(build(policy["block_manager"]), endings)
+    batch = batch_of(scheduler, blocks, lambda index: rows[index].output_length)
     try:
         return serve(scheduler, batch, times, clients), requests
     except EngineStopped as stop:
@@ -191,7 +191,10 @@ def _engine(
     """An engine with room for the largest of the policies."""
     configs = [policy["config"] for policy in setup["policies"]]
     tables = [build(policy["block_manager"]) for policy in setup["policies"]]
-    schedulers = [build_scheduler(each["scheduler"], each["config"]) for each in setup["policies"]]
+    schedulers = [
+        build_scheduler(each["scheduler"], each["config"], blocks)
+        for each, blocks in zip(setup["policies"], tables, strict=True)
+    ]
     longest = max(row.input_length + row.output_length for row in trace.rows)
     try:
         return _Engine(

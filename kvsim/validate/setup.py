@@ -14,12 +14,18 @@ only their classes.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.core.blocks import BlockManager
+from kvsim.core.scheduler import Scheduler as CoreScheduler
+from kvsim.engine.scheduler import Scheduler
+from kvsim.engine.tables import Tables
+from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.errors import ConfigError, check_choice
+from kvsim.signatures import signature
 from kvsim.version import __version__
 
 if TYPE_CHECKING:
@@ -43,6 +49,9 @@ ENGINES = ("vllm-0.6.3", "vllm-v1")
 """Engines whose plans list all that is computed. Other engines pad prompts to rectangles, or count
 a full hit as no work."""
 
+_FILES = ("model", "hardware")
+"""Settings that are no code, whatever the names of the files are."""
+
 Table = dict[str, Any]
 
 
@@ -61,7 +70,11 @@ def prepare(trace: Trace, config: RunConfig, policies: Sequence[str] = THREE) ->
     return {
         "schema": SCHEMA,
         "kvsim_version": __version__,
-        "trace": {"path": trace.path, "sha256": trace.sha256, "requests": len(trace.rows)},
+        "trace": {
+            "path": trace.path,
+            "sha256": trace.sha256,
+            "requests": len(trace.rows[: config.num_prompts]),
+        },
         "model": _geometry(config),
         "policies": [_policy(name, config) for name in policies],
     }
@@ -78,13 +91,65 @@ def refuse_other_model(setup: Mapping[str, Any], profile: Mapping[str, Any]) -> 
             )
 
 
+def foreign(setup: Mapping[str, Any]) -> list[str]:
+    """The code that a setup names, other than kvsim's schedulers and block managers."""
+    found: dict[str, None] = {}
+    for policy in setup["policies"]:
+        config = {key: value for key, value in policy["config"].items() if key not in _FILES}
+        found |= dict.fromkeys(_code({**policy, "config": config}))
+    return list(found)
+
+
+def refuse_foreign(setup: Mapping[str, Any], trusted: Collection[str], path: str | Path) -> None:
+    """Raise `ConfigError` for code that the setup in a file names, unless it is `trusted`: a file
+    from elsewhere must not run what it likes."""
+    try:
+        names = foreign(setup)
+    except (AttributeError, KeyError, TypeError):
+        raise ConfigError(f"{path}: the setup is damaged; make it again") from None
+    for name in names:
+        if name not in trusted:
+            raise ConfigError(
+                f"{path}: runs {name!r}, which is not of kvsim; if you know that code, add"
+                f" --trust {name}"
+            )
+
+
+def _code(value: Any) -> Iterator[str]:
+    """Whatever would be imported, if it stood where a class can stand."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "class" or (str(key).endswith("module_path") and inner is not None):
+                yield from [] if _is_ours(inner) else [str(inner)]
+            else:
+                yield from _code(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _code(inner)
+    elif isinstance(value, str) and ":" in value:
+        yield value
+
+
+def _is_ours(name: Any) -> bool:
+    module, _, attribute = str(name).partition(":")
+    if module.partition(".")[0] != __name__.partition(".")[0]:
+        return False
+    try:
+        kind = getattr(import_module(module), attribute, None)
+    except ImportError:
+        return False
+    return kind is full_attention or (
+        isinstance(kind, type)
+        and issubclass(kind, Scheduler | Tables | CoreScheduler | BlockManager)
+    )
+
+
 def settings_of(policy: Mapping[str, Any]) -> Table:
-    """The settings of a policy of a setup; texts that stand for infinite numbers become numbers."""
-    numbers = {"inf": float("inf"), "-inf": float("-inf")}
-    return {
-        key: numbers.get(value, value) if isinstance(value, str) else value
-        for key, value in policy["config"].items()
-    }
+    """The settings of a policy of a setup."""
+    from kvsim.report.plain import numeric
+
+    settings: Table = numeric(policy["config"])
+    return settings
 
 
 def build(recipe: Mapping[str, Any], **further: Any) -> Any:
@@ -93,16 +158,17 @@ def build(recipe: Mapping[str, Any], **further: Any) -> Any:
     return getattr(import_module(module), name)(**{**recipe["arguments"], **further})
 
 
-def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The scheduler of a recipe, its victim policy included."""
+def build_scheduler(recipe: Mapping[str, Any], config: Mapping[str, Any], blocks: Any) -> Any:
+    """The scheduler of a recipe, its victim policy included, over a block manager."""
     from kvsim.rules.victims import make_victim
 
+    further = {"blocks": blocks} if isinstance(blocks, BlockManager) else {}
     if "victim" not in recipe["arguments"]:
-        return build(recipe)
+        return build(recipe, **further)
     victim = make_victim(
         recipe["arguments"]["victim"], seed=config["seed"], max_model_len=config["max_model_len"]
     )
-    return build(recipe, victim=victim)
+    return build(recipe, victim=victim, **further)
 
 
 def _geometry(config: RunConfig) -> Table:
@@ -146,7 +212,7 @@ def _recipe(built: object, parts: Parts, own: Mapping[str, Any]) -> Table:
     """The recipe of an object of the run: the arguments that its constructor names."""
     from kvsim.config import to_table
 
-    kind = type(built)
+    kind: Any = type(built)
     given = {key: value for key, value in to_table(parts.config).items() if value is not None}
     given |= {
         **own,
@@ -154,7 +220,11 @@ def _recipe(built: object, parts: Parts, own: Mapping[str, Any]) -> Table:
         "num_cpu_blocks": parts.blocks.cpu.size,
         "enable_prefix_caching": parts.blocks.needs_keys,
     }
-    named = inspect.signature(kind).parameters
+    if isinstance(built, KVCacheManager):
+        kind, given["num_gpu_blocks"] = full_attention, built.gpu.size + 1
+        if len(built.groups) > 1 or not built.groups[0].full:
+            raise ConfigError("model: validate runs models whose layers all keep all tokens")
+    named = signature(kind).parameters
     return {
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "arguments": {key: value for key, value in given.items() if key in named},

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import islice
 from math import inf, isinf
+from operator import eq
 from typing import TYPE_CHECKING
 
 from kvsim.errors import ConfigError
+from kvsim.workload.columns import column
 from kvsim.workload.source import MAX_NS
 from kvsim.workload.trace import Row
 
@@ -30,23 +33,26 @@ def release_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     """
     free = [index for index, after in enumerate(waits_for(rows, config)) if after < 0]
     if config.request_rate is None:
-        drawn = _recorded_times([rows[index] for index in free], config)
+        recorded = column(rows, "arrival_ns")
+        drawn = _recorded_times([recorded[index] for index in free], config)
     else:
         drawn = _random_times(len(free), config.request_rate, config)
+    if len(free) == len(rows):
+        return drawn
     times = [0] * len(rows)
     for index, time in zip(free, drawn, strict=True):
         times[index] = time
     return times
 
 
-def waits_for(rows: Sequence[Row], config: RunConfig) -> list[int]:
+def waits_for(rows: Sequence[Row], config: RunConfig) -> Sequence[int]:
     """For each row the index of the row whose completion releases it, or -1.
 
     Raises `ConfigError` if closed sessions are asked for and no row names a predecessor.
     """
     if config.sessions == "recorded":
         return [-1] * len(rows)
-    after = [row.after for row in rows]
+    after: Sequence[int] = column(rows, "after")
     if config.sessions == "closed" and max(after, default=-1) < 0:
         raise ConfigError(
             "sessions: closed needs a trace whose rows say `after`; use --sessions recorded"
@@ -61,20 +67,21 @@ def think_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
     """
     scale = config.think_time_scale
     cap_ns = inf if config.max_think_time_s is None else config.max_think_time_s * _NS_PER_S
-    longest_ns = max((row.delay_ns for row in rows), default=0)
+    delays_ns: Sequence[int] = column(rows, "delay_ns")
+    longest_ns = max(delays_ns, default=0)
     if isinf(scale) or min(longest_ns * scale, cap_ns) >= MAX_NS:
         raise ConfigError(f"think_time_scale: {scale:g} makes the run last for centuries; lower it")
-    return [round(min(row.delay_ns * scale, cap_ns)) for row in rows]
+    return [round(min(delay_ns * scale, cap_ns)) for delay_ns in delays_ns]
 
 
 def arrival_notes(rows: Sequence[Row]) -> list[str]:
     """Warnings about recorded times: a coarse grid, or a rate that suggests the wrong unit."""
-    times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
+    times = [time for time in column(rows, "arrival_ns") if time is not None]
     if len(times) < 2:
         return []
     notes = []
     gaps, span_ns = len(times) - 1, times[-1] - times[0]
-    ties = gaps + 1 - len(set(times))
+    ties = sum(map(eq, times, islice(times, 1, None)))
     if ties * 2 > gaps:
         notes.append(
             f"{100 * ties / gaps:.1f} % of the gaps between arrivals are 0: each recorded time is"
@@ -103,10 +110,10 @@ def random_stream(seed: int, use: str) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(use.encode())])
 
 
-def _recorded_times(rows: Sequence[Row], config: RunConfig) -> list[int]:
-    times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
-    if len(times) < len(rows):
-        times = [0] * len(rows)
+def _recorded_times(recorded: Sequence[int | None], config: RunConfig) -> list[int]:
+    times = [time for time in recorded if time is not None]
+    if len(times) < len(recorded):
+        times = [0] * len(recorded)
     if config.spread_ties:
         times = _spread(times, config.seed)
     if config.time_scale == 1:

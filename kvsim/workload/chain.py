@@ -1,12 +1,17 @@
-"""Checks that hash ids are chained: an id stands for everything up to the end of its block."""
+"""Chains of hash ids: numbers each id together with all before it, and checks that an id alone
+stands for everything up to the end of its block."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.workload.columns import column, hash_runs
 from kvsim.workload.runs import runs_of
 from kvsim.workload.trace import HashContent, Row, Runs, Trace
 
@@ -15,6 +20,91 @@ _ROOT = -1
 
 _Spans = list[tuple[int, int, Row]]
 """First id, last id, and a row that has them."""
+_Ints = NDArray[np.int64]
+
+
+class Chains:
+    """The hash ids of a trace in pieces, row after row: runs are cut wherever a run of their scope
+    begins or ends, so that two pieces are the same ids or have none in common."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.rows, self.counts, self._pieces = _cut(trace.rows)
+        """For each piece: the place of its row, how many ids it has, and a number for these."""
+        places = np.arange(len(self.rows))
+        begins = np.diff(self.rows, prepend=-1) != 0
+        self._depths = places - np.maximum.accumulate(np.where(begins, places, 0))
+        """Pieces before each in its row."""
+        counted = np.cumsum(self.counts) - self.counts
+        self.before: _Ints = counted - counted[places - self._depths]
+        """Ids before each piece in its row."""
+
+    def nodes(self) -> tuple[_Ints, _Ints]:
+        """For each piece the number of its first id together with all before it, in order of
+        appearance, and the place of the row that had them first."""
+        labels, hop = self._pieces, 1
+        first = _first(labels)
+        while not _agree(self._earlier(labels, 1), first):
+            # What a label says of the pieces up to here goes back twice as far each time.
+            pairs = (self._earlier(labels, hop) + 1) * (labels.max() + 1) + labels
+            labels, hop = np.unique(pairs, return_inverse=True)[1], 2 * hop
+            first = _first(labels)
+        fresh = np.where(first == np.arange(len(first)), self.counts, 0)
+        return (np.cumsum(fresh) - fresh)[first], self.rows[first]
+
+    def are_prefixes(self, trace: Trace) -> bool:
+        """Whether each id has one predecessor, and always as many tokens."""
+        first = _first(self._pieces)
+        tails = np.zeros(len(first), np.int64)
+        if trace.partial_hash:
+            lengths = np.array(column(trace.rows, "input_length"))[self.rows]
+            last = np.diff(self.rows, append=-1) != 0
+            tails[last] = lengths[last] % (trace.block_size or 1)
+        return _agree(self._earlier(self._pieces, 1), first) and _agree(tails, first)
+
+    def _earlier(self, labels: _Ints, hop: int) -> _Ints:
+        """The label `hop` pieces before each in its row, or -1."""
+        return np.where(self._depths >= hop, np.roll(labels, hop), -1)
+
+
+def _cut(rows: Sequence[Row]) -> tuple[_Ints, _Ints, _Ints]:
+    """The pieces of all runs: rows, counts, and a number for the ids of each."""
+    runs = hash_runs(rows)
+    starts, counts = np.array(runs.starts, np.uint64), np.array(runs.counts, np.int64)
+    owners = np.repeat(np.array(runs.rows, np.int64), np.diff(runs.ends, prepend=0))
+    # A cut is known by the id before it, which the first id of all has not.
+    before = np.concatenate((starts - 1, starts + (counts - 1).astype(np.uint64)))
+    inside = np.concatenate((starts > 0, np.ones(len(starts), bool)))
+    scopes = np.tile(_scopes(rows)[owners], 2)
+    order = np.lexsort((before, inside, scopes))
+    new = np.zeros(len(order), bool)
+    new[:1] = True
+    for key in (before[order], inside[order], scopes[order]):
+        new[1:] |= key[1:] != key[:-1]
+    cuts, rank = before[order[new]], np.empty(len(order), np.int64)
+    rank[order] = np.cumsum(new) - 1
+    low, high = np.split(rank, 2)
+    number = high - low
+    pieces = np.arange(number.sum()) + np.repeat(high - np.cumsum(number), number)
+    return np.repeat(owners, number), (cuts[pieces + 1] - cuts[pieces]).astype(np.int64), pieces
+
+
+def _scopes(rows: Sequence[Row]) -> _Ints:
+    """A number for the scope of each row."""
+    names = column(rows, "scope")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([*map(numbers.__getitem__, names)], np.int64)
+
+
+def _first(labels: _Ints) -> _Ints:
+    """For each entry the place of the first one with its label."""
+    first = np.full(labels.max(initial=-1) + 1, len(labels))
+    np.minimum.at(first, labels, np.arange(len(labels)))
+    return first[labels]
+
+
+def _agree(facts: _Ints, first: _Ints) -> bool:
+    """Whether all entries say what the first one of their label says."""
+    return bool((facts == facts[first]).all())
 
 
 @dataclass(slots=True)
@@ -36,6 +126,8 @@ def first_conflict(trace: Trace) -> tuple[Row, str] | None:
     included, and the id of a partial block always has the same number of tokens. The check works on
     runs of consecutive ids: inside a run, the predecessor is the number before.
     """
+    if Chains(trace).are_prefixes(trace):
+        return None
     scopes: dict[str | None, _Scope] = defaultdict(_Scope)
     for row in trace.rows:
         if isinstance(row.content, HashContent):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.engine.request import ABORTED, Request
 from kvsim.workload.arrivals import think_times, waits_for
+from kvsim.workload.columns import column
 from kvsim.workload.source import MAX_NS
 from kvsim.workload.trace import Row
 
@@ -54,6 +55,8 @@ class Clients:
         config: RunConfig,
     ) -> None:
         self.skipped: list[Request] = []
+        self.left = len(rows)
+        """Requests that are not over."""
         self._requests = requests
         self._release_ns = release_ns
         self._released = bytearray(len(rows))
@@ -61,15 +64,14 @@ class Clients:
         self._next: dict[int, list[int]] = {}
         """Row → rows that its completion releases."""
         self._after = waits_for(rows, config)
-        first: list[int] = []
-        for index, after in enumerate(self._after):
-            if after < 0:
-                first.append(index)
-            else:
+        first = [index for index, after in enumerate(self._after) if after < 0]
+        if len(first) < len(rows):
+            for index, after in enumerate(self._after):
                 assert after < index, "a row waits for an earlier one"
-                self._next.setdefault(after, []).append(index)
+                if after >= 0:
+                    self._next.setdefault(after, []).append(index)
         self._think_ns = think_times(rows, config) if self._next else []
-        self._arrival_ns = [row.arrival_ns for row in rows] if self._next else []
+        self._arrival_ns = column(rows, "arrival_ns") if self._next else []
         first.sort(key=release_ns.__getitem__)
         self._first = array("q", first)
         """Rows that wait only for their time, in order."""
@@ -124,6 +126,7 @@ class Clients:
         """The requests that `request` releases, completed or rejected (it has a reason). What was
         given up releases them, too: their prompts are in the trace."""
         self._slots += 1
+        self.left -= 1
         if not self._gate and request.index not in self._next:
             return NOTHING
         later: list[tuple[int, Request]] = []
@@ -155,4 +158,5 @@ class Clients:
             self._requests[index].reason = SKIPPED
             self._released[index] = 1
             self.skipped.append(self._requests[index])
+            self.left -= 1
             waiting += self._next.get(index, ())

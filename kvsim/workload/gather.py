@@ -6,10 +6,12 @@ Whatever is dropped or changed is counted and becomes a note of the trace.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from kvsim.workload.columns import column
 from kvsim.workload.rows import check_total
 from kvsim.workload.source import MAX_NS, Source
 from kvsim.workload.trace import Content, Row, Trace
@@ -48,6 +50,7 @@ class Gathered:
         max_new_tokens: int | None = None,
         lora: str | None = None,
         observed: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
     ) -> Row:
         """Keep a request; `time_ns` may count from any moment, but is given for all or for none."""
         if self.rows and (time_ns is None) != (self.rows[0].arrival_ns is None):
@@ -72,6 +75,7 @@ class Gathered:
             max_new_tokens=max_new_tokens,
             lora=lora,
             observed=observed,
+            extra=extra,
         )
         self.rows.append(row)
         return row
@@ -100,39 +104,40 @@ class Gathered:
         if max(max(row.arrival_ns or 0, row.delay_ns) for row in self.rows) >= MAX_NS:
             what = "times are more than 146 years apart; are their units and dates right? fix them"
             raise source.error(what, line=0)
-        self._changed.update(sort_rows(self.rows))
-        self._name()
+        rows, sorting = sort_rows(self.rows)
+        self._changed.update(sorting)
+        self._name(rows)
         changes = [f"{what} ({n:,} of {total:,} requests)" for what, n in self._changed.items()]
         facts = {"format": self._format, "file": Path(source.path).name, "sha256": source.sha256}
         return Trace(
             path=source.path,
             format=self._format,
             sha256=source.sha256,
-            rows=self.rows,
+            rows=rows,
             source=facts,
             notes=[*notes, *losses, *changes],
         )
 
-    def _name(self) -> None:
+    def _name(self, rows: Sequence[Row]) -> None:
         """Number the rows from 0 if the file does not give each a name of its own."""
-        if self._named and len({row.id for row in self.rows}) == len(self.rows):
+        if self._named and len({row.id for row in rows}) == len(rows):
             return
         if self._named:
-            self._changed["ids are not unique, so requests are numbered"] = len(self.rows)
-        for number, row in enumerate(self.rows):
+            self._changed["ids are not unique, so requests are numbered"] = len(rows)
+        for number, row in enumerate(rows):
             row.id = str(number)
 
 
-def sort_rows(rows: list[Row]) -> dict[str, int]:
-    """Sort rows by time, those of one time as they are; returns what was changed, and how often.
+def sort_rows(rows: Sequence[Row]) -> tuple[Sequence[Row], dict[str, int]]:
+    """Rows by time, those of one time as they are; and what was changed, how often.
 
     Changes the rows: `index`, and `after` where it names a later row, which nothing can wait for.
     """
-    times = [row.arrival_ns for row in rows if row.arrival_ns is not None]
+    times = [time for time in column(rows, "arrival_ns") if time is not None]
+    if times == sorted(times):
+        return rows, {}
     late = sum(time < before for before, time in pairwise(times))
-    if not late:
-        return {}
-    rows.sort(key=lambda row: row.arrival_ns or 0)
+    rows = sorted(rows, key=lambda row: row.arrival_ns or 0)
     place = {row.index: number for number, row in enumerate(rows)}
     early = 0
     for number, row in enumerate(rows):
@@ -144,4 +149,4 @@ def sort_rows(rows: list[Row]) -> dict[str, int]:
     changes = {"rows before the row above them in time: sorted": late}
     if early:
         changes["recorded before the request that it follows: sent at its own time"] = early
-    return changes
+    return rows, changes

@@ -10,11 +10,13 @@ from fractions import Fraction
 from math import inf
 from typing import NoReturn
 
+import numpy as np
+
 from kvsim.errors import TraceError
 from kvsim.workload import chain
-from kvsim.workload.runs import total
+from kvsim.workload.columns import column, hash_runs
 from kvsim.workload.source import Source
-from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload.trace import Row, Trace
 
 
 def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
@@ -24,19 +26,20 @@ def settle_blocks(source: Source, trace: Trace, size: int, remedy: str) -> None:
     unusual. Raises `TraceError` where the number of ids on some row does not fit `size`: it names
     the sizes that would, and ends with `remedy`.
     """
-    counts = [
-        (row, total(row.content.prompt)) for row in trace.rows if type(row.content) is HashContent
-    ]
-    if not counts:
+    runs = hash_runs(trace.rows)
+    if not runs.ends:
         return
     trace.block_size = size
-    if all(n == -(-row.input_length // size) for row, n in counts):
+    lengths = np.array(column(trace.rows, "input_length"))[list(runs.rows)]
+    numbers = np.diff(np.append(0, np.cumsum(runs.counts))[runs.ends], prepend=0)
+    if (numbers == -(-lengths // size)).all():
         trace.partial_hash = True
-    elif all(n == row.input_length // size for row, n in counts):
+    elif (numbers == lengths // size).all():
         trace.partial_hash = False
         trace.notes.append("hash_ids of full blocks only: the partial last block has none")
     else:
-        _refuse_size(source, size, counts, remedy)
+        rows = (trace.rows[place] for place in runs.rows)
+        _refuse_size(source, size, list(zip(rows, numbers.tolist(), strict=True)), remedy)
     settle_kind(trace)
 
 

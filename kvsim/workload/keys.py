@@ -24,16 +24,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import cached_property
-from itertools import chain, pairwise
-from math import inf
+from itertools import accumulate, chain
 from sys import maxsize
-from typing import overload
+from typing import NamedTuple, TypeVar, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
 from kvsim.engine.request import Piece, Span
+from kvsim.workload.chain import Chains
+from kvsim.workload.columns import Rows, column, hash_runs
 from kvsim.workload.pieces import block_spans, joined, span_pieces
-from kvsim.workload.runs import runs_of
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -43,12 +45,13 @@ from kvsim.workload.trace import (
     Trace,
 )
 
+IntT = TypeVar("IntT", int, NDArray[np.int64])
 _REGION = (1 << 24) + 0x9E3779
 """Width of the region of one row or segment. It exceeds the longest stream, and regions differ in
 their low bits too, which hash tables look at first."""
 _SEGMENTS = 1 << 57
 """First key of segments, above the keys of all hash ids."""
-_ENDLESS = (inf,)
+_ENDLESS = (maxsize,)
 """Where the one span of a stream without content ends."""
 _DIGESTS = 1 << 64
 """First key of digests, above all other keys."""
@@ -77,56 +80,43 @@ def streams(trace: Trace) -> Streams:
     return trace.streams if isinstance(trace, KeyedTrace) else _made(trace)
 
 
-def _made(trace: Trace) -> Streams:
-    builder = _Builder(trace)
-    for row in trace.rows:
-        builder.add(row)
-    return builder.streams
+class _HashSpans(NamedTuple):
+    """The hash ids of all rows as spans (`SpanStream`), row after row."""
+
+    stops: array[int]
+    offsets: array[int]
+    ends: array[int]
+    """Where the spans of each row begin, and where the last ones end. The last span of each is in
+    its own region."""
+    shared: array[int]
+    """Leading tokens of each row with hash ids that another row has, too."""
 
 
 class Streams(Sequence["SpanStream | TokenStream"]):
     """Streams in the order of their rows. One that plain hash ids or nothing identifies is kept as
     numbers and made at each access, because those of a long trace would fill the memory."""
 
-    def __init__(self, rows: int, unit: int) -> None:
-        """`rows`: how many there will be. `unit`: tokens per hash id."""
-        self._rows, self._unit = rows, unit
-        self._lengths = array("q")
-        self._spans = array("q")
-        """Stop and offset of each span of hash ids, row after row."""
-        self._ends = array("q", [0])
-        """Where in `_spans` the next row begins, after those of each row."""
-        self._shared = array("q", bytes(8 * rows))
-        """Leading tokens of each row with hash ids that another row has, too."""
+    def __init__(self, rows: int, lengths: array[int], unit: int, spans: _HashSpans) -> None:
+        """`rows`: how many the trace has. `lengths`: of the prompts. `unit`: tokens per hash id."""
+        self._rows, self._lengths, self._unit, self._spans = rows, lengths, unit, spans
         self._made: dict[int, SpanStream | TokenStream] = {}
 
-    def append(self, input_length: int, spans: Iterable[int] = ()) -> None:
-        """Add the stream of the next row, as stop and offset of each span of its hash ids."""
-        self._spans.extend(spans)
-        self._ends.append(len(self._spans))
-        self._lengths.append(input_length)
-
-    def append_made(self, input_length: int, stream: SpanStream | TokenStream) -> None:
-        """Add the stream of the next row."""
-        self._made[len(self._lengths)] = stream
-        self.append(input_length)
-
-    def share(self, index: int, tokens: int) -> None:
-        """Note that another row has the hash ids of the first `tokens` tokens of this one."""
-        if tokens > self._shared[index]:
-            self._shared[index] = tokens
+    def put(self, index: int, stream: SpanStream | TokenStream) -> None:
+        """Set the stream of a row that something else identifies."""
+        self._made[index] = stream
 
     def picked(self, indexes: Iterable[int]) -> Streams:
         """The streams of some rows, numbered anew."""
-        some = Streams(self._rows, self._unit)
-        for index in indexes:
-            some.append_made(self._lengths[index], self[index])
+        made = {place: self[index] for place, index in enumerate(indexes)}
+        lengths = array("q", [stream.input_length for stream in made.values()])
+        some = Streams(self._rows, lengths, self._unit, _HashSpans(*[array("q")] * 4))
+        some._made = made
         return some
 
     def inherited(self, index: int, tokens: int) -> SpanStream | TokenStream:
         """A stream, to begin another one with so many of its tokens."""
         stream = self._made.setdefault(index, self[index])
-        stream.inherit(max(tokens, stream.named_tokens))  # Later rows may have its ids, too.
+        stream.inherit(tokens)
         return stream
 
     @property
@@ -137,15 +127,13 @@ class Streams(Sequence["SpanStream | TokenStream"]):
     def alone(self, number: int) -> list[bool]:
         """Which of the first `number` streams share nothing with another one of them, as their
         first token is theirs alone."""
-        keys: list[int | None] = [
-            self._spans[first + 1] if first < last else None
-            for first, last in pairwise(self._ends[: number + 1])
-        ]
+        ends, offsets = self._spans.ends[:number], self._spans.offsets
+        keys = dict(enumerate(map(offsets.__getitem__, ends)))
         for index, stream in self._made.items():
             if index < number and stream.shared_tokens:
                 keys[index] = stream.pieces(1)[0].key
-        users = Counter(keys)
-        return [key is None or users[key] == 1 for key in keys]
+        users = Counter(keys.values())
+        return [index not in keys or users[keys[index]] == 1 for index in range(number)]
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -159,16 +147,24 @@ class Streams(Sequence["SpanStream | TokenStream"]):
     ) -> SpanStream | TokenStream | list[SpanStream | TokenStream]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        length = self._lengths[index]
-        index %= len(self._lengths)
-        made = self._made.get(index)
-        if made is not None:
-            return made
-        first, last = self._ends[index], self._ends[index + 1]
-        if first == last:
-            return SpanStream(index, self._rows, length)
-        spans, shared = self._spans[first:last], self._shared[index]
-        return SpanStream(index, self._rows, length, spans, unit=self._unit, shared=shared)
+        if index < 0:
+            index += len(self._lengths)
+        return self._made.get(index) or self.by_ids(index)
+
+    def by_ids(self, index: int, salt: int = 0) -> SpanStream:
+        """The stream that the hash ids of a row make, or nothing."""
+        stops, offsets, ends, shared = self._spans
+        first, last = ends[index], ends[index + 1]
+        return SpanStream(
+            index,
+            self._rows,
+            self._lengths[index],
+            stops[first:last],
+            offsets[first:last],
+            salt=salt,
+            unit=self._unit if last - first > 1 else 1,
+            shared=None if salt else shared[index],
+        )
 
 
 class SpanStream:
@@ -181,13 +177,13 @@ class SpanStream:
 
     __slots__ = (
         "_base",
-        "_input_length",
         "_keep",
         "_offsets",
         "_row",
         "_rows",
         "_stops",
         "_unit",
+        "input_length",
         "named_tokens",
         "salt",
         "shared_tokens",
@@ -198,7 +194,8 @@ class SpanStream:
         row: int,
         rows: int,
         input_length: int,
-        spans: Sequence[int] = (),
+        stops: Sequence[int] = _ENDLESS,
+        offsets: Sequence[int] = (),
         *,
         base: SpanStream | TokenStream | None = None,
         keep: int = 0,
@@ -206,21 +203,18 @@ class SpanStream:
         unit: int = 1,
         shared: int | None = None,
     ) -> None:
-        """`spans`: stop and offset of each in turn. `shared`: tokens of them that other streams
-        have; None: maybe all."""
+        """`stops`, `offsets`: of each span; the last is in the region of the row and has no end.
+        `shared`: tokens before that one that other streams have; None: maybe all."""
         self._unit = unit
         """Tokens per hash id; the keys of one id begin at a multiple of it."""
         self._row = row
         self._rows = rows
-        self._input_length = input_length
-        own = _unique_offset(row)
-        self._stops: tuple[float, ...] = (*spans[::2], inf) if spans else _ENDLESS
-        self._offsets: tuple[int, ...] = (*spans[1::2], own) if spans else (own,)
-        self.named_tokens = max(keep, spans[-2]) if spans else keep
+        self.input_length = input_length
+        self._stops = stops
+        self._offsets = offsets or (_unique_offset(row),)
+        self.named_tokens = named = stops[-2] if len(stops) > 1 else keep
         """Tokens behind which all blocks are in the region of the row."""
-        self.shared_tokens = (
-            self.named_tokens if shared is None else max(keep, min(shared, self.named_tokens))
-        )
+        self.shared_tokens = named if shared is None else shared
         """Tokens behind which no block ends that another stream has."""
         self._base = base
         self._keep = keep
@@ -237,9 +231,8 @@ class SpanStream:
 
     def spans(self, block_size: int) -> list[Span]:
         """All blocks by the arithmetic of their keys, in order; the last span has no end."""
-        offset = self._offsets[-1] + block_size - 1 + self.salt
-        if self._base is None and len(self._stops) == 1:
-            return [(0, maxsize, offset)]
+        if self._base is None:
+            return block_spans(0, maxsize, block_size, self._stops, self._offsets, self.salt)
         found: list[Span] = []
         last = maxsize
         stream: SpanStream | TokenStream | None = self
@@ -260,7 +253,7 @@ class SpanStream:
 
     def sample(self, index: int) -> SpanStream:
         """A sample `index` > 0: the same prompt with an output of its own."""
-        return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
+        return _sample_of(self, index, self._row, self._rows, self.input_length, self.salt)
 
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens, without the salt."""
@@ -315,7 +308,7 @@ class SpanStream:
         span = -1
         while position < end:
             span = bisect_right(stops, position, span + 1)
-            stop, offset = int(min(stops[span], end)), offsets[span]
+            stop, offset = min(stops[span], end), offsets[span]
             keys += range(position + offset, stop + offset, block_size)
             position += -(-(stop - position) // block_size) * block_size
         return keys
@@ -333,13 +326,13 @@ class TokenStream:
 
     __slots__ = (
         "_inherited",
-        "_input_length",
         "_keys",
         "_next_token",
         "_numbers",
         "_row",
         "_rows",
         "_tokens",
+        "input_length",
         "salt",
     )
 
@@ -363,7 +356,7 @@ class TokenStream:
             self._next_token = output
         else:
             self._tokens.extend(output)
-        self._input_length = len(prompt)
+        self.input_length = len(prompt)
         self._keys: dict[int, list[int]] = {}
         """Block size → keys of the leading blocks."""
         self._row = row
@@ -376,7 +369,7 @@ class TokenStream:
 
     def sample(self, index: int) -> SpanStream:
         """A sample `index` > 0: the same prompt with an unknown output of its own."""
-        return _sample_of(self, index, self._row, self._rows, self._input_length, self.salt)
+        return _sample_of(self, index, self._row, self._rows, self.input_length, self.salt)
 
     def content_keys(self, first: int, last: int, block_size: int) -> list[int]:
         """Keys of the blocks `first .. last - 1` of `block_size` tokens, without the salt."""
@@ -455,24 +448,51 @@ class TokenStream:
         """Number of known tokens, after asking for up to `length`."""
         if self._next_token is not None:
             while len(self._tokens) < length:
-                self._tokens.append(self._next_token(len(self._tokens) - self._input_length))
+                self._tokens.append(self._next_token(len(self._tokens) - self.input_length))
         return len(self._tokens)
 
 
-class _Builder:
-    """Numbers what rows may share: salts, chains of hash ids, segments."""
+def _made(trace: Trace) -> Streams:
+    rows, unit = trace.rows, trace.block_size or 1
+    lengths = array("q", column(rows, "input_length"))
+    found = Streams(len(rows), lengths, unit, _hash_spans(trace, unit))
+    if not isinstance(rows, Rows):
+        builder = _Builder(found, len(rows), unit)
+        for row in rows:
+            builder.add(row)
+    return found
 
-    def __init__(self, trace: Trace) -> None:
-        self._rows = len(trace.rows)
-        self._block_size = trace.block_size or 1
-        self.streams = Streams(self._rows, self._block_size)
-        self.salts: dict[str | tuple[str, str | None] | None, int] = {None: 0}
-        self._roots: dict[str | None, int] = {}
-        """Scope → the node before its first ids, a negative number."""
-        self._edges: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """(node before, id) → the first node of a run of ids that begins with this one, its length,
-        and the place of the row that had it first."""
-        self._nodes = 0
+
+def _hash_spans(trace: Trace, unit: int) -> _HashSpans:
+    """Chained ids as spans, and which of them rows share."""
+    chains, number = Chains(trace), len(trace.rows)
+    (nodes, owners), rows = chains.nodes(), chains.rows
+    offsets = (nodes - chains.before) * unit
+    stops = (chains.before + chains.counts) * unit
+    shared, twice = np.zeros(number, np.int64), owners != rows
+    np.maximum.at(shared, rows[twice], stops[twice])
+    np.maximum.at(shared, owners[twice], stops[twice])
+    # Without output ids, the keys of a partial last block end with the prompt.
+    most = np.array(column(trace.rows, "input_length"), np.int64)
+    most[list(hash_runs(trace.rows).open)] = maxsize
+    last = (np.diff(rows, append=-1) != 0) | (np.diff(offsets, append=0) != 0)
+    ends, every = np.searchsorted(rows[last], np.arange(number + 1)), np.arange(number)
+    columns = (
+        np.insert(np.minimum(stops, most[rows])[last], ends[1:], maxsize),
+        np.insert(offsets[last], ends[1:], _unique_offset(every)),
+        ends + np.arange(number + 1),
+        np.minimum(shared, most),
+    )
+    return _HashSpans(*(array("q", each.astype(np.int64).tobytes()) for each in columns))
+
+
+class _Builder:
+    """Sets the streams that other things than plain hash ids identify; numbers what rows may share:
+    salts, segments, tokens."""
+
+    def __init__(self, streams: Streams, rows: int, unit: int) -> None:
+        self._streams, self._rows, self._unit = streams, rows, unit
+        self._salts: dict[str | tuple[str, str | None] | None, int] = {None: 0}
         self._segments: dict[tuple[object, str], int] = {}
         """(preceding segment or scope, name) → number of the region."""
         self._numbers: dict[int, int] = {}
@@ -480,74 +500,40 @@ class _Builder:
 
     def add(self, row: Row) -> None:
         """Set the stream of the next row."""
-        salt = -_SALT * self.salts.setdefault(_salt_of(row), len(self.salts))
+        salt = -_SALT * self._salts.setdefault(_salt_of(row), len(self._salts))
         index, rows, length = row.index, self._rows, row.input_length
-        content, unit = row.content, self._block_size
         stream: SpanStream | TokenStream
-        match content:
-            case None if not salt:
-                self.streams.append(length)
-                return
-            case None:
-                stream = SpanStream(index, rows, length, salt=salt)
+        match row.content:
+            case None | HashContent():
+                if not salt:
+                    return
+                stream = self._streams.by_ids(index, salt)
             case TokenContent(prompt, output):
                 stream = TokenStream(
                     prompt, output or (), row=index, rows=rows, salt=salt, numbers=self._numbers
                 )
             case ParentContent(parent, keep):
-                base = self.streams.inherited(parent, keep)
-                stream = SpanStream(index, rows, length, base=base, keep=keep, salt=salt, unit=unit)
-            case HashContent():
-                spans = self._hash_spans(row, content)
-                if spans and not salt:
-                    self.streams.append(length, spans)
-                    return
-                stream = SpanStream(index, rows, length, spans, salt=salt, unit=unit)
-            case SegmentContent(segments):
-                spans = self._segment_spans(row.scope, segments)
-                stream = SpanStream(index, rows, length, spans, salt=salt)
-        self.streams.append_made(length, stream)
+                base = self._streams.inherited(parent, keep)
+                stream = SpanStream(
+                    index, rows, length, base=base, keep=keep, salt=salt, unit=self._unit
+                )
+            case SegmentContent():
+                spans = self._segment_spans(row, row.content)
+                stream = SpanStream(index, rows, length, *spans, salt=salt)
+        self._streams.put(index, stream)
 
-    def _hash_spans(self, row: Row, content: HashContent) -> list[int]:
-        """Chained ids as spans. The ids of a chain are numbered in order of appearance; notes which
-        of them rows share."""
-        edges, size, own = self._edges, self._block_size, len(self.streams)
-        # Without output ids, the keys of a partial last block end with the prompt.
-        end = maxsize if content.output else row.input_length
-        node = self._roots.setdefault(row.scope, -1 - len(self._roots))
-        spans: list[int] = []
-        position = common = 0
-        for start, count in runs_of(content):
-            while count:
-                edge = edges.get((node, start))
-                if edge is None:
-                    edge = edges[node, start] = self._nodes, count, own
-                    self._nodes += count
-                first, length, owner = edge
-                taken = count if count < length else length
-                stop = position + taken * size
-                spans += (stop if stop < end else end, first * size - position)
-                if owner != own:
-                    self.streams.share(owner, stop)
-                    common = stop
-                node, start, count, position = first + taken - 1, start + taken, count - taken, stop
-        if common:
-            self.streams.share(own, common)
-        return spans
-
-    def _segment_spans(self, scope: str | None, segments: tuple[tuple[str, int], ...]) -> list[int]:
-        before: object = ("scope", scope)
-        position = 0
-        spans: list[int] = []
-        for name, length in segments:
+    def _segment_spans(self, row: Row, content: SegmentContent) -> tuple[list[int], list[int]]:
+        before: object = ("scope", row.scope)
+        offsets: list[int] = []
+        for name, length in content.segments:
             number = self._segments.setdefault((before, name), len(self._segments))
-            position += length
-            spans += (position, _SEGMENTS + number * _REGION)
+            offsets.append(_SEGMENTS + number * _REGION)
             before = (number, length)
-        return spans
+        stops = accumulate(length for _, length in content.segments)
+        return [*stops, maxsize], [*offsets, _unique_offset(row.index)]
 
 
-def _unique_offset(row: int) -> int:
+def _unique_offset(row: IntT) -> IntT:
     return -(row + 1) * _REGION
 
 

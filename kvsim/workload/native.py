@@ -43,6 +43,8 @@ from kvsim.workload.trace import Content, HashContent, Row, Trace
 from kvsim.writing import write_lines
 
 VERSION = 1
+OWN = "x_"
+"""What keys of the user's own begin with."""
 NS_PER_S = 1_000_000_000
 _HASH_KEYS = ("block_size", "hash_kind", "partial_hash")
 _HEADER_KEYS = frozenset({"kvsim_trace", *_HASH_KEYS, "hash_scope", "model", "origin", "source"})
@@ -67,8 +69,6 @@ def read(source: Source) -> Trace:
         reader.add(parse(source, line))
     _check_whole(source, trace)
     trace.sha256 = source.sha256
-    if reader.ignored:
-        trace.notes.append(f"keys ignored: {', '.join(sorted(reader.ignored))}")
     return trace
 
 
@@ -154,7 +154,7 @@ def _header(source: Source, table: dict[str, Any]) -> Trace:
     if shown(table["kvsim_trace"]) != str(VERSION):
         what = f"version {shown(table['kvsim_trace'])}; give one of those understood: {VERSION}"
         raise source.error(what, "kvsim_trace")
-    _ignored(source, table, _HEADER_KEYS)
+    _own(source, table, _HEADER_KEYS)
     given = [key for key in _HASH_KEYS if key in table]
     missing = [key for key in _HASH_KEYS if key not in table]
     if given and missing:
@@ -183,23 +183,24 @@ def _choice(source: Source, table: dict[str, Any], key: str, choices: tuple[Any,
     return value
 
 
-def _ignored(source: Source, table: dict[str, Any], known: frozenset[str]) -> list[str]:
-    """The user's own keys (`x_...`); any other unknown key is an error."""
+def _own(source: Source, table: dict[str, Any], known: frozenset[str]) -> dict[str, Any] | None:
+    """What the user's own keys (`x_NAME`) say, by NAME; any other unknown key is an error."""
     if known.issuperset(table):
-        return []
-    unknown = [key for key in table if key not in known]
-    for key in unknown:
-        if not key.startswith("x_"):
-            what = f"unknown key;{nearest(key, sorted(known))} keys of your own begin with x_"
+        return None
+    own = {}
+    for key in table:
+        if key.startswith(OWN):
+            own[key.removeprefix(OWN)] = table[key]
+        elif key not in known:
+            what = f"unknown key;{nearest(key, sorted(known))} keys of your own begin with {OWN}"
             raise source.error(what, shown(key)[1:-1])
-    return unknown
+    return own
 
 
 class _RowReader:
     """Appends checked rows to a trace; remembers what later rows may refer to."""
 
     def __init__(self, source: Source, trace: Trace, model: str | None) -> None:
-        self.ignored: set[str] = set()
         self._source = source
         self._trace = trace
         self._model = model
@@ -231,7 +232,7 @@ class _RowReader:
     def prompt(self, table: dict[str, Any], index: int) -> Row:
         """The row `table` of the line last read, with its lengths and what its tokens are."""
         source = self._source
-        self.ignored.update(_ignored(source, table, _ROW_KEYS))
+        extra = _own(source, table, _ROW_KEYS)
         input_length = integer(source, table, "input_length", 1)
         output_length = integer(source, table, "output_length", 1)
         self._rules.check_total(input_length, output_length, "input_length")
@@ -241,6 +242,7 @@ class _RowReader:
             *(index, str(index), source.line, None, input_length, output_length, content),
             scope=scope,
             salt=salt,
+            extra=extra,
         )
 
     def _after(self, table: dict[str, Any]) -> tuple[int, int]:
@@ -327,6 +329,7 @@ def _row_table(row: Row, trace: Trace, shared_model: str | None) -> dict[str, An
         "accepted_drafts": list(row.accepted_drafts) or None,
         "tags": row.tags,
         "observed": row.observed,
+        **{OWN + name: value for name, value in (row.extra or {}).items()},
     }
     return {key: value for key, value in optional.items() if value is not None}
 

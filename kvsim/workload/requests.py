@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 from kvsim.engine.request import PLAIN, PREFILL, Options, Request
+from kvsim.workload.columns import bare
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.trace import Row, Trace
+from kvsim.workload.values import NS_PER_S
 
 
 class Requests(Sequence[Request]):
@@ -21,37 +23,40 @@ class Requests(Sequence[Request]):
         n: int = 1,
         ignore_eos: bool = False,
         kv_transfer: str = "",
+        make: Callable[..., Any] = Request,
     ) -> None:
         """`streams`: block identities of each row of the trace, if anybody needs them; `n`: samples
         of each request; `ignore_eos`: clients announce how long outputs become, as benchmarks
-        do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token."""
+        do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token. `make`: the
+        class of the requests."""
+        self._make = make
         self._ignore_eos = ignore_eos
         self._kv_transfer = kv_transfer
-        self._rows = rows
+        self._row = bare(rows)
         self._samples = n
         self.streams = streams
-        self._held: list[Request | None] = [None] * len(rows)
+        self._held: list[Any] = [None] * len(rows)
         self._over = bytearray(len(rows))
         """1 for a request that was dropped."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._over)
 
     @overload
-    def __getitem__(self, index: int) -> Request: ...
+    def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Request]: ...
-    def __getitem__(self, index: int | slice) -> Request | list[Request]:
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         held = self._held[index]
         if held is not None:
             return held
-        row = self._rows[index]
+        row = self._row(index)
         stream = None if self.streams is None else self.streams[row.index]
         announced = row.output_length if self._ignore_eos else row.max_new_tokens
         plain = not (row.lora or self._kv_transfer)
-        request = self._held[index] = Request(
+        request = self._make(
             row.index,
             row.id,
             row.input_length,
@@ -62,8 +67,20 @@ class Requests(Sequence[Request]):
             max_new_tokens=1 if self._kv_transfer == PREFILL else announced,
             ignore_eos=self._ignore_eos or row.ignore_eos,
             options=PLAIN if plain else Options(lora=row.lora or "", kv_transfer=self._kv_transfer),
+            extra=_known_of(row),
         )
+        self._held[index] = request
         return request
+
+    def remade(self, request: Any, make: Callable[..., Any]) -> Any:
+        """Makes a request that was just sent again, in another class."""
+        kept, self._make = self._make, make
+        self._held[request.index] = None
+        other = self[request.index]
+        self._make = kept
+        other.released_ns, other.arrival_ns = request.released_ns, request.arrival_ns
+        other.client_queue_ns = request.client_queue_ns
+        return other
 
     def admitted(self, index: int) -> bool:
         """Whether a request has been given blocks, or is over."""
@@ -74,6 +91,8 @@ class Requests(Sequence[Request]):
         """Drop a request that is over; also its sequences, unless they still hold blocks."""
         self._held[request.index] = None
         self._over[request.index] = 1
+        if not isinstance(request, Request):
+            return
         sequences = request.sequences
         if len(sequences) > 1 and any(sequence.table for sequence in sequences):
             return
@@ -84,13 +103,26 @@ class Requests(Sequence[Request]):
     def let_all_go(self) -> None:
         """Drop all requests and their rows, which nothing looks up any more."""
         for request in self._held:
-            if request is not None:
+            if isinstance(request, Request):
                 request.sequences.clear()
-        self._held, self._rows = [], ()
+        self._held, self._row = [], ().__getitem__
+
+
+def _known_of(row: Row) -> dict[str, Any]:
+    """What a trace tells policies of a request, beyond what engines know."""
+    if row.extra is None and row.tags is None and row.deadline_ns is None:
+        return {}
+    deadline = {} if row.deadline_ns is None else {"deadline_s": row.deadline_ns / NS_PER_S}
+    return {**(row.tags or {}), **deadline, **(row.extra or {})}
 
 
 def make_requests(
-    trace: Trace, rows: Sequence[Row], *, n: int = 1, keyed: bool = True
-) -> list[Request]:
+    trace: Trace,
+    rows: Sequence[Row],
+    *,
+    n: int = 1,
+    keyed: bool = True,
+    make: Callable[..., Any] = Request,
+) -> list[Any]:
     """All requests of `Requests` in a list."""
-    return list(Requests(rows, streams(trace) if keyed else None, n=n))
+    return list(Requests(rows, streams(trace) if keyed else None, n=n, make=make))

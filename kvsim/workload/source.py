@@ -12,6 +12,7 @@ import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import filterfalse, islice
 from typing import Any, NoReturn
 
 from kvsim import limits
@@ -22,9 +23,9 @@ MAX_TOKENS = (1 << 24) - 1
 MAX_NS = 1 << 62
 """Times stay below this (146 years), so that they fit into 64 bits with room for a run."""
 
-_BEGINNING_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 16
 _TEXT_BYTES = 1 << 20
-_SAMPLE_ROWS, _FAR = 50_000, 1.5
+_SAMPLE_ROWS, _FAR = 20_000, 1.5
 """Rows after which a file is refused that seems to have this many times the limit."""
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -33,20 +34,26 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Source:
     """An open trace file: plain or gzip (recognised by the first two bytes), UTF-8.
 
-    Iterate `lines()` or `texts()` to the end. `line` is the number of the line last read (of the
-    uncompressed text, from 1) and `sha256` covers the uncompressed bytes read so far. Every
-    fault of the file is raised as a `TraceError` of one line.
+    Iterate `lines()`, `blocks()` or `texts()` to the end. `line` is the number of the line last
+    read (of the uncompressed text, from 1), `lines_read` counts blank ones after it, too, and
+    `sha256` covers the uncompressed bytes read so far. Every fault of the file is raised as a
+    `TraceError` of one line.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.line = 0
         self.most_output_tokens = limits.most(limits.OUTPUT_TOKENS)
+        self.lines_read = 0
+        self._size = self._rows = self._blank = 0
+        """Bytes of these lines, the rows among them, and the bytes of the others."""
+        self._bytes_read = 0
+        """Bytes of `_size` and of what is read ahead."""
         self._hash = hashlib.sha256()
         self._stored = _open(path)
         self._file = self._stored
         if self._is_gzip():
-            self._file = io.BufferedReader(gzip.GzipFile(fileobj=self._stored), _BEGINNING_BYTES)
+            self._file = _unpacked(self._stored)
 
     def __enter__(self) -> Source:
         return self
@@ -62,14 +69,78 @@ class Source:
 
     def beginning(self) -> str:
         """The first characters, for a look at the content before anything is read."""
-        raw = self._guarded(lambda: self._file.peek(_BEGINNING_BYTES), 1)
+        raw = self._guarded(lambda: self._file.peek(_BLOCK_BYTES), 1)
         return raw.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace")
 
     def lines(self) -> Iterator[str]:
         """Every line that is not blank, without its line end. Call it once."""
-        for number, text in self._read():
-            self.line = number
-            yield text
+        for block in self.blocks():
+            yield from self.lines_of(block)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The text in blocks of whole lines. Hand each to `lines_of` or to `takes` before the next
+        one. Call it once."""
+        longest = limits.most(limits.LINE_BYTES)
+        next_bytes = partial(self._file.read1, _BLOCK_BYTES)
+        parts: list[bytes] = []
+        size = 0
+        while raw := self._guarded(next_bytes, self.lines_read + 1):
+            self._hash.update(raw)
+            if not self._bytes_read:
+                raw = raw.removeprefix(_BYTE_ORDER_MARK)
+            self._bytes_read += len(raw)
+            end = raw.rfind(b"\n") + 1
+            if end:
+                yield b"".join((*parts, raw[:end]))
+                parts, size = [], 0
+            parts.append(raw[end:])
+            size += len(raw) - end
+            if size > longest:
+                raise self.excess("a line of bytes", longest, self.lines_read + 1)
+        if size:
+            yield b"".join(parts)
+
+    def takes(self, block: bytes, rows: int) -> bool:
+        """Count a block of `blocks` that holds `rows` rows, one on each line, as read; False, and
+        nothing is counted, if some line of it is beyond a limit."""
+        if (
+            len(block) > limits.most(limits.LINE_BYTES)
+            or self._size + len(block) > limits.most(limits.TRACE_BYTES)
+            or self._rows + rows > limits.most(limits.ROWS)
+        ):
+            return False
+        self._size += len(block)
+        self.lines_read += rows
+        self.line = self.lines_read
+        self._count(rows)
+        return True
+
+    def lines_of(self, block: bytes) -> Iterator[str]:
+        """Every line of a block of `blocks` that is not blank, without its line end."""
+        most_bytes, most_rows = limits.most(limits.TRACE_BYTES), limits.most(limits.ROWS)
+        longest, most_blank = limits.most(limits.LINE_BYTES), limits.most(limits.BLANK_BYTES)
+        for raw in io.BytesIO(block):
+            self.lines_read += 1
+            self._size += len(raw)
+            if len(raw) > longest:
+                raise self.excess("a line of bytes", longest, self.lines_read)
+            if self._size > most_bytes:
+                raise self.excess("bytes", most_bytes, self.lines_read)
+            try:
+                text = raw.decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                what = f"not UTF-8 at byte {error.start + 1} of the line; save it as UTF-8"
+                raise self.error(what, line=self.lines_read) from None
+            if text and not text.isspace():
+                self._count(1)
+                if self._rows > most_rows:
+                    raise self.excess("rows", most_rows, self.lines_read)
+                self.line = self.lines_read
+                yield text
+            else:
+                self._blank += len(raw)
+                if self._blank > most_blank:
+                    raise self.excess("bytes of blank lines", most_blank, self.lines_read)
 
     def texts(self) -> Iterator[str]:
         """The whole text in pieces of about 1 MiB, for a file that is one document.
@@ -105,44 +176,29 @@ class Source:
         """The error of `what` that is above a limit of `kvsim.limits`."""
         return self.error(f"{what} above the limit of {most:,}; {limits.REMEDY}", line=line)
 
-    def _read(self) -> Iterator[tuple[int, str]]:
-        number = size = blank = rows = 0
-        most_bytes, most_rows = limits.most(limits.TRACE_BYTES), limits.most(limits.ROWS)
-        longest, most_blank = limits.most(limits.LINE_BYTES), limits.most(limits.BLANK_BYTES)
-        next_line = partial(self._file.readline, longest + 1)
-        while raw := self._guarded(next_line, number + 1):
-            number += 1
-            self._hash.update(raw)
-            size += len(raw)
-            if len(raw) > longest:
-                raise self.excess("a line of bytes", longest, number)
-            if size > most_bytes:
-                raise self.excess("bytes", most_bytes, number)
-            if number == 1:
-                raw = raw.removeprefix(_BYTE_ORDER_MARK)
-            try:
-                text = raw.decode().rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                what = f"not UTF-8 at byte {error.start + 1} of the line; save it as UTF-8"
-                raise self.error(what, line=number) from None
-            if text and not text.isspace():
-                rows += 1
-                if rows == _SAMPLE_ROWS:
-                    self._check_whole(rows, most_rows)
-                if rows > most_rows:
-                    raise self.excess("rows", most_rows, number)
-                yield number, text
-            else:
-                blank += len(raw)
-                if blank > most_blank:
-                    raise self.excess("bytes of blank lines", most_blank, number)
+    def _count(self, rows: int) -> None:
+        """Count rows. Refuses a file of far too many, by the part of it that the first take."""
+        self._rows += rows
+        if self._rows - rows < _SAMPLE_ROWS <= self._rows:
+            size = os.fstat(self._stored.fileno()).st_size  # 0 for a pipe
+            taken = self._stored.tell() * self._size
+            whole = self._rows * size * self._bytes_read // taken if size else 0
+            most = limits.most(limits.ROWS)
+            if whole > _FAR * most:
+                raise self.excess(f"about {whole:,} rows, by its size, are", most, 0)
+            if size and self._file is not self._stored and self._has_more_rows(most):
+                # The first part of a gzip file says little about the rest of it.
+                raise self.excess("rows", most, 0)
 
-    def _check_whole(self, rows: int, most: int) -> None:
-        """Refuse a file that has far too many rows, by the part of it that the first rows take."""
-        size = os.fstat(self._stored.fileno()).st_size  # 0 for a pipe
-        whole = rows * size // self._stored.tell() if size else 0
-        if whole > _FAR * most:
-            raise self.excess(f"about {whole:,} rows, by its size, are", most, 0)
+    def _has_more_rows(self, most: int) -> bool:
+        """Whether a gzip file has more rows; a damaged one is not judged here."""
+        longest = limits.most(limits.LINE_BYTES)
+        with _open(self.path) as stored, _unpacked(stored) as text:
+            lines = iter(partial(text.readline, longest), b"")
+            try:
+                return any(True for _ in islice(filterfalse(bytes.isspace, lines), most, None))
+            except (OSError, EOFError, zlib.error):
+                return False
 
     def _guarded(self, read: Callable[[], bytes], number: int) -> bytes:
         try:
@@ -156,9 +212,14 @@ class Source:
         raise self.error(what, line=number)
 
 
+def _unpacked(stored: io.BufferedReader) -> io.BufferedReader:
+    """What a gzip file holds."""
+    return io.BufferedReader(gzip.GzipFile(fileobj=stored), _BLOCK_BYTES)
+
+
 def _open(path: str) -> io.BufferedReader:
     try:
-        return io.BufferedReader(io.FileIO(path), _BEGINNING_BYTES)
+        return io.BufferedReader(io.FileIO(path), _BLOCK_BYTES)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; give the path of a trace") from None
     except IsADirectoryError:

@@ -2,13 +2,16 @@
 
 `arrival_ms=ts,input=prompt_tokens,output=completion_tokens` says that the column `ts` holds
 arrivals in milliseconds. Times without a unit must be dates; nothing is guessed. Measured times
-(`ttft_ms=first_token_ms`) go to `Row.observed`.
+(`ttft_ms=first_token_ms`) go to `Row.observed`, and what policies want to know
+(`x_tenant=team`) to `Row.extra`.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +21,7 @@ from typing import Any
 from kvsim.errors import ConfigError, TraceError, nearest
 from kvsim.workload.gather import Gathered
 from kvsim.workload.head import look, separator_of
+from kvsim.workload.native import OWN
 from kvsim.workload.source import Source, shown
 from kvsim.workload.trace import Trace
 from kvsim.workload.values import NS_PER_S, date, instant, tokens
@@ -29,6 +33,7 @@ OPTIONAL_ROLES = ("id", "session", "model")
 MEASURED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "queue": "queue_s"}
 """Role of a measured time, which needs a unit → its key in `Row.observed`, in seconds."""
 FAILED = "no prompt or no output tokens, as of requests that failed"
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
 _DATE_NS = 0
 
 
@@ -47,26 +52,33 @@ class Columns:
     model: str | None = None
     measured: tuple[tuple[str, str, int], ...] = ()
     """Measured times: column, key of `Row.observed`, nanoseconds in a unit of the column."""
+    own: tuple[tuple[str, str], ...] = ()
+    """Columns for policies: column, key of `Row.extra`."""
 
     def used(self) -> list[str]:
         """The columns that are read."""
         every = (self.arrival, self.input, self.output, self.id, self.session, self.model)
         measured = (column for column, *_ in self.measured)
-        return [*(column for column in every if column is not None), *measured]
+        named = (column for column in every if column is not None)
+        return [*named, *measured, *(column for column, _ in self.own)]
 
 
 def parse_columns(text: str) -> Columns:
     """The columns that `ROLE=COLUMN,...` names. Raises `ConfigError` naming the role."""
     given: dict[str, str] = {}
     measured: list[tuple[str, str, int]] = []
+    own: list[tuple[str, str]] = []
     timed = {f"{role}_{unit}": (role, unit) for role in MEASURED for unit in UNITS_NS}
     known = (*ROLES, *OPTIONAL_ROLES, *timed)
     for pair in text.split(","):
         role, equals, column = (part.strip() for part in pair.partition("="))
+        if equals and column and role.startswith(OWN) and role != OWN:
+            own.append((column, role.removeprefix(OWN)))
+            continue
         if not equals or not column or role not in known:
             near = nearest(role, known) if role not in known else ""
             what = f"{role!r} is not a role" if column else f"{pair.strip()!r} is not ROLE=COLUMN"
-            raise ConfigError(f"--columns: {what};{near} roles: {', '.join(known)}")
+            raise ConfigError(f"--columns: {what};{near} roles: {', '.join(known)}, {OWN}NAME")
         if role in timed:
             kind, unit = timed[role]
             measured.append((column, MEASURED[kind], UNITS_NS[unit]))
@@ -81,7 +93,7 @@ def parse_columns(text: str) -> Columns:
         if role not in given:
             raise ConfigError(f"--columns: no {role}; add {role}=COLUMN")
     unit_ns = UNITS_NS[given.pop("unit")] if "unit" in given else _DATE_NS
-    return Columns(**given, unit_ns=unit_ns, measured=tuple(measured))
+    return Columns(**given, unit_ns=unit_ns, measured=tuple(measured), own=tuple(own))
 
 
 def read_table(source: Source, columns: Columns, format: str = "table") -> Trace:
@@ -113,6 +125,7 @@ def read_table(source: Source, columns: Columns, format: str = "table") -> Trace
             turn=None if session is None else turns[session],
             model=None if columns.model is None else str(cells[columns.model]),
             observed=measured_times(source, columns, cells),
+            extra={key: _plainly(cells[column]) for column, key in columns.own} or None,
         )
         if session is not None:
             turns[session] += 1
@@ -131,6 +144,13 @@ def measured_times(
         for column, key, unit_ns in columns.measured
         if cells[column] not in (None, "")
     } or None
+
+
+def _plainly(cell: Any) -> Any:
+    """A cell, as a number where it is written as JSON writes one."""
+    if not isinstance(cell, str) or not _NUMBER.fullmatch(cell):
+        return cell
+    return float(cell) if set(".eE") & set(cell) else int(cell)
 
 
 def table_cells(source: Source, columns: Columns) -> Iterator[dict[str, Any]]:
@@ -212,7 +232,8 @@ def _parquet(source: Source) -> Any:
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.ParquetFile(source.path)
+        # The name as bytes, because Arrow takes no text that is not UTF-8.
+        return pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(source.path)))
     except (pyarrow.ArrowException, OSError, ValueError):
         raise source.error("not a Parquet file that can be read; write it again", line=0) from None
 

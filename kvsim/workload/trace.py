@@ -2,7 +2,7 @@
 
 ```
 Trace ── header facts, notes of the reader, sha256
-  └─ rows: list[Row] in file order, sorted by arrival
+  └─ rows: in file order, sorted by arrival
         └─ content: None | HashContent | TokenContent | SegmentContent | ParentContent
 ```
 The field names are those of the native format (`kvsim_trace` version 1); times are integer
@@ -11,6 +11,7 @@ nanoseconds from the start of the trace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -97,6 +98,8 @@ class Row:
     accepted_drafts: tuple[int, ...] = ()
     """With speculative decoding: how many drafts the model accepts in each of its steps."""
     tags: dict[str, Any] | None = None
+    extra: dict[str, Any] | None = None
+    """What its own keys or columns say (`x_NAME`), by NAME."""
     observed: dict[str, Any] | None = None
     """Measurements of a real system; no policy sees them."""
 
@@ -110,7 +113,8 @@ class Trace:
     """The reader's name (`kvsim.workload.READERS`)."""
     sha256: str
     """Digest of the uncompressed bytes."""
-    rows: list[Row]
+    rows: Sequence[Row]
+    """Maybe kept as columns (`kvsim.workload.columns`)."""
     block_size: int | None = None
     """Tokens per hash id; None if rows have no hash ids."""
     hash_kind: Literal["prefix", "content"] | None = None

@@ -30,11 +30,10 @@ SETTINGS = {
     "cost": {"model": "constant"},
 }
 ENGINES: dict[str, dict[str, Any]] = {
-    "runs": {"engine": "vllm-v1"},
-    "runs, synchronous": {"engine": "vllm-v1", "async_scheduling": False},
+    "v1": {"engine": "vllm-v1"},
+    "v1, synchronous": {"engine": "vllm-v1", "async_scheduling": False},
     "counted": {"engine": "vllm-0.6.3"},
     "named": {"engine": "vllm-0.6.3", "exact_twin": True},
-    "keyed": {"engine": "vllm-v1", "exact_twin": True},
     "merged": {"engine": "vllm-0.6.3", "enable_prefix_caching": True, "exact_twin": True},
     "nano": {"engine": "nano-vllm", "exact_twin": True},
 }
@@ -56,39 +55,29 @@ def misfile(blocks: Any) -> None:
     pool.key_of[pool.block_of[key]] = -1
 
 
-def misfile_a_run(blocks: Any) -> None:
-    pool = blocks.gpu
-    pool._at[-1] = next(iter(pool._at.values()))
+def lose_a_free_block(blocks: Any) -> None:
+    blocks.gpu.num_free -= 1
 
 
-def hold_a_run_twice(blocks: Any) -> None:
-    next(iter(blocks.gpu._at.values())).refs += 1
-
-
-def hide_an_idle_run(blocks: Any) -> None:
-    pool = blocks.gpu
-    run = list(pool.idle_runs())[-1]
-    pool._leave(run)
+def hold_twice(blocks: Any) -> None:
+    refs = blocks.gpu.refs
+    refs[next(block for block in range(len(refs)) if refs[block])] += 1
 
 
 def miscount_cached(blocks: Any) -> None:
-    blocks.gpu._cached += 1
+    blocks.gpu.num_cached += 1
 
 
 def miscount_empty(blocks: Any) -> None:
     blocks.empty_slots += 1
 
 
-RUNS = (
-    *(lose_a_block, misfile_a_run, hold_a_run_twice, hide_an_idle_run, miscount_cached),
-    miscount_empty,
-)
+V1 = (lose_a_free_block, hold_twice, miscount_cached, miscount_empty)
 FAULTS: dict[str, tuple[Callable[[Any], None], ...]] = {
-    "runs": RUNS,
-    "runs, synchronous": RUNS,
+    "v1": V1,
+    "v1, synchronous": V1,
     "counted": (lose_a_block, miscount_empty),
     "named": (lose_a_reference, miscount_empty),
-    "keyed": (lose_a_reference, misfile, miscount_empty),
     "merged": (lose_a_reference, misfile, miscount_empty),
     "nano": (lose_a_reference, miscount_empty),
 }

@@ -21,7 +21,6 @@ from kvsim.engines.nano import Nano
 from kvsim.fast import decodes, series
 from kvsim.fast.cohort import Cohort
 from kvsim.run import simulate
-from kvsim.schema import BLOCKED
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
 
@@ -51,7 +50,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     block_size = rng.choice((1, 2, 4, 8, 16))
     settings: dict[str, Any] = {
         "model": "tiny",
-        "engine": rng.choice(("vllm-0.6.3", "vllm-0.6.3", "vllm-v1", "vllm-v1", "nano-vllm")),
+        "engine": rng.choice(("vllm-0.6.3", "vllm-0.6.3", "nano-vllm")),
         "block_size": block_size,
         "max_model_len": 160,
         "max_num_seqs": rng.choice((2, 5, 16)),
@@ -81,12 +80,6 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     settings["watermark"] = rng.choice((0.0, 0.01, 0.1))
     if rng.random() < 0.15:
         settings["scheduling_policy"] = "priority"
-    if settings["engine"] == "vllm-v1":
-        settings["async_scheduling"] = rng.random() < 0.6
-        settings["max_num_batched_tokens"] = rng.choice((16, 64, 512))
-        settings["max_model_len"] = rng.choice((60, 160))
-        settings["num_gpu_blocks_override"] += 1
-        return settings
     settings["disable_async_output_proc"] = rng.random() < 0.4
     settings["max_model_len"] = rng.choice((60, 160))
     if rng.random() < 0.4:
@@ -134,18 +127,15 @@ def test_the_fast_core_is_really_taken() -> None:
     """In most steps of an ordinary run, and in no step where every request is to be seen."""
     rows = [Row(i, f"r{i}", i + 2, i * 300_000_000, 40, 200) for i in range(40)]
     trace = Trace("made", "native", "", rows)
-    for engine in ("vllm-0.6.3", "vllm-v1"):
-        settings = {"model": "tiny", "engine": engine, "num_gpu_blocks_override": 400}
-        settings |= {"max_model_len": 512, "enable_prefix_caching": False}
-        if engine == "vllm-v1":
-            settings["async_scheduling"] = False
-        taken = simulate(trace, settings).meta["fast_path"]
-        steps = len(simulate(trace, settings).steps["start_ns"])
-        assert taken["together_steps"] > 0.9 * steps
-        assert taken["repeated_steps"] > 0.5 * steps
-        twin = simulate(trace, {**settings, "exact_twin": True}).meta["fast_path"]
-        assert twin["composed_because"] == {"exact_twin": steps}
-        assert not twin["repeated_steps"]
+    settings = {"model": "tiny", "engine": "vllm-0.6.3", "num_gpu_blocks_override": 400}
+    settings |= {"max_model_len": 512, "enable_prefix_caching": False}
+    taken = simulate(trace, settings).meta["fast_path"]
+    steps = len(simulate(trace, settings).steps["start_ns"])
+    assert taken["together_steps"] > 0.9 * steps
+    assert taken["repeated_steps"] > 0.5 * steps
+    twin = simulate(trace, {**settings, "exact_twin": True}).meta["fast_path"]
+    assert twin["composed_because"] == {"exact_twin": steps}
+    assert not twin["repeated_steps"]
 
 
 def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
@@ -167,14 +157,15 @@ def test_a_victim_policy_of_ones_own_sees_true_fields() -> None:
     assert list(fast.requests["finish_ns"]) == list(dull.requests["finish_ns"])
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("lingers", [False, True])
 def test_a_member_that_is_preempted_no_longer_ends_with_the_others(
-    monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+    monkeypatch: pytest.MonkeyPatch, lingers: bool
 ) -> None:
     rows = [Row(i, f"r{i}", i + 2, i * 1_000_000, 8, 60) for i in range(12)]
     trace = Trace("made", "native", "", rows)
     settings = {"model": "tiny", "block_size": 4, "num_gpu_blocks_override": 90}
-    settings |= {"max_model_len": 128, "async_scheduling": asynchronous}
+    settings |= {"max_model_len": 128, "disable_async_output_proc": not lingers}
+    settings |= {"engine": "vllm-0.6.3"}
     left, leave = [], Cohort.leave
 
     def checked(self: Cohort, request: Request) -> None:
@@ -192,7 +183,7 @@ def test_a_requeue_rule_by_its_place_is_obeyed() -> None:
     """A rule that is not called by a name of its table sees blocks with ids."""
     rows = [Row(i, f"r{i}", i + 2, 0, 24 + i, 90) for i in range(12)]
     trace = Trace("made", "native", "", rows)
-    settings = {"engine": "vllm-v1", "model": "tiny", "num_gpu_blocks_override": 40}
+    settings = {"engine": "vllm-0.6.3", "model": "tiny", "num_gpu_blocks_override": 40}
     settings |= {"max_model_len": 256, "cost": {"model": "constant"}}
     settings |= {"scheduler_args": {"requeue": "kvsim.rules.requeue:tail"}}
     fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
@@ -206,8 +197,6 @@ def settings_in_stretches() -> list[Any]:
     """Settings in which nearly every step is ordinary, with what makes it hard."""
     base = {"model": "tiny", "max_model_len": 512, "enable_prefix_caching": False}
     v063, sync = {"engine": "vllm-0.6.3"}, {"disable_async_output_proc": True}
-    v1 = {"engine": "vllm-v1", "async_scheduling": False}
-    v1_default = {"engine": "vllm-v1", "enable_prefix_caching": True}
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "max_num_seqs": 32}
     few, many = {"num_gpu_blocks_override": 60}, {"num_gpu_blocks_override": 400}
     cached = {"enable_prefix_caching": True}
@@ -218,25 +207,7 @@ def settings_in_stretches() -> list[Any]:
         "the tail gives way": {**v063, **sync, **few},
         "chunks": {**v063, **sync, **chunked, **many},
         "chunks, and who ended lingers": {**v063, **chunked, **many},
-        "mixed steps": {**v1, **many},
-        "mixed steps, the tail gives way": {**v1, **few},
         "some are too long": {**v063, "max_model_len": 200, **many},
-        "V1's own defaults": {**v1_default, **many},
-        "V1's own defaults, the tail gives way": {**v1_default, **few},
-        "V1's prefix cache, synchronous": {**v1, "enable_prefix_caching": True, **many},
-        "V1's prefix cache, synchronous, the tail gives way": {
-            **v1,
-            "enable_prefix_caching": True,
-            **few,
-        },
-        "V1's prefix cache, in chunks": {**v1_default, **many, "max_num_batched_tokens": 64}
-        | {"max_num_seqs": 32},
-        "V1's prefix cache, prompts in one piece": {
-            **v1_default,
-            **few,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": 512,
-        },
         "0.6.3's prefix cache": {**v063, **sync, **cached, **many},
         "nano-vllm": {**nano, **many},
         "nano-vllm, prompts in pieces": {**nano, **many, "max_num_batched_tokens": 64},
@@ -299,31 +270,6 @@ def test_how_many_decode_may_change_from_step_to_step() -> None:
     assert fast.meta["fast_path"]["together_steps"] > 0.5 * len(dull.steps["start_ns"])
     for name, column in dull.steps.items():
         assert np.array_equal(column, fast.steps[name]), name
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_head_whose_hits_are_evicted_is_refused_for_another_reason(asynchronous: bool) -> None:
-    """Where prompts are not cut: too few blocks first, then too many tokens."""
-    rows = [Row(0, "evicted", 2, 0, 152, 1)]
-    for i in range(1, 31):
-        rows.append(Row(i, f"r{i}", i + 2, 500_000_000, 2 if i <= 20 else 37 - i, 30))
-    rows.append(Row(31, "head", 33, 525_000_000, 156, 2, ParentContent(0, 152)))
-    cost = {"step_us": 10_000, "prefill_token_us": 0, "decode_seq_us": 0, "context_token_ns": 0}
-    settings = {
-        "model": "tiny",
-        "max_model_len": 160,
-        "max_num_batched_tokens": 160,
-        "enable_chunked_prefill": False,
-        "async_scheduling": asynchronous,
-        "num_gpu_blocks_override": 41,
-        "cost": {"model": "constant", **cost},
-    }
-    trace = Trace("made", "native", "", rows)
-    fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
-    blocked = [BLOCKED[why] for why in dull.steps["blocked"]]
-    assert "blocks tokens" in " ".join(blocked)
-    assert not asynchronous or fast.meta["fast_path"]["repeated_steps"] > 0.5 * len(blocked)
-    assert [BLOCKED[why] for why in fast.steps["blocked"]] == blocked
 
 
 @long

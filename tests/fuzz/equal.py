@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.engine.loop import Host
 from kvsim.errors import ConfigError, PolicyError
 from kvsim.result import Result
 from kvsim.run import simulate
+from kvsim.serving import Serving
 from kvsim.workload.trace import Trace
 
 LIMIT_S = 10.0
@@ -108,7 +108,7 @@ def difference(fast: Result, dull: Result) -> str:
         "requests": (fast.requests, dull.requests),
     }
     for name, (ours, theirs) in tables.items():
-        found = _columns_differ(ours, theirs)
+        found = columns_differ(ours, theirs)
         if found:
             return f"{name}: {found}"
     for key in sorted((fast.meta.keys() | dull.meta.keys()) - _MAY_DIFFER):
@@ -155,7 +155,7 @@ def imbalance(result: Result) -> str:
     return ""
 
 
-def _columns_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def columns_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     if list(ours) != list(theirs):
         return f"columns {list(ours)}, in the twin {list(theirs)}"
     first: tuple[int, str] | None = None
@@ -225,8 +225,15 @@ def limited(limit_s: float) -> Iterator[None]:
 @contextmanager
 def quick_livelocks() -> Iterator[None]:
     """Lowers the number of steps that count as a livelock."""
-    usual, Host.patience_steps = Host.patience_steps, NO_PROGRESS_STEPS
+    usual = Serving._host_of
+
+    def impatient(*given: Any) -> Any:
+        host = usual(*given)
+        host.patience_steps = NO_PROGRESS_STEPS
+        return host
+
+    Serving._host_of = impatient  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Host.patience_steps = usual
+        Serving._host_of = usual  # type: ignore[method-assign]

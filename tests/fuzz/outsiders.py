@@ -23,7 +23,7 @@ from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
-from kvsim.engines import BLOCK_MANAGERS, ENGINES, GROUP_MANAGER
+from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.schema import BLOCKED
 
 Body = Callable[..., Any]
@@ -95,7 +95,7 @@ def manager(seed: int) -> type:
     """A block manager with some methods overridden."""
     rng = random.Random(f"manager {seed}")
     # Tables of several groups of layers are chosen by the model, with a scheduler of their own.
-    bases = [kind for name, kind in BLOCK_MANAGERS.items() if name != GROUP_MANAGER]
+    bases = [*BLOCK_MANAGERS.values()]
     return _subclass(f"Manager{seed}", rng.choice(bases), rng, MANAGING)
 
 

@@ -102,6 +102,6 @@ def _settings(engine: str) -> dict[str, Any]:
     settings = config(**SMALL, engine=engine)
     if engine != "vllm-0.6.3":
         del settings["disable_async_output_proc"]
-    if engine.startswith("nano"):
+    if engine.startswith(("nano", "sglang")):
         del settings["watermark"]
     return settings

@@ -3,6 +3,7 @@ of a tolerance: `tests/unit/check`."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,22 @@ def test_a_reader_that_stops() -> None:
             check=False,
         )
     assert (result.returncode, result.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("words", [["policies"], ["run", *TRACE, "--out", "run"], [], ["runn"]])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_nobody_reads_a_stream_that_is_closed(
+    words: list[str], closed: str, tmp_path: Path
+) -> None:
+    command = shlex.join([sys.executable, "-m", "kvsim", *words])
+    done = subprocess.run(
+        f"{command} {closed}",
+        shell=True,
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == (2 if words == ["runn"] else 0), done.stderr
+    assert b"Traceback" not in done.stderr
+    assert (tmp_path / "run" / "summary.json").exists() == ("--out" in words)

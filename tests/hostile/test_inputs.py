@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,30 @@ def test_names_and_terminals_that_are_not_utf_8(tmp_path: Path) -> None:
     assert os.fsencode(summary["meta"]["trace"]["path"]) == trace
 
 
+WRITERS = [
+    ["run", "--csv", "--trace", CHAT],
+    ["run", "--replicas", "2", "--router", "vllm-dp", "--trace", CHAT],
+    ["compare", "naive", "prefix-caching", "--trace", CHAT],
+    ["sweep", "--grid", "max_num_seqs=4,8", "--jobs", "1", "--trace", CHAT],
+]
+
+
+@pytest.mark.parametrize("words", WRITERS, ids=lambda words: " ".join(words[:3]))
+def test_folders_that_are_not_utf_8(words: list[str], tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")
+    done = run_here([*words, "--num-prompts", "3", "--out", folder], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["r\udcff"]
+
+
+def test_results_whose_folder_is_not_utf_8_are_read(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")
+    assert run_here(["run", "--trace", CHAT, "--num-prompts", "3", "--out", folder]).returncode == 0
+    for words in (["report", folder], ["trace", "info", f"{folder}/requests.parquet"]):
+        done = run_here(words, tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
 def zipped(tmp_path: Path, text: bytes) -> str:
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(text))
@@ -264,6 +289,27 @@ def test_far_too_many_rows_are_refused_by_the_size_of_the_file(
     assert len(open_trace(str(path)).rows) == 20_000
 
 
+ALIKE_OR_NOT = pytest.mark.parametrize(
+    "head", [b"", random.Random(1).randbytes(3000).hex().encode()], ids=["alike", "not"]
+)
+
+
+@ALIKE_OR_NOT
+def test_the_rows_of_a_gzip_file_are_counted_before_most_are_read(
+    head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their packed size foretells: rows that are alike take next to nothing."""
+    first = [b'{"timestamp":0,"input_length":5,"output_length":5,"x":"%s"}\n' % head] * 10
+    path = zipped(tmp_path, b"".join(first) + b"\n" + ROW * 991)
+    monkeypatch.setattr("kvsim.limits.ROWS", 1_000)
+    monkeypatch.setattr("kvsim.workload.source._SAMPLE_ROWS", 10)
+    with pytest.raises(TraceError, match=r"gz: rows above the limit of 1,000; "):
+        open_trace(path)
+    with gzip.open(path, "wb") as file:
+        file.write(b"".join(first) + b"\n" * 3 + ROW * 990)
+    assert len(open_trace(path).rows) == 1_000
+
+
 def test_the_memory_of_a_run_is_foreseen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,8 +332,9 @@ def test_the_memory_of_a_run_is_foreseen(
 def test_the_steps_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsim.limits.STEPS", 4_000)
     monkeypatch.setattr("kvsim.records.recorder.PIECE_STEPS", 1_000)
-    with pytest.raises(ConfigError, match=r"steps: [45],\d+ is above .* 4,000; .*--limits"):
-        simulate(CHAT, {"cost": {"model": "constant"}})
+    for engine in ("vllm-0.6.3", "vllm-v1"):
+        with pytest.raises(ConfigError, match=r"steps: \d+,\d+ is above .* 4,000; .*--limits"):
+            assert simulate(CHAT, {"engine": engine, "cost": {"model": "constant"}}).steps
 
 
 @pytest.mark.parametrize(
@@ -337,7 +384,7 @@ def test_blocks_that_are_looked_at_one_by_one_are_bounded(
         ),
         (
             ["--num-gpu-blocks-override", "1", "--max-model-len", "5", "--model", "gpt-oss-20b"],
-            "(1 blocks of 16); raise --gpu-memory-utilization",
+            "(1 blocks of 16); raise --num-gpu-blocks-override",
         ),
     ],
 )

@@ -16,6 +16,10 @@ NOTEBOOK = ROOT / "docs/examples/notebook.py"
 EXAMPLES = sorted({*(ROOT / "docs/examples").glob("*.py")} - {NOTEBOOK})
 SHOWN = {
     "s3_fifo": ("66.9 %", "33.3 ms", "112 ms"),
+    "two_queues": ("66.7 %",),
+    "fair_tenants": ("4.78 s",),
+    "earliest_deadline": ("4.79 s", "11.6 s"),
+    "predicted_shortest": ("441 ms", "41.7 s"),
     "shortest_first": ("51.9 ms", "89.6 s"),
     "largest_victim": ("232", "99,305", "9.64 s"),
     "slow_tail": ("17.1 ms",),

@@ -142,10 +142,9 @@ def run(
 
 V063 = "kvsim.engines.vllm_063:Vllm063"
 ASYNC = "kvsim.engines.vllm_063:Vllm063Async"
-V1 = "kvsim.engines.vllm_v1:VllmV1"
+V1 = "kvsim.engines.vllm_v1.scheduler:VllmV1"
 NAIVE, PREFIX = "kvsim.engines.vllm_063_blocks:Naive", "kvsim.engines.vllm_063_blocks:PrefixCaching"
-V1_NAIVE = "kvsim.engines.vllm_v1_blocks:VllmV1Tables"
-V1_PREFIX = "kvsim.engines.vllm_v1_blocks:VllmV1PrefixTables"
+V1_MANAGER = "kvsim.engines.vllm_v1.groups:full_attention"
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +165,8 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "prefix": ((V063, PREFIX, 26), {}),
     "prefix and swap": ((V063, PREFIX, 26), {"preemption_mode": "swap"}),
     "asynchronous outputs and prefix": ((ASYNC, PREFIX, 26), {}),
-    "v1": ((V1, V1_NAIVE, 26), {"max_num_batched_tokens": 20}),
-    "v1 and prefix": ((V1, V1_PREFIX, 26), {"max_num_batched_tokens": 20}),
+    "v1": ((V1, V1_MANAGER, 26), {"max_num_batched_tokens": 20}),
+    "v1 and prefix": ((V1, V1_MANAGER, 26), {"max_num_batched_tokens": 20}),
 }
 PARTS_OF_OTHERS = {"asynchronous outputs", "swap", "prefix", "v1"}
 

@@ -54,6 +54,8 @@ def test_the_table_has_the_lengths_that_were_asked_for(
 
 
 def test_words_say_who_wins_and_by_which_times(page: str) -> None:
-    assert "llama-3-8b, 64 copies a block (layer): swapping is cheaper at 8,192 tokens." in page
-    assert "llama-3-8b, 1 copy a block (cross): swapping is cheaper at every length." in page
+    start = "llama-3-8b, 64 copies a block (layer): swapping is cheaper"
+    assert f"{start} at 64 and at 8,192 tokens." in page
+    start = "llama-3-8b, 1 copy a block (cross): swapping is cheaper"
+    assert f"{start} at every length, from 64 to 8,192 tokens." in page
     assert "SCALED step times (scaled from public-table: h200-sxm x llama-3-8b" in page

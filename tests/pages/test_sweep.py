@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -82,6 +83,20 @@ def test_a_page_has_every_section_and_escapes_what_it_shows(slo):
     assert "9 configurations refused at start-up" in page.replace("\u00a0", " ")
     swept.cache_clear()
     assert page == build_page(*swept("whole", slo))
+
+
+def test_the_requests_are_those_that_ran():
+    """The trace has 20; fewer are sent, or some points send fewer."""
+    plan, chosen = swept("seeds")
+    for base, settings, words in (
+        ({}, [{}, {}], "20 requests"),
+        ({"num_prompts": 7}, [{}, {}], "7 requests"),
+        ({"num_prompts": 900}, [{}, {}], "20 requests"),
+        ({}, [{"num_prompts": 5}, {"num_prompts": 12}], "5 to 12 requests"),
+    ):
+        points = [p._replace(settings=s) for p, s in zip(plan.points, settings, strict=True)]
+        page = build_page(replace(plan, base={**plan.base, **base}, points=points), chosen)
+        assert f"&lt;load&gt;.jsonl, {words}," in page.replace("\u00a0", " ")
 
 
 def test_a_sweep_of_seeds_alone_and_one_in_which_nothing_ran_have_pages():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from kvsim.core.plan import Plan as CorePlan
 from kvsim.engine.plan import Plan
 
 
@@ -20,6 +21,17 @@ def plan(
     made.context_tokens = context_tokens
     made.samples = samples
     made.copies = [(0, 1)] * copied_blocks
+    return made
+
+
+def core_plan(chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> CorePlan:
+    """A step of the core: chunks that yield a token each, and decodes of these lengths."""
+    made = CorePlan(len(chunks) + len(lengths))
+    for place, (new, context) in enumerate(chunks):
+        made.add_chunk(place, new, context, 0)
+    for length in lengths:
+        made.add_decode(length, 0)
+    made.samples += len(chunks)
     return made
 
 

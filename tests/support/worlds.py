@@ -1,11 +1,16 @@
 """Small worlds for tests: traces in memory, times that can be added in the head, batches."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.core.batch import Batch as CoreBatch
+from kvsim.core.scheduler import Scheduler as CoreScheduler
 from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
+from kvsim.engines.vllm_v1.groups import Full
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.scheduler import VllmV1
+from kvsim.serving import request_class
 from kvsim.workload.trace import HashContent, Row, Trace
 
 MS = 1_000_000
@@ -70,8 +75,76 @@ def config(**settings: Any) -> dict[str, Any]:
     return {**table, **settings}
 
 
-def batch_of(
-    tables: Tables, scheduler: Scheduler, lengths: Mapping[int, int] | Sequence[int]
-) -> Batch:
+def batch_of(tables: Any, scheduler: Any, lengths: Mapping[int, int] | Sequence[int]) -> Any:
     """A batch for a scheduler; `lengths`: the output length of each request, by its index."""
+    if isinstance(scheduler, CoreScheduler):
+        return CoreBatch(tables, lengths.__getitem__, scheduler.longest_sequence)
     return Batch(tables, Endings(lengths.__getitem__, scheduler.longest_sequence))
+
+
+def arrive(scheduler: Any, batch: Any, request: Any) -> None:
+    """A request arrives, as from a loop."""
+    if isinstance(batch, CoreBatch):
+        batch.enter(request)
+    scheduler.arrive(batch, request)
+
+
+def request_of(scheduler: Any, *given: Any, **more: Any) -> Any:
+    """A request of the class that a scheduler serves."""
+    return request_class(scheduler)(*given, **more)
+
+
+def manager(
+    block_size: int = 4, num_gpu_blocks: int = 9, caching: bool = False, **more: Any
+) -> KVCacheManager:
+    """The block manager of vLLM V1 with one group; one of its blocks is never used."""
+    limits = {"max_model_len": 1000, "max_num_batched_tokens": 1000, **more}
+    group = Full(block_size=block_size)
+    return KVCacheManager([group], num_gpu_blocks, enable_prefix_caching=caching, **limits)
+
+
+def v1(
+    kind: type[VllmV1] = VllmV1,
+    block_size: int = 4,
+    num_gpu_blocks: int = 9,
+    caching: bool = False,
+    eviction: Any = "lru",
+    **knobs: Any,
+) -> tuple[VllmV1, KVCacheManager]:
+    """vLLM V1, and its block manager."""
+    limits = {"max_model_len": 100, "max_num_seqs": 8, "max_num_batched_tokens": 64, **knobs}
+    names = ("max_model_len", "max_num_batched_tokens", "long_prefill_token_threshold")
+    shared = {name: limits[name] for name in names if name in limits}
+    blocks = manager(block_size, num_gpu_blocks, caching, eviction=eviction, **shared)
+    return kind(blocks=blocks, **limits), blocks
+
+
+class Steps:
+    """Composes steps, and settles each when it is told to."""
+
+    def __init__(self, scheduler: Any, batch: Any) -> None:
+        self.scheduler, self.batch = scheduler, batch
+        self.flying: deque[Any] = deque()
+
+    def compose(self, now_ns: int) -> Any:
+        """The next step, which is in flight if it computes something or nothing else can be."""
+        plan = self.scheduler.compose(self.batch, now_ns)
+        if not isinstance(self.scheduler, CoreScheduler):
+            self.scheduler.overlap(self.batch, now_ns)
+        if plan.computes or self.scheduler.in_flight == 1:
+            self.flying.append(plan)
+            if isinstance(self.scheduler, CoreScheduler):
+                plan.flying = True
+        return plan
+
+    def late(self, plan: Any) -> bool:
+        """Whether the oldest step must be settled before another one is composed."""
+        full = len(self.flying) == self.scheduler.in_flight
+        return bool(self.flying) and (full or not plan.computes)
+
+    def settle(self, now_ns: int) -> None:
+        """Settles the oldest step in flight."""
+        oldest = self.flying.popleft()
+        self.scheduler.settle(self.batch, oldest, now_ns)
+        if isinstance(self.scheduler, CoreScheduler):
+            oldest.flying = False

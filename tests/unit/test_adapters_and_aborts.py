@@ -9,9 +9,8 @@ from made import make_trace, read_with
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engines.vllm_v1_features.scheduler import VllmV1Features
+from kvsim.core.batch import Batch
+from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, TraceError
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.ledger.parts import TIME_PARTS
@@ -97,7 +96,6 @@ def test_a_limit_without_adapters_limits_nothing_and_it_is_said() -> None:
     ("settings", "message"),
     [
         ({"enable_lora": True, "engine": "sglang"}, "enable_lora: sglang serves no adapters"),
-        ({"enable_lora": True, "block_manager": "vllm-v1"}, "it needs the block manager"),
         ({"enable_lora": True, "max_loras": 0}, "max_loras"),
     ],
 )
@@ -153,33 +151,30 @@ def test_replicas_end_early_what_is_given_up() -> None:
     assert (result.requests["finish_ns"] / MS).tolist() == [2, 10, 10, 5]
 
 
-@pytest.fixture
-def reluctant(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Settings of an engine that does nothing as long as r0 is its only request."""
-    compose = VllmV1Features.compose
+class Reluctant(VllmV1):
+    """Does nothing as long as r0 is its only request."""
 
-    def composed(self: VllmV1Features, batch: Batch, now_ns: int) -> Plan:
-        alone = len(batch) == len(batch.waiting) == 1 and batch.waiting[0].index == 0
-        return Plan() if alone else compose(self, batch, now_ns)
-
-    monkeypatch.setattr(VllmV1Features, "compose", composed)
-    return {**SMALL, "exact_twin": True}
+    def compose(self, batch: Batch, now_ns: int) -> Any:
+        if len(batch) == len(batch.waiting) == 1 and batch.waiting[0].index == 0:
+            return batch.begin(now_ns, self.max_num_seqs)
+        return super().compose(batch, now_ns)
 
 
-def test_an_idle_engine_is_woken_by_who_comes_before_another_one_is_given_up(
-    reluctant: dict[str, Any],
-) -> None:
+RELUCTANT = {**SMALL, "async_scheduling": None, "engine": f"{__name__}:Reluctant"}
+
+
+def test_an_idle_engine_is_woken_by_who_comes_before_another_one_is_given_up() -> None:
     """r0 is alone in its engine. r1 ends in the other one, and its client sends r2 to the first."""
     rows = {"abort_after_ns": 100 * MS}, {}, {"after": 1}
-    result = simulate_fleet(sent(*rows), [reluctant, reluctant])
+    result = simulate_fleet(sent(*rows), [RELUCTANT, RELUCTANT])
     assert list(result.chosen) == [0, 1, 0]
     assert (result.requests["finish_ns"] / MS).tolist() == [20, 10, 20]
     ends_s = [replica.meta["outcome"]["time_s"] for replica in result.replicas]
     assert ends_s == [0.02, 0.02], "nobody waits for a client that has its answer"
 
 
-def test_an_idle_engine_is_woken_when_a_request_is_given_up(reluctant: dict[str, Any]) -> None:
-    result = simulate(sent({"abort_after_ns": 7 * MS}), reluctant)
+def test_an_idle_engine_is_woken_when_a_request_is_given_up() -> None:
+    result = simulate(sent({"abort_after_ns": 7 * MS}), RELUCTANT)
     assert ends_ms(result) == [7]
     assert result.meta["outcome"]["time_s"] == 0.007
 

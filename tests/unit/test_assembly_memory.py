@@ -1,5 +1,6 @@
 """Settings of memory, from a configuration to the objects of a run."""
 
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ def test_the_longest_that_fits_is_named_and_taken() -> None:
     message = str(caught.value)
     assert message.startswith("max_model_len: 131072 tokens do not fit into the KV cache of 16000")
     assert "use --max-model-len 16000 or less" in message
+    assert message.endswith("or raise --num-gpu-blocks-override")
     assert "\n" not in message
     for text in ("auto", -1):
         assert parts(**keys, max_model_len=text).config.max_model_len == 16_000
@@ -131,6 +133,38 @@ def test_what_is_not_simulated_is_in_the_result_and_in_the_report() -> None:
     assert "Notes" in page
     assert "times of stages are ESTIMATED" in page
     assert "communication, estimated" in memory_panel(meta)
+
+
+@pytest.mark.parametrize(
+    ("keys", "flag"),
+    [
+        ({"kv_cache_memory_bytes": "1G"}, "--kv-cache-memory-bytes"),
+        ({"gpu_memory_utilization": 0.5}, "--gpu-memory-utilization"),
+        (
+            {"kv_cache_memory_bytes": "1G", "num_gpu_blocks_override": 9},
+            "--num-gpu-blocks-override",
+        ),
+    ],
+)
+def test_what_made_the_pool_too_small_is_what_is_to_be_raised(
+    keys: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"do not fit into the KV cache.* raise {flag}$"):
+        parts(**LLAMA, **keys)
+
+
+def test_the_budget_shows_the_pool_that_is_used() -> None:
+    """50 blocks of 2 MiB, and 80,000 of them, which are more than the GPU has."""
+    few, many = (
+        memory_panel(
+            {"memory": parts(max_model_len=16, num_gpu_blocks_override=n).memory.describe()}
+        ).replace("\u00a0", " ")
+        for n in (50, 80_000)
+    )
+    assert "KV blocks: 100.0 MiB" in few and "left to others: " in few
+    assert "<h3>Budget of one GPU, 79.2 GiB</h3>" in few
+    assert "KV blocks: 156.2 GiB" in many and "left to others" not in many
+    assert re.search(r"GPU, 79\.2 GiB; num_gpu_blocks_override takes \d+\.\d GiB more<", many)
 
 
 def test_nothing_is_said_where_everything_is_simulated() -> None:

@@ -99,3 +99,11 @@ def test_assumptions_are_told_by_who_chose_them() -> None:
         "model llama-3-8b (kvsim's default)",
     ]
     assert assumed({}) == []
+
+
+@pytest.mark.parametrize("key", ["max_num_active_seqs", "long_prefill_token_threshold_adaptive"])
+def test_a_setting_of_later_releases_is_refused(key: str) -> None:
+    settings = {key: True if key.endswith("adaptive") else 3}
+    assemble(make_config({**settings, "vllm_version": "0.31.0"}))
+    with pytest.raises(ConfigError, match=f"{key}: vLLM has it from 0.31 on, not in 0.30.0"):
+        assemble(make_config({**settings, "vllm_version": "0.30.0"}))

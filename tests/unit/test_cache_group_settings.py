@@ -6,9 +6,8 @@ import pytest
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
-from kvsim.engines.vllm_v1_groups.full import Full
-from kvsim.engines.vllm_v1_groups.manager import GroupTables
-from kvsim.engines.vllm_v1_groups.sliding import Sliding
+from kvsim.engines.vllm_v1.groups import Sliding
+from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.errors import ConfigError
 from kvsim.server import server_settings
 
@@ -20,7 +19,7 @@ def parts(model: str, **keys: Any) -> Parts:
 
 
 def groups(found: Parts) -> list[str]:
-    assert isinstance(found.blocks, GroupTables)
+    assert isinstance(found.blocks, KVCacheManager)
     return [type(group).__name__ for group in found.blocks.groups]
 
 
@@ -34,46 +33,47 @@ def test_the_model_decides_the_groups() -> None:
 
 def test_one_group_of_windows_has_a_window_whatever_is_disabled() -> None:
     found = parts("mistral-7b-v0.1", disable_hybrid_kv_cache_manager=True)
-    assert isinstance(found.blocks, GroupTables)
-    assert found.blocks.groups == (Sliding(block_size=16, window=4096),)
+    (group,) = found.blocks.groups
+    assert isinstance(group, Sliding)
+    assert (group.block_size, group.window) == (16, 4096)
 
 
 def test_without_a_cache_states_need_one_block_each() -> None:
     found = parts("qwen3-next-80b-a3b", tensor_parallel_size=4, enable_prefix_caching=False)
-    assert isinstance(found.blocks, GroupTables)
+    assert isinstance(found.blocks, KVCacheManager)
     assert [group.block_size for group in found.blocks.groups] == [8192] * 3 + [272]
     assert found.config.block_size == 272
     assert "block_size" in found.assumed
 
 
 @pytest.mark.parametrize(
-    ("version", "manager", "interval"),
+    ("version", "number", "interval"),
     [
-        ("0.33.0", "vllm-v1-groups", 0),
-        ("0.29.0", "vllm-v1-groups", 0),
-        ("0.24.0", "vllm-v1-groups", "none"),
-        ("0.9.0", "vllm-v1-prefix-caching", None),
+        ("0.33.0", 2, 0),
+        ("0.29.0", 2, 0),
+        ("0.24.0", 2, "none"),
+        ("0.9.0", 1, None),
     ],
 )
-def test_defaults_by_release(version: str, manager: str, interval: int | str | None) -> None:
+def test_defaults_by_release(version: str, number: int, interval: int | str | None) -> None:
     found = parts("gpt-oss-20b", vllm_version=version)
-    assert found.block_manager == manager
+    assert len(groups(found)) == number
     assert found.config.prefix_cache_retention_interval == interval
-    if isinstance(found.blocks, GroupTables):
-        kept = found.blocks.layout.retention_interval
-        assert kept == (None if interval == "none" else interval)
+    assert isinstance(found.blocks, KVCacheManager)
+    if number > 1:
+        assert found.blocks.layout.retention == (-1 if interval == "none" else interval)
 
 
-def test_a_scheduler_of_ones_own_keeps_one_table_and_says_so() -> None:
-    found = parts("gpt-oss-20b", engine="kvsim.engines.vllm_v1:VllmV1")
-    assert found.block_manager == "vllm-v1-prefix-caching"
-    assert any("all layers kept: an upper bound" in note for note in found.notes)
+def test_a_scheduler_of_ones_own_keeps_the_groups() -> None:
+    found = parts("gpt-oss-20b", engine="kvsim.engines:VllmV1")
+    assert groups(found) == ["Sliding", "Full"]
+    assert any("KV cache groups share the pool" in note for note in found.notes)
 
 
-def test_one_full_group_by_name() -> None:
-    found = parts("llama-3-8b", block_manager="vllm-v1-groups")
-    assert isinstance(found.blocks, GroupTables)
-    assert found.blocks.groups == (Full(block_size=16),)
+def test_full_attention_is_one_group() -> None:
+    found = parts("llama-3-8b")
+    assert groups(found) == ["Full"]
+    assert [group.block_size for group in found.blocks.groups] == [16]
 
 
 def test_the_longest_sequence_counts_the_blocks_of_all_groups() -> None:

@@ -14,8 +14,8 @@ from tiered import AGAIN, SMALL, check, prompts, random_run, run, ttft_ms
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engines.vllm_v1_features.offloading import Offloading
-from kvsim.engines.vllm_v1_features.simple import SimpleOffload
+from kvsim.engines.vllm_v1.offloading import Offloading
+from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.errors import ConfigError
 from kvsim.features.connectors import Offload
 from kvsim.report.files import read_results

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.plan import NOTHING_MOVED
-from kvsim.engines.vllm_v1_features.connector import Job, Transfers
-from kvsim.engines.vllm_v1_features.lanes import Lane, Lanes
-from kvsim.engines.vllm_v1_features.timed import TimedWorker
+from kvsim.engines.vllm_v1.connector import Job, Transfers
+from kvsim.engines.vllm_v1.lanes import Lane, Lanes
+from kvsim.engines.vllm_v1.timed import TimedWorker
 
 INF = float("inf")
 

@@ -441,6 +441,12 @@ def test_an_impossible_budget_names_terms_and_remedy(formula: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_impossible_pool_that_was_given_is_blamed_on_it() -> None:
+    with pytest.raises(ConfigError, match=r"raise kv_cache_memory_bytes or tensor_par") as caught:
+        fit("llama-3-8b", "h100-sxm", kv_cache_memory_bytes=1000)
+    assert "max_num_seqs" not in str(caught.value)
+
+
 def test_an_override_rescues_an_impossible_budget() -> None:
     found = fit("llama-3-70b", "h100-sxm", num_gpu_blocks_override=100)
     assert found.kv_bytes < 0

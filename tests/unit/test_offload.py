@@ -9,7 +9,7 @@ from tiered import AGAIN, MS, SMALL, prompts, random_run, run, ttft_ms
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engines.vllm_v1_features.cpu_tier import Access, CpuTier, Lru
+from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Lru
 from kvsim.errors import ConfigError
 
 
@@ -62,7 +62,6 @@ def test_results_do_not_depend_on_the_mode_of_the_simulator() -> None:
             {"engine": "vllm-0.6.3", "async_scheduling": None},
             "kv_offloading_size: vllm-0.6.3 has no such setting",
         ),
-        ({"block_manager": "vllm-v1"}, "kv_offloading_size: it needs the block manager"),
         ({"kv_offloading_size": 1e-6}, "a chunk takes 196,608 bytes, more than"),
         ({"kv_offloading_size": 0.0}, ""),
         (

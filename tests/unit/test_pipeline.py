@@ -17,7 +17,7 @@ from made import make_trace
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig, make_config
 from kvsim.conform.record import finish_record, step_record
-from kvsim.conform.vllm_v1_features import replay
+from kvsim.conform.vllm_v1 import replay
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.stages import Passage, StagedCost
 from kvsim.engine.batch import Batch
@@ -309,7 +309,7 @@ def test_windows_keep_the_tokens_of_all_steps_in_flight() -> None:
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative"),
         ({"kv_offloading_size": 4}, "kv_offloading_size"),
         ({"model": "qwen3-30b-a3b", "data_parallel_size": 2}, "data_parallel_size"),
-        ({"block_manager": "naive"}, "pipeline_parallel_size"),
+        ({"block_manager": "naive"}, "block_manager: naive does not go with vllm-v1"),
         ({"pipeline_parallel_size": 25}, "pipeline_parallel_size"),
         ({"cost": {"stage_link": {"latency_us": 1}}}, "cost.stage_link"),
         ({"cost": {"stage_link": 5}}, "cost.stage_link"),

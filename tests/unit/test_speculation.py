@@ -20,8 +20,8 @@ from kvsim.cost.constant import ConstantCost
 from kvsim.cost.drafting import Passes
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request, Sequence
-from kvsim.engines.vllm_v1_features.acceptance import Rates, Recorded
-from kvsim.engines.vllm_v1_features.speculation import Drafts
+from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
+from kvsim.engines.vllm_v1.drafts import Drafts
 from kvsim.errors import ConfigError
 from kvsim.ledger.parts import KERNELS, TIME_PARTS
 from kvsim.result import Result
@@ -276,7 +276,6 @@ def test_the_same_seed_gives_the_same_run_and_another_one_does_not() -> None:
     ("settings", "message"),
     [
         ({"engine": "vllm-0.6.3", "async_scheduling": None}, "vllm-0.6.3 has no speculative"),
-        ({"block_manager": "vllm-v1"}, "it needs the block manager"),
         ({"speculative_config": {"method": "ngram"}}, "num_speculative_tokens"),
         ({"speculative_config": {"num_speculative_tokens": 2}}, "give a method"),
         ({"speculative_config": {**NGRAM, "metod": 1}}, "unknown key 'metod'; did you mean"),

@@ -92,7 +92,8 @@ def _observed(source: Source, metrics: dict[str, Any]) -> dict[str, Any] | None:
     for key, name in _MEASURED.items():
         if key in metrics:
             value, unit = _value(source, metrics, key), metrics[key].get("unit")
-            if type(value) not in (int, float) or unit not in _PER_SECOND:
+            known = isinstance(unit, str) and unit in _PER_SECOND
+            if type(value) not in (int, float) or not known:
                 what = f"{shown(value)} {shown(unit)} is not a time; give a value and a unit"
                 raise source.error(what, key)
             observed[name] = value / _PER_SECOND[unit]  # type: ignore[operator]

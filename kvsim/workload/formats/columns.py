@@ -1,9 +1,10 @@
 """Tables of requests, CSV or Parquet, whose column names say what they hold.
 
 `arrival_s,input_tokens,output_tokens` needs no explanation, and neither do dates. A number without
-a unit does (`timestamp` may be seconds or milliseconds): the file is refused with the `--columns`
-to add. Columns of measured times (`ttft_ms`, `e2e_s`) go to `Row.observed`. The `requests.parquet`
-of a run is read as well: its times stand for measured ones.
+a unit does (`timestamp` may be seconds or milliseconds), and so does a table without arrivals in
+which an unknown column may hold them: the file is refused with the `--columns` to add. Columns of
+measured times (`ttft_ms`, `e2e_s`) go to `Row.observed`. The `requests.parquet` of a run is read as
+well: its times stand for measured ones.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ TIMES = {
     "queue_time": "queue",
 }
 """Names of columns with measured times → role. Such columns always need a unit."""
+NO_TIMES = {"", "id", "index", "request_id", "session", "session_id", "conversation_id", "user"}
+NO_TIMES |= {"user_id", "model", "model_name", "total_tokens", *TIMES}
+"""Names of columns that do not say when a request came. Any other may, in words unknown here."""
 _MOST_SHOWN = 12
 _OF_A_RUN = {"input_length", "output_length", "output_tokens", "arrival_ns", "first_scheduled_ns"}
 """Columns that tell the `requests.parquet` or `requests.csv` of a run."""
@@ -91,8 +95,8 @@ def measured_columns(names: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
 def _guess(source: Source, names: Sequence[str]) -> Columns:
     measured = measured_columns(names)
     if _OF_A_RUN.issubset(names):
-        lengths = {"input": "input_length", "output": "output_length", "id": "id"}
-        return Columns(**lengths, arrival="arrival_ns", unit_ns=1, measured=measured)
+        lengths = "input_length", "output_length"
+        return Columns(*lengths, "arrival_ns", 1, "id", measured=measured)
     plain = {name: _without_unit(name) for name in names}
     inputs = [name for name in names if plain[name][0] in INPUTS]
     outputs = [name for name in names if plain[name][0] in OUTPUTS]
@@ -101,6 +105,11 @@ def _guess(source: Source, names: Sequence[str]) -> Columns:
         found = ", ".join(shown(name) for name in names[:_MOST_SHOWN])
         raise _ask(source, f"a table with columns {found}", arrivals, inputs, outputs)
     if not arrivals:
+        unknown = [n for n in names if n not in (*inputs, *outputs) and plain[n][0] not in NO_TIMES]
+        if unknown:
+            found = ", ".join(map(shown, unknown[:_MOST_SHOWN]))
+            what = f"when requests came may be in {found}"
+            raise _ask(source, what, unknown, inputs, outputs)
         return Columns(input=inputs[0], output=outputs[0], measured=measured)
     arrival, unit = arrivals[0], plain[arrivals[0]][1]
     if not unit and not _holds_dates(source, names.index(arrival)):
@@ -137,8 +146,11 @@ def _ask(
         return names[0] if len(names) == 1 else otherwise
 
     arrival = one(arrivals, "COLUMN")
+    csv = not look(source).is_parquet
+    dated = arrival in arrivals and csv and _holds_dates(source, header_of(source).index(arrival))
+    role = "arrival" if dated else "arrival_s"
     rest = f"input={one(inputs, 'COLUMN')},output={one(outputs, 'COLUMN')}"
-    remedy = f"--columns arrival_s={arrival},{rest}"
+    remedy = f"--columns {role}={arrival},{rest}"
     units = (
         "or arrival_ms, arrival_us, arrival_ns; arrival for dates; without arrivals leave it out"
     )

@@ -8,11 +8,12 @@ block sizes and optional keys; the number of ids per row tells which sizes are p
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, count
-from operator import add, itemgetter
+from functools import cache
+from operator import add
 from pathlib import Path
 from typing import Any
 
+from kvsim.workload.columns import Rows, column
 from kvsim.workload.contents import MAX_ID
 from kvsim.workload.gather import sort_rows
 from kvsim.workload.hash_blocks import settle_blocks
@@ -23,7 +24,6 @@ from kvsim.workload.source import (
     MAX_NS,
     MAX_TOKENS,
     Source,
-    all_whole,
     identifier,
     integers,
     nanoseconds,
@@ -31,6 +31,7 @@ from kvsim.workload.source import (
     shown,
 )
 from kvsim.workload.trace import HashContent, Row, Trace
+from kvsim.workload.values import is_date
 
 DEFAULT_BLOCK_SIZE = 512
 _NS_PER_MS = 1_000_000
@@ -46,10 +47,6 @@ _USUAL = "timestamp", "input_length", "output_length", "hash_ids"
 _USUAL_PRESENT = {"request_id": False, "timestamp": True}
 """`RowRules.present` of such rows."""
 _KEYS = frozenset({*_USUAL, "session_id", "delay", "block_size", "request_id", "priority"})
-_AT_ONCE = 1 << 16
-"""Characters of the rows that are checked together."""
-_Numbered = list[tuple[int, dict[str, Any]]]
-"""Rows of a file, each with its line."""
 
 
 def recognises(head: Head) -> bool:
@@ -66,23 +63,18 @@ def read(source: Source) -> Trace:
     512; either must agree with the number of ids on every row.
     """
     reader = _RowReader(source)
-    pending: _Numbered = []
-    size = 0
-    try:
-        for text in source.lines():
-            pending.append((source.line, parse(source, text)))
-            size += len(text)
-            if size >= _AT_ONCE:
-                complete, pending, size = pending, [], 0
-                reader.add_all(complete)
-    finally:  # What is wrong with an earlier line is said first.
-        reader.add_all(pending)
-    sorting = sort_rows(reader.rules.rows)
+    for block in source.blocks():
+        reader.add_all(block)
+    if reader.maybe_times and reader.rows[0].arrival_ns is None:
+        found = ", ".join(sorted(reader.maybe_times))
+        what = f"no timestamp; when requests came may be in {found}: name it timestamp, in ms, or"
+        raise source.error(f"{what} leave it out", line=0)
+    rows, sorting = sort_rows(reader.rows)
     trace = Trace(
         path=source.path,
         format="mooncake",
         sha256=source.sha256,
-        rows=reader.rules.rows,
+        rows=rows,
         source={"format": "mooncake", "file": Path(source.path).name, "sha256": source.sha256},
         notes=reader.notes(sorting),
     )
@@ -91,59 +83,81 @@ def read(source: Source) -> Trace:
     return trace
 
 
+@cache
+def _decoder() -> Any:
+    """What reads lines of the `_USUAL` keys; None where msgspec is absent, as `kvsim.validate` may
+    measure there."""
+    try:
+        from msgspec import defstruct, json
+    except ModuleNotFoundError:
+        return None
+    kinds = zip(_USUAL, (int | float, int, int, list[int]), strict=True)
+    return json.Decoder(defstruct("Usual", kinds, forbid_unknown_fields=True, gc=False))
+
+
 class _RowReader:
     """Rows of a Mooncake file; remembers the last turn of each session."""
 
     def __init__(self, source: Source) -> None:
         self.rules = RowRules(source)
+        self.rows: Rows | list[Row] = Rows()
+        """All rows so far; those of `rules` as soon as some are read one by one."""
         self.block_size: int | None = None
         self._source = source
         self._last_turn: dict[str, Row] = {}
         self._counts: Counter[str] = Counter()
         self._unknown: set[str] = set()
+        self.maybe_times: set[str] = set()
+        """Unknown keys whose values are numbers or dates."""
 
-    def add_all(self, numbered: _Numbered) -> None:
-        """Check rows in their order, each with its line, and keep them."""
-        if self._add_usual(numbered):
+    def add_all(self, block: bytes) -> None:
+        """Check the rows of a block of lines in their order, and keep them."""
+        usual = self._usual(block)
+        if usual is not None:
+            self.rows.extend(usual)
             return
-        for line, table in numbered:
-            self._source.line = line
-            self._add(table)
+        if isinstance(self.rows, Rows):
+            self.rows = self.rules.rows = list(self.rows)
+        for text in self._source.lines_of(block):
+            self._add(parse(self._source, text))
 
-    def _add_usual(self, numbered: _Numbered) -> bool:
-        """Keep rows that have the `_USUAL` keys and no others, checked as columns. Returns False,
-        and keeps none, if some row is not like that, or wrong."""
-        lines, tables = zip(*numbered, strict=True) if numbered else ((), ())
-        present = self.rules.present
-        if set(map(len, tables)) != {len(_USUAL)} or not present.items() <= _USUAL_PRESENT.items():
-            return False
+    def _usual(self, block: bytes) -> Rows | None:
+        """The rows of a block whose lines have the `_USUAL` keys and no others, checked as columns;
+        None if some line is not like that, or wrong."""
+        decoder, present, first = _decoder(), self.rules.present, len(self.rows)
+        if decoder is None or not present.items() <= _USUAL_PRESENT.items():
+            return None
+        text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
+        rows, read = Rows(first), self._source.lines_read
         try:
-            times, inputs, outputs, hashes = zip(*map(itemgetter(*_USUAL), tables), strict=True)
-        except KeyError:
-            return False
+            tables = decoder.decode_lines(text)
+            times = [table.timestamp for table in tables]
+            inputs = [table.input_length for table in tables]
+            outputs = [table.output_length for table in tables]
+            lines = range(read + 1, read + 1 + len(tables))
+            times_ns = [round(time * _NS_PER_MS) for time in times]
+            columns = lines, times_ns, inputs, [output or 1 for output in outputs]
+            rows.add(columns, [table.hash_ids for table in tables])
+        except (ValueError, OverflowError):
+            return None
         if not (
-            all_whole(times, 0, (MAX_NS - 1) // _NS_PER_MS)
-            and all_whole(inputs, 1, MAX_TOKENS)
-            and all_whole(outputs, 0, self._source.most_output_tokens)
-            and all_whole([*map(add, inputs, outputs)], 1, MAX_TOKENS)
-            and set(map(type, hashes)) == {list}
-            and all_whole([*chain.from_iterable(hashes)], 0, MAX_ID)
+            tables
+            # One object is on each line, and no key is in it twice.
+            and len(tables) == text.count(b"}\n") + text.endswith(b"}")
+            and len(tables) == text.count(b"\n") + (not text.endswith(b"\n"))
+            and len(tables) == text.count(b'"') / (2 * len(_USUAL))
+            and min(times) >= 0
+            and max(times) * _NS_PER_MS < MAX_NS
+            and min(inputs) >= 1
+            and min(outputs) >= 0
+            and max(outputs) <= self._source.most_output_tokens
+            and max(map(add, inputs, outputs)) <= MAX_TOKENS
+            and self._source.takes(block, len(tables))
         ):
-            return False
+            return None
         present |= _USUAL_PRESENT
-        first = len(self.rules.rows)
-        self.rules.rows += map(
-            Row,
-            count(first),
-            map(str, count(first)),
-            lines,
-            (time * _NS_PER_MS for time in times),
-            inputs,
-            (output or 1 for output in outputs),
-            map(HashContent, map(collapse, hashes)),
-        )
         self._counts["outputs"] += outputs.count(0)
-        return True
+        return rows
 
     def _add(self, table: dict[str, Any]) -> None:
         """Check the row of the line last read, and keep it."""
@@ -182,14 +196,14 @@ class _RowReader:
             " prompt, the session's history included",
             "delays": "follow the row before them without delay, as none is given",
         }
-        rows = f"{len(self.rules.rows):,} rows"
+        rows = f"{len(self.rows):,} rows"
         notes = [
             f"{text} ({self._counts[key]:,} of {rows})"
             for key, text in texts.items()
             if self._counts[key]
         ]
         notes += [f"{text} ({number:,} of {rows})" for text, number in sorting.items()]
-        if any(row.priority for row in self.rules.rows):
+        if any(column(self.rows, "priority")):
             notes.append("priority: lower is served first, as in vLLM (Dynamo: higher first)")
         if self._unknown:
             notes.append(f"keys ignored: {', '.join(sorted(self._unknown))}")
@@ -206,6 +220,8 @@ class _RowReader:
                 raise self._source.error(f"this and {name} are the same; keep one", key)
             if name not in _KEYS:
                 self._unknown.add(shown(key)[1:-1])
+                if type(value) in (int, float) or (type(value) is str and is_date(value)):
+                    self.maybe_times.add(shown(key))
             elif value is not None:
                 plain[name] = value
         return plain

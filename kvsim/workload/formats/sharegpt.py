@@ -20,7 +20,7 @@ from kvsim.workload.head import Head
 from kvsim.workload.source import Source, parse
 from kvsim.workload.trace import Trace
 
-_ANSWERS = frozenset(("gpt", "chatgpt", "assistant", "bing", "bard", "model"))
+_ANSWERS = "gpt", "chatgpt", "assistant", "bing", "bard", "model"
 _NOTE = (
     "each conversation is a session of turns with their whole history; vllm bench serve sends the"
     " first exchange of each alone"

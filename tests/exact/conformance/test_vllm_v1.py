@@ -142,3 +142,36 @@ def test_requests_admitted_in_one_step_share_blocks_and_compute() -> None:
     log = log_of(rows, enable_prefix_caching=True)
     assert log[0]["prefill"] == [["r0", 9, 0, 0, 1], ["r1", 1, 8, 0, 1]]
     assert log[0]["free_gpu_blocks"] == 1  # 2 shared blocks, and one each for the ninth token
+
+
+def test_requests_beyond_the_active_ones_wait_though_there_are_places() -> None:
+    log = log_of(trace((0, 4, 2), (0, 4, 1)), max_num_active_seqs=1)
+    assert [[p[0] for p in record["prefill"]] for record in log] == [["r0"], [], ["r1"]]
+    assert log[1]["finished"] == ["r0"]
+    refused = log_of(trace((0, 4, 2)), max_num_active_seqs=9)
+    assert refused[0]["error"].startswith("ValueError: max_num_active_seqs (9) is above")
+
+
+def test_a_step_computes_no_more_than_the_scheduled_tokens() -> None:
+    """8 + 8 prompt tokens, 6 a step: 6; 2 and 4; then the ninth token of r0 and the last 4."""
+    log = log_of(trace((0, 8, 2), (0, 8, 1)), max_num_scheduled_tokens=6)
+    assert [record["batched_tokens"] for record in log] == [6, 6, 5]
+    assert log[1]["prefill"] == [["r0", 2, 0, 6, 1], ["r1", 4, 0, 0, 0]]
+
+
+def test_an_adaptive_threshold_leaves_everybody_a_fair_share() -> None:
+    """Two requests share 12 tokens: 6 each, where the threshold alone allows 2. Then r0 is alone,
+    and takes the 8 that it lacks."""
+    settings = {
+        "num_gpu_blocks": 9,
+        "max_num_batched_tokens": 12,
+        "long_prefill_token_threshold": 2,
+    }
+    rows = trace((0, 14, 1), (0, 4, 1))
+    log = log_of(rows, **settings, long_prefill_token_threshold_adaptive=True)
+    assert [p[1] for p in log[0]["prefill"]] == [6, 4]
+    assert [p[1] for p in log[1]["prefill"]] == [8]
+    assert [p[1] for p in log_of(rows, **settings)[0]["prefill"]] == [2, 2]
+    settings["long_prefill_token_threshold"] = 9
+    wide = log_of(rows, **settings, long_prefill_token_threshold_adaptive=True)
+    assert [p[1] for p in wide[0]["prefill"]] == [9, 3]

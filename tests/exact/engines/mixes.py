@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from worlds import batch_of, v1
+
 from kvsim.conform.record import Record
-from kvsim.conform.virtual import idled, replay, stalled
-from kvsim.engine.tables import Tables
+from kvsim.conform.virtual import UnitClock, corpus_requests, idled, played, replay
+from kvsim.core.loop import Loop
+from kvsim.core.request import Request
 from kvsim.engines import PrefixCaching
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
-from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 
 SIZE = 4
-Made = tuple[Any, Tables]
+Made = tuple[Any, Any]
 Maker = Callable[..., Made]
 
 
@@ -44,15 +46,8 @@ def vllm063(engine: Any = Vllm063, **more: Any) -> Maker:
 
 def vllm_v1(engine: Any = VllmV1, **more: Any) -> Maker:
     def make(blocks: int, budget: int, requeue: str | None, **rules: str) -> Made:
-        scheduler = engine(
-            num_gpu_blocks=blocks + 1,
-            max_model_len=1000,
-            max_num_seqs=8,
-            max_num_batched_tokens=budget,
-            requeue=requeue,
-            **more,
-        )
-        return scheduler, VllmV1PrefixTables(SIZE, blocks + 1, **rules)
+        limits = {"max_model_len": 1000, "max_num_batched_tokens": budget, "requeue": requeue}
+        return v1(engine, SIZE, blocks + 1, True, **limits, **more, **rules)
 
     return make
 
@@ -107,8 +102,11 @@ def rows(*requests: tuple[float, list[int], int], first: int = 0) -> list[Record
 def play(made: Made, trace: list[Record]) -> Iterator[Record]:
     """The step log, with the books audited after every step."""
     scheduler, tables = made
-    stuck = idled if isinstance(scheduler, VllmV1) else stalled
-    return replay(scheduler, tables, trace, 3000, audit_every=1, stuck=stuck)
+    if not isinstance(scheduler, VllmV1):
+        return replay(scheduler, tables, trace, 3000, audit_every=1)
+    batch = batch_of(tables, scheduler, [row["output_len"] for row in trace])
+    clock = UnitClock(batch, corpus_requests(trace, Request), 3000, idled)
+    return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, 1)
 
 
 def prefills(log: list[Record], name: str) -> list[list[Any]]:

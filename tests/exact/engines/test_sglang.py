@@ -1,31 +1,27 @@
-"""SGLang's short cuts make the decisions of its scheduler, and its surprises are told."""
+"""SGLang obeys policies of one's own, has columns of its own, and its surprises are told."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from fuzz.equal import difference
+from fuzz.equal import columns_differ
 from hypothesis import given
 from hypothesis import strategies as st
-from marks import long
 
-from kvsim.assembly import assemble
 from kvsim.config import make_config
-from kvsim.engine.request import Request, Span
-from kvsim.engines import sglang_queue
-from kvsim.engines.sglang import SglangOverlap
-from kvsim.engines.sglang_blocks import SglangRadixTables
-from kvsim.engines.sglang_queue import MANY, Engine
-from kvsim.engines.sglang_radix import Node
-from kvsim.engines.sglang_runs import SglangRuns, SpanKeys, agreement
-from kvsim.engines.sglang_server import MIB, mem_fraction_static
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.engines.sglang.node import Node
+from kvsim.engines.sglang.scheduler import Sglang, SglangOverlap
+from kvsim.engines.sglang.server import MIB, mem_fraction_static
+from kvsim.engines.sglang.text import Text
 from kvsim.models import load_model
 from kvsim.pages.over_time import look_at, time_figures
+from kvsim.records.transitions import PREEMPTED
 from kvsim.report.files import read_results, write_results
 from kvsim.run import simulate
 from kvsim.tracks.engine import counter_events
@@ -60,155 +56,113 @@ def notes(trace: Trace, pool_tokens: int, **settings: Any) -> str:
         "cost": {"model": "constant"},
         **settings,
     }
-    result, twin = simulate(trace, table), simulate(trace, {**table, "exact_twin": True})
-    assert result.meta["notes"] == twin.meta["notes"]
-    return "\n".join(result.meta["notes"])
+    return "\n".join(simulate(trace, table).meta["notes"])
 
 
-# -- short cuts --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"async_scheduling": False, "block_size": 16, "num_gpu_blocks_override": 1_500},
-        pytest.param(
-            {"enable_prefix_caching": False, "num_gpu_blocks_override": 12_000}, marks=long
-        ),
-        {"scheduler_args": {"schedule_policy": "lpm"}},
-        pytest.param({"block_manager_args": {"radix_eviction_policy": "slru"}}, marks=long),
-    ],
-    ids=["default", "pages, no overlap", "no cache", "lpm", "slru"],
-)
-def test_every_step_of_a_load_is_taken_as_the_twin_composes_it(settings: dict[str, Any]) -> None:
-    fast = simulate("chat", CHAT | settings)
-    twin = simulate("chat", CHAT | settings | {"exact_twin": True})
-    assert difference(fast, twin) == ""
-    how, steps = fast.meta["fast_path"], fast.meta["outcome"]["step"]
-    assert how["repeated_steps"] > 0.99 * steps
-    assert how["together_steps"] > 0.5 * steps
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_crowds_that_lose_pages_and_end_together_are_taken_as_the_twin_composes_them(
-    seed: int,
-) -> None:
-    rng = Random(seed)
-    lengths = [(rng.randrange(1, 40), rng.choice([1, 2, 20, 60])) for _ in range(30)]
-    crowd = requests(*lengths)
-    for row in crowd.rows:
-        row.arrival_ns = row.index // 6 * 50_000_000
-        row.max_new_tokens = row.output_length + rng.choice([0, 30])
-    size = rng.choice([1, 4])
-    settings = {
-        "model": "tiny",
-        "engine": "sglang",
-        "block_size": size,
-        "num_gpu_blocks_override": 160 // size,
-        "max_num_batched_tokens": rng.choice([16, 256]),
-        "async_scheduling": seed % 3 > 0,
-        "cost": {"model": "constant"},
-        "scheduler_args": EAGER,
-    }
-    fast = simulate(crowd, settings)
-    assert difference(fast, simulate(crowd, settings | {"exact_twin": True})) == ""
-    assert fast.meta["fast_path"]["together_steps"] > 0
-    assert fast.requests["num_preemptions"].sum() > 0
-
-
-def look_all_up(waiting: deque[Request], engine: Engine) -> None:
-    """Looks up as many waiting requests as SGLang does, one after another."""
-    for request in list(waiting)[:MANY][::-1]:
-        standing = engine.standings[request]
-        _, standing.node = engine.blocks.look_up(request.sequences[0], standing.node)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_prompts_that_find_what_they_found_are_used_as_if_looked_up(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts share beginnings, more wait than are looked up, and little of them fits."""
-    rng, lines = Random(seed), []
-    for _ in range(400):
-        ids = [rng.randrange(3), *(10 * depth + rng.randrange(4) for depth in range(1, 5))]
-        length = rng.randrange(1, 512 * len(ids))
-        row = {"timestamp": 0, "input_length": length, "output_length": rng.randrange(1, 60)}
-        lines.append(json.dumps(row | {"hash_ids": ids[: -(-length // 512)]}))
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(lines))
-    settings = {"engine": "sglang", "num_gpu_blocks_override": 12_000, "ignore_eos": True}
-    fast = simulate(path, settings)
-    monkeypatch.setattr(sglang_queue, "_refresh", look_all_up)
-    assert difference(fast, simulate(path, settings)) == ""
+# -- policies of one's own ---------------------------------------------------------------------
 
 
 class Mine(SglangOverlap):
     """A scheduler of one's own that decides nothing else."""
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        return super().compose(batch, now_ns)
+
+    def worth(self, request: Request) -> tuple[int, ...]:
+        return super().worth(request)
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        super().settle(batch, plan, now_ns)
+
+
+class NewestFirst(Sglang):
+    """Another order of the waiting queue."""
+
+    def before_admissions(self, batch: Batch, now_ns: int) -> None:
+        batch.waiting = deque(sorted(batch.waiting, key=lambda each: -each.index))
+
+
+class ShortestFirst(Sglang):
+    """Retracts who has fewest tokens."""
+
+    def worth(self, request: Request) -> tuple[int, ...]:
+        return (request.length,)
 
 
 def by_hits(node: Node) -> Any:
     return node.hits, node.time
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"exact_twin": True}, "exact_twin"),
-        ({"engine": f"{__name__}:Mine"}, "the scheduler is not listed as one whose"),
-        ({"scheduler_args": {"prefill_decode_interval": 2}}, "prefill_decode_interval counts"),
-        ({"scheduler_args": {"enable_mixed_chunk": True}}, "prompts and decodes are mixed"),
-        ({"scheduler_args": {"enable_priority_scheduling": True}}, "a better priority may preempt"),
-        (
-            {"block_manager_args": {"radix_eviction_policy": f"{__name__}:by_hits"}},
-            "the block manager names its blocks",
-        ),
-    ],
-    ids=["twin", "own scheduler", "interval", "mixed", "priority", "own eviction"],
-)
-def test_what_is_not_repeated_is_composed_and_the_result_says_why(
-    settings: dict[str, Any], reason: str
-) -> None:
-    result = simulate("chat", CHAT | {"num_prompts": 10} | settings)
-    how = result.meta["fast_path"]
-    assert how["repeated_steps"] == 0
-    assert [why for why in how["composed_because"] if why.startswith(reason)]
+TIGHT = CHAT | {"num_gpu_blocks_override": 6_000}
+EAGER = {"schedule_conservativeness": 0.01}
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["lru", "own"])
-def test_pages_have_names_where_a_user_may_look_at_them(own: bool) -> None:
-    args = {"radix_eviction_policy": f"{__name__}:by_hits"} if own else {}
-    parts = assemble(make_config(CHAT | {"block_manager_args": args}), named=False)
-    assert type(parts.blocks) is (SglangRadixTables if own else SglangRuns)
+def test_a_scheduler_that_decides_nothing_else_changes_nothing() -> None:
+    crowd = requests(*[(10, 40)] * 12, max_new_tokens=40)
+    settings = {"model": "tiny", "max_model_len": 400, "num_gpu_blocks_override": 120}
+    settings |= {"scheduler_args": EAGER}
+    usual = simulate(crowd, settings | {"engine": "sglang"})
+    own = simulate(crowd, settings | {"engine": f"{__name__}:Mine"})
+    assert usual.requests["num_preemptions"].sum() > 0
+    assert columns_differ(own.steps, usual.steps) == ""
+    assert columns_differ(own.requests, usual.requests) == ""
+
+
+def test_an_own_eviction_order_is_asked_for_every_leaf() -> None:
+    """`lfu` written by a user: of equal counts, the one used longest ago."""
+
+    def evicted_by(policy: str) -> Any:
+        args = {"radix_eviction_policy": policy}
+        return simulate("agents", TIGHT | {"block_manager_args": args}).steps
+
+    own = evicted_by(f"{__name__}:by_hits")
+    assert columns_differ(own, evicted_by("lfu")) == ""
+    assert columns_differ(own, evicted_by("lru")) != ""
+
+
+def test_an_own_order_of_the_queue_is_obeyed() -> None:
+    crowd = requests(*[(20, 4)] * 6, max_new_tokens=4)
+    settings = {"model": "tiny", "max_model_len": 400, "max_num_seqs": 1}
+    settings |= {"num_gpu_blocks_override": 400, "engine": f"{__name__}:NewestFirst"}
+    first = simulate(crowd, settings).requests["first_scheduled_ns"]
+    assert list(first) == sorted(first, reverse=True)
+
+
+@pytest.mark.parametrize(("engine", "first"), [("ShortestFirst", 0), ("Sglang", 1)])
+def test_an_own_choice_of_whom_to_retract_is_obeyed(engine: str, first: int) -> None:
+    crowd = requests((10, 40), (30, 40), (20, 40), max_new_tokens=40)
+    settings = {"model": "tiny", "max_model_len": 400, "num_gpu_blocks_override": 110}
+    settings |= {"scheduler_args": EAGER, "engine": f"{__name__}:{engine}"}
+    log = simulate(crowd, settings).transitions
+    preempted = log["request"][log["kind"] == PREEMPTED]
+    assert preempted[0] == first
+
+
+# -- texts -------------------------------------------------------------------------------------
 
 
 @st.composite
-def span_lists(draw: st.DrawFn) -> list[Span]:
-    """Pages of a sequence whose neighbouring spans have other offsets."""
+def runs(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Pages of a request as (base, end); neighbours have other bases."""
     cuts = sorted(draw(st.sets(st.integers(1, 30), max_size=12)))
-    offsets = draw(st.lists(st.integers(0, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
-    return list(zip([0, *cuts], [*cuts, 1 << 40], (1000 * each for each in offsets), strict=True))
+    bases = draw(st.lists(st.integers(0, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    return list(zip((1000 * each for each in bases), [*cuts, 1 << 40], strict=True))
 
 
-def written_out(spans: list[Span], pages: int, size: int) -> list[int]:
-    return [
-        depth * size + offset
-        for first, last, offset in spans
-        for depth in range(first, min(last, pages))
-    ]
+def written_out(runs: list[tuple[int, int]], pages: int) -> list[int]:
+    return [next(base for base, end in runs if page < end) + page for page in range(pages)]
 
 
-@given(span_lists(), span_lists(), st.integers(1, 40), st.integers(0, 39), st.sampled_from([1, 16]))
-def test_keys_in_runs_are_those_written_out(
-    one: list[Span], other: list[Span], pages: int, start: int, size: int
+@given(runs(), runs(), st.integers(1, 40), st.integers(0, 39))
+def test_texts_in_runs_are_those_written_out(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], pages: int, start: int
 ) -> None:
     start = min(start, pages - 1)
-    mine, theirs = SpanKeys(one, 0, pages, size), SpanKeys(other, 0, pages, size)
-    plain, compared = written_out(one, pages, size), written_out(other, pages, size)
-    assert [mine[place] for place in range(len(mine))] == plain
-    assert list(mine[start:]) == plain[start:]
+    mine, theirs = Text(1, one), Text(1, other)
+    plain, compared = written_out(one, pages), written_out(other, pages)
+    assert [mine.number(page) for page in range(pages)] == plain
     differs = (at for at in range(start, pages) if plain[at] != compared[at])
-    assert agreement(mine[start:], theirs, start) == next(differs, pages) - start
+    assert mine.agrees(theirs, start, pages) == next(differs, pages) - start
 
 
 # -- columns of its own ------------------------------------------------------------------------
@@ -219,15 +173,13 @@ def test_steps_have_the_ratio_and_the_protected_pages() -> None:
     lowers the ratio from 0.7 by 0.7 x (1 - 0.14) / 600; what a prompt computed is protected."""
     settings = {"model": "tiny", "engine": "sglang", "max_model_len": 400}
     settings |= {"num_gpu_blocks_override": 200, "async_scheduling": False}
-    for twin in (False, True):
-        both = requests((4, 4), (6, 2), max_new_tokens=4)
-        steps = simulate(both, settings | {"exact_twin": twin}).steps
-        assert steps["prefill_seqs"].tolist() == [2, 0, 0, 0]
-        ppm = [round(1e6 * (0.7 - 0.7 * 0.86 / 600 * decodes)) for decodes in range(4)]
-        assert steps["new_token_ratio_ppm"].tolist() == ppm
-        assert steps["protected_blocks"].tolist() == [0, 10, 4, 4]
-        assert steps["used_blocks"].tolist() == [10, 12, 6, 7]
-        assert steps["cached_blocks"].tolist() == [0, 0, 7, 7]
+    steps = simulate(requests((4, 4), (6, 2), max_new_tokens=4), settings).steps
+    assert steps["prefill_seqs"].tolist() == [2, 0, 0, 0]
+    ppm = [round(1e6 * (0.7 - 0.7 * 0.86 / 600 * decodes)) for decodes in range(4)]
+    assert steps["new_token_ratio_ppm"].tolist() == ppm
+    assert steps["protected_blocks"].tolist() == [0, 10, 4, 4]
+    assert steps["used_blocks"].tolist() == [10, 12, 6, 7]
+    assert steps["cached_blocks"].tolist() == [0, 0, 7, 7]
 
 
 def test_other_engines_have_no_such_columns() -> None:
@@ -252,8 +204,6 @@ def test_what_sglang_alone_has_is_kept_drawn_and_shown(tmp_path: Path) -> None:
 
 
 # -- surprises ---------------------------------------------------------------------------------
-
-EAGER = {"schedule_conservativeness": 0.01}
 
 
 def test_retractions_are_told_with_the_ratio() -> None:

@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
-from worlds import batch_of
+from worlds import Steps, arrive, batch_of, v1
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.request import Request
-from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1PrefixTables, VllmV1Tables
+from kvsim.core.batch import Batch
+from kvsim.core.request import Request
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
+from kvsim.run import simulate
 from kvsim.schema import BLOCKED
+from kvsim.workload.trace import ParentContent, Row, Trace
 
 
 class OneText:
@@ -24,16 +25,14 @@ class OneText:
 
 def engine(*lengths: tuple[int, int], caching: bool = False, **knobs: Any) -> tuple[VllmV1, Batch]:
     """Requests (input length, output length) before 8 usable blocks of 4 tokens."""
-    settings = {"max_model_len": 100, "max_num_seqs": 4, "max_num_batched_tokens": 64, **knobs}
-    scheduler = VllmV1(num_gpu_blocks=9, **settings)
-    tables = (VllmV1PrefixTables if caching else VllmV1Tables)(4, 9)
-    batch = batch_of(tables, scheduler, [output for _, output in lengths])
+    scheduler, blocks = v1(caching=caching, **{"max_num_seqs": 4, **knobs})
+    batch = batch_of(blocks, scheduler, [output for _, output in lengths])
     for index, (length, _) in enumerate(lengths):
-        scheduler.arrive(batch, Request(index, f"r{index}", length, OneText()))
+        arrive(scheduler, batch, Request(index, f"r{index}", length, OneText()))
     return scheduler, batch
 
 
-def steps(scheduler: VllmV1, batch: Batch, number: int) -> None:
+def step(scheduler: VllmV1, batch: Batch, number: int) -> None:
     for time in range(number):
         scheduler.settle(batch, scheduler.compose(batch, time), time + 1)
         batch.audit()
@@ -71,12 +70,12 @@ def test_what_a_preemption_throws_away_and_a_hit_saves_again() -> None:
     """Both prompts fill 4 blocks; r1 loses its own when r0 takes a ninth one, and waits for r0."""
     scheduler, batch = engine((16, 2), (16, 2))
     _, second = batch.waiting
-    steps(scheduler, batch, 3)
+    step(scheduler, batch, 3)
     assert second.num_preemptions == 1
     assert (second.lost_tokens, second.recomputed_tokens, second.recached_tokens) == (16, 16, 0)
     scheduler, batch = engine((16, 2), (16, 2), caching=True)
     first, second = batch.waiting
-    steps(scheduler, batch, 3)
+    step(scheduler, batch, 3)
     # They share 3 blocks from the first step on; the fourth is r1's own, the last token computed.
     assert (first.cached_tokens, second.cached_tokens) == (0, 12)
     assert second.num_preemptions == 0
@@ -84,19 +83,18 @@ def test_what_a_preemption_throws_away_and_a_hit_saves_again() -> None:
 
 
 def test_a_decode_ahead_of_its_token_counts_the_placeholder() -> None:
-    scheduler = VllmV1Async(
-        num_gpu_blocks=9, max_model_len=100, max_num_seqs=4, max_num_batched_tokens=64
-    )
-    batch = batch_of(VllmV1Tables(4, 9), scheduler, [3])
-    scheduler.arrive(batch, Request(0, "r0", 5))
-    first, second = scheduler.compose(batch, 0), scheduler.compose(batch, 0)
+    scheduler, blocks = v1(VllmV1Async)
+    batch = batch_of(blocks, scheduler, [3])
+    steps = Steps(scheduler, batch)
+    arrive(scheduler, batch, Request(0, "r0", 5))
+    first, second = steps.compose(0), steps.compose(0)
     assert (first.chunks, first.samples) == ([(5, 0)], 1)
     assert (second.decode_seqs, second.context_tokens) == (1, 6)
-    scheduler.settle(batch, first, 1)
-    third = scheduler.compose(batch, 1)
-    scheduler.settle(batch, second, 2)
-    assert not scheduler.compose(batch, 2).computes  # its third and last token is on its way
-    scheduler.settle(batch, third, 3)
+    steps.settle(1)
+    assert steps.compose(1).computes
+    steps.settle(2)
+    assert not steps.compose(2).computes  # its third and last token is on its way
+    steps.settle(3)
     assert [request.output_tokens for request in batch.ended] == [3]
 
 
@@ -108,4 +106,55 @@ def test_a_prompt_that_leaves_no_room_is_turned_away_with_a_reason() -> None:
 
 def test_a_token_budget_below_the_number_of_sequences_is_refused() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens"):
-        VllmV1(num_gpu_blocks=9, max_model_len=8, max_num_seqs=8, max_num_batched_tokens=7)
+        v1(max_model_len=8, max_num_batched_tokens=7)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_block_that_fills_lets_in_who_looks_for_it(asynchronous: bool) -> None:
+    """The prompt of r1, as large as the pool, is what r0 is about to say: r1 has to find as many
+    blocks as are free whenever the last one of r0 has just become full."""
+    let_in = 0
+    for keep in (20, 40):
+        for arrival_ms in range(10, 250, 20):
+            rows = [
+                Row(0, "r0", 1, 0, 8, 34),
+                Row(1, "r1", 2, arrival_ms * 1_000_000, 42, 2, ParentContent(0, keep)),
+            ]
+            trace = Trace("made", "native", "", rows)
+            settings = {
+                "model": "tiny",
+                "engine": "vllm-v1",
+                "async_scheduling": asynchronous,
+                "block_size": 4,
+                "num_gpu_blocks_override": 12,
+                "max_model_len": 44,
+                "cost": {"model": "constant", "step_us": 10_000, "prefill_token_us": 0}
+                | {"decode_seq_us": 0, "context_token_ns": 0},
+            }
+            requests = simulate(trace, settings).requests
+            begins, ends = requests["first_scheduled_ns"], requests["finish_ns"]
+            let_in += requests["blocked_steps"][1] > 0 and begins[1] < ends[0]
+    # With a step in flight, a block is known to be full when the next one has been opened.
+    assert let_in == 0 if asynchronous else let_in > 3
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_head_whose_hits_are_evicted_is_refused_for_another_reason(asynchronous: bool) -> None:
+    """Where prompts are not cut: too few blocks first, then too many tokens."""
+    rows = [Row(0, "evicted", 2, 0, 152, 1)]
+    for i in range(1, 31):
+        rows.append(Row(i, f"r{i}", i + 2, 500_000_000, 2 if i <= 20 else 37 - i, 30))
+    rows.append(Row(31, "head", 33, 525_000_000, 156, 2, ParentContent(0, 152)))
+    cost = {"step_us": 10_000, "prefill_token_us": 0, "decode_seq_us": 0, "context_token_ns": 0}
+    settings = {
+        "model": "tiny",
+        "max_model_len": 160,
+        "max_num_batched_tokens": 160,
+        "enable_chunked_prefill": False,
+        "async_scheduling": asynchronous,
+        "num_gpu_blocks_override": 41,
+        "cost": {"model": "constant", **cost},
+    }
+    trace = Trace("made", "native", "", rows)
+    blocked = [BLOCKED[why] for why in simulate(trace, settings).steps["blocked"]]
+    assert "blocks tokens" in " ".join(blocked)

@@ -1,9 +1,7 @@
 """What routers hear of replicas: cache events as the caches change, and measurements, in time."""
 
-import random
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +9,8 @@ from places import ROOT
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
+from kvsim.core.pool import Pool
 from kvsim.engine.cache_events import CacheEvents, Stored
-from kvsim.engines.sglang_radix import RadixTree
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.routers.router import Asked, Choice, Router
 from kvsim.run import simulate
@@ -31,15 +29,10 @@ BASE: dict[str, Any] = {
 
 def held(blocks: Any) -> Counter[int]:
     """What a cache holds: how often each key."""
-    tree = getattr(blocks.gpu, "tree", None)
-    return Counter(blocks.gpu.key_of.values()) if tree is None else Counter(keys_of(tree))
-
-
-def keys_of(tree: RadixTree) -> Iterator[int]:
-    nodes = [tree.root]
-    for node in nodes:
-        yield from node.keys
-        nodes += node.children.values()
+    pool = blocks.gpu
+    if not isinstance(pool, Pool):
+        return Counter(key for node in pool.tree.nodes() for key in node.list_keys())
+    return Counter(pool.keys[content] for content in pool.content if content)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +46,7 @@ def test_events_add_up_to_what_is_cached(settings: dict[str, Any]) -> None:
         assert made[-1].blocks.report(events)
         return made[-1]
 
-    simulate(CHAT, {**BASE, **settings, "exact_twin": True}, parts_of=watched)
+    simulate(CHAT, {**BASE, **settings, "exact_twin": "engine" in settings}, parts_of=watched)
     told: Counter[int] = Counter()
     lost = 0
     for event in events.take():
@@ -114,13 +107,12 @@ STEP: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("delay_ms", "known_ms"), [(0, 11), (25, 36)])
 def test_events_come_when_the_step_is_over(
-    twin: bool, asynchronous: bool, delay_ms: int, known_ms: int
+    asynchronous: bool, delay_ms: int, known_ms: int
 ) -> None:
-    config = {**STEP, "exact_twin": twin, "async_scheduling": asynchronous}
+    config = {**STEP, "async_scheduling": asynchronous}
     times = [0, 5, 10, 11, 34, 36]
     simulate_fleet(every(times), [config], f"{__name__}:Listener", {"delay_ms": delay_ms})
     assert [at for at, _ in Listener.heard] == times
@@ -147,10 +139,9 @@ class Measurer(Router):
         self.seen.append((self._sent, loads[0]))
 
 
-@pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize(("delay_ms", "sent"), [(0, 2), (5, 3), (65, 3)])
-def test_what_was_measured_may_be_old_when_it_comes(twin: bool, delay_ms: int, sent: int) -> None:
-    config = {**STEP, "exact_twin": twin, "async_scheduling": False}
+def test_what_was_measured_may_be_old_when_it_comes(delay_ms: int, sent: int) -> None:
+    config = {**STEP, "async_scheduling": False}
     args = {"delay_ms": delay_ms}
     simulate_fleet(every([0, 15, 22, 90]), [config], f"{__name__}:Measurer", args)
     # At 20 ms the second request waits while nothing runs since 10: it came at 15, and runs.
@@ -165,30 +156,3 @@ def test_a_prompt_follows_its_prefix_once_it_is_reported(router: str) -> None:
     assert len(set(fleet.chosen)) == 1
     late = simulate_fleet(every(times), [STEP] * 4, router, {"kv_event_delay_ms": 1e6})
     assert len(set(late.chosen)) > 1
-
-
-def crowded(seed: int) -> Trace:
-    """Requests of few prompts, many of them at the same time, for a small cache."""
-    rng, rows, at_ms = random.Random(seed), list[Row](), 0
-    for index in range(120):
-        at_ms += rng.choice((0, 0, 2, 15, 40))
-        segments = (f"g{rng.randrange(5)}", rng.choice((40, 96, 160))), (f"q{rng.randrange(3)}", 40)
-        length = sum(tokens for _, tokens in segments) + rng.randint(0, 30)
-        row = Row(index, str(index), index, at_ms * MS, length, rng.randint(1, 60))
-        rows.append(replace(row, content=SegmentContent(segments)))
-    return Trace("made", "made", "", rows)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("router", ["dynamo-kv", "llm-d-precise", "llm-d-default", "vllm-dp"])
-def test_what_is_heard_of_blocks_without_ids_leads_to_the_same(
-    router: str, asynchronous: bool
-) -> None:
-    config = {**STEP, "num_gpu_blocks_override": 70, "async_scheduling": asynchronous}
-    fast, exact = (
-        simulate_fleet(crowded(11), [{**config, "exact_twin": twin}] * 3, router)
-        for twin in (False, True)
-    )
-    assert list(fast.chosen) == list(exact.chosen)
-    assert fast.requests["finish_ns"].tolist() == exact.requests["finish_ns"].tolist()
-    assert fast.replicas[0].meta["fast_path"]["together_steps"]

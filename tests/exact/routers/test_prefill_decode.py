@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from command import run_here
 from fuzz.draw import draw_clients, draw_trace
+from fuzz.equal import LIMIT_S, limited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
@@ -188,14 +189,16 @@ def test_a_prompt_that_the_prefill_side_rejects_goes_no_further(others: int) -> 
     assert legs_ms(result, 0) == [-1 / MS] * len(LEGS)
 
 
-def test_without_a_decode_engine_prompts_are_lost() -> None:
+@pytest.mark.parametrize("router", ["round-robin", "llm-d-default"])
+def test_without_a_decode_engine_prompts_are_lost(router: str) -> None:
     """Beside r0, the first step of r1 is padded to four tokens and cut to two, so that the decode
     engine dies. It had read both prompts; nobody reads the third before its lease runs out."""
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_rate": 0.5}
     more = {"kv_connector_extra_config": {"kv_lease_duration": 1}}
     dies = {"speculative_config": drafts, "long_prefill_token_threshold": 2}
     kinds = [side("kv_producer", **more), side("kv_consumer", **more, **dies)]
-    result = simulate_fleet(trace((0, 20, 9), (1, 20, 9), (500, 20, 9)), kinds)
+    with limited(LIMIT_S):
+        result = simulate_fleet(trace((0, 20, 9), (1, 20, 9), (500, 20, 9)), kinds, router)
     assert [each.meta["outcome"]["kind"] for each in result.replicas] == [
         "finished",
         "engine-error",
@@ -323,7 +326,43 @@ def test_flags_that_make_no_split_are_refused(flags: list[str], tmp_path: Path) 
     assert len(done.stderr.strip().splitlines()) == 1 and "-replicas" in done.stderr
 
 
-def test_routers_that_need_kv_events_are_refused() -> None:
-    with pytest.raises(ConfigError, match="KV events"):
-        split(TWO, router="dynamo-kv")
-    assert "dynamo-kv" in ROUTERS
+HEEDS_EVENTS = ("dynamo-kv", "llm-d-precise")
+PREFILL_SIDE, DECODE_SIDE = side("kv_producer"), side("kv_consumer")
+MIXED = {**PREFILL_SIDE, "kv_transfer_config": {}}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [[MIXED], [MIXED] * 3, [PREFILL_SIDE] * 2 + [DECODE_SIDE] * 2],
+    ids=["one", "several", "split"],
+)
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_comes_to_an_end(router: str, kinds: list[dict[str, Any]]) -> None:
+    """The last request comes when all others are over, and routers look at idle replicas."""
+    sent = trace(*((7 * i, 10 + i % 30, 1 + i % 9) for i in range(20)), (5000, 20, 3))
+    if router in HEEDS_EVENTS and DECODE_SIDE in kinds:
+        with pytest.raises(ConfigError, match="those of a prefill/decode split are not simulated"):
+            simulate_fleet(sent, kinds, router)
+        return
+    with limited(LIMIT_S):
+        result = simulate_fleet(sent, kinds, router)
+    assert result.requests["status"] == ["completed"] * 21
+
+
+def test_dynamo_splits_without_kv_events() -> None:
+    kinds = [PREFILL_SIDE, DECODE_SIDE]
+    result = simulate_fleet(TWO, kinds, "dynamo-kv", {"use_kv_events": False})
+    assert result.requests["status"] == ["completed"] * 2
+
+
+def test_time_that_passes_without_progress_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handshake of 10 s is more than a thousand looks, or a hundred."""
+    monkeypatch.setattr("kvsim.fleet.news.PATIENCE_LOOKS", 1000)
+    kinds = [side(role, {"handshake_ms": 10_000.0}) for role in ("kv_producer", "kv_consumer")]
+    every_ms = "min_stats_update_interval_ms"
+    result = simulate_fleet(TWO, kinds, "vllm-dp", {every_ms: 100})
+    assert result.requests["status"] == ["completed"] * 2
+    with pytest.raises(ConfigError, match="1,000 times in a row while they computed nothing"):
+        simulate_fleet(TWO, kinds, "vllm-dp", {every_ms: 1})
+    # Where no replica has a request, there is nothing to wait for.
+    simulate_fleet(trace((0, 20, 3), (20_000, 10, 2)), [MIXED] * 2, "vllm-dp", {every_ms: 1})

@@ -15,7 +15,7 @@ from places import ROOT
 from kvsim.cost.constant import ConstantCost
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
-from kvsim.engines.vllm_v1 import VllmV1
+from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.figures import summarise_fleet
 from kvsim.fleet.fleet import FleetResult, simulate_fleet

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 from marks import long
+from startup_logs import v1_log
 
 from kvsim.advise.search import Tried, advise
 from kvsim.advise.trials import TRIALS, changed, changes_of
@@ -236,6 +237,25 @@ def test_the_command_prints_three_sentences_a_table_and_the_line(
     for sentence in made["sentences"]:
         assert " ".join(sentence.split()) in text
     assert "watermark" in text
+
+
+@pytest.mark.parametrize(("further", "overridden"), [([], False), (["4000"], True)])
+def test_blocks_that_a_log_counted_are_no_argument_of_the_server(
+    further, overridden, trace, tmp_path, capsys, monkeypatch
+):
+    """Of several groups of layers, too, whose tokens are those of one group."""
+    only(monkeypatch, "max_num_seqs")
+    write(trace, str(tmp_path / "load.jsonl"))
+    log = tmp_path / "vllm.log"
+    log.write_text(v1_log(arguments="'model': 'gpt-oss-20b'").replace("1.26x", "2.37x"))
+    asked = ["advise", str(tmp_path / "load.jsonl"), "--slo", SLO, "--startup-log", str(log)]
+    asked += ["--num-prompts", "20", "--seeds", "2", "--jobs", "1", "--json"]
+    with pytest.raises(SystemExit) as stop:
+        main([*asked, *(word for n in further for word in ("--num-gpu-blocks-override", n))])
+    shown = capsys.readouterr()
+    assert stop.value.code == 0
+    assert ("5,176 blocks, not 2,588" in shown.err) is not overridden
+    assert ("--num-gpu-blocks-override" in json.loads(shown.out)["command"]) is overridden
 
 
 def _table(config):

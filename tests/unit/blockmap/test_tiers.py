@@ -7,9 +7,9 @@ from tiered import AGAIN, SMALL, cost, random_run
 import kvsim
 from kvsim.blockmap.blockmap import CACHED, CPU, LOADING, OWNED, STORING
 from kvsim.blockmap.watch import BlockMapWatcher
-from kvsim.engines.vllm_v1_features.connector import Connector
-from kvsim.engines.vllm_v1_features.offloading import Offloading
-from kvsim.engines.vllm_v1_features.simple import SimpleOffload
+from kvsim.engines.vllm_v1.connector import Connector
+from kvsim.engines.vllm_v1.offloading import Offloading
+from kvsim.engines.vllm_v1.simple import SimpleOffload
 from kvsim.watchers import Watchers
 
 

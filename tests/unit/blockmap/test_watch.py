@@ -40,11 +40,17 @@ class Twin:
     def composed(self, batch, plan, now_ns, arrived):
         if not plan.empty and now_ns not in self.seen:
             self.seen[now_ns] = look(batch)
-            self.census[now_ns] = batch.blocks.census()
+            self.census[now_ns] = census(batch.blocks)
 
     def settled(self, batch, ended):
         if ended and not len(batch):
             self.idle[batch.now_ns] = look(batch)
+
+
+def census(blocks):
+    """Blocks in use, idle with content, and blank; of the GPU, then in use in the CPU pool."""
+    gpu = blocks.gpu
+    return gpu.used, gpu.cached, gpu.free - gpu.cached, blocks.cpu.used
 
 
 def look(batch):
@@ -128,7 +134,7 @@ def test_the_totals_are_those_of_the_steps(name):
         if time_ns not in twin.census or time_ns in twin.idle:
             continue
         free, cached, *held = block_map.totals(GPU)[i].tolist()
-        used, idle, blank, cpu_used, *_ = twin.census[time_ns]
+        used, idle, blank, cpu_used = twin.census[time_ns]
         assert (sum(held), cached, free) == (used, idle, blank)
         assert block_map.totals(CPU)[i, OWNED:].sum() == cpu_used
         if time_ns in rows_of:

@@ -14,7 +14,7 @@ from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
 from kvsim.cachelab.policies import prompts, replay, replay_radix
 from kvsim.cachelab.ranking import POLICIES, RADIX, rank_policies
-from kvsim.engines.sglang_radix import make_rank
+from kvsim.engines.sglang.ranks import make_rank
 from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS
 from kvsim.rules.replacement.replacement import Replacement

@@ -1,16 +1,18 @@
 """Rows of known laws become a profile that states those laws, and prices like `TableCost`."""
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kvsim_kernels.calibrate import main
 from kvsim_kernels.fit import joined, make_profile, to_json
 from kvsim_kernels.grid import Limits, Sample, lengths
 from kvsim_kernels.prices import Prices, Setting
-from kvsim_kernels.rows import Row, RowsError
+from kvsim_kernels.rows import Row, RowsError, RowStore
 from places import ROOT
 from plans import plan as make_plan
 from unit.calibrate.sweeps import (
@@ -262,3 +264,22 @@ def test_a_clock_that_makes_gathering_cheap_is_noticed() -> None:
     assert make(CUDA, rows)["error"]["gather_over_decode_v2"] == pytest.approx(5, rel=1e-2)
     quick = [r | {"us": r["us"] / 4} if r["kernel"] == "decode_gather" else r for r in rows]
     assert make(CUDA, quick)["error"]["why"] == ["gathering takes only 1.25 times decode_v2"]
+
+
+def test_a_profile_is_written_behind_a_link_and_never_in_place_of_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RowStore(tmp_path / "rows.jsonl", header(CPU))
+    for row in measured(CPU):
+        store.append(row)
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    (tmp_path / "there").mkdir()
+    link.symlink_to("there/profile.json")
+    os.mkfifo(pipe)
+    for out, code in ((link, 0), (pipe, 2)):
+        with pytest.raises(SystemExit) as stop:
+            main(["--fit", str(tmp_path / "rows.jsonl"), "--out", str(out)])
+        assert stop.value.code == code
+    assert link.is_symlink() and pipe.is_fifo()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["profile.json"]
+    assert capsys.readouterr().err == f"kvsim: {pipe}: is no regular file; give another --out\n"

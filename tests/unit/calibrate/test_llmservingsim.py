@@ -78,9 +78,9 @@ def test_a_step_costs_what_was_measured(folder: Path, tmp_path: Path) -> None:
     two = plan(chunks=[(20, 40), (30, 0)], decode_seqs=5, context_tokens=500)
     further = attention_us(20, 40, 1, 16) - attention_us(16, 0, 1, 16)
     assert cost.step_ns(two) == step_ns(55, 0, attention_us(30, 0, 5, 100) + further)
-    assert cost.extrapolated_steps == 0
+    assert cost.describe()["extrapolated_steps"] == 0
     cost.step_ns(plan(chunks=[(65, 0)], decode_seqs=1, context_tokens=16))
-    assert cost.extrapolated_steps == 1
+    assert cost.describe()["extrapolated_steps"] == 1
 
 
 def test_saved_and_read_back(folder: Path, tmp_path: Path) -> None:

@@ -40,15 +40,19 @@ def test_holm(p: list[float]) -> None:
 
 
 def test_findings() -> None:
-    cases = [(0.0, 0.0), (5.0, 0.1), (0.02, 0.01), (0.02, 1.0)]
-    found = judge([Estimate(d, e, 7) for d, e in cases], [0.1] * 4, 0.05)
+    """However sure a difference is, it is one only beyond the margin."""
+    sure = [(5.0, 0.1), (0.02, 0.001), (0.099, 0.01)]
+    cases = [(0.0, 0.0), *sure, (0.02, 0.01), (0.02, 1.0)]
+    found = judge([Estimate(d, e, 7) for d, e in cases], [0.1] * len(cases), 0.05)
     assert [verdict.finding for verdict in found] == [
         "same",
         "significant",
         "equal",
         "insignificant",
+        "equal",
+        "insignificant",
     ]
-    assert [verdict.settled for verdict in found] == [True, True, True, False]
+    assert [verdict.settled for verdict in found] == [True, True, True, False, True, False]
 
 
 @given(st.integers(2, 100), st.floats(0.001, 0.5))

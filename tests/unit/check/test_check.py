@@ -102,6 +102,19 @@ def test_a_slow_network_is_found(unchanged: dict[str, Any], tmp_path: Path) -> N
     assert parts["decode"]["difference_ms"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("factor", "later_s"), [(1.3, 0.1), (1.2, 0.3)])
+def test_no_single_culprit_is_named_where_two_things_changed(
+    factor: float, later_s: float, tmp_path: Path
+) -> None:
+    """Although one of them explains most of it."""
+    record = checked(tmp_path, bench_result(serve(Change(factor, factor)), later_s=later_s))
+    best = record["corrections"][0]
+    assert 0.03 < best["misfit"] < 0.5 * record["misfit"]
+    assert "No single correction explains the difference" in words(record)
+    assert best["words"] not in words(record)
+    assert best["remedy"] not in words(record)
+
+
 @long
 def test_prompts_that_hit_the_cache_are_found(tmp_path: Path) -> None:
     """The file does not hold prompts, so the replay computes what the server found."""
@@ -151,7 +164,11 @@ def test_the_requests_of_a_run_are_a_measured_run(tmp_path: Path) -> None:
 def test_a_changed_cost_model_prices_repeated_steps_as_single_ones(change: Change) -> None:
     trace = open_trace("burst")
     runs = [
-        simulate(trace, {**SETTINGS, "exact_twin": exact}, parts_of=with_change(change))
+        simulate(
+            trace,
+            {**SETTINGS, "engine": "vllm-0.6.3", "async_scheduling": None, "exact_twin": exact},
+            parts_of=with_change(change),
+        )
         for exact in (False, True)
     ]
     assert runs[0].meta["fast_path"]["repeated_steps"] > 0

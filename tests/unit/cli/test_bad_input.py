@@ -82,7 +82,8 @@ CASES = [
     (["run", "--trace", CHAT, "--seed", "-1"], ["--seed", "-1"]),
     (["run", "--trace", CHAT, "--goodput", "ttft=500"], ["--goodput", "ttft:500"]),
     (["run", "--trace", CHAT, "--goodput", "speed:5"], ["--goodput", "speed"]),
-    (["run", "--trace", CHAT, "--goodput", "ttft:-5"], ["goodput"]),
+    (["run", "--trace", CHAT, "--goodput", "ttft:-5"], ["goodput", "{'ttft': -5.0}"]),
+    (["run", "--trace", CHAT, "--goodput", "ttft:inf"], ["goodput", "{'ttft': inf}"]),
     (["run", "--trace", CHAT, "--set", "watermark"], ["--set", "watermark"]),
     (["run", "--trace", CHAT, "--set", "water=1"], ["water", "watermark"]),
     (["run", "--trace", CHAT, "--set", "cost.model=constant", "--set", "cost.step=1"], ["step_us"]),
@@ -96,7 +97,7 @@ CASES = [
         ["contiguous", "recompute"],
     ),
     (
-        ["run", "--trace", CHAT, "--block-manager", "naive", "--enable-prefix-caching"],
+        ["run", *OLD, "--block-manager", "naive", "--enable-prefix-caching"],
         ["naive", "--enable-prefix-caching"],
     ),
     (["run", "--trace", CHAT, "--engine", "nano-vllm", "--watermark", "0.1"], ["watermark"]),

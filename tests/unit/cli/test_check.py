@@ -71,3 +71,13 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "no measured times" in captured.err
+
+
+def test_a_first_token_after_the_last_one_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "measured.csv"
+    path.write_text("arrival_s,input,output,ttft_s,e2e_s\n0,100,20,0.1,0.3\n1,100,20,0.5,0.3\n")
+    assert run(str(path), "--model", "llama-3-8b") == 2
+    told = "observed.ttft_s of request 1: 0.5 s is above its observed.e2e_s, 0.3 s; fix them"
+    assert capsys.readouterr().err.splitlines()[-1] == f"kvsim: {path}: {told}"

@@ -100,6 +100,21 @@ def test_two_runs_are_set_against_each_other(
     assert "Every request took the same time in" in same
 
 
+def test_runs_of_different_traces_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folders = [str(tmp_path / name) for name in ("chat", "api")]
+    for folder in folders:
+        trace = str(ROOT / "traces" / Path(folder).with_suffix(".jsonl").name)
+        kvsim(capsys, "run", "--trace", trace, "--num-prompts", "20", "--out", folder)
+    for further in ([], ["--json"], ["--out", str(tmp_path / "diff")]):
+        said = kvsim(capsys, "diff", *folders, *further, code=2)
+        assert said.count("\n") == 1
+        assert f"{folders[1]}: api and chat had different requests" in said
+        assert "Give two runs of the same trace." in said
+    assert not (tmp_path / "diff").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -107,6 +122,7 @@ def test_two_runs_are_set_against_each_other(
         (["compare", "naive", "swap", *SHORT, "--seeds", "1"], ["--seeds", "2"]),
         (["compare", "naive", "swap", *SHORT, "--seeds", "some"], ["--seeds", "int"]),
         (["compare", "naive", "swap", *SHORT, "--json"], ["--json", "--seeds N"]),
+        (["compare", "naive", "swap", *SHORT, "--margin", "0.05"], ["--margin", "--seeds N"]),
         (["compare", "naive", "swap", "--seeds", "4"], ["--trace FILE", "--workload"]),
         (["compare", "naive", "watermark-off", "--seeds", "4"], ["workload: naive None"]),
         (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import plan
+from plans import core_plan, plan
 from unit.cost.test_table import H100, PROFILE
 
 from kvsim.config import make_config
@@ -24,6 +24,10 @@ def roofline() -> RooflineCost:
 def shared_roofline() -> RooflineCost:
     config = make_config({"tensor_parallel_size": 2})
     return RooflineCost(load_model("llama-3-8b"), load_hardware("a100-sxm-80gb"), config)
+
+
+def windows() -> RooflineCost:
+    return RooflineCost(load_model("gemma-3-27b"), load_hardware("h100-sxm"), make_config({}))
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], T
         "round": made("tiny", str(folder / "round.json")),
         "eager": made("tiny", str(folder / "eager.json")),
         "public": made("llama-3-8b", "h200-sxm-llama-3-8b-public"),
+        "uneven": made("llama-3.1-8b", "rtx-pro-6000-server-llama-3.1-8b-public"),
     }
 
 
@@ -73,6 +78,25 @@ def test_a_run_is_its_steps_to_the_bit(
     assert by_run.decode_run_ns(seqs, seqs * length, steps, within_ns) == wanted
     assert all(type(ns) is int for ns in wanted)
     assert by_run.describe() == by_step.describe() == by_plan.describe()
+
+
+@pytest.mark.parametrize(
+    "make", [*COSTS, windows, "uneven"], ids=lambda make: getattr(make, "__name__", make)
+)
+@settings(max_examples=40)
+@given(
+    chunks=st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 70_000)), max_size=5),
+    lengths=st.lists(st.integers(1, 70_000), max_size=60),
+)
+def test_steps_of_the_core_cost_what_others_do(
+    tables: dict[str, Any], make: Any, chunks: list[tuple[int, int]], lengths: list[int]
+) -> None:
+    cost: Any = (tables[make] if isinstance(make, str) else make)()
+    other = plan(chunks, len(lengths), sum(lengths), len(chunks) + len(lengths))
+    other.single_lengths = lengths
+    step = core_plan(chunks, lengths)
+    assert cost.step_ns(step) == cost.step_ns(other)
+    assert step.longest(9) == sorted(lengths, reverse=True)[:9]
 
 
 @pytest.mark.parametrize("make", COSTS, ids=lambda make: getattr(make, "__name__", make))

@@ -1,6 +1,5 @@
 """Look-ups in one, two and four dimensions against numpy, and lines against look-ups."""
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvsim.cost.fused import Fused
 from kvsim.cost.interpolation import Interpolation
-from kvsim.cost.lines import Line
+from kvsim.cost.lines import Line, Lines
 from kvsim.cost.profile import MixedGrid, PrefillGrid
 
 AXES = ([16.0, 32.0, 128.0], [0.0, 16.0, 64.0], [1.0, 4.0, 8.0], [16.0, 64.0])
@@ -77,16 +76,6 @@ def test_a_line_is_the_interpolation(xs: list[int], data: st.DataObject) -> None
     assert look.outside == (not line.first <= x <= line.last)
 
 
-@given(RISING, st.data())
-def test_a_run_along_a_line_is_read_to_the_bit(xs: list[int], data: st.DataObject) -> None:
-    times = st.lists(st.floats(0, 1e6), min_size=len(xs), max_size=len(xs))
-    scale = data.draw(st.sampled_from([1.0, 3.0, 0.3, 64.0]))
-    line = Line([x * scale for x in xs], data.draw(times))
-    start, step = data.draw(st.integers(0, 20_000)), data.draw(st.integers(1, 300))
-    points = range(start, start + step * data.draw(st.integers(0, 300)), step)
-    assert line.rounded(points) == [round(line.at(x)) for x in points]
-
-
 @given(RISING, RISING, st.floats(0, 10_000), st.data())
 def test_a_grid_is_read_by_context_to_the_bit(
     xs: list[int], contexts: list[int], x: float, data: st.DataObject
@@ -95,22 +84,29 @@ def test_a_grid_is_read_by_context_to_the_bit(
     rows = st.lists(st.floats(0, 1e6), min_size=2, max_size=len(contexts))
     us = data.draw(st.lists(rows, min_size=len(xs), max_size=len(xs)))
     grid, look = PrefillGrid(list(map(float, xs)), list(map(float, contexts)), us), Interpolation()
-    across = [look.along(grid.x, column, x) for column in grid.columns]
+    lines = Lines(grid)
+    across = [lines.at(x, context) for context in grid.ctx]
     assert across == [look.between(grid.x, grid.ctx, us, x, context) for context in grid.ctx]
+    stretched = [lines.at(x, 3 * context, 3, 5, 2, 10) for context in grid.ctx]
+    assert stretched == [(5 + 2 * us) * 10 for us in across]
 
 
-def test_a_further_chunk_takes_few_look_ups() -> None:
-    """Cells are kept, so that it takes two look-ups in tables of cells, and nothing else."""
+def test_a_grid_was_measured_where_both_rows_were() -> None:
+    """A point of the grid belongs to the cell that ends there."""
+    grid = PrefillGrid([1.0, 2.0, 3.0], [0.0, 8.0, 16.0], [[1, 2, 3], [4, 5], [6, 7, 8]])
+    lines = Lines(grid)
 
-    def calls(chunks: list[tuple[float, float]]) -> int:
-        seen = []
-        sys.setprofile(lambda frame, event, argument: seen.append(event))
-        try:
-            fused.us(chunks, 3, 20)
-        finally:
-            sys.setprofile(None)
-        return sum(event in ("call", "c_call") for event in seen)
+    def inside(x: float, context: float) -> bool:
+        lines.at(x, context)
+        return lines.inside
 
-    fused, chunk = Fused(GRID), (AXES[0][0], AXES[1][0])
-    fused.us([chunk], 3, 20)
-    assert calls([chunk] * 3) - calls([chunk] * 2) == 2
+    assert inside(1, 16)
+    assert [inside(x, 8) for x in (0.5, 1, 1.5, 2, 3, 3.5)] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert not any(inside(x, 9) for x in (1.5, 2, 2.5, 3))

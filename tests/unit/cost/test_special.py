@@ -116,10 +116,10 @@ def test_experts_that_a_step_reads(tokens: int) -> None:
     )
     byte_ns = 1 / (H100.memory_bandwidth_gb_s * H100.bandwidth_efficiency)
     one_expert = 2 * 3 * 64 * 64 * 2 * byte_ns  # layers x matrices x hidden x columns x bytes
-    alike = roofline(replace(SPARSE, name="dense part"))
-    whole = alike._others_ns(tokens, 0)
-    alike._experts_read_ns = alike._experts_token_ns = 0.0
-    found = (whole - alike._others_ns(tokens, 0)) / one_expert
+    alike = roofline(replace(SPARSE, name="dense part"))._bounds
+    whole = alike.others_ns(tokens, 0, tokens)
+    alike.experts_read_ns = alike.experts_token_ns = 0.0
+    found = (whole - alike.others_ns(tokens, 0, tokens)) / one_expert
     assert found == pytest.approx(touched / draws, rel=0.02)
 
 
@@ -185,17 +185,20 @@ def test_quantised_weights(method: str, fewer_bytes: float, fewer_flops: float) 
     """Small steps read fewer bytes; large ones are faster only at a higher peak."""
     plain = roofline(load_model("llama-3-8b"))
     quantised = roofline(load_model("llama-3-8b").quantized(method))
-    assert plain._weights_ns / quantised._weights_ns == pytest.approx(fewer_bytes)
+    assert plain._bounds.weights_ns / quantised._bounds.weights_ns == pytest.approx(fewer_bytes)
     peaks = H100.tflop_s["fp8"] / H100.tflop_s["bfloat16"]
     wanted = peaks if fewer_flops > 1 else 1
-    assert plain._token_ns / quantised._token_ns == pytest.approx(wanted)
+    assert plain._bounds.token_ns / quantised._bounds.token_ns == pytest.approx(wanted)
 
 
 def test_fp8_runs_at_16_bits_where_the_data_sheet_has_no_peak() -> None:
     a100, model = load_hardware("a100-sxm-80gb"), load_model("llama-3-8b")
     assert "fp8" not in a100.tflop_s
     plain = RooflineCost(model, a100, make_config({}))
-    assert RooflineCost(model.quantized("fp8"), a100, make_config({}))._token_ns == plain._token_ns
+    assert (
+        RooflineCost(model.quantized("fp8"), a100, make_config({}))._bounds.token_ns
+        == plain._bounds.token_ns
+    )
 
 
 def test_a_small_batch_of_a_sparse_model_is_faster_than_a_dense_one() -> None:

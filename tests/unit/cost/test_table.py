@@ -133,9 +133,9 @@ def test_chunks_and_decodes_in_one_launch(tmp_path: Path, profile: dict[str, Any
     assert attention_us([(16, 32)], 1, 136) == pytest.approx(3.5, abs=0.01)
     # The second chunk adds what it takes beyond the smallest one.
     assert attention_us([(32, 64), (16, 64)], 8, 256) == pytest.approx(20 + 8 - 4, abs=0.01)
-    assert cost.extrapolated_steps == 0
+    assert counted(cost)[1] == 0
     attention_us([(33, 0)], 8, 256)
-    assert cost.extrapolated_steps == 1
+    assert counted(cost)[1] == 1
     apart = plan(chunks=[(16, 0)]), decode(8, 256)
     assert [cost.step_ns(step) for step in apart] == [
         table(tmp_path, PROFILE).step_ns(step) for step in apart
@@ -147,11 +147,16 @@ def test_past_the_last_point_the_slope_continues_and_is_counted(
 ) -> None:
     cost = table(tmp_path, profile)
     inside = cost.step_ns(decode(8, 2048))
-    assert (cost.priced_steps, cost.extrapolated_steps) == (1, 0)
+    assert counted(cost) == (1, 0, inside, 0)
     outside = cost.step_ns(decode(8, 2048 + 1792))
     assert outside - inside == 2 * (30 - 6) * 1000
-    assert (cost.priced_steps, cost.extrapolated_steps) == (2, 1)
-    assert (cost.priced_ns, cost.extrapolated_ns) == (inside + outside, outside)
+    assert counted(cost) == (2, 1, inside + outside, outside)
+
+
+def counted(cost: TableCost) -> tuple[int, ...]:
+    found = cost.describe()
+    keys = "priced_steps", "extrapolated_steps", "priced_ns", "extrapolated_ns"
+    return tuple(found[key] for key in keys)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +175,19 @@ def test_past_the_last_point_the_slope_continues_and_is_counted(
     ],
 )
 def test_what_counts_as_outside(cost: TableCost, step: Any, outside: bool) -> None:
-    before = cost.extrapolated_steps
+    before = counted(cost)[1]
     cost.step_ns(step)
-    assert cost.extrapolated_steps - before == outside
+    assert counted(cost)[1] - before == outside
 
 
 def test_a_chunk_beyond_the_longest_is_priced_in_pieces(cost: TableCost) -> None:
     """1,040 tokens behind 512: 512 behind 512, 512 behind 1,024, 16 behind 1,536."""
     pieces_us = 40 + 60 + (1 + 2 * 1536 / 1024)
     dense_us = 200 + (1040 - 512) * 170 / 448
-    before = cost.extrapolated_steps
+    before = counted(cost)[1]
     found = cost.step_ns(plan(chunks=[(1040, 512)]))
     assert found == pytest.approx((100 + dense_us + 2 * pieces_us) * 1000, abs=2)
-    assert cost.extrapolated_steps == before + 1
+    assert counted(cost)[1] == before + 1
 
 
 def test_a_falling_end_is_not_continued_downwards(tmp_path: Path, profile: dict[str, Any]) -> None:
@@ -230,6 +235,29 @@ def test_results_are_labelled_with_the_source(
     assert cost.kind == kind
     assert cost.source.startswith(f"{source}: test bench x tiny (")
     assert cost.describe()["kind"] == kind
+
+
+@pytest.mark.parametrize("keys", [{}, {"dtype": "float32"}])
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ({"trusted": False, "why": ["the clock drifted", "whole steps are 40 % off"]},
+         "not trusted: the clock drifted; whole steps are 40 % off"),
+        ({"trusted": False}, "not trusted: no reason is given"),
+        ({"trusted": "no", "why": "x"}, "not trusted: no reason is given"),
+    ],
+)  # fmt: skip
+def test_a_profile_that_its_own_checks_do_not_bear_out_is_an_estimate_and_says_why(
+    tmp_path: Path, profile: dict[str, Any], keys: dict[str, Any], error: Any, why: str
+) -> None:
+    """Scaled, too."""
+    profile["error"] = error
+    cost = table(tmp_path, profile, **keys)
+    assert cost.kind == "estimated"
+    assert why in cost.source
+    assert cost.describe()["source"] == cost.source
+    profile["error"] = {"trusted": True, "why": []}
+    assert table(tmp_path, profile, **keys).kind != "estimated"
 
 
 @pytest.mark.parametrize(("source", "kind"), [("scaled", "scaled"), ("public-table", "estimated")])

@@ -134,7 +134,7 @@ def test_a_class_that_knows_no_lengths_is_given_none(trace: Path) -> None:
     """What a user overrides decides: here, steps of sums alone."""
     cost = {"model": f"{Sums.__module__}:Sums", "profile": PUBLIC}
     fast, twin = (
-        simulate(trace, {**SETTINGS, "cost": cost, "exact_twin": exact}) for exact in (False, True)
+        simulate(trace, {**REPEATING, "cost": cost, "exact_twin": exact}) for exact in (False, True)
     )
     assert fast.meta["fast_path"]["repeated_steps"] > 100
     assert (fast.steps["end_ns"] == twin.steps["end_ns"]).all()
@@ -183,9 +183,13 @@ SETTINGS = {
 }
 
 
+REPEATING = {**SETTINGS, "engine": "vllm-0.6.3"}
+"""An engine whose steps are repeated without being composed."""
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_short_cuts_change_nothing(trace: Path, asynchronous: bool) -> None:
-    settings = {**SETTINGS, "async_scheduling": asynchronous}
+    settings = {**REPEATING, "disable_async_output_proc": not asynchronous}
     fast, twin = (simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True))
     assert fast.meta["fast_path"]["repeated_steps"] > 100
     assert fast.meta["cost"]["uneven"]
@@ -202,7 +206,7 @@ def test_decodes_beside_prompts_are_priced_by_their_lengths_in_any_launch(
     """Kernels that serve prompts and decodes one by one, as those of a calibration do."""
     path, profile = tmp_path / "apart.json", load_profile(PUBLIC)
     path.write_text(to_json(replace(profile, fit=replace(profile.fit, mixed=UNSET))))
-    settings = {**SETTINGS, "cost": {"profile": str(path), "uneven": True}}
+    settings = {**REPEATING, "cost": {"profile": str(path), "uneven": True}}
     fast, twin = (simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True))
     even = simulate(trace, {**SETTINGS, "cost": {"profile": str(path), "uneven": False}})
     assert fast.meta["fast_path"]["repeated_steps"] > 100

@@ -6,7 +6,6 @@ import pytest
 
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.tables import Tables
-from kvsim.engines.sglang_blocks import SglangTables
 from kvsim.fast.counted import COUNTED_TWINS
 
 SIZES = {"block_size": 4, "num_gpu_blocks": 30}
@@ -17,8 +16,7 @@ def made(kind: type[Tables]) -> Tables:
     return kind(**SIZES, **more)
 
 
-# SGLang's pages have moves of their own: `tests/exact/engines/test_sglang.py`.
-COUNTED = [kind for kind in COUNTED_TWINS if not kind.needs_keys and kind is not SglangTables]
+COUNTED = [kind for kind in COUNTED_TWINS if not kind.needs_keys]
 
 
 @pytest.mark.parametrize("named", COUNTED, ids=lambda kind: kind.__name__)

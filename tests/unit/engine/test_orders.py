@@ -10,12 +10,14 @@ import pytest
 import worlds
 from exact.conformance.generate_prompts import make_arrivals, make_prompt
 from exact.engines.mixes import CHUNKED, VARIANTS, make, play, rows
+from librt.vecs import append
 from orders import Uses
 
 import kvsim
+from kvsim.core.pool import Pool
+from kvsim.core.vectors import EMPTY
 from kvsim.engine.idle import IDLE_ORDERS
 from kvsim.engines.nano_blocks import NanoTables
-from kvsim.engines.vllm_v1_blocks import ContentPool
 from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS, make_eviction
 
@@ -69,11 +71,10 @@ def test_an_order_is_told_the_same_however_steps_are_looked_at(seed: int) -> Non
         ),
     )
     settings = worlds.config(
-        engine=("vllm-0.6.3", "vllm-v1")[seed % 2],
-        disable_async_output_proc=None,
+        disable_async_output_proc=(None, True)[seed % 2],
         enable_prefix_caching=True,
         num_gpu_blocks_override=18,
-        block_manager_args={"eviction": EVERY[seed // 2 % len(EVERY)]},
+        block_manager_args={"eviction": EVERY[seed % len(EVERY)]},
     )
     one, other = (
         kvsim.simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True)
@@ -87,17 +88,22 @@ def test_an_order_is_told_the_same_however_steps_are_looked_at(seed: int) -> Non
 
 def hit_tokens(eviction: str, size: int, requests: list[list[int]], **given: Any) -> list[int]:
     """Leading keys that each request finds, one request at a time."""
-    pool = ContentPool(size, 1, make_eviction(eviction, **given))
+    pool = Pool(size, make_eviction(eviction, **given))
     found = []
     for at, keys in enumerate(requests):
         if "future" in given:
             given["future"].now = at + 1
-        here = next((n for n, key in enumerate(keys) if key not in pool.block_of), len(keys))
-        hits = [pool.block_of[key] for key in keys[:here]]
-        pool.hit(hits)
-        new = pool.take_many(len(keys) - here)
-        pool.label(new, keys[here:])
-        pool.drop_keyed_table(hits + new, 16, at)
+        known = [pool.known.find(key + 1) for key in keys]
+        here = next((n for n, block in enumerate(known) if not block), len(keys))
+        pool.hit(known[:here])
+        table = [*known[:here], *pool.take_many(len(keys) - here)]
+        held = EMPTY
+        for place, (block, key) in enumerate(zip(table, keys, strict=True)):
+            if place >= here:
+                pool.keys[key + 1] = key
+                pool.label(block, key + 1, 16 * (place + 1))
+            held = append(held, block)
+        pool.release(held, 0, len(held), at)
         pool.audit()
         found.append(here)
     return found

@@ -14,9 +14,11 @@ from small_engines import engine, make_trace, rows
 from worlds import config, hashed
 
 import kvsim
+from kvsim.core.pool import Pool
 from kvsim.engine.batch import Batch
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Piece, Request
+from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.workload.keys import streams
@@ -178,6 +180,20 @@ def test_without_a_cache_there_is_no_ledger_of_prompts() -> None:
     assert "prompt_ledger_tokens" not in result.summary
 
 
+def prompt_keys(blocks: Any, request: Any) -> list[int]:
+    """What a block manager knows the full blocks of a prompt by."""
+    number = request.input_length // 4
+    if isinstance(blocks, KVCacheManager):
+        return blocks.keys(request)[:number]
+    keys: list[int] = request.sequences[0].block_keys(number, 4)
+    return keys
+
+
+def held(pool: Any) -> set[int]:
+    """The keys of the blocks that have content."""
+    return {*pool.content} - {0} if isinstance(pool, Pool) else {*pool.block_of}
+
+
 class Seen:
     """Remembers every key that a pool ever held, and counts the tokens of missed blocks with such
     a key that a prompt computed before it lost its blocks, if it ever did."""
@@ -194,7 +210,7 @@ class Seen:
             if request.num_preemptions:
                 continue
             if not prefill.computed_before:
-                keys = request.sequences[0].block_keys(request.input_length // 4, 4)
+                keys = prompt_keys(batch.blocks, request)
                 hit = prefill.cached // 4
                 self.missed[request.index] = [
                     4 * place for place, key in enumerate(keys) if place >= hit and key in self.ever
@@ -207,10 +223,10 @@ class Seen:
             # vLLM V1 runs the last token of a prompt as a decode where a chunk leaves it alone.
             if not request.num_preemptions:
                 self.known[request.index] = 4 * len(self.missed[request.index])
-        self.ever.update(batch.blocks.gpu.block_of)  # type: ignore[attr-defined]
+        self.ever.update(held(batch.blocks.gpu))
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:
-        self.ever.update(batch.blocks.gpu.block_of)  # type: ignore[attr-defined]
+        self.ever.update(held(batch.blocks.gpu))
 
 
 CUT_BY_THE_BUDGET = [

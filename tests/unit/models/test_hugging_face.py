@@ -123,6 +123,44 @@ def test_an_unknown_family_is_read_as_a_plain_decoder_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        {"hybrid_override_pattern": "M-M*-" * 6, "mamba_num_heads": 64, "ssm_state_size": 128},
+        {"layers_block_type": ["mamba", "attention"] * 16},
+        {"attn_layer_period": 8, "mamba_d_state": 16},
+        {"attn_layer_indices": [3, 11]},
+        {"global_head_dim": 512, "num_global_key_value_heads": 2},
+        {"kv_lora_rank": 512, "index_head_dim": 128},
+        {"swa_num_key_value_heads": 8, "hybrid_layer_pattern": [0, 1] * 16},
+        {"linear_attn_config": {"full_attn_layers": [4, 8]}},
+        {"block_configs": [{"attention": {"no_op": True}}]},
+        {"type_vocab_size": 2},  # of an encoder
+    ],
+)
+@pytest.mark.parametrize("model_type", ["mystery", "llama", None])
+def test_keys_that_shape_layers_and_are_not_read_are_named(
+    keys: dict[str, Any], model_type: str | None
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(model_type=model_type, **keys)
+    line = str(refused.value)
+    assert line.startswith("folder/config.json: ") and "\n" not in line
+    for key in keys.keys() - {"kv_lora_rank"}:
+        assert key in line
+    assert "hidden_size" not in line
+
+
+def test_keys_that_shape_layers_do_not_matter_without_a_value() -> None:
+    unused = {"mamba_num_heads": None, "num_kv_shared_layers": 0, "index_topk_pattern": None}
+    assert read(model_type="mystery", **unused).parameters == 8_030_261_248
+
+
+def test_layers_of_an_unknown_type_are_refused() -> None:
+    with pytest.raises(ConfigError, match="layer_types: 'conv' is not simulated"):
+        read(layer_types=["full_attention", "conv"] * 16)
+
+
+@pytest.mark.parametrize(
     ("changes", "kinds"),
     [
         ({"sliding_window": 4096}, {"sliding_attention": 32}),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from shared import SHARED, needs_shared
 
+from kvsim.errors import ConfigError
 from kvsim.models import load_model
 
 FOLDER = SHARED / "models"
@@ -78,3 +79,50 @@ def test_a_null_where_a_key_may_be_missing_means_the_same(tmp_path: Path) -> Non
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**config, "text_config": None, "quantization_config": None}))
     assert load_model(str(path)).parameters == load_model("qwen3-8b").parameters
+
+
+PUBLISHED = FOLDER / "published"
+
+REFUSED = {
+    # The words that say why: keys that shape layers, or sizes that are missing.
+    "MiniMaxAI--MiniMax-M3": "sparse_attention_config",
+    "Qwen--Qwen3.5-397B-A17B": "intermediate_size: missing",
+    "XiaomiMiMo--MiMo-V2-Flash": "hybrid_layer_pattern",
+    "deepseek-ai--DeepSeek-V4-Flash": "compress_ratios",
+    "google--gemma-4-26B-A4B": "global_head_dim",
+    "moonshotai--Kimi-K3": "linear_attn_config",
+    "nvidia--DeepSeek-V3.2-NVFP4": "index_head_dim",
+    "nvidia--DeepSeek-V4-Pro-NVFP4": "compress_ratios",
+    "nvidia--GLM-5.1-NVFP4": "index_head_dim",
+    "nvidia--Gemma-4-26B-A4B-NVFP4": "num_global_key_value_heads",
+    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": "block_configs",
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "hybrid_override_pattern",
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": "Infinity is not a number of JSON",
+    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "layers_block_type",
+    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4": "layers_block_type",
+    "nvidia--Nemotron-H-56B-Base-8K": "Infinity is not a number of JSON",
+    "nvidia--Qwen3.5-122B-A10B-NVFP4": "intermediate_size: missing",
+    "sgl-project--DeepSeek-V4-Flash-FP8": "compress_ratios",
+    "zai-org--GLM-5": "index_head_dim",
+    "zai-org--GLM-5.1": "index_head_dim",
+    "zai-org--GLM-5.2": "index_head_dim",
+}
+
+
+@needs_shared("models/published")
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_published_config_that_is_not_read_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_model(str(PUBLISHED / name))
+    assert REFUSED[name] in str(refused.value)
+
+
+@needs_shared("models/published")
+def test_published_configs_that_are_read_have_the_parameters_of_transformers() -> None:
+    counts = json.loads((PUBLISHED / "parameters.json").read_text())
+    folders = {path.parent.name for path in PUBLISHED.glob("*/config.json")}
+    read = folders - REFUSED.keys()
+    assert folders > REFUSED.keys()
+    for name in sorted(read & counts.keys()):
+        parameters = load_model(str(PUBLISHED / name)).parameters
+        assert parameters == pytest.approx(counts[name], rel=0.02), name

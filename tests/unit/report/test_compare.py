@@ -56,6 +56,25 @@ def test_better_depends_on_the_figure(runs):
     assert row_of(backwards, "p99_ttft_ms").judge(0) == "worse"
 
 
+def test_up_to_one_percent_is_no_difference(runs):
+    """In the table, on the page and in its sentences, whichever direction is better."""
+    name, summary, requests, steps = runs[0]
+    near = {**summary, "output_throughput": summary["output_throughput"] * 1.0099}
+    near |= {"p99_ttft_ms": summary["p99_ttft_ms"] * 0.99001, "p50_ttft_ms": 1e6}
+    rows = compare_table([(name, summary), ("near", near)])
+    for key in ("output_throughput", "p99_ttft_ms"):
+        row = row_of(rows, key)
+        assert row.judge(0) == "same"
+        assert difference_words(row, 0) == change_words(row, 0) == "no difference"
+    assert row_of(rows, "p50_ttft_ms").judge(0) == "worse"
+    page = build_comparison([runs[0], ("near", near, requests, steps)])
+    assert "near against small: worse in TTFT p50 +" in page
+    assert "better in" not in page
+    beyond = {**summary, "output_throughput": summary["output_throughput"] * 1.0101}
+    rows = compare_table([(name, summary), ("beyond", beyond)])
+    assert row_of(rows, "output_throughput").judge(0) == "better"
+
+
 def test_shares_differ_in_points_and_nothing_relative(runs):
     row = row_of(compare_table([run[:2] for run in runs]), "kv_cache_usage_mean")
     assert re.fullmatch(r"−\d+\.\d points", difference_words(row, 0).replace(SPACE, " "))

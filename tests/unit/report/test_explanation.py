@@ -70,6 +70,17 @@ def test_the_words_name_preemptions_and_what_they_cost(runs, explanation):
     assert backwards.startswith(f"small made {avoided} more preemptions: +")
 
 
+def test_what_hardly_differs_is_called_no_difference():
+    """Steps that take 10 us longer, and then 1 ms."""
+    slow, slower, slowest = (
+        replay(str(us), num_gpu_blocks_override=9000, cost={"model": "constant", "step_us": us})
+        for us in (6000, 6010, 7000)
+    )
+    [lead, *_] = explain(slow, slower).headline
+    assert lead.startswith("6010: no difference in p99 TTFT, no difference in p99 E2EL. What ch")
+    assert "no difference" not in plain(explain(slow, slowest).headline)
+
+
 def test_swaps_are_set_against_what_they_replace(runs):
     swap = replay("swap", preemption_mode="swap", num_gpu_blocks_override=700)
     modes = swap[1]["num_preemptions_by_mode"]

@@ -1,9 +1,17 @@
+import pytest
 from runs import real_run
 from tiny import no_run, tiny_run
+from worlds import config, trace
 
+import kvsim
+from kvsim.fleet.figures import summarise_fleet
+from kvsim.fleet.fleet import simulate_fleet
+from kvsim.pages.run import tags
 from kvsim.report import wording
 from kvsim.report.numerals import SPACE
+from kvsim.report.routing import fleet_verdict
 from kvsim.report.summary import summarise
+from kvsim.schema import BLOCKED
 
 
 def sentences(run):
@@ -23,6 +31,41 @@ def test_a_run_without_trouble_says_so():
     run = real_run(4, rate=0.1)
     assert sentences(run)[2:] == ["No preemptions."]
     assert sentences(run)[0].endswith("none rejected.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "words"),
+    [
+        ({"num_gpu_blocks_override": 16}, "memory-bound", "lacked blocks 80.0 % of the time"),
+        ({"max_num_seqs": 1}, "bound by max_num_seqs", "lacked a slot 64.0 % of the time"),
+    ],
+)
+def test_a_run_is_called_by_what_its_queue_lacked_most_of_the_time(
+    settings: dict[str, int], name: str, words: str
+) -> None:
+    """Five requests, one at a time, take 50 ms for the prompt and 20 steps of 10 ms. During the
+    last none waits: 4 of 5 parts are 80 %. A prompt uses up the tokens of its step, so the slot is
+    what lacks in 4 times 200 of 1,250 ms. The page and a fleet agree."""
+    sent = [(0, 40, 21)] * 5
+    run = kvsim.simulate(trace(*sent), config(**settings)).summary
+    fleet = summarise_fleet(simulate_fleet(trace(*sent * 2), [config(**settings)] * 2))
+    for summary, told in ((run, wording.verdict(run)), (fleet, fleet_verdict(fleet))):
+        text = told[0].text.replace(SPACE, " ")
+        assert text.lower().startswith(f"{name}: the head")
+        assert words in text and told[0].tone == "warning"
+        assert f'<span class="tag warning">Finished, {name}<' in tags(summary)
+
+
+def test_a_run_whose_queue_waits_for_little_has_just_finished() -> None:
+    run = kvsim.simulate(trace(*[(0, 40, 21)] * 5), config()).summary
+    assert 0 < run["head_blocked_s"]["tokens"] < run["duration"] / 2
+    assert '<span class="tag good">Finished<' in tags(run)
+    assert wording.verdict(run)[0].text.endswith("none rejected.")
+
+
+def test_every_reason_of_a_refusal_has_a_name():
+    causes = [cause for _, each in wording.BOUNDS.values() for cause in each]
+    assert sorted(causes) == sorted(BLOCKED[1:])
 
 
 def test_several_reasons_are_counted():

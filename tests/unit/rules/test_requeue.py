@@ -20,8 +20,7 @@ from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
-from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1Tables
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import ConfigError
 from kvsim.rules import requeue
 from kvsim.rules.requeue import REQUEUE, make_requeue
@@ -40,11 +39,9 @@ def vllm0(scheduler: Any, tables: Any, **knobs: Any) -> Callable[..., tuple[Any,
     return make
 
 
-def v1(scheduler: Any) -> Callable[..., tuple[Any, Tables]]:
-    def make(**more: Any) -> tuple[Any, Tables]:
-        limits = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-        engine = scheduler(num_gpu_blocks=BLOCKS + 1, **limits, **more)
-        return engine, VllmV1Tables(SIZE, BLOCKS + 1)
+def v1(scheduler: Any) -> Callable[..., tuple[Any, Any]]:
+    def make(**more: Any) -> tuple[Any, Any]:
+        return worlds.v1(scheduler, SIZE, BLOCKS + 1, max_model_len=64, **more)
 
     return make
 
@@ -81,17 +78,16 @@ def after_two_victims(engine: str, rule: str | None) -> list[str]:
     batch = worlds.batch_of(tables, scheduler, [9] * 6)
     for index, length in enumerate((8, 8, 8, 8, 16, 16)):
         stream = TokenStream([index] * length, row=index, rows=9)
-        request = Request(index, f"r{index}", length, stream)
+        request = worlds.request_of(scheduler, index, f"r{index}", length, stream)
         request.arrival_ns = index
-        scheduler.arrive(batch, request)
-    preempted = 0
+        worlds.arrive(scheduler, batch, request)
+    preempted, steps = 0, worlds.Steps(scheduler, batch)
     for now in range(1, 9):
-        plan = scheduler.compose(batch, now)
+        plan = steps.compose(now)
         preempted += len(plan.preempted)
         if preempted >= 2:
             return [request.id for request in batch.waiting]
-        scheduler.overlap(batch, now)
-        scheduler.settle(batch, plan, now)
+        steps.settle(now)
     raise AssertionError("two were never preempted")
 
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.engine.tables import Tables
 from kvsim.engines import Naive
@@ -24,15 +23,14 @@ from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.engines.vllm_063 import Vllm063, Vllm063Async
-from kvsim.engines.vllm_v1 import VllmV1, VllmV1Async
-from kvsim.engines.vllm_v1_blocks import VllmV1Tables
+from kvsim.engines.vllm_v1.scheduler import VllmV1, VllmV1Async
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.rules.victims import VICTIMS, Victim, make_victim
 from kvsim.workload.arrivals import random_stream
 from kvsim.workload.keys import TokenStream
 
 SIZE, LONGEST = 4, 64
-Made = tuple[Any, Tables]
+Made = tuple[Any, Any]
 
 
 def old(scheduler: Any, tables: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
@@ -53,14 +51,7 @@ def v1(scheduler: Any, **knobs: Any) -> Callable[[Victim | None, int], Made]:
     """vLLM V1 with one block more, which it never uses."""
 
     def make(victim: Victim | None, blocks: int) -> Made:
-        engine = scheduler(
-            num_gpu_blocks=blocks + 1,
-            max_model_len=LONGEST,
-            max_num_seqs=8,
-            victim=victim,
-            **{"max_num_batched_tokens": LONGEST, **knobs},
-        )
-        return engine, VllmV1Tables(SIZE, blocks + 1)
+        return worlds.v1(scheduler, SIZE, blocks + 1, max_model_len=LONGEST, victim=victim, **knobs)
 
     return make
 
@@ -104,30 +95,26 @@ def policy(name: str, seed: int = 0) -> Victim | None:
 class Clock:
     """Composes steps and settles each as late as the engine allows."""
 
-    def __init__(self, scheduler: Any, tables: Tables) -> None:
+    def __init__(self, scheduler: Any, tables: Any) -> None:
         self.scheduler = scheduler
         self.lengths: dict[int, int] = {}
         self.batch = worlds.batch_of(tables, scheduler, self.lengths)
-        self.flying: deque[Plan] = deque()
+        self.steps = worlds.Steps(scheduler, self.batch)
+        self.flying = self.steps.flying
         self.now = 0
 
     def send(self, index: int, length: int, output: int, **more: Any) -> None:
         self.lengths[index] = output
         stream = TokenStream([index] * length, row=index, rows=100)
-        request = Request(index, f"r{index}", length, stream, **more)
-        self.scheduler.arrive(self.batch, request)
+        request = worlds.request_of(self.scheduler, index, f"r{index}", length, stream, **more)
+        worlds.arrive(self.scheduler, self.batch, request)
 
-    def step(self) -> Plan:
-        scheduler, batch = self.scheduler, self.batch
-        plan = scheduler.compose(batch, self.now)
-        scheduler.overlap(batch, self.now)
-        in_flight = scheduler.in_flight
-        if plan.computes or in_flight == 1:
-            self.flying.append(plan)
-        if self.flying and (len(self.flying) == in_flight or not plan.computes):
+    def step(self) -> Any:
+        plan = self.steps.compose(self.now)
+        if self.steps.late(plan):
             self.now += 1
-            scheduler.settle(batch, self.flying.popleft(), self.now)
-        batch.audit()
+            self.steps.settle(self.now)
+        self.batch.audit()
         return plan
 
 

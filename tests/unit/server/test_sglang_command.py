@@ -137,3 +137,29 @@ def test_every_flag_that_is_used_is_a_setting() -> None:
         assert name == flag.name
         if isinstance(flag.effect, Used):
             assert name in BACKENDS or flag.effect.key.partition(".")[0] in known
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("v0.5.9-cu126", ["the pages that an admission sets aside", "what max_prefill_tokens"]),
+        ("v0.5.10.post1", ["SGLang 0.5.10 decides otherwise in what max_prefill_tokens counts;"]),
+        ("v0.5.15", []),
+        ("latest", []),
+    ],
+)
+@pytest.mark.parametrize("form", ["docker", "Dockerfile", "compose.yaml"])
+def test_what_an_older_release_decides_otherwise_is_said(
+    form: str, version: str, told: list[str], tmp_path: Path
+) -> None:
+    image = f"lmsysorg/sglang:{version}"
+    text = {
+        "docker": f"docker run {image} {LAUNCH}",
+        "Dockerfile": f"FROM {image}\nCMD {LAUNCH}",
+        "compose.yaml": f"services:\n  s:\n    image: {image}\n    command: {LAUNCH}",
+    }[form]
+    path = tmp_path / form
+    path.write_text(text)
+    notes = server_settings(None, None, str(path)).notes
+    assert all(any(words in note for note in notes) for words in told)
+    assert any("decides otherwise" in note for note in notes) == bool(told)

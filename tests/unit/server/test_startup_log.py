@@ -96,7 +96,6 @@ def test_every_way_of_printing_the_blocks(lines: str, blocks: int, tmp_path: Pat
     word = read(f"noise\n{lines}\nmore noise\n", tmp_path)
     assert word.settings["num_gpu_blocks_override"] == blocks
     assert word.sources["num_gpu_blocks_override"].endswith(":2")
-    assert any("--model" in note for note in word.notes)
 
 
 def test_the_smallest_pool_of_several_ranks_counts(tmp_path: Path) -> None:
@@ -142,13 +141,14 @@ def test_a_block_size_that_follows_from_blocks_and_tokens(tmp_path: Path) -> Non
 
 
 def test_layers_of_several_kinds(tmp_path: Path) -> None:
-    """What the pool holds counts, not the number of blocks that the groups of layers share."""
+    """The blocks that the groups of layers share count; each has tokens for its part of them."""
     text = v1_log(
         arguments="'model': 'm', 'block_size': 16", further="after num_gpu_blocks is: 5176\n"
     )
-    word = read(text, tmp_path)
-    assert word.settings["num_gpu_blocks_override"] == 2588
-    assert any("5,176" in note and "2,588" in note for note in word.notes)
+    assert read(text, tmp_path).settings["num_gpu_blocks_override"] == 5176
+    unsaid = "INFO GPU KV cache size: 41,408 tokens\nINFO after num_gpu_blocks is: 5176\n"
+    word = read(unsaid, tmp_path)
+    assert (word.settings["num_gpu_blocks_override"], word.settings["block_size"]) == (5176, 16)
 
 
 def test_the_last_start_that_has_its_blocks_counts(tmp_path: Path) -> None:
@@ -216,6 +216,8 @@ def test_blocks_follow_from_tokens(blocks: int, block_size: int, max_model_len: 
         ("", ["empty"]),
         ("hello\nworld\n", ["no line of a vLLM or SGLang start"]),
         ("\n".join(v1_log().splitlines()[:6]), ["line 1", "how many KV blocks"]),
+        (v1_log().replace("'max_model_len'", "\n'max_model_len'"), [":2", "cut off"]),
+        (v1_log().replace(" tensor_parallel", "\ntensor_parallel"), [":6", "cut off"]),
         ("INFO GPU KV cache size: 0 tokens\n", [":1", "no KV blocks"]),
         ("a\0b", ["not a text"]),
         (v1_log(arguments="'model': 'm', 'block_size': 0"), ["block_size 0"]),

@@ -76,6 +76,11 @@ def test_a_value_between_is_between_or_there_is_none(name, data):
         ("num_gpu_blocks", (500, 400), {}, "nothing between"),
         ("num_gpu_blocks", (-1, None), {}, "--from"),
         ("gpu_memory_utilization", (None, None), {}, "num_gpu_blocks_override"),
+        (
+            *("gpu_memory_utilization", (None, None)),
+            {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 30},
+            "beside kv_cache_memory_bytes",
+        ),
         ("watermark", (None, float("nan")), {}, "--to"),
     ],
 )

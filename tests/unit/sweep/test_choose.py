@@ -124,6 +124,14 @@ def test_a_pareto_front_is_what_nothing_beats():
     assert [place.first for place in chosen.best] == front
 
 
-POINTS = [(100 + 37 * i % 61, round(50 * math.sin(i) + 60, 3)) for i in range(40)] + [
+def test_a_difference_too_small_to_matter_beats_nothing():
+    figures = [(100, 50.0), (100.4, 50.4), (103, 50.45), (104, 60.0), (104.5, 70.0)]
+    rows = [({"i": i}, 0, record(ttft, rate)) for i, (ttft, rate) in enumerate(figures)]
+    chosen = choose(*sweep(rows))
+    assert best(chosen) == [1, 2, 5]
+    assert "differences below 1 % do not count" in chosen.rule
+
+
+POINTS = [(100 + 3 * (37 * i % 61), round(50 * math.sin(i) + 60, 3)) for i in range(40)] + [
     (100, 80.0)
 ] * 2

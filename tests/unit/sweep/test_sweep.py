@@ -359,3 +359,14 @@ def test_a_worker_that_ends_while_it_writes_leaves_nothing(folder, environment):
     assert ended.returncode, ended.stdout
     assert not list(folder.rglob(".kvsim-*"))
     assert not list(folder.glob("left/points/*.json"))
+
+
+def test_results_of_another_plan_leave_links_and_pipes(swept, tmp_path):
+    _, plan, _, _ = swept
+    (tmp_path / "page").write_text("old")
+    (tmp_path / "sweep.html").symlink_to("page")
+    os.mkfifo(tmp_path / "sweep.parquet")
+    for each in (plan, replace(plan, slo="p99_ttft<1s")):
+        write_plan(tmp_path, each, *RESULTS[1:])
+        assert (tmp_path / "page").exists() == (each is plan)
+    assert (tmp_path / "sweep.html").is_symlink() and (tmp_path / "sweep.parquet").is_fifo()

@@ -4,7 +4,7 @@ import gzip
 import json
 from collections import defaultdict
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from kvsim.ledger import standings
 from kvsim.report.timeline import run_end_ns
 from kvsim.tracks.engine import COUNTERS, ENGINE, LINK, STEPS
 from kvsim.tracks.export import events, run_window, write_tracks
-from kvsim.tracks.requests import INSIDE, NAMES, OUTSIDE
+from kvsim.tracks.requests import INSIDE, OUTSIDE, request_events, stays_of
+from kvsim.tracks.window import Window
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
 RUNS = {}
@@ -123,7 +124,7 @@ def test_the_spells_of_a_request_cover_its_life(name):
         own = sorted(spells[id])
         assert sum(end - begin for begin, end, _ in own) == max(ends[i] - arrival, 0)
         assert all(one[1] == other[0] for one, other in pairwise(own))
-        assert {what for *_, what in own} <= set(NAMES.values())
+        assert {what for *_, what in own} <= set(standings.NAMES)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -177,6 +178,25 @@ def test_counters_hold_what_the_steps_say(name):
         values = np.array([value for _, value in steps])[held]
         assert (values == result.steps[columns[key]][lasting]).all()
     assert ("GPU blocks", "used") in changes
+
+
+def test_every_standing_has_slices_and_arrows_to_every_other():
+    kinds = range(len(standings.NAMES))
+    pairs = [pair for pair in product(kinds, kinds) if pair[0] != pair[1]]
+    instants = np.arange(3 * len(pairs)).reshape(-1, 3)
+    spells = standings.Spells(
+        np.repeat(np.arange(len(pairs)), 2),
+        np.array(pairs).ravel(),
+        instants[:, :2].ravel(),
+        instants[:, 1:].ravel(),
+    )
+    requests = defaultdict(lambda: [0] * len(pairs), id=[str(pair) for pair in pairs])
+    stays = stays_of(spells, Window(0, instants.size))
+    listed = [json.loads(event) for event in request_events(stays, requests)]
+    shown = [event["name"] for event in listed if event["ph"] == "X"]
+    names = [name for name in shown if not name.startswith("request ")]
+    assert sorted(names) == sorted(standings.NAMES[kind] for pair in pairs for kind in pair)
+    assert sum(event["ph"] == "s" for event in listed) == len(stays) - len(pairs)
 
 
 def test_a_window_shows_its_part_and_no_more():

@@ -7,6 +7,7 @@ import pytest
 from small import PROFILE, write_profile, write_trace
 
 from kvsim.cli import main
+from kvsim.validate.recording import KEYS
 
 POOL = ["--num-gpu-blocks-override", "40"]
 
@@ -19,6 +20,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "model.json").write_text('{"hidden_size": 8}')
     recording = {"schema": "kvsim.recording/1", "kvsim_version": "1"}
     (made / "recording.json").write_text(json.dumps(recording))
+    foreign = {"policies": [{"name": "swap", "config": {"engine": "evil:run"}}]}
+    whole = {**dict.fromkeys(KEYS), **recording, "setup": foreign}
+    (made / "foreign.json").write_text(json.dumps(whole))
+    (made / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     (made / "result.json").write_text('{"schema": "kvsim.validation/1"}')
     return made
 
@@ -46,6 +51,10 @@ CASES = [
     (["--from", "profile.json"], ["kvsim.profile/1", "kvsim.recording/1"]),
     (["--from", "recording.json"], ["--profile"]),
     (["--from", "recording.json", "--profile", "profile.json"], ["device", "missing"]),
+    (
+        ["--from", "foreign.json", "--profile", "profile.json", "--trust", "evil:walk"],
+        ["foreign.json", "runs 'evil:run'", "--trust evil:run"],
+    ),
     (["--from", "result.json"], ["device", "missing"]),
 ]
 

@@ -13,13 +13,14 @@ from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
+from kvsim.core.host import SimulatedTime
+from kvsim.core.scheduler import Scheduler as CoreScheduler
 from kvsim.engine.batch import Batch
-from kvsim.engine.loop import Loop
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.events import Link
-from kvsim.replica.host import SimulatedTime
 from kvsim.replica.inbox import Inbox
+from kvsim.serving import loop_class, request_class
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
@@ -48,7 +49,13 @@ class Log:
 
 def prepared(trace: Trace, table: dict[str, Any]) -> tuple[Parts, list[Request], Clients]:
     parts = assemble(make_config(table))
-    requests = make_requests(trace, trace.rows, n=parts.config.n, keyed=parts.blocks.needs_keys)
+    requests = make_requests(
+        trace,
+        trace.rows,
+        n=parts.config.n,
+        keyed=parts.blocks.needs_keys,
+        make=request_class(parts.scheduler),
+    )
     release_ns = release_times(trace.rows, parts.config)
     return parts, requests, Clients(requests, trace.rows, release_ns, parts.config)
 
@@ -62,9 +69,13 @@ def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
     parts, requests, clients = prepared(trace, table)
     env, batch, log = simpy.Environment(), batch_of(trace, parts), Log()
     host = SimulatedTime(
-        env, parts.cost, Link(env, parts.link), Inbox(env, clients), full_plans=True
+        env,
+        parts.cost.step_ns,
+        Link(env, parts.link),
+        Inbox(env, clients),
+        not isinstance(parts.scheduler, CoreScheduler),
     )
-    env.process(Loop(host, parts.scheduler, batch, watcher=log).run())
+    env.process(loop_class(parts.scheduler)(host, parts.scheduler, batch, watcher=log).run())
     stopped = ""
     try:
         env.run()

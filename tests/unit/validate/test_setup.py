@@ -9,15 +9,19 @@ from small import PROFILE, SETTINGS, write_trace
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.engines.vllm_063 import Vllm063
 from kvsim.errors import ConfigError
 from kvsim.rules.victims import most_computed
+from kvsim.validate.__main__ import main
 from kvsim.validate.recording import read_json, write_json
 from kvsim.validate.setup import (
     POLICIES,
     SCHEMA,
     build,
     build_scheduler,
+    foreign,
     prepare,
+    refuse_foreign,
     refuse_other_model,
 )
 from kvsim.workload import Trace, open_trace
@@ -52,8 +56,8 @@ def test_what_is_built_is_what_a_run_has(trace: Trace, further: dict[str, Any]) 
     setup = json.loads(json.dumps(prepare(trace, config, tuple(POLICIES))))
     for policy in setup["policies"]:
         parts = assemble(make_config({**SETTINGS, **further, **POLICIES[policy["name"]]}))
-        scheduler = build_scheduler(policy["scheduler"], policy["config"])
         tables = build(policy["block_manager"])
+        scheduler = build_scheduler(policy["scheduler"], policy["config"], tables)
         assert type(scheduler) is type(parts.scheduler)
         assert state(scheduler) == state(parts.scheduler)
         assert type(tables) is type(parts.blocks)
@@ -64,6 +68,12 @@ def test_what_is_built_is_what_a_run_has(trace: Trace, further: dict[str, Any]) 
         assert scheduler.victim is most_computed
 
 
+def test_the_requests_are_those_that_are_served(trace: Trace) -> None:
+    for number, served in ((None, len(trace.rows)), (3, 3), (1 << 20, len(trace.rows))):
+        setup = prepare(trace, make_config({**SETTINGS, "num_prompts": number}))
+        assert setup["trace"]["requests"] == served > 0
+
+
 def test_v1_is_run_synchronously(trace: Trace) -> None:
     settings = {**SETTINGS, "engine": "vllm-v1", "num_cpu_blocks_override": 0}
     with pytest.raises(ConfigError, match="add --no-async-scheduling"):
@@ -71,7 +81,7 @@ def test_v1_is_run_synchronously(trace: Trace) -> None:
     setup = prepare(
         trace, make_config({**settings, "async_scheduling": False}), ("prefix-caching",)
     )
-    assert setup["policies"][0]["scheduler"]["class"] == "kvsim.engines.vllm_v1:VllmV1"
+    assert setup["policies"][0]["scheduler"]["class"] == "kvsim.engines.vllm_v1.scheduler:VllmV1"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +110,80 @@ def test_a_profile_of_another_model_is_refused(
     refuse_other_model(setup, PROFILE)
     with pytest.raises(ConfigError, match=f"measured with {key} {value}, the setup has"):
         refuse_other_model(setup, {**PROFILE, part: {**PROFILE[part], key: value}})
+
+
+class Own(Vllm063):
+    """An engine of a user's own."""
+
+
+@pytest.mark.parametrize("further", [*FURTHER, {"model": "c:/models/tiny.toml"}])
+def test_a_setup_runs_what_is_of_kvsim(trace: Trace, further: dict[str, Any]) -> None:
+    setup = prepare(trace, make_config({**SETTINGS, **further, "model": "tiny"}), tuple(POLICIES))
+    for policy in setup["policies"]:
+        policy["config"]["model"] = further.get("model", "tiny")
+    refuse_foreign(setup, (), "setup.json")
+
+
+def test_code_of_ones_own_is_run_where_it_is_named(trace: Trace) -> None:
+    name = f"{__name__}:Own"
+    setup = prepare(trace, make_config({**SETTINGS, "engine": name}))
+    assert foreign(setup) == [name]
+    with pytest.raises(ConfigError, match=rf"setup\.json: runs '{name}', .* add --trust {name}$"):
+        refuse_foreign(setup, (), "setup.json")
+    refuse_foreign(setup, [name], "setup.json")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evil:run", "evil", "evil:!", "os:system", "kvsim.writing:rmtree", "kvsim.none:Engine", 3],
+)
+@pytest.mark.parametrize("part", ["scheduler", "block_manager"])
+def test_a_setup_does_not_say_which_code_runs(
+    part: str, name: Any, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    setup = prepare(trace, make_config(SETTINGS), ("swap",))
+    setup["policies"][0][part]["class"] = name
+    write_json("setup.json", setup)
+    write_json("profile.json", PROFILE)
+    with pytest.raises(SystemExit) as stop:
+        main(["setup.json", "--profile", "profile.json", "--out", "recording.json"])
+    assert stop.value.code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "evil.py",
+        "profile.json",
+        "setup.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        ("config", "engine"),
+        ("config", "victim"),
+        ("config", "scheduler_args"),
+        ("config", "secondary_tiers"),
+        ("scheduler", "arguments"),
+        ("block_manager", "arguments"),
+    ],
+)
+def test_nor_do_its_settings(part: str, key: str, trace: Trace) -> None:
+    setup = prepare(trace, make_config(SETTINGS), ("swap",))
+    table = setup["policies"][0][part]
+    inner = {"module_path": "evil"} if key == "secondary_tiers" else "kvsim.writing:rmtree"
+    table[key] = {"rule": [inner]} if key.endswith("s") else "evil:!"
+    with pytest.raises(
+        ConfigError, match=r"setup\.json: runs '(kvsim.writing:rmtree|evil:!|evil)'"
+    ):
+        refuse_foreign(setup, (), "setup.json")
+
+
+@pytest.mark.parametrize("policies", [3, [3], [{}], [{"config": []}]], ids=str)
+def test_a_damaged_setup(policies: Any) -> None:
+    with pytest.raises(ConfigError, match=r"setup\.json: the setup is damaged; make it again"):
+        refuse_foreign({"policies": policies}, (), "setup.json")
 
 
 def test_files_are_read_as_they_were_written(trace: Trace, tmp_path: Path) -> None:

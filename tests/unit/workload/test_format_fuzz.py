@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from foreign import SAMPLES
@@ -35,6 +38,20 @@ def damaged(draw: st.DrawFn) -> tuple[str, str]:
         length = draw(st.sampled_from([0, 1, 2, 5, 40]))
         text = text[:start] + draw(st.sampled_from(STRANGE)) + text[start + length :]
     return format, text
+
+
+WRONG = ([], {}, None, "x", True, -1, 10**30, [[]], [{}], [None])
+
+
+def with_one_value_wrong(value: Any) -> Iterator[Any]:
+    """The value itself, and each that it holds at any depth, replaced by each of `WRONG`."""
+    yield from WRONG
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            for wrong in with_one_value_wrong(inner):
+                changed = value.copy()
+                changed[key] = wrong
+                yield changed
 
 
 def refused_in_one_line(path: Path, format: str | None) -> None:
@@ -94,3 +111,15 @@ def test_a_file_of_another_format_is_refused(format: str, other: str, tmp_path: 
     path = tmp_path / "data"
     path.write_text(SAMPLES[other], newline="")
     refused_in_one_line(path, format)
+
+
+@pytest.mark.parametrize(
+    "format", [name for name, text in SAMPLES.items() if text.startswith(("{", "["))]
+)
+def test_a_value_of_another_kind_is_refused_or_reads_well(format: str, tmp_path: Path) -> None:
+    path, text = tmp_path / "data", SAMPLES[format]
+    lines = text.splitlines() if text.startswith("{") and "}\n{" in text else [text]
+    for number, line in enumerate(lines):
+        for changed in with_one_value_wrong(json.loads(line)):
+            path.write_text("\n".join([*lines[:number], json.dumps(changed), *lines[number + 1 :]]))
+            refused_in_one_line(path, format)

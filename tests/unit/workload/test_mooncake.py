@@ -152,3 +152,13 @@ def test_a_grid_of_times_is_noted(tmp_path: Path) -> None:
     (note,) = open_trace(jsonl(tmp_path, *rows)).notes
     assert note.startswith("81.8 % of the gaps between arrivals are 0")
     assert "--spread-ties" in note
+
+
+@pytest.mark.parametrize("time", [1.5, 3, "2026-01-01T00:00:02Z"])
+def test_a_time_by_another_name_is_refused(time: object, tmp_path: Path) -> None:
+    row = {"startTime": time, "input_length": 5, "output_length": 6, "model": "m"}
+    with pytest.raises(TraceError, match='may be in "startTime": name it timestamp, in ms, or'):
+        read(tmp_path, row)
+    known = read(tmp_path, {**row, "timestamp": 3})
+    assert known.notes[-1] == "keys ignored: model, startTime"
+    assert read(tmp_path, {**row, "startTime": None}).rows[0].arrival_ns is None

@@ -41,7 +41,7 @@ def test_a_session_with_known_outputs(tmp_path: Path) -> None:
     first, second = trace.rows
     assert (trace.block_size, trace.hash_kind, trace.partial_hash) == (64, "prefix", False)
     assert (trace.hash_scope, trace.origin) == ("session", "2025-01-01")
-    assert trace.notes == ["keys ignored: x_note"]
+    assert (first.extra, second.extra, trace.notes) == ({"note": ""}, None, [])
     assert first.content == HashContent(((1, 968),), ((969, 4),))
     assert (first.id, first.line, first.arrival_ns, first.model) == ("w/0", 2, 6_635_000_000, "m")
     assert (first.session, first.turn, first.scope) == ("w", 0, "w")
@@ -101,6 +101,7 @@ def test_what_is_written_is_read_back(trace: Trace, named: bool) -> None:
                 priority=row.index - 2,
                 deadline_ns=row.index or None,
                 tags={"k": row.index},
+                extra={"tenant": f"t{row.index}"},
                 observed={"itl_s": [0.1]},
             )
             for row in trace.rows

@@ -32,6 +32,20 @@ def test_lines_are_the_same_however_they_are_stored(stored: bytes, tmp_path: Pat
     assert seen == [(1, '{"a":1}'), (3, '{"b":"ü"}')]
 
 
+def test_lines_are_the_same_whatever_blocks_they_are_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    for ending in ("", "\n"):
+        path.write_text(f"\ufeffab\n\n  \n{'c' * 40}\r\nd{ending}", encoding="utf-8")
+        for size in range(4, 60):
+            monkeypatch.setattr("kvsim.workload.source._BLOCK_BYTES", size)
+            with Source(str(path)) as source:
+                seen = [(source.line, line) for line in source.lines()]
+            assert seen == [(1, "ab"), (4, "c" * 40), (5, "d")]
+            assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def test_the_digest_covers_the_uncompressed_bytes(tmp_path: Path) -> None:
     for number, stored in enumerate((TEXT, gzip.compress(TEXT))):
         path = tmp_path / str(number)

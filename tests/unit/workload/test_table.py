@@ -105,6 +105,15 @@ AMBIGUOUS = {
         "arrival_s,input_tokens,prompt_tokens,output\n1,2,3,4\n",
         "--columns arrival_s=arrival_s,input=COLUMN,output=output",
     ),
+    "a time by another name": (
+        "startTime,prompt_tokens,completion_tokens\n2026-01-01T00:00:02Z,5,6\n",
+        'when requests came may be in "startTime"; say which column is what: --columns'
+        " arrival=startTime,input=prompt_tokens,output=completion_tokens (or arrival_ms, arrival",
+    ),
+    "several that may be": (
+        "id,begin,end,input,output,ttft_ms\na,1,2,5,6,7\n",
+        'may be in "begin", "end"; say which column is what: --columns arrival_s=COLUMN,input=inp',
+    ),
     "no output": ("arrival_s,input_tokens\n1,2\n", "input=input_tokens,output=COLUMN"),
 }
 
@@ -115,6 +124,19 @@ def test_what_could_mean_several_things_is_refused(case: str, tmp_path: Path) ->
     with pytest.raises(TraceError) as refusal:
         open_trace(table(tmp_path, text))
     assert says in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_time_by_another_name_in_parquet(tmp_path: Path) -> None:
+    path = parquet(tmp_path, startTime=[1.5, 2.5], input_tokens=[5, 6], output_tokens=[7, 8])
+    with pytest.raises(TraceError, match=r'may be in "startTime"; .* arrival_s=startTime,input='):
+        open_trace(path)
+    assert len(open_trace(path, columns="input=input_tokens,output=output_tokens").rows) == 2
+
+
+def test_a_table_without_arrivals_needs_no_map(tmp_path: Path) -> None:
+    text = "id,input_tokens,output_tokens,model,ttft_ms,e2e_latency\na,5,6,m,7,8\n"
+    (row,) = open_trace(table(tmp_path, text)).rows
+    assert row.arrival_ns is None and row.observed == {"ttft_s": 0.007}
 
 
 def test_a_number_given_as_a_date_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""What the loop and those who look on ask of a block manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim import guard
+from kvsim.core.plan import Plan
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class BlockManager:
+    """Who holds which blocks of the GPU, which are in its pool `gpu`."""
+
+    cpu: Pool
+    """Blocks in CPU memory for swapped requests."""
+    block_size: i64
+    needs_keys: bool
+    """Whether it reads what blocks hold, so that requests need a stream."""
+    empty_slots: i64
+    """Slots in tables that hold no token."""
+    tier: Any
+    """What a connector keeps in CPU memory, for those who look on; None: nothing."""
+
+    @property
+    def swaps(self) -> bool:
+        """Whether tables can move to the CPU pool."""
+        return False
+
+    @property
+    def prefixes_only(self) -> bool:
+        """Whether it serves only requests whose tokens are unknown."""
+        return False
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """How many full blocks were looked up by content, and how many were found."""
+        return 0, 0
+
+    def observe(self, plan: Plan) -> None:
+        """Notes in a plan how many blocks are in which state."""
+        raise NotImplementedError
+
+    def tables(self, request: Request) -> list[list[int]]:
+        """Its block tables, one for each group of layers that keep the same of a request; an entry
+        of 0 stands for no block."""
+        raise NotImplementedError
+
+    def own_blocks(self, request: Request) -> int:
+        """Blocks in its tables that no other request holds."""
+        raise NotImplementedError
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a new request whose computation an admission would save now. Asking changes
+        nothing."""
+        return 0
+
+    def report(self, events: Any) -> bool:
+        """Reports to `events` (`kvsim.engine.cache_events.CacheEvents`) from now on what enters and
+        leaves the prefix cache. Returns whether the engine publishes such events."""
+        return False
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        """Asserts that pools and tables agree."""
+        raise NotImplementedError
+
+
+guard.keep(BlockManager)

@@ -1,0 +1,195 @@
+"""What blocks hold, as numbers: who holds equal tokens after equal tokens has equal numbers.
+
+A number is `base + d` for unit d of a stream, where streams give equal bases to what they share
+(`kvsim.workload.keys`), so that consecutive units have consecutive numbers and lie side by side in
+the table of what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from sys import maxsize
+from typing import Any, Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from kvsim import guard
+from kvsim.core.request import Request
+from kvsim.core.vectors import zeros
+
+WIDTH: Final = 1 << 24
+"""Numbers from one base to the next: more than the units of the longest stream."""
+SCATTER: Final = 0x9E3779
+"""Spreads bases over the table of what is known."""
+
+
+class Numbering:
+    """Numbers of the units of requests, equal where their tokens are."""
+
+    unit: i64
+    """Tokens of a unit."""
+    ahead: bool
+    """Whether the number of a unit also stands for the token after it."""
+    _bases: dict[int, int]
+    _given: i64
+
+    def __init__(self, unit: int, ahead: bool = False) -> None:
+        self.unit, self.ahead = unit, ahead
+        self._bases = {}
+        self._given = 0
+
+    def extend(self, request: Request, units: i64) -> None:
+        """Numbers the first `units` units of a request, whose tokens must be known."""
+        if len(request.contents) >= units:
+            return
+        stream = request._stream
+        assert stream is not None, "block identities are needed"
+        if not request._spans:
+            if not hasattr(stream, "spans"):
+                self._extend_by_keys(request, units)
+                return
+            request._spans = stream.spans(1 if self.ahead else self.unit)
+        contents = request.contents
+        private: i64 = min(stream.shared_tokens, WIDTH)
+        step: i64 = self.unit if self.ahead else 1
+        shift: i64 = self.unit if self.ahead else 0
+        tokens: i64 = 1 if self.ahead else self.unit
+        done: i64 = len(contents)
+        while done < units:
+            first, last, offset = request._spans[request._span]
+            at: i64 = done * step + shift
+            if last <= at:
+                request._span += 1
+                continue
+            begin: i64 = first
+            base: i64 = self._base(offset, begin * tokens >= private, request)
+            stop: i64 = min(last, units * step + shift)
+            while at < stop:
+                contents = append(contents, base + at)
+                done += 1
+                at += step
+        request.contents = contents
+
+    def number(self, key: int) -> i64:
+        """The number of a single key of a stream."""
+        return self._base(key, False, None)
+
+    def runs_of(self, stream: Any) -> list[tuple[int, int]]:
+        """`runs` of a stream; none if it gives its keys one by one."""
+        if not hasattr(stream, "spans"):
+            return []
+        return self.runs(stream.spans(self.unit), stream.shared_tokens)
+
+    def runs(
+        self, spans: Iterable[tuple[int, int, int]], shared_tokens: int
+    ) -> list[tuple[int, int]]:
+        """All units of a stream, as (base, last): the number of a unit before `last`, and not
+        before that of the run before, is `base` plus its place. Units behind `shared_tokens` are in
+        no other stream."""
+        found: list[tuple[int, int]] = []
+        base: i64
+        for first, last, offset in spans:
+            if first * int(self.unit) >= shared_tokens:
+                self._given += 1
+                base = self._given * WIDTH
+                return [*found, (base, maxsize)]
+            base = self._base(offset, False, None)
+            found.append((base, last))
+        return found
+
+    def _base(self, offset: int, private: bool, request: Request | None) -> i64:
+        """The base of an offset. That of a private one is kept with its request alone."""
+        if private and request is not None:
+            if request._private == 0:
+                self._given += 1
+                request._private = self._given * WIDTH
+            return request._private
+        known = self._bases.get(offset)
+        if known is None:
+            self._given += 1
+            known = self._bases[offset] = self._given * WIDTH
+        return known
+
+    def _extend_by_keys(self, request: Request, units: i64) -> None:
+        """The same for a stream without spans, key by key."""
+        stream, contents, unit = request._stream, request.contents, self.unit
+        done: i64 = len(contents)
+        for place in range(done, units):
+            if self.ahead:
+                key = stream.keys((place + 1) * unit, (place + 1) * unit + 1, 1)[0]
+            else:
+                key = stream.keys(place, place + 1, unit)[0]
+            contents = append(contents, self.number(key))
+        request.contents = contents
+
+
+class Known:
+    """Content → the first of the blocks that hold it: a table with open addresses."""
+
+    _contents: vec[i64]
+    _blocks: vec[i64]
+    _mask: i64
+    count: i64
+
+    def __init__(self) -> None:
+        self._contents, self._blocks = zeros(1024), zeros(1024)
+        self._mask, self.count = 1023, 0
+
+    def find(self, content: i64) -> i64:
+        """The first block with this content; 0: there is none."""
+        mask: i64 = self._mask
+        at: i64 = (content + (content >> 24) * SCATTER) & mask
+        while self._contents[at] != content:
+            if self._contents[at] == 0:
+                return 0
+            at = (at + 1) & mask
+        return self._blocks[at]
+
+    def put(self, content: i64, block: i64) -> None:
+        """From now on, `block` is the first one with this content."""
+        at: i64 = (content + (content >> 24) * SCATTER) & self._mask
+        while self._contents[at] != content:
+            if self._contents[at] == 0:
+                self._contents[at] = content
+                self._blocks[at] = block
+                self.count += 1
+                if 2 * self.count > self._mask:
+                    self._grow()
+                return
+            at = (at + 1) & self._mask
+        self._blocks[at] = block
+
+    def remove(self, content: i64) -> None:
+        """No block holds this content any more."""
+        mask: i64 = self._mask
+        at: i64 = (content + (content >> 24) * SCATTER) & mask
+        while self._contents[at] != content:
+            at = (at + 1) & mask
+        self.count -= 1
+        # Entries behind it that would not be found over the gap move up (Knuth, 6.4, algorithm R).
+        gap: i64 = at
+        while True:
+            at = (at + 1) & mask
+            other: i64 = self._contents[at]
+            if other == 0:
+                break
+            home: i64 = (other + (other >> 24) * SCATTER) & mask
+            if ((at - home) & mask) >= ((at - gap) & mask):
+                self._contents[gap], self._blocks[gap] = other, self._blocks[at]
+                gap = at
+        self._contents[gap] = 0
+
+    def _grow(self) -> None:
+        contents, blocks = self._contents, self._blocks
+        size: i64 = 4 * (self._mask + 1)
+        self._contents, self._blocks = zeros(size), zeros(size)
+        self._mask, self.count = size - 1, 0
+        k: i64
+        for k in range(len(contents)):
+            if contents[k]:
+                self.put(contents[k], blocks[k])
+
+
+guard.keep(Numbering, closed="extend number")
+guard.keep(Known, closed="put remove")

@@ -1,0 +1,249 @@
+"""The loop of one engine: compose a step, run it, settle it. Its host delivers requests and lets
+time pass.
+
+```
+          ┌────────────────────────── next step ◄──────────────────────────┐
+ arrive ─► compose ─► run ─► (another, if more may be in flight) ─► wait ─► settle
+   host    scheduler  host                                          host   scheduler
+```
+
+An engine that schedules asynchronously has two steps in flight: it composes a step while the one
+before computes, so a request that arrives during step i runs in step i + 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+from mypy_extensions import i64
+
+from kvsim.core.batch import Batch
+from kvsim.core.host import Host, Waiting
+from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
+from kvsim.core.request import Request
+from kvsim.core.rows import StepRows
+from kvsim.core.scheduler import Scheduler
+from kvsim.errors import EngineStopped
+
+NOBODY: Mapping[str, str] = MappingProxyType({})
+
+
+class Loop:
+    """Steps one engine until its requests have ended."""
+
+    _host: Host
+    _scheduler: Scheduler
+    _batch: Batch
+    _rows: StepRows | None
+    _step_over: Callable[[], None] | None
+    _refused: Mapping[str, str]
+    _watcher: Any
+    _told: Callable[[int], None] | None
+    _over: Callable[[Request], None] | None
+    _departures: Any
+    _gauged: bool
+    _steps: i64
+    _idle_steps: i64
+    """Latest consecutive steps that produced no token and ended no request."""
+    _tokens: i64
+    _flying: deque[Plan]
+    _graves: deque[tuple[int, list[Request]]]
+    """Ended requests for which `over` has not been called yet, with the steps at their end."""
+    _next_audit: i64
+
+    def __init__(
+        self,
+        host: Host,
+        scheduler: Scheduler,
+        batch: Batch,
+        *,
+        rows: StepRows | None = None,
+        step_over: Callable[[], None] | None = None,
+        refused: Mapping[str, str] = NOBODY,
+        watcher: Any = None,
+        progress: Callable[[int], None] | None = None,
+        over: Callable[[Request], None] | None = None,
+        departures: Any = None,
+    ) -> None:
+        """`rows` takes the row of each step, after which `step_over` is called. `refused` maps a
+        request id to the reason why it is rejected on arrival. `watcher` sees every step
+        (`kvsim.engine.loop.Watcher`). `progress` is called with the number of requests that have
+        just ended. `over` is called with each ended request once no step refers to it. The
+        scheduler ends requests early at their `departures` (`kvsim.engine.loop.Departures`)."""
+        self._host, self._scheduler, self._batch = host, scheduler, batch
+        self._rows, self._step_over, self._refused = rows, step_over, refused
+        self._watcher, self._told, self._over = watcher, progress, over
+        self._departures = departures
+        self._gauged = bool(scheduler.gauged)
+        self._steps = self._idle_steps = self._tokens = 0
+        self._flying, self._graves = deque(), deque()
+        self._next_audit = 1
+        if watcher is not None:
+            watcher.begin()
+
+    def run(self) -> Waiting:
+        """Runs the loop. It composes steps up to the allowed number in flight, then waits for the
+        oldest one and settles it."""
+        host, batch, flying, watcher = self._host, self._batch, self._flying, self._watcher
+        scheduler, departures = self._scheduler, self._departures
+        most: i64 = scheduler.in_flight
+        while True:
+            arrived = host.arrived()
+            if arrived is None:
+                return
+            came = self.take_in(arrived) if arrived else 0
+            if departures is not None:
+                self._give_up()
+            goes_on: bool = False
+            ended: list[Request] = []
+            now_ns: i64 = host.now_ns
+            if not flying or host.composes(batch):
+                plan: Plan = self._composed(scheduler.compose(batch, now_ns))
+                self._observe(plan)
+                if watcher is not None:
+                    watcher.composed(batch, plan, now_ns, came)
+                rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
+                timed: bool = plan.computes or host.takes_time(plan, len(flying))
+                step_ns: i64 = host.step_ns(plan) if timed else 0
+                if batch.ended:
+                    ended = self._drain()
+                if timed or plan.waits:
+                    moved: Moved = self._waits(plan) if plan.waits else NOTHING_MOVED
+                    if rank_wait_ns:
+                        moved = moved._replace(rank_wait_ns=rank_wait_ns)
+                    self._dispatch(plan, now_ns, moved, step_ns)
+                elif ended or not plan.empty:
+                    # Nothing runs, but something happened: a step without duration.
+                    plan.start_ns = plan.end_ns = now_ns
+                    self._end_step(plan, len(ended))
+                elif not flying:
+                    # Nothing can change before a request arrives or is given up.
+                    until = inf if departures is None else departures.next_ns
+                    if (yield from host.sleep(until)):
+                        continue
+                    return
+                goes_on = len(flying) < most and host.goes_on(batch, plan)
+            if flying and not goes_on:
+                oldest: Plan = flying.popleft()
+                if not host.passes(oldest.end_ns):
+                    yield from host.wait(oldest.end_ns)
+                scheduler.settle(batch, oldest, oldest.end_ns)
+                if batch.ended:
+                    landed: list[Request] = self._drain()
+                    ended = ended + landed
+                self._end_step(oldest, len(ended))
+            if watcher is not None:
+                watcher.settled(batch, ended)
+
+    def _composed(self, plan: Any) -> Plan:
+        """The step that a scheduler has composed."""
+        composed: Plan | None = self._batch.plan
+        if composed is None or plan is not composed:
+            raise TypeError(
+                f"compose returned {plan!r}; return the plan that super().compose() returns, or"
+                " that of batch.begin() for a step in which nothing happens"
+            )
+        return composed
+
+    def take_in(self, arrived: list[Request]) -> int:
+        """Passes arrived requests to the scheduler; returns how many there were."""
+        batch: Batch = self._batch
+        for request in arrived:
+            batch.enter(request)
+            if self._refused and request.id in self._refused:
+                batch.refuse(request, self._refused[request.id])
+            else:
+                self._scheduler.arrive(batch, request)
+            if batch.arriving is not None:
+                raise ValueError(
+                    f"arrive left out {request!r}; give each request to super().arrive(),"
+                    " batch.arrive() or batch.refuse()"
+                )
+            if self._departures is not None:
+                self._departures.begins(request)
+        return len(arrived)
+
+    def _give_up(self) -> None:
+        """Ends the requests that their clients have given up."""
+        now_ns = self._host.now_ns
+        for request in self._departures.over(now_ns):
+            self._batch.now_ns = now_ns
+            self._scheduler.abort(self._batch, request)
+
+    def _observe(self, plan: Plan) -> None:
+        """Notes in the plan how the engine stands once a step is composed."""
+        batch: Batch = self._batch
+        plan.waiting, plan.running = len(batch.waiting), len(batch.running)
+        batch.blocks.observe(plan)
+        if self._gauged:
+            plan.gauges = self._scheduler.gauges(batch)
+
+    def _waits(self, plan: Plan) -> Moved:
+        """How long a step waits for transfers once those in flight are over."""
+        host, flying = self._host, self._flying
+        start_ns: i64 = flying[-1].end_ns if flying else host.now_ns
+        return self._scheduler.waits(self._batch, plan, start_ns, host.next_event_ns())
+
+    def _dispatch(self, plan: Plan, start_ns: i64, moved: Moved, step_ns: i64) -> None:
+        """Starts a step after those in flight."""
+        host, flying = self._host, self._flying
+        after_ns: i64 = flying[-1].end_ns if flying else start_ns
+        lasts_ns: i64 = step_ns
+        if moved is not NOTHING_MOVED:
+            lasts_ns += sum(moved)
+        begin_ns, end_ns, free_ns = host.runs(plan, start_ns, after_ns, lasts_ns)
+        plan.start_ns, plan.end_ns, plan.moved = begin_ns, end_ns, moved
+        self._batch.busy_until_ns = free_ns
+        if host.gauged:
+            plan.gauges = plan.gauges + host.gauges()
+        plan.flying = True
+        flying.append(plan)
+
+    def _drain(self) -> list[Request]:
+        """Tells the clients which requests ended, and returns these requests."""
+        ended, self._batch.ended = self._batch.ended, []
+        self._host.tell(ended)
+        if self._told is not None:
+            self._told(len(ended))
+        if self._over is not None:
+            self._bury(ended)
+        return ended
+
+    def _bury(self, ended: list[Request]) -> None:
+        """Releases requests that ended before any step in flight was composed."""
+        graves: deque[tuple[int, list[Request]]] = self._graves
+        assert self._over is not None
+        graves.append((self._steps, ended))
+        while graves[0][0] < self._steps - self._scheduler.in_flight:
+            for request in graves.popleft()[1]:
+                self._over(request)
+
+    def _end_step(self, plan: Plan, ended: i64) -> None:
+        """Records a step in which `ended` requests ended, and checks for progress."""
+        plan.flying = False
+        if self._rows is not None and (self._host.records_empty or not plan.empty):
+            self._rows.add(plan, ended)
+            if self._step_over is not None:
+                self._step_over()
+        self._steps += 1
+        if ended or self._batch.tokens != self._tokens:
+            self._idle_steps = 0
+        elif plan.waits or not plan.empty:
+            self._idle_steps += 1
+        self._tokens = self._batch.tokens
+        if self._idle_steps >= self._host.patience_steps:
+            raise EngineStopped(
+                kind="livelock",
+                request_id=plan.preempted[0][0].id if plan.preempted else "",
+                explanation=f"{self._host.patience_steps:,} steps in a row produced no token",
+                remedy="give the engine more blocks (--num-gpu-blocks-override)",
+                rule="no progress",
+            )
+        if self._steps >= self._next_audit:
+            # After 1, 4, 16, 64... steps.
+            self._batch.audit()
+            self._next_audit = 4 * self._steps

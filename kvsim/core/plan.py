@@ -1,0 +1,338 @@
+"""What one engine step does: composed by a scheduler, priced by a cost model, then settled."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from kvsim import guard
+from kvsim.core.request import Request
+from kvsim.core.vectors import zeros
+
+RECOMPUTE: Final = "recompute"
+SWAP: Final = "swap"
+"""The two ways to preempt a request."""
+
+
+class Prefill(NamedTuple):
+    """The part of a request's known tokens that a step takes on."""
+
+    request: Request
+    scheduled: int
+    """Tokens of the chunk, prefix hits included."""
+    cached: int
+    """Tokens of the chunk whose KV is already there: they are not computed."""
+    computed_before: int
+    """Tokens computed before the chunk."""
+    samples: bool
+    """Whether the chunk reaches the end of the known tokens, so that a token is produced."""
+    charged: int
+    """The part of `scheduled` that is charged to `max_num_batched_tokens`."""
+
+
+class Move(NamedTuple):
+    """The part of a request in a step, for connectors."""
+
+    request: Request
+    tokens: int
+    """Tokens that the step computes for it, drafts included."""
+    drafts: int
+    """Drafts among them that are verified."""
+    padded: bool
+    """Whether its drafts are placeholders without content, which are never accepted."""
+    resumed: bool
+    """Whether it was admitted in this step."""
+
+
+class Moved(NamedTuple):
+    """What a step spends besides computing, in nanoseconds."""
+
+    copy_ns: int = 0
+    """On the link."""
+    wait_ns: int = 0
+    """Waiting for the link, or for loads."""
+    flush_ns: int = 0
+    """Waiting for stores of blocks that it reuses."""
+    rank_wait_ns: int = 0
+    """Waiting for the slowest of the ranks that step together."""
+
+
+NOTHING_MOVED: Final = Moved()
+
+
+class Plan:
+    """One step: the batch in order, as columns, and the sums that a cost model needs.
+
+    The scheduler fills it; policies and cost models only read it. It is used again once its step is
+    settled.
+    """
+
+    requests: list[Request]
+    """The batch: requests that ran before, then those admitted from place `num_continued` on."""
+    num_continued: i64
+    scheduled: vec[i64]
+    """Of each, the tokens that the step computes, drafts included."""
+    drafts: vec[i64]
+    """Of each, the drafts among them."""
+    yields: vec[i64]
+    """Of each, 1 if the step yields a token for it."""
+
+    num_chunks: i64
+    """Requests that compute known tokens, but for those of which only the newest is left."""
+    chunk_places: vec[i64]
+    """Their places in the batch."""
+    chunk_tokens: vec[i64]
+    """Tokens that each computes."""
+    chunk_context: vec[i64]
+    """Tokens before those."""
+    chunk_cached: vec[i64]
+    """Tokens that a hit saved."""
+    prefill_tokens: i64
+    cached_tokens: i64
+
+    decode_seqs: i64
+    """Sequences that compute their newest token."""
+    decode_lengths: vec[i64]
+    """Their lengths, the token of the step included."""
+    context_tokens: i64
+    """The sum of these lengths."""
+    draft_tokens: i64
+    """Drafts that the step verifies behind the newest tokens of decoding sequences: so many
+    tokens more go through the linear layers, and get logits."""
+    samples: i64
+    """Positions for which logits are computed."""
+    batched_tokens: i64
+    """Tokens charged to `max_num_batched_tokens`."""
+    blocked: i64
+    """Why the head of the waiting queue was refused: index into `kvsim.schema.BLOCKED`."""
+    rank_tokens: float | None
+    """Mean tokens of the ranks that share experts, padding included; None: all have as many as
+    this one."""
+
+    preempted: list[tuple[Request, str]]
+    """Preempted requests in order, with how each was preempted."""
+    ghosts: list[tuple[Request, int]]
+    """Preempted requests that stay in the batch, with their tokens, in releases that have them."""
+    ignored: list[Request]
+    """Requests that the engine gave up; they never run again."""
+    finished: list[Request]
+    """Requests that are over since the last step was composed, in order."""
+    transfers: Any
+    """What the worker of the connector does (`connector.Transfers`)."""
+    waits: bool
+    """Whether transfers of KV go with the step, so that it takes place even if it computes nothing,
+    and may wait for them (`Scheduler.waits`)."""
+    drafter_ns: i64
+    """How much longer the step takes because drafts are made at its end."""
+
+    waiting: i64
+    """Requests in the waiting queue once it was composed."""
+    running: i64
+    used_blocks: i64
+    cached_blocks: i64
+    free_blocks: i64
+    """Blocks in a table, in none with content, and in none without."""
+    empty_slots: i64
+    """Slots of used blocks without a token."""
+    gauges: tuple[int, ...]
+    """Further columns of its row."""
+    flying: bool
+    """Whether its step is in flight."""
+    start_ns: i64
+    end_ns: i64
+    moved: Moved
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.requests, self.preempted, self.ignored, self.finished = [], [], [], []
+        self.ghosts = []
+        self.scheduled, self.drafts = zeros(max_num_seqs), zeros(max_num_seqs)
+        self.yields, self.decode_lengths = zeros(max_num_seqs), zeros(max_num_seqs)
+        self.chunk_places, self.chunk_tokens = zeros(max_num_seqs), zeros(max_num_seqs)
+        self.chunk_context, self.chunk_cached = zeros(max_num_seqs), zeros(max_num_seqs)
+        self.flying = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a new step."""
+        self.requests.clear()
+        # These may be in the hands of those who look on.
+        if self.preempted:
+            self.preempted = []
+        if self.ghosts:
+            self.ghosts = []
+        if self.ignored:
+            self.ignored = []
+        if self.finished:
+            self.finished = []
+        self.num_continued = self.num_chunks = self.prefill_tokens = self.cached_tokens = 0
+        self.decode_seqs = self.context_tokens = self.draft_tokens = self.samples = 0
+        self.batched_tokens = self.blocked = self.drafter_ns = 0
+        self.rank_tokens = None
+        self.transfers, self.waits = None, False
+        self.start_ns = self.end_ns = self.waiting = self.running = 0
+        self.used_blocks = self.cached_blocks = self.free_blocks = self.empty_slots = 0
+        self.gauges = ()
+        self.moved = NOTHING_MOVED
+
+    def add(self, request: Request, tokens: i64, drafts: i64) -> None:
+        """Puts a request into the batch, at its end."""
+        at: i64 = len(self.requests)
+        self.scheduled[at], self.drafts[at] = tokens, drafts
+        self.requests.append(request)
+
+    def remove(self, request: Request) -> i64:
+        """Takes a request out of the batch, if it is there. Returns its tokens; 0: it was not."""
+        k: i64
+        at: i64 = -1
+        for k in range(len(self.requests)):
+            if self.requests[k] is request:
+                at = k
+                break
+        if at < 0:
+            return 0
+        tokens: i64 = self.scheduled[at]
+        del self.requests[at]
+        for k in range(at, len(self.requests)):
+            self.scheduled[k], self.drafts[k] = self.scheduled[k + 1], self.drafts[k + 1]
+        return tokens
+
+    def add_chunk(self, place: i64, tokens: i64, context: i64, cached: i64) -> None:
+        """The request at a place of the batch computes a chunk of known tokens."""
+        k: i64 = self.num_chunks
+        self.chunk_places[k], self.chunk_tokens[k] = place, tokens
+        self.chunk_context[k], self.chunk_cached[k] = context, cached
+        self.num_chunks = k + 1
+        self.prefill_tokens += tokens
+        self.cached_tokens += cached
+
+    def add_decode(self, length: i64, drafts: i64) -> None:
+        """The next request of the batch computes its newest token, and the drafts behind it."""
+        self.decode_lengths[self.decode_seqs] = length
+        self.decode_seqs += 1
+        self.context_tokens += length
+        self.draft_tokens += drafts
+        self.samples += 1 + drafts
+
+    # -- for cost models and those who look on ---------------------------------------------------
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """(tokens to compute, tokens before them) of each chunk."""
+        return [(self.chunk_tokens[k], self.chunk_context[k]) for k in range(self.num_chunks)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes, drafts included."""
+        return self.decode_seqs + self.draft_tokens + self.prefill_tokens
+
+    @property
+    def computes(self) -> bool:
+        """Whether the model runs in this step."""
+        return len(self.requests) > 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the step changed nothing at all."""
+        return not (self.requests or self.ignored or self.preempted)
+
+    @property
+    def copied_blocks(self) -> int:
+        """Blocks copied on the GPU (copy-on-write)."""
+        return 0
+
+    @property
+    def moves(self) -> list[Move]:
+        """The batch in order, entry by entry."""
+        k: i64
+        found: list[Move] = []
+        for k in range(len(self.requests)):
+            admitted: bool = k >= self.num_continued
+            drafts: i64 = self.drafts[k]
+            padded: bool = admitted and drafts > 0
+            found.append(Move(self.requests[k], self.scheduled[k], drafts, padded, admitted))
+        return found
+
+    @property
+    def prefills(self) -> list[Prefill]:
+        """The chunks, with their requests."""
+        k: i64
+        found: list[Prefill] = []
+        for k in range(self.num_chunks):
+            place: i64 = self.chunk_places[k]
+            tokens: i64 = self.chunk_tokens[k]
+            cached: i64 = self.chunk_cached[k]
+            before: i64 = self.chunk_context[k] - cached
+            found.append(
+                Prefill(
+                    self.requests[place], tokens + cached, cached, before,
+                    self.yields[place] > 0, self.scheduled[place],
+                )
+            )  # fmt: skip
+        return found
+
+    @property
+    def decodes(self) -> list[Request]:
+        """The requests of the batch that compute their newest token."""
+        chunked = {self.chunk_places[k] for k in range(self.num_chunks)}
+        return [request for k, request in enumerate(self.requests) if k not in chunked]
+
+    @property
+    def entries(self) -> list[tuple[Request, int, bool]]:
+        """The whole batch in order, as (request, tokens that it takes on, whether it samples)."""
+        return [
+            (request, self.scheduled[k], self.yields[k] > 0)
+            for k, request in enumerate(self.requests)
+        ]
+
+    @property
+    def swapped_in(self) -> list[Request]:
+        """Requests whose blocks come back from the CPU: none."""
+        return []
+
+    @property
+    def copies(self) -> list[tuple[int, int]]:
+        """Copies on write, as (source, target) blocks: none."""
+        return []
+
+    @property
+    def swaps_in(self) -> list[tuple[int, int]]:
+        """(CPU block, GPU block) pairs: none."""
+        return []
+
+    @property
+    def swaps_out(self) -> list[tuple[int, int]]:
+        """(GPU block, CPU block) pairs: none."""
+        return []
+
+    def lengths(self) -> list[int]:
+        """The length of each decoding sequence, including its token of this step."""
+        return [self.decode_lengths[k] for k in range(self.decode_seqs)]
+
+    def longest(self, number: int) -> list[int]:
+        """The `number` greatest of `lengths`, in descending order."""
+        most: i64 = min(number, self.decode_seqs)
+        if most <= 0:
+            return []
+        lengths, found = self.decode_lengths, zeros(most)
+        k: i64
+        least: i64 = 0
+        for k in range(self.decode_seqs):
+            length: i64 = lengths[k]
+            if length > least:
+                at: i64 = most - 1
+                while at > 0 and found[at - 1] < length:
+                    found[at] = found[at - 1]
+                    at -= 1
+                found[at] = length
+                least = found[most - 1]
+        return [found[k] for k in range(most)]
+
+
+guard.keep(
+    Plan,
+    "requests scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
+    " decode_lengths preempted ignored finished ghosts",
+    "clear add remove add_chunk add_decode",
+)

@@ -1,0 +1,320 @@
+"""The blocks of one device: who is free, what each holds, and who is reused next.
+
+```
+free blocks    blank, last returned first │ never used │ with content, oldest first
+               ◄── taken from this end                    released to this end ──►
+```
+
+Blocks without content are used up before any content is lost. A policy may choose another order
+for the blocks with content (`Order`). Source: vLLM 0.33.0, `v1/core/block_pool.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from kvsim import guard
+from kvsim.core.contents import Known
+from kvsim.core.vectors import EMPTY
+
+
+class Pool:
+    """Blocks 1 .. `size`; block 0 is never used, and heads the list of those with content."""
+
+    size: i64
+    num_free: i64
+    num_cached: i64
+    """Free blocks whose content can be hit."""
+    refs: vec[i64]
+    """Block → number of tables that hold it."""
+    content: vec[i64]
+    """Block → number of what it holds; 0: nothing that the cache knows."""
+    ends: vec[i64]
+    """Block → tokens up to the end of its content."""
+    known: Known
+    fresh: i64
+    """The first block that was never used."""
+    groups: i64
+    """KV cache groups that share the pool: a content's number is that of its unit times so many,
+    plus the group's own."""
+    unit: i64
+    """Tokens of a unit of content."""
+    named: set[int]
+    """Contents given to blocks in the current scheduling call, where somebody asks for them."""
+    names: bool
+    blank_last: bool
+    """Whether blocks without content go to the end of the free blocks, too."""
+    evictions: i64
+    """Blocks whose content was lost to another use."""
+    order: Any
+    """Which free block with content is reused first (`kvsim.engine.order.Order`); None: the one
+    released first."""
+    events: Any
+    """Where the cache reports what comes and goes (`kvsim.engine.cache_events.CacheEvents`); None
+    if nobody asks."""
+    keys: dict[int, int]
+    """Content → its key in the stream, for the order and the events."""
+    watched: bool
+    """Whether the order or the events want keys."""
+    _blank: i64
+    _next: vec[i64]
+    _prev: vec[i64]
+    _twin: vec[i64]
+    """Of a content that several blocks hold: the block labelled after this one; 0: none."""
+    _last: vec[i64]
+    """The block labelled before this one; of the first one, the last."""
+
+    def __init__(self, size: int, order: Any = None, groups: int = 1, unit: int = 1) -> None:
+        """`order` makes the order of the free blocks with content from the first id and `size`."""
+        self.size = self.num_free = size
+        self.num_cached = self.evictions = self._blank = 0
+        self.fresh = 1
+        self.groups, self.unit = groups, unit
+        self.named, self.names = set(), False
+        self.blank_last = False
+        self.refs = append(EMPTY, 0)
+        self.content, self.ends = append(EMPTY, 0), append(EMPTY, 0)
+        self._next, self._prev = append(EMPTY, 0), append(EMPTY, 0)
+        self._twin, self._last = append(EMPTY, 0), append(EMPTY, 0)
+        self.known = Known()
+        self.order = None if order is None else order(1, size)
+        self.events = None
+        self.keys = {}
+        self.watched = self.order is not None
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    @property
+    def first(self) -> int:
+        """The first block id."""
+        return 1
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return self.num_free
+
+    @property
+    def used(self) -> int:
+        """Blocks that at least one table holds."""
+        return self.size - self.num_free
+
+    @property
+    def cached(self) -> int:
+        """Free blocks whose content can still be hit."""
+        return self.num_cached
+
+    @property
+    def labelled(self) -> int:
+        """Blocks with content, free or in use."""
+        return sum([self.content[block] != 0 for block in range(1, self.fresh)])
+
+    @property
+    def references(self) -> dict[int, int]:
+        """Block → number of tables that hold it, of the blocks in use."""
+        return {block: self.refs[block] for block in range(1, self.fresh) if self.refs[block]}
+
+    def cached_blocks(self) -> list[int]:
+        """Ids of the free blocks whose content can still be hit."""
+        refs, content = self.refs, self.content
+        return [block for block in range(1, self.fresh) if content[block] and not refs[block]]
+
+    def free_list(self) -> Iterator[int]:
+        """The free blocks in the order in which they are reused."""
+        block: i64 = self._blank
+        while block:
+            yield block
+            block = self._next[block]
+        for block in range(self.fresh, self.size + 1):
+            yield block
+        block = self._next[0]
+        while block:
+            yield block
+            block = self._next[block]
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def take(self) -> i64:
+        """Takes the next free block, whose content is forgotten (`get_new_blocks`)."""
+        block: i64 = self._blank
+        if block:
+            self._blank = self._next[block]
+        elif self.fresh <= self.size:
+            block = self.fresh
+            self._open()
+        else:
+            if self.order is None:
+                block = self._next[0]
+                self._unlink(block)
+            else:
+                block = self.order.pop()
+            if self.content[block]:
+                self.num_cached -= 1
+                self.evictions += 1
+                self.forget(block)
+        self.refs[block] = 1
+        self.num_free -= 1
+        return block
+
+    def take_many(self, number: int) -> list[int]:
+        """Takes so many blocks."""
+        return [self.take() for _ in range(number)]
+
+    def touch(self, block: i64) -> None:
+        """Adds a reference to a block with content, free or in use."""
+        if self.refs[block] == 0:
+            if self.order is None:
+                self._unlink(block)
+            self.num_cached -= 1
+            self.num_free -= 1
+        if self.order is not None:
+            self.order.hit(block)
+        self.refs[block] += 1
+
+    def release(self, blocks: vec[i64], start: i64, end: i64, access_ns: i64) -> None:
+        """Drops one reference of each of `blocks[start:end]`, the last one first (`free_blocks`).
+
+        Of those that become free, the ones with content are reused last, in this order; the others
+        are reused next, the last one dropped before the others. Entries of 0 are no blocks.
+        """
+        k: i64
+        block: i64
+        blank: bool = False
+        for k in range(end - 1, start - 1, -1):
+            block = blocks[k]
+            if block == 0:
+                continue
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                self.num_free += 1
+                if self.content[block]:
+                    self.num_cached += 1
+                    self._put(block, access_ns)
+                elif self.blank_last:
+                    self._append(block)
+                else:
+                    blank = True
+        if blank:
+            for k in range(start, end):
+                block = blocks[k]
+                if block and self.refs[block] == 0 and self.content[block] == 0:
+                    self._next[block] = self._blank
+                    self._blank = block
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Drops one reference of each of these blocks, the first one first."""
+        reverse: vec[i64] = EMPTY
+        for block in reversed(blocks):
+            reverse = append(reverse, block)
+        self.release(reverse, 0, len(reverse), -1)
+
+    def hit(self, blocks: Sequence[int]) -> None:
+        """Adds a reference to each of these blocks with content."""
+        for block in blocks:
+            self.touch(block)
+
+    def label(self, block: i64, content: i64, end: i64) -> None:
+        """Gives a block in use, which ends after `end` tokens, its content in place of another."""
+        if self.content[block]:
+            self.forget(block)
+        self.content[block], self._twin[block] = content, 0
+        self.ends[block] = end
+        if self.names:
+            self.named.add(content)
+        first: i64 = self.known.find(content)
+        if first == 0:
+            self.known.put(content, block)
+            self._last[block] = block
+        else:
+            last: i64 = self._last[first]
+            self._twin[last], self._last[block], self._last[first] = block, last, block
+        if self.order is not None:
+            self.order.store(block, self.keys[content])
+
+    def forget(self, block: i64) -> None:
+        """The content of a block is lost (`_maybe_evict_cached_block`)."""
+        content: i64 = self.content[block]
+        first: i64 = self.known.find(content)
+        twin: i64 = self._twin[block]
+        if first == block:
+            if twin == 0:
+                self.known.remove(content)
+            else:
+                self.known.put(content, twin)
+                self._last[twin] = twin if self._last[block] == block else self._last[block]
+        else:
+            self._twin[self._last[block]] = twin
+            self._last[twin if twin else first] = self._last[block]
+        self.content[block] = 0
+        if self.events is not None:
+            self.events.removed([self.keys[content]])
+
+    def unname(self, block: i64) -> None:
+        """Takes the content of a block in use away, if it has one."""
+        if self.content[block]:
+            self.forget(block)
+
+    def end_of(self, block: i64) -> i64:
+        """Tokens up to the end of the content of a block; 0 if it has none."""
+        return self.ends[block] if self.content[block] else 0
+
+    # --------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Makes room in the books for the first block that was never used."""
+        self.fresh += 1
+        if len(self.refs) < self.fresh:
+            self.refs, self.content = append(self.refs, 0), append(self.content, 0)
+            self.ends = append(self.ends, 0)
+            self._next, self._prev = append(self._next, 0), append(self._prev, 0)
+            self._twin, self._last = append(self._twin, 0), append(self._last, 0)
+
+    def _put(self, block: i64, access_ns: i64) -> None:
+        """A block with content became free."""
+        if self.order is not None:
+            self.order.put(block, self.keys[self.content[block]], self.ends[block], access_ns)
+        else:
+            self._append(block)
+
+    def _append(self, block: i64) -> None:
+        """Puts a block at the end of the free ones."""
+        last: i64 = self._prev[0]
+        self._next[last] = self._prev[0] = block
+        self._prev[block], self._next[block] = last, 0
+
+    def _unlink(self, block: i64) -> None:
+        self._next[self._prev[block]] = self._next[block]
+        self._prev[self._next[block]] = self._prev[block]
+
+    def audit(self) -> None:
+        """Asserts that every block is in exactly one place, and every content can be found."""
+        idle: set[int] = set()
+        for block in self.free_list():
+            assert block not in idle, "a block is free twice"
+            assert block >= self.fresh or self.refs[block] == 0, "a block is free and in use"
+            idle.add(block)
+        if self.order is not None:
+            idle.update(self.order)
+        assert len(idle) == self.num_free, "free blocks were miscounted"
+        held: i64 = 0
+        cached: i64 = 0
+        labelled: i64 = 0
+        k: i64
+        for k in range(1, self.fresh):
+            assert self.refs[k] >= 0, "a block in use has no holder"
+            held += self.refs[k] > 0
+            if self.content[k]:
+                cached += self.refs[k] == 0
+                first: i64 = self.known.find(self.content[k])
+                assert first and self.content[first] == self.content[k], "content was misfiled"
+                labelled += first == k
+        assert held + self.num_free == self.size, "blocks were lost or invented"
+        assert cached == self.num_cached, "free blocks with content were miscounted"
+        assert labelled == self.known.count, "content cannot be found"
+
+
+guard.keep(Pool, "refs content ends named keys")

@@ -1,0 +1,26 @@
+"""Vectors of 64-bit integers, and of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+EMPTY: Final = vec[i64]()
+
+
+def zeros(count: i64) -> vec[i64]:
+    """Returns a vector of so many zeros."""
+    return vec[i64]([0] * count)
+
+
+def numbers(values: list[int]) -> vec[i64]:
+    """Returns a vector of these numbers."""
+    return vec[i64](values)
+
+
+def floats(values: Sequence[float]) -> vec[float]:
+    """Returns a vector of these numbers, as floats."""
+    return vec[float]([float(value) for value in values])

@@ -1,0 +1,249 @@
+"""What one prefill of SGLang 0.5.23 takes on (`managers/schedule_policy.py`, `PrefillAdder`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from kvsim.core.batch import Batch
+from kvsim.core.request import Request
+from kvsim.engines.sglang.manager import SglangTables
+from kvsim.engines.sglang.standing import Group, Standing
+
+CONTINUE: Final = 0
+NO_TOKEN: Final = 1
+OTHER: Final = 2
+"""Whether a prefill can take on more; if not, whether memory is used up, reservations included, or
+another limit is reached."""
+
+UNLIMITED: Final = 1 << 60
+
+Life = tuple[float, int]
+"""The tokens that a request is still expected to generate, and the tokens that its end frees."""
+
+
+class Adder:
+    """The tokens of memory and of computation that are left for a prefill, and what it took on."""
+
+    blocks: SglangTables
+    page_size: i64
+    chunk_tokens: i64
+    """Most prompt tokens that a step computes; 0: no limit."""
+    max_prefill_tokens: i64
+    max_requests: i64
+    clip_tokens: i64
+    """Most tokens that any request is expected to generate."""
+    shortest_first: bool
+    """Whether a chunk leaves room for shorter prefills."""
+    batch: Batch
+    running: Group
+    ratio: float
+    chosen: list[Standing]
+    """The requests of the step. Their chunks end at `Standing.end`."""
+    unfinished: Standing | None
+    """The request whose prompt remains unfinished after this step."""
+    forgotten: i64
+    """Unfinished prompts that the engine loses sight of, because it cuts another."""
+    left_prefill: i64
+    left_chunk: i64
+    reserved: float
+    """Memory that is in use by this step, or expected to be used later by all."""
+    used: i64
+    """The part in use."""
+    _lives: list[Life] | None
+
+    def __init__(
+        self,
+        page_size: i64,
+        chunk_tokens: i64,
+        max_prefill_tokens: i64,
+        max_requests: i64,
+        clip_tokens: i64,
+        shortest_first: bool,
+    ) -> None:
+        self.page_size = page_size
+        self.chunk_tokens, self.max_prefill_tokens = chunk_tokens, max_prefill_tokens
+        self.max_requests, self.clip_tokens = max_requests, clip_tokens
+        self.shortest_first = shortest_first
+        self.forgotten = 0
+
+    def begin(
+        self,
+        batch: Batch,
+        blocks: SglangTables,
+        running: Group,
+        unfinished: Standing | None,
+        ratio: float,
+        riders: i64,
+    ) -> None:
+        """The budgets before anything is chosen. `riders`: decodes that share the step."""
+        self.batch, self.blocks = batch, blocks
+        self.running, self.ratio = running, ratio
+        self.chosen, self.unfinished = [], unfinished
+        self._lives = None
+        self.left_prefill = self.max_prefill_tokens - riders
+        self.left_chunk = self.chunk_tokens - riders if self.chunk_tokens else UNLIMITED
+        expected: float = 0.0
+        standing: Standing
+        for standing in running.members:
+            expected += self.expected(standing)
+        self.reserved, self.used = float(riders) + expected, riders
+
+    def expected(self, standing: Standing) -> float:
+        """The tokens that a running request is still expected to generate."""
+        request: Request = standing.request
+        rest: i64 = standing.limit - request.length + request.input_length
+        if rest > self.clip_tokens:
+            rest = self.clip_tokens
+        return float(rest) if standing.ignore_eos else float(rest) * self.ratio
+
+    @property
+    def left(self) -> float:
+        """Memory that is neither in use nor reserved for expected tokens."""
+        return float(self.blocks.available_tokens) - self.reserved
+
+    def paged(self, tokens: i64) -> i64:
+        """The token slots of the pages that hold so many tokens."""
+        return self.blocks.pages_of(tokens) * self.page_size
+
+    def state(self) -> i64:
+        """Whether the budgets allow more."""
+        available: i64 = self.blocks.available_tokens
+        if available <= self.used or float(available) <= self.reserved:
+            return NO_TOKEN
+        return OTHER if self.left_prefill <= 0 or self.left_chunk <= 0 else CONTINUE
+
+    def is_free(self, standing: Standing) -> bool:
+        """Whether memory that is not in use would hold the rest of a prompt."""
+        rest: i64 = standing.request.length - standing.prefix
+        return self.paged(rest) + self.page_size <= self.blocks.available_tokens - self.used
+
+    def go_on(self, standing: Standing) -> None:
+        """Continues an unfinished prompt. SGLang does not test whether memory suffices for it."""
+        rest: i64 = standing.request.length - standing.prefix
+        most: i64 = min(self.left_chunk, i64(self.left))
+        if most <= 0:
+            most = self.left_chunk
+        if self.shortest_first:
+            most = min(most, self._spared(rest))
+        if rest <= most:
+            self._take(standing, rest, min(standing.limit, self.clip_tokens))
+            self.unfinished = None
+        else:
+            self._take(standing, most, 0)
+
+    def _spared(self, rest: i64) -> i64:
+        """The tokens that a chunk leaves to shorter prefills that wait."""
+        left: i64 = self.left_chunk
+        if left < 2 * self.page_size:
+            return left
+        kept: i64 = 0
+        for request in self.batch.waiting:
+            standing: Standing = request.standing
+            paged: i64 = self.paged(standing.work)
+            if standing.work >= rest or kept + paged > left - self.page_size:
+                break
+            kept += paged
+        return self._down(left - kept) if kept else left
+
+    def add(self, standing: Standing) -> i64:
+        """Tries to take on the head of the queue."""
+        request: Request = standing.request
+        standing.prefix = self.blocks.look_up(standing, request.length - 1)
+        standing.considered = request.length
+        if len(self.chosen) >= self.max_requests:
+            return OTHER
+        if standing.ignore_eos and not self.blocks.needs_keys:
+            return self._add_exactly(standing)
+        # What it hits is not there to be evicted.
+        self.blocks.tree.lock(standing.node)
+        state: i64 = self._add(standing)
+        self.blocks.tree.unlock(standing.node)
+        return state
+
+    def _add(self, standing: Standing) -> i64:
+        request: Request = standing.request
+        rest: i64 = request.length - standing.prefix
+        expected: i64 = min(max(standing.limit - standing.generated, 0), self.clip_tokens)
+        if float(rest + expected + self.page_size) >= self.left:
+            return NO_TOKEN
+        paged: i64 = self.paged(rest)
+        if self.chunk_tokens == 0 and self.chosen and paged >= self.left_prefill:
+            return OTHER
+        if paged > self.left_chunk:
+            if self.shortest_first and self.unfinished is not None:
+                return OTHER
+            rest = self._down(standing.prefix + self._down(self.left_chunk)) - standing.prefix
+            if rest <= 0:
+                return OTHER
+        self._admit(standing, rest)
+        return self.state()
+
+    def _add_exactly(self, standing: Standing) -> i64:
+        """Tries to take on a request that ignores the end of sequence, where nothing is cached: if
+        memory suffices until all requests have ended one by one (`add_one_req_ignore_eos`)."""
+        rest: i64 = standing.request.length
+        need: i64 = self.paged(rest) + self.page_size
+        now: i64 = self.blocks.available_tokens - self.used
+        if need > now or float(need) > self.left:
+            return NO_TOKEN
+        own: Life = self._life(standing)
+        if self._lives is None:
+            everybody = [own]
+            everybody += [self._life(each) for each in self.running.members]
+            everybody += [self._life(each) for each in self.chosen]
+            lives = sorted([each for each in everybody if each[0] > 0], key=lambda each: each[0])
+        else:
+            lives = self._lives
+            if own[0] > 0:
+                later = [at for at, each in enumerate(lives) if each[0] >= own[0]]
+                # Like the engine, it puts the longest-lived one before the last one, not after it.
+                lives.insert(later[0] if later else -1, own)
+        self._keep_lives(lives)
+        freed = 0
+        for place, (left, tokens) in enumerate(lives):
+            behind = len(lives) - place
+            if int(now - need) + freed - left * behind <= behind:
+                return NO_TOKEN
+            freed += tokens
+        if rest > self.left_chunk:
+            if self.left_chunk <= 0:
+                return OTHER
+            rest = self.left_chunk
+        self._admit(standing, rest)
+        return self.state()
+
+    def _keep_lives(self, lives: list[Life]) -> None:
+        self._lives = lives
+
+    def _life(self, standing: Standing) -> Life:
+        share = 1.0 if standing.ignore_eos else self.ratio
+        return float(standing.limit) * share - float(standing.generated), standing.request.length
+
+    def _admit(self, standing: Standing, tokens: i64) -> None:
+        """Takes on `tokens` tokens of the head of the queue and locks its cached pages."""
+        request: Request = standing.request
+        self.blocks.admit(standing)
+        self.batch.waiting.popleft()
+        self.batch.join(request)
+        standing.retracted = False
+        cut: bool = standing.prefix + tokens < request.length
+        self._take(standing, tokens, 0 if cut else min(standing.limit, self.clip_tokens))
+        if cut:
+            self.forgotten += self.unfinished is not None
+            self.unfinished = standing
+
+    def _take(self, standing: Standing, tokens: i64, expected: i64) -> None:
+        """Takes on `tokens` tokens of a prompt whose request is expected to generate `expected`
+        tokens."""
+        standing.end = standing.prefix + tokens
+        self.chosen.append(standing)
+        paged: i64 = self.paged(tokens)
+        self.reserved += float(paged + self.page_size + expected)
+        self.used += paged + self.page_size
+        self.left_prefill -= paged
+        self.left_chunk -= paged
+
+    def _down(self, tokens: i64) -> i64:
+        return tokens // self.page_size * self.page_size

@@ -1,0 +1,247 @@
+"""Which request holds which pages (SGLang 0.5.23, `mem_cache/unified_radix_cache.py`).
+
+A block is a page of `page_size` tokens, usually one token. Computed pages enter the tree at
+*checkpoints*: when a chunk or a whole prefill is done, and when the request finishes. In a table,
+the pages in the tree come first; the rest are the request's own.
+
+```
+ free list ─ take ─► own ─ checkpoint ─► in the tree, locked ─ unlock ─► evictable ─ make room ─┐
+     ▲                └── release ──┐                                                           │
+     └──────────────────────────────┴───────────────────────────────────────────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.blocks import BlockManager
+from kvsim.core.contents import Numbering
+from kvsim.core.plan import Plan
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.core.vectors import EMPTY
+from kvsim.engine.sharing import FULL_HITS, FullHit
+from kvsim.engines.sglang.node import Node
+from kvsim.engines.sglang.ranks import LeastRecent, Rank, make_rank
+from kvsim.engines.sglang.standing import Standing
+from kvsim.engines.sglang.text import Text
+from kvsim.engines.sglang.tree import PagePool, RadixTree, Span
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SglangTables(BlockManager):
+    """Page tables without a radix cache (`disable_radix_cache`)."""
+
+    gpu: PagePool
+    tree: RadixTree
+    numbering: Numbering
+    refreshes: bool
+    """Whether its evictions depend on waiting requests being looked up from time to time."""
+    _lookups: i64
+    _hits: i64
+
+    def __init__(self, block_size: int, num_gpu_blocks: int) -> None:
+        self.block_size = block_size
+        self.gpu, self.cpu = PagePool(num_gpu_blocks, block_size), Pool(0)
+        self.tree = RadixTree(self.gpu, LeastRecent())
+        self.numbering = Numbering(block_size)
+        self.tier = None
+        self.needs_keys = self.refreshes = False
+        self.empty_slots = self._lookups = self._hits = 0
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    @property
+    def full_hit(self) -> FullHit:
+        """Its rule for full prefix hits."""
+        return FULL_HITS["last-token"]
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        return self._lookups, self._hits
+
+    def observe(self, plan: Plan) -> None:
+        pool: PagePool = self.gpu
+        plan.used_blocks = pool.size - pool.blank - pool.evictable
+        plan.cached_blocks, plan.free_blocks = pool.evictable, pool.blank
+        plan.empty_slots = self.empty_slots
+
+    def tables(self, request: Request) -> list[list[int]]:
+        standing: Standing | None = request.standing
+        if standing is None:
+            return [[]]
+        shared: list[int] = [] if standing.lock is None else self.tree.path(standing.lock)
+        held: i64 = request.room // self.block_size - standing.first
+        own = [standing.pages[k] for k in range(standing.cached - standing.first, held)]
+        return [shared + own]
+
+    def own_blocks(self, request: Request) -> int:
+        standing: Standing | None = request.standing
+        if standing is None:
+            return 0
+        own: i64 = request.room // self.block_size - standing.cached
+        node: Node | None = standing.lock
+        while node is not None and node.locks <= 1:
+            own += node.end - node.begin
+            node = node.parent
+        return own
+
+    @property
+    def available_tokens(self) -> i64:
+        """Token slots that are on the free list or can be evicted."""
+        return (self.gpu.blank + self.gpu.evictable) * self.block_size
+
+    def cached_tokens(self, request: Request) -> int:
+        if not self.needs_keys:
+            return 0
+        size: i64 = self.block_size
+        pages: i64 = (request.length - 1) // size
+        return size * self.tree.found(self._text(None, request, pages), pages)
+
+    def report(self, events: Any) -> bool:
+        if self.needs_keys:
+            self.tree.events = events
+        return self.needs_keys
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def pages_of(self, tokens: i64) -> i64:
+        """The pages that hold so many tokens."""
+        return (tokens + self.block_size - 1) // self.block_size
+
+    def make_room(self, tokens: i64) -> None:
+        """Evicts until `tokens` token slots are on the free list, or nothing is left to evict."""
+        if self.needs_keys and self.gpu.blank * self.block_size < tokens:
+            self.tree.make_room(self.pages_of(tokens))
+
+    def look_up(self, standing: Standing, tokens: i64) -> i64:
+        """Returns how many of the first `tokens` tokens of a request are cached, and notes the node
+        where they end. They count as used now."""
+        if not self.needs_keys:
+            standing.node = self.tree.root
+            return 0
+        size: i64 = self.block_size
+        pages: i64 = tokens // size
+        text: Text = self._text(standing.text, standing.request, pages)
+        standing.text = text
+        pages = self.tree.match(text, pages)
+        standing.node = self.tree.end
+        return pages * size
+
+    def _text(self, text: Text | None, request: Request, pages: i64) -> Text:
+        """What the first `pages` pages of a request hold, and maybe more."""
+        if text is None:
+            stream = request._stream
+            text = Text(self.block_size, self.numbering.runs_of(stream), stream)
+        text.reach(pages, self.numbering)
+        return text
+
+    def admit(self, standing: Standing) -> None:
+        """Gives a request without a table the cached pages that were just found."""
+        request: Request = standing.request
+        if self.needs_keys:
+            self.tree.lock(standing.node)
+            standing.lock = standing.node
+            self._lookups += request.length // self.block_size
+            self._hits += standing.node.end
+        standing.cached = standing.first = standing.node.end
+        standing.counted = 0
+        standing.pages = EMPTY
+        request.filled = request.room = standing.cached * self.block_size
+
+    def extend(self, standing: Standing, upto: i64) -> None:
+        """Gives a request slots for its first `upto` tokens. The pages must be free."""
+        request: Request = standing.request
+        if upto > request.room:
+            missing: i64 = self.pages_of(upto - request.room)
+            standing.pages = self.gpu.take(standing.pages, missing)
+            request.room += missing * self.block_size
+            self.empty_slots += missing * self.block_size
+        self.empty_slots -= upto - request.filled
+        request.filled = upto
+
+    def checkpoint(self, standing: Standing, upto: i64) -> None:
+        """Puts the full pages of the first `upto` tokens of a request into the tree."""
+        if not self.needs_keys or upto <= 0:
+            return
+        tree: RadixTree = self.tree
+        request: Request = standing.request
+        number: i64 = upto // self.block_size
+        text: Text = self._text(standing.text, request, number)
+        pages: vec[i64] = standing.pages
+        first: i64 = standing.first
+        node: Node = tree.insert(
+            text, number, pages, first, standing.cached, standing.counted, request.priority
+        )
+        standing.counted = max(standing.counted, number)
+        prompt: i64 = request.input_length // self.block_size
+        if 0 < prompt < number:
+            # The leaf is cut between prompt and output, so that the output can be evicted alone.
+            tree.insert(text, prompt, pages, first, prompt, prompt, request.priority + 1)
+        tree.lock(node)
+        assert standing.lock is not None
+        tree.unlock(standing.lock)
+        standing.hold(node)
+        standing.cached = number
+
+    def release(self, standing: Standing) -> None:
+        """Takes all pages of a request."""
+        request: Request = standing.request
+        held: i64 = request.room // self.block_size
+        first: i64 = standing.first
+        self.empty_slots -= request.room - request.filled
+        self.gpu.give_back(standing.pages, standing.cached - first, held - first)
+        if standing.lock is not None:
+            self.tree.unlock(standing.lock)
+        standing.hold(None)
+        standing.pages = EMPTY
+        standing.cached = standing.first = request.filled = request.room = 0
+
+    def fits(self, members: list[Standing]) -> bool:
+        """Whether each of these requests can get a slot for one more token, evictions included."""
+        pages: i64 = 0
+        standing: Standing
+        for standing in members:
+            pages += standing.request.filled == standing.request.room
+        self.make_room(pages * self.block_size)
+        return self.gpu.blank >= pages
+
+    # -- audit -----------------------------------------------------------------------------------
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        held: list[Span] = []
+        ends: list[Node] = []
+        empty: i64 = 0
+        for request in requests:
+            standing: Standing = request.standing
+            first: i64 = standing.first
+            pages: i64 = request.room // self.block_size
+            held.append(Span(standing.pages, standing.cached - first, pages - first))
+            if standing.lock is not None:
+                ends.append(standing.lock)
+            empty += request.room - request.filled
+        self.gpu.audit(held, ends)
+        assert empty == self.empty_slots, "empty slots were miscounted"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SglangRadixTables(SglangTables):
+    """Page tables with SGLang's radix cache."""
+
+    def __init__(
+        self,
+        block_size: int,
+        num_gpu_blocks: int,
+        *,
+        radix_eviction_policy: Any = "lru",
+        radix_eviction_policy_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(block_size, num_gpu_blocks)
+        rank: Rank = make_rank(radix_eviction_policy, radix_eviction_policy_config or {})
+        self.tree.rank = rank
+        self.refreshes, self.needs_keys = rank.oldest, True

@@ -1,0 +1,201 @@
+"""The order in which SGLang 0.5.23 considers waiting requests (`managers/schedule_policy.py`).
+
+*Unaware* policies ignore the radix tree. *Aware* ones first look up every waiting request, which
+counts as a use of what they find. If several requests begin alike and the beginning is not cached,
+all but the first are *late*: they can hit what the first one computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import islice
+from sys import maxsize
+from typing import Any, Final
+
+from mypy_extensions import i64
+
+from kvsim.core.request import Request
+from kvsim.engine.request import Span
+from kvsim.engines.sglang.manager import SglangTables
+from kvsim.engines.sglang.node import Node
+from kvsim.engines.sglang.ratio import Environment
+from kvsim.engines.sglang.standing import Group, Standing
+
+MANY: Final = 128
+"""Number of waiting requests above which `lpm` and `hrrn` fall back to `fcfs`, and of which `fcfs`
+looks up most."""
+REFRESH_CALLS: Final = 32
+"""Number of calls after which an unaware policy looks up the waiting requests once."""
+UNAWARE: Final = ("fcfs", "lof", "routing-key")
+ORDERS: Final = (*UNAWARE, "dfs-weight", "lpm", "hrrn", "shortest-prefill-first")
+"""Values of `schedule_policy`."""
+
+_ZEROS: Final = -(1 << 72)
+"""Keys of prompts that replace a too long one are near this; those of a trace are not."""
+
+
+class StandIn:
+    """The prompt that replaces a too long one: token 0, and outputs that nobody shares."""
+
+    shared_tokens: i64
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self.shared_tokens = 1
+
+    def keys(self, first: int, last: int, block_size: int) -> list[int]:
+        """Keys of the pages `first .. last - 1`."""
+        return [
+            offset + place * block_size
+            for start, end, offset in self.spans(block_size)
+            for place in range(max(first, start), min(last, end))
+        ]
+
+    def spans(self, block_size: int) -> list[Span]:
+        """Its pages by the arithmetic of their keys."""
+        own = _ZEROS - (self._index + 1 << 30)
+        return [(0, 1, _ZEROS), (1, maxsize, own)] if block_size == 1 else [(0, maxsize, own)]
+
+
+class QueueOrder:
+    """Sorts the waiting queue before each prefill."""
+
+    policy: str
+    _priorities: bool
+    _check: i64
+    _late: i64
+    _calls: i64
+
+    def __init__(self, policy: str, environment: Environment, priorities: bool) -> None:
+        """`priorities` says whether priorities come first. Raises `ValueError` for an unknown
+        policy."""
+        if policy not in ORDERS:
+            raise ValueError(
+                f"schedule_policy: unknown {policy!r}; choose from {', '.join(ORDERS)}"
+            )
+        if priorities and policy not in ("fcfs", "lof"):
+            raise ValueError(
+                f"enable_priority_scheduling: {policy} ignores priorities; use fcfs or lof"
+            )
+        self.policy, self._priorities = policy, priorities
+        self._check = int(environment.in_batch_check_threshold)
+        self._late = int(environment.in_batch_deprioritize_threshold)
+        self._calls = 0
+
+    def sort(
+        self,
+        waiting: deque[Request],
+        blocks: SglangTables,
+        running: Group,
+        computed_tokens: i64,
+    ) -> deque[Request]:
+        """Returns the queue in its new order. `computed_tokens`: those of the engine so far."""
+        policy: str = self.policy
+        if policy in ("lpm", "hrrn") and len(waiting) > MANY:
+            policy = "fcfs"
+        if policy in UNAWARE:
+            if blocks.refreshes and waiting:
+                if self._calls % REFRESH_CALLS == 0:
+                    _refresh(waiting, blocks)
+                self._calls += 1
+            return self._sort_unaware(policy, waiting, running)
+        if not blocks.needs_keys:
+            return waiting
+        standings: list[Standing] = self._look_up(waiting, blocks)
+        if policy == "dfs-weight":
+            standings = _depth_first(blocks.tree.root, standings)
+        elif policy == "lpm":
+            standings.sort(key=lambda each: (each.late, 0 if each.late else -each.matched))
+        elif policy == "hrrn":
+            standings.sort(key=lambda each: (_response(each, computed_tokens), each.request.id))
+        else:
+            standings.sort(key=lambda each: (each.late, each.work, each.entry))
+        return deque([each.request for each in standings])
+
+    def _sort_unaware(self, policy: str, waiting: deque[Request], running: Group) -> deque[Request]:
+        if policy == "fcfs":
+            if not self._priorities:
+                return waiting
+            return deque(
+                sorted(waiting, key=lambda each: (each.standing.rank, each.standing.entry))
+            )
+        if policy == "lof":
+            if self._priorities:
+                return deque(
+                    sorted(waiting, key=lambda each: (each.standing.rank, -each.standing.limit))
+                )
+            return deque(sorted(waiting, key=lambda each: -each.standing.limit))
+        sessions = [each.request.session for each in running.members]
+        keys = Counter([session for session in sessions if session])
+        if not keys:
+            return waiting
+
+        def order(each: Request) -> Any:
+            key = each.session or ""
+            return (0, -keys[key], key) if keys[key] else (1, 0, key)
+
+        return deque(sorted(waiting, key=order))
+
+    def _look_up(self, waiting: Iterable[Request], blocks: SglangTables) -> list[Standing]:
+        """Looks up all waiting requests."""
+        beginnings: set[int] = set()
+        """Keys of the first tokens of the requests that are not late."""
+        found: list[Standing] = []
+        for request in waiting:
+            standing: Standing = request.standing
+            cached: i64 = blocks.look_up(standing, request.length)
+            standing.matched = min(cached, request.length - 1)
+            standing.work = max(1, request.length - standing.matched)
+            standing.late = False
+            if cached <= self._check:
+                standing.late = self._late <= 0
+                if not standing.late and request.length >= self._late:
+                    key = int(request._stream.keys(self._late - 1, self._late, 1)[0])
+                    standing.late = key in beginnings
+                    beginnings.add(key)
+            found.append(standing)
+        return found
+
+
+def _refresh(waiting: Iterable[Request], blocks: SglangTables) -> None:
+    """Looks up the first waiting requests, the first one last. What they find counts as used."""
+    for request in reversed(list(islice(waiting, MANY))):
+        standing: Standing = request.standing
+        blocks.look_up(standing, request.length)
+
+
+def _response(standing: Standing, computed_tokens: i64) -> float:
+    """Highest ratio of waiting to work first. The wait is counted in tokens."""
+    if standing.late:
+        return math.inf
+    uncached: i64 = max(0, standing.request.input_length - standing.matched)
+    if uncached == 0:
+        return -math.inf
+    return -(int(max(0, computed_tokens - standing.since)) / int(uncached))
+
+
+def _depth_first(root: Node, standings: list[Standing]) -> list[Standing]:
+    """`dfs-weight`: subtrees with more waiting requests first; the requests of a node come after
+    them."""
+    own: dict[Node, list[Standing]] = {}
+    weights: Counter[Node] = Counter()
+    for standing in standings:
+        own.setdefault(standing.node, []).append(standing)
+        node: Node | None = standing.node
+        while node is not None:
+            weights[node] += 1
+            node = node.parent
+    found: list[Standing] = []
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        each, below = stack.pop()
+        if below:
+            found += own.get(each, [])
+            continue
+        stack.append((each, True))
+        children = [child for child in each.children.values() if weights[child]]
+        children.sort(key=lambda child: -weights[child])
+        stack += [(child, False) for child in reversed(children)]
+    return found

@@ -1,0 +1,90 @@
+"""How much SGLang 0.5.23 expects requests to generate
+(`managers/scheduler_components/new_token_ratio_tracker.py`), and what it reads from its
+environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Environment(NamedTuple):
+    """Values that SGLang reads from environment variables. The variable is `SGLANG_` and the name
+    in capitals, with `_ESTIMATION` appended for the clip and `IN_BATCH_PREFIX_CACHING_` for
+    `IN_BATCH_`."""
+
+    init_new_token_ratio: float = 0.7
+    """The initial share of the announced output tokens that requests are expected to generate."""
+    min_new_token_ratio_factor: float = 0.14
+    """The smallest value of the share, relative to the initial one."""
+    new_token_ratio_decay_steps: float = 600
+    """Number of decode steps in which the share falls to its smallest value."""
+    retract_decode_steps: float = 20
+    """Number of steps for which the requests that remain after a retraction are expected to have
+    memory."""
+    clip_max_new_tokens: float = 4096
+    """Most tokens that any request is expected to generate."""
+    in_batch_check_threshold: float = 32
+    """Number of cached tokens up to which a waiting request is compared with earlier ones."""
+    in_batch_deprioritize_threshold: float = 32
+    """Number of tokens that it must share with an earlier one to be put after all others."""
+
+
+def read_environment(values: Mapping[str, float]) -> Environment:
+    """The values of these names. Raises `ValueError` for an unknown one."""
+    if unknown := sorted(values.keys() - set(Environment._fields)):
+        known = ", ".join(Environment._fields)
+        raise ValueError(f"environment: unknown {', '.join(unknown)}; known: {known}")
+    return Environment(**values)
+
+
+class NewTokenRatio:
+    """The share of the announced output tokens that requests are expected to generate."""
+
+    now: float
+    """The share in this step."""
+    lowest: float
+    highest: float
+    """Its bounds so far."""
+    _first: float
+    _least: float
+    _decay: float
+
+    def __init__(self, environment: Environment, conservativeness: float) -> None:
+        """It falls from its initial to its smallest value in a number of decode steps.
+        `conservativeness` multiplies both. Raises `ValueError` for values that no server starts
+        with or that make the share negative."""
+        for name, value in (
+            ("schedule_conservativeness", conservativeness),
+            *zip(environment._fields[:2], environment[:2], strict=True),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{name}: {value:g} is negative; use 0 or more")
+        if not environment.new_token_ratio_decay_steps > 0:
+            raise ValueError("new_token_ratio_decay_steps: use a number of steps above 0")
+        first = min(float(environment.init_new_token_ratio) * float(conservativeness), 1.0)
+        self._first = first
+        self._least = min(first * float(environment.min_new_token_ratio_factor), 1.0)
+        self._decay = (first - self._least) / float(environment.new_token_ratio_decay_steps)
+        self.now = self.lowest = self.highest = first
+
+    @property
+    def ppm(self) -> int:
+        """The share in this step, in parts per million."""
+        return round(1e6 * self.now)
+
+    def decay(self) -> None:
+        """Lowers the share in a decode step that has memory for all requests."""
+        if self.now != self._least:
+            self.now = max(self.now - self._decay, self._least)
+            self.lowest = min(self.lowest, self.now)
+
+    def estimate(self, generated_tokens: int, limit_tokens: int) -> None:
+        """Sets the share after a retraction, from what the remaining requests have generated and
+        may generate."""
+        self.now = min(1.0, generated_tokens / (limit_tokens + 1))
+        self.lowest, self.highest = min(self.lowest, self.now), max(self.highest, self.now)
+
+    def reset(self) -> None:
+        """Resets the share after the engine was idle."""
+        self.now = self._first

@@ -1,0 +1,680 @@
+"""The scheduler of SGLang 0.5.23 (`managers/scheduler.py`), to be read beside its source.
+
+A step either *extends* prompts or *decodes*. Nothing decodes as long as a prompt can be admitted.
+An admission also reserves the tokens that running requests are expected to generate: what their
+clients announced, times a *ratio* that falls with every decode step. If that was too optimistic and
+memory runs out, requests are *retracted*: they lose their pages and go to the end of the queue.
+
+```
+ waiting ── prefill ──► extend batch ── next step ──► running batch ── decode ──► ... ──► finished
+    ▲                        (an unfinished chunk goes on first)       │
+    └────────────────────────────── retract ───────────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.core.scheduler import Scheduler
+from kvsim.engines.sglang.adder import NO_TOKEN, OTHER, UNLIMITED, Adder
+from kvsim.engines.sglang.manager import SglangTables
+from kvsim.engines.sglang.queue import QueueOrder, StandIn
+from kvsim.engines.sglang.ratio import NewTokenRatio, read_environment
+from kvsim.engines.sglang.remarks import remarks
+from kvsim.engines.sglang.server import DEFAULT_MAX_PREFILL_TOKENS, max_running_requests
+from kvsim.engines.sglang.standing import Group, Standing
+from kvsim.errors import EngineStopped
+from kvsim.schema import SGLANG_COLUMNS
+
+SLOTS: Final = 1
+TOKENS: Final = 2
+BLOCKS: Final = 3
+"""Why the head of the waiting queue was refused: indexes into `kvsim.schema.BLOCKED`."""
+
+STOP_TOKENS: Final = 5
+"""A prompt is rejected if it is within this many tokens of the longest sequence."""
+
+LONGEST_INTERVAL: Final = 1 << 16
+"""Decode steps between prompts. Where there is nothing to decode, the engine counts them down all
+the same."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Sglang(Scheduler):
+    """SGLang 0.5.23 without overlap: a step is settled before the next is composed.
+
+    Arguments have SGLang's names, but for those that every engine has: `max_num_seqs` is its
+    `max_running_requests`, `max_num_batched_tokens` its `chunked_prefill_size`, `block_size` its
+    `page_size`, `max_model_len` its `context_length`. `environment` has the names of `Environment`.
+
+    For a policy of your own, override `before_admissions`, `worth`, `compose`, `settle` or
+    `after_step`.
+    """
+
+    max_model_len: i64
+    max_prefill_tokens: i64
+    max_queued_requests: int | None
+    interval: i64
+    interval_min_seqs: i64
+    mixes: bool
+    has_priorities: bool
+    preempts: bool
+    """Whether running requests may be preempted by one with a better priority."""
+    retracts_by_priority: bool
+    preemption_threshold: i64
+    """Difference by which their priority must be worse."""
+    retract_decode_steps: i64
+    order: QueueOrder
+    adder: Adder
+    blocks: SglangTables
+    running: Group
+    """The requests that decode together. Other requests hold pages as well: those whose prompts
+    were computed last, and one with an unfinished prompt."""
+    last: Group | None
+    """The step composed last, if it ran."""
+    unfinished: Standing | None
+    """The request whose prompt is computed in chunks and is not complete."""
+    full: bool
+    """Whether the running batch was found to be full. If so, no admission is tried."""
+    turned_away: list[Request]
+    """Requests that lost their place in the queue to a newcomer."""
+    _ratio: NewTokenRatio
+    _size: i64
+    _pool_tokens: i64
+    _slots: i64
+    _delay: i64
+    _sign: i64
+    _idle: bool
+    """Whether the event loop found nothing to do and no result to wait for."""
+    _entries: i64
+    _refusal: i64
+    """Why the head of the queue was refused, as an index into `kvsim.schema.BLOCKED`."""
+    _happened: Counter[str]
+    """What a user may not expect → how often it happened."""
+    _armed: i64
+    """Number of decode steps left before the next prefill."""
+    _counts: bool
+    """Whether one was counted just now."""
+    _computed_tokens: i64
+    _pending: i64
+    """Steps in flight."""
+    _sent: i64
+    """Number of the step sent last."""
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        num_gpu_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int = 8192,
+        enable_chunked_prefill: bool = True,
+        max_prefill_tokens: int = DEFAULT_MAX_PREFILL_TOKENS,
+        prefill_max_requests: int | None = None,
+        max_queued_requests: int | None = None,
+        min_free_slots_delay: int | None = None,
+        prefill_decode_interval: int = 0,
+        prefill_decode_interval_min_bs: int = 0,
+        schedule_policy: str = "fcfs",
+        schedule_conservativeness: float = 1.0,
+        enable_mixed_chunk: bool = False,
+        enable_priority_scheduling: bool = False,
+        disable_priority_preemption: bool = False,
+        schedule_low_priority_values_first: bool = False,
+        priority_scheduling_preemption_threshold: int = 10,
+        retraction_policy: str = "length",
+        enable_prefix_caching: bool = True,
+        environment: Mapping[str, float] | None = None,
+    ) -> None:
+        if schedule_policy == "shortest-prefill-first" and not enable_prefix_caching:
+            raise ValueError("shortest-prefill-first looks at the radix cache; switch it on")
+        if retraction_policy not in ("length", "priority"):
+            raise ValueError(f"retraction_policy: {retraction_policy!r} is not length or priority")
+        if prefill_decode_interval > LONGEST_INTERVAL:
+            what = f"{prefill_decode_interval:,} is above {LONGEST_INTERVAL:,} steps; give less"
+            raise ValueError(f"prefill_decode_interval: {what}")
+        self._size = block_size
+        self._pool_tokens = num_gpu_blocks * block_size
+        own = max_running_requests(int(self._pool_tokens), max_model_len)
+        self.max_num_seqs = own if max_num_seqs is None else max_num_seqs
+        self._slots = min(self.max_num_seqs, self._pool_tokens // 2)
+        self._delay = min(min_free_slots_delay or 0, self._slots)
+        self._sign = 1 if schedule_low_priority_values_first else -1
+        self.max_model_len = max_model_len
+        self.chunked = enable_chunked_prefill
+        # A prompt that is not cut may be of any length.
+        self.max_num_batched_tokens = max_num_batched_tokens if self.chunked else max_model_len
+        self.watermark_blocks = 0
+        self.in_flight = 2 if self.overlaps() else 1
+        self.max_prefill_tokens = max_prefill_tokens
+        self.max_queued_requests = max_queued_requests
+        self.interval = prefill_decode_interval
+        self.interval_min_seqs = prefill_decode_interval_min_bs
+        self.mixes = enable_mixed_chunk and enable_chunked_prefill
+        self.has_priorities = enable_priority_scheduling
+        self.preempts = enable_priority_scheduling and not disable_priority_preemption
+        self.preemption_threshold = priority_scheduling_preemption_threshold
+        self.retracts_by_priority = retraction_policy == "priority"
+        env = read_environment(environment or {})
+        self.retract_decode_steps = int(env.retract_decode_steps)
+        self._ratio = NewTokenRatio(env, schedule_conservativeness)
+        self.order = QueueOrder(schedule_policy, env, enable_priority_scheduling)
+        self.adder = Adder(
+            block_size,
+            max_num_batched_tokens if self.chunked else 0,
+            max_prefill_tokens,
+            prefill_max_requests or UNLIMITED,
+            int(env.clip_max_new_tokens),
+            schedule_policy == "shortest-prefill-first",
+        )
+        self._idle = self._counts = self.full = False
+        self.running, self.last, self.unfinished = Group([]), None, None
+        self.turned_away, self._happened = [], Counter()
+        self._entries = self._refusal = self._armed = 0
+        self._computed_tokens = self._pending = self._sent = 0
+
+    # -- what a run asks of a scheduler ----------------------------------------------------------
+
+    def overlaps(self) -> bool:
+        """Whether a step is composed while the one before computes."""
+        return False
+
+    @property
+    def gauged(self) -> tuple[str, ...]:
+        return SGLANG_COLUMNS
+
+    def gauges(self, batch: Batch) -> tuple[int, ...]:
+        """Returns the protected pages, and the new-token ratio in parts per million."""
+        return self.blocks.tree.locked_pages, self._ratio.ppm
+
+    def remarks(self) -> list[str]:
+        """Returns which of SGLang's surprises this run met."""
+        self._happened["forgotten"] = int(self.adder.forgotten)
+        return remarks(self._happened, self._ratio)
+
+    @property
+    def ratio(self) -> float:
+        """The expected share of the announced output tokens."""
+        return self._ratio.now
+
+    def free_slots(self, batch: Batch) -> i64:
+        """Returns how many more requests could hold pages."""
+        return self._slots - len(batch.running)
+
+    # -- policy ----------------------------------------------------------------------------------
+
+    def before_admissions(self, batch: Batch, now_ns: int) -> None:
+        """Called before each prefill, when the queue has its order. It may set `batch.waiting` in
+        another one."""
+
+    def worth(self, request: Request) -> tuple[int, ...]:
+        """Of the running requests, the one that is worth least is retracted first."""
+        key = (request.output_tokens, -int(request.input_length))
+        return (-int(request.standing.rank), *key) if self.retracts_by_priority else key
+
+    def after_step(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Called when a step is settled."""
+
+    # -- requests come ---------------------------------------------------------------------------
+
+    def arrive(self, batch: Batch, request: Request) -> None:
+        """Accepts a request, or rejects it (`handle_generate_request`)."""
+        prompt: i64 = request.input_length
+        size: i64 = self._size
+        if prompt >= self.max_model_len:
+            batch.refuse(request, "too-long")
+            return
+        longest: i64 = min(self.max_model_len - 1, self._pool_tokens - 1)
+        announced: i64 = longest
+        if request.max_new_tokens is not None:
+            announced = min(request.max_new_tokens, 1 << 60)
+        limit: i64 = max(0, min(announced, longest - prompt - 1))
+        paged: i64 = (prompt + size - 1) // size * size
+        limit = max(0, min(limit, self._pool_tokens - paged - size - 1))
+        served: bool = prompt < longest - STOP_TOKENS
+        self._happened["arrived"] += 1
+        self._happened["ignore_eos"] += request.ignore_eos
+        self._happened["stuck"] += served and prompt + size >= self._pool_tokens
+        if not served:
+            batch.replace_prompt(request, self.stand_in(request), 1)
+            batch.enter(request)
+        request.standing = Standing(request, limit, self._sign * request.priority, served)
+        loser: Request | None = self._enqueue(batch, request)
+        if loser is request:
+            request.standing = None
+            batch.refuse(request, "queue-full")
+            return
+        batch.accept(request)
+        if loser is not None:
+            self.turned_away.append(loser)
+
+    def stand_in(self, request: Request) -> Any:
+        """Returns the prompt that replaces a too long one: token 0, and a continuation that no
+        other request has."""
+        return StandIn(request.index)
+
+    def _enqueue(self, batch: Batch, request: Request) -> Request | None:
+        """Adds a request to the queue. Returns the request that lost its place in it, if any."""
+        loser: Request | None = None
+        most = self.max_queued_requests
+        standing: Standing = request.standing
+        if most is not None and len(batch.waiting) >= most:
+            loser = request
+            if self.has_priorities and batch.waiting:
+                worst: Request = max(
+                    batch.waiting, key=lambda each: (each.standing.rank, each.standing.entry)
+                )
+                if standing.rank < cast(Standing, worst.standing).rank:
+                    loser = worst
+                    batch.waiting.remove(worst)
+            if loser is request:
+                return loser
+        standing.entry, standing.since = self._entries, self._computed_tokens
+        self._entries += 1
+        batch.waiting.append(request)
+        return loser
+
+    # -- composing a step ------------------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Plan:
+        """Composes the next step."""
+        plan: Plan = batch.begin(now_ns, self._slots)
+        self.blocks = cast(SglangTables, batch.blocks)
+        if self._idle:
+            self._ratio.reset()
+        if self.turned_away:
+            for request in self.turned_away:
+                self._abort(batch, request, "queue-full")
+            self.turned_away = []
+        group: Group | None = self._schedule(batch, plan)
+        while group is None and self._spins(batch):
+            group = self._schedule(batch, plan)
+        self._idle = group is None and len(batch) == 0 and self._pending == 0
+        if group is not None:
+            self._computed_tokens += group.computed_tokens
+            self._pending += 1
+            self._sent += 1
+            standing: Standing
+            for standing in group.members:
+                standing.flying = self._sent
+        self.last = group
+        plan.blocked = self._refusal if batch.waiting else 0
+        plan.batched_tokens = plan.prefill_tokens + plan.decode_seqs
+        return plan
+
+    def _spins(self, batch: Batch) -> bool:
+        """Whether the event loop goes round again at once, because it counted a decode step though
+        there was nothing to decode."""
+        return self._counts and self._pending == 0 and len(batch) > 0
+
+    def _schedule(self, batch: Batch, plan: Plan) -> Group | None:
+        """Returns what the event loop runs next (`get_next_batch_to_run`), or None."""
+        last: Group | None = self.last
+        unfinished: Standing | None = self.unfinished
+        if unfinished is not None:
+            self._checkpoint(unfinished)
+        if last is not None and last.extends:
+            if last.let_go(unfinished, last.chunked):
+                self.full = False
+            if last.members:
+                if self.running.members:
+                    self.running.members = self.running.members + last.members
+                    self.running.silent = self.running.silent and last.silent
+                else:
+                    self.running = last
+                    self.full = False
+        if self.running.let_go():
+            self.full = False
+        group: Group | None = None
+        self._counts = self._armed > 0 and len(self.running.members) >= self.interval_min_seqs
+        if self._counts:
+            self._armed -= 1
+        else:
+            self._armed = 0
+            group = self._prefill(batch, plan)
+            if group is not None:
+                self._armed = self.interval
+                return group
+        if self.running.members and not self.running.silent:
+            group = self._decode(batch, plan)
+        return group
+
+    # -- prefill ---------------------------------------------------------------------------------
+
+    def _prefill(self, batch: Batch, plan: Plan) -> Group | None:
+        """Returns a step that computes prompts (`get_new_batch_prefill`), or None."""
+        running: Group = self.running
+        unfinished: Standing | None = self.unfinished
+        if self.preempts or not running.members:
+            self.full = False
+        if (self.full or not batch.waiting) and unfinished is None:
+            return None
+        slots: i64 = min(self._slots - len(running.members), self.free_slots(batch))
+        if unfinished is None:
+            if self._delay > 1 and slots < self._delay and running.members:
+                self._refusal = SLOTS
+                return None
+            if slots <= 0 and not self.preempts:
+                self.full, self._refusal = True, SLOTS
+                return None
+        batch.waiting = self.order.sort(batch.waiting, self.blocks, running, self._computed_tokens)
+        self.before_admissions(batch, batch.now_ns)
+        adder: Adder = self.adder
+        riders: i64 = len(running.members) if self.mixes else 0
+        adder.begin(batch, self.blocks, running, unfinished, self._ratio.now, riders)
+        preempted: list[Standing] = []
+        if unfinished is not None:
+            adder.go_on(unfinished)
+        refusal: i64 = self._choose(batch, preempted)
+        if refusal or not self.full:
+            self._refusal = refusal
+        if batch.waiting and refusal:
+            batch.waiting[0].blocked_steps += 1
+        for standing in preempted:
+            self._queue_again(batch, standing.request, retracted=False)
+        self.unfinished = adder.unfinished
+        if not adder.chosen:
+            return None
+        if self.unfinished is not None:
+            # Of two that were cut, the engine knows the later one alone: the other decodes next,
+            # without the rest of its prompt.
+            self.unfinished.middle += 1
+        return self._extend(batch, plan, adder.chosen)
+
+    def _choose(self, batch: Batch, preempted: list[Standing]) -> i64:
+        """Takes on requests in the order of the queue; the first one refused blocks all behind it.
+        Returns why the head of the queue was refused."""
+        adder: Adder = self.adder
+        running: Group = self.running
+        refusal: i64 = 0
+        while batch.waiting and adder.state() != OTHER:
+            standing: Standing = batch.waiting[0].standing
+            chosen: i64 = len(adder.chosen)
+            slots: i64 = self.free_slots(batch) + chosen
+            if chosen >= min(self._slots - len(running.members), slots):
+                self.full, refusal = True, SLOTS
+            if self.full and not (self.preempts and self._make_way(batch, standing, preempted)):
+                return refusal
+            state: i64 = adder.add(standing)
+            if state == OTHER:
+                return TOKENS
+            if state == NO_TOKEN:
+                self._happened["reserved"] += adder.is_free(standing)
+                self.full = bool(adder.chosen or running.members)
+                return BLOCKS
+        return TOKENS
+
+    def _make_way(self, batch: Batch, asking: Standing, preempted: list[Standing]) -> bool:
+        """Preempts running requests of worse priority, the worst and newest first. Returns whether
+        that made enough room."""
+        adder: Adder = self.adder
+        running: Group = self.running
+        need: float = float(asking.considered - asking.prefix) - adder.left
+        need += float(min(asking.limit, adder.clip_tokens))
+        victims: list[Standing] = []
+        each: Standing
+        for each in sorted(
+            [each for each in running.members if not each.over],
+            key=lambda each: (-each.rank, -each.entry),
+        ):
+            if each.rank - asking.rank <= self.preemption_threshold:
+                break
+            victims.append(each)
+            need -= adder.expected(each)
+            if need <= 0:
+                break
+        if not victims or need > 0:
+            return False
+        left: i64 = len(running.members)
+        for each in running.members:
+            if each in victims:
+                adder.reserved -= adder.expected(each)
+                left -= 1
+                self._give_up(batch, each, left)
+        running.members = [each for each in running.members if not (each.over or each in victims)]
+        preempted += victims
+        return True
+
+    def _extend(self, batch: Batch, plan: Plan, chosen: list[Standing]) -> Group:
+        """Gives the chosen requests pages for their chunks and adds them to the plan."""
+        blocks: SglangTables = self.blocks
+        group: Group = Group(chosen)
+        group.extends, group.chunked = True, self.unfinished
+        need: i64 = 0
+        standing: Standing
+        for standing in chosen:
+            group.silent = group.silent and standing.limit == 0
+            group.computed_tokens += standing.end - standing.prefix
+            need += blocks.pages_of(standing.end) - blocks.pages_of(standing.prefix)
+        spare: i64 = self._size * len(chosen) if self._size > 1 else 0
+        blocks.make_room(group.computed_tokens + spare)
+        if need > blocks.gpu.blank:
+            raise _out_of_memory(chosen[0].request, need, blocks.gpu.blank)
+        for standing in chosen:
+            request: Request = standing.request
+            tokens: i64 = standing.end - standing.prefix
+            blocks.extend(standing, standing.end)
+            place: i64 = len(plan.requests)
+            plan.add(request, tokens, 0)
+            scheduled: i64 = standing.end - request.computed
+            batch.chunk(plan, place, request, scheduled, scheduled - tokens)
+            request.computed = standing.end
+        if self.mixes and self.running.members:
+            self._mix(batch, plan, group)
+        return group
+
+    def _mix(self, batch: Batch, plan: Plan, group: Group) -> None:
+        """Adds the running requests' decodes to the step, if memory suffices for all of them."""
+        running: Group = self.running
+        self._drop_finishing()
+        if not running.members or not self.blocks.fits(running.members):
+            return
+        self._one_more(batch, plan, running.members)
+        standing: Standing
+        for standing in running.members:
+            # The result of its prefill may be pending; it is cached as far as it is known now.
+            standing.end = min(standing.request.filled, standing.request.length)
+        group.members = group.members + running.members
+        group.computed_tokens += len(running.members)
+        group.silent = group.silent and running.silent
+        self.running = Group([])
+
+    # -- decode ----------------------------------------------------------------------------------
+
+    def _decode(self, batch: Batch, plan: Plan) -> Group | None:
+        """Returns a step of the running batch (`update_running_batch`), or None."""
+        running: Group = self.running
+        before: i64 = len(running.members)
+        finishing: bool = self._drop_finishing()
+        if not running.members:
+            self.full = False
+            return None
+        if self.blocks.fits(running.members):
+            self._ratio.decay()
+        elif finishing:
+            self.full = False
+            return None
+        else:
+            self._retract(batch)
+        if len(running.members) < before:
+            self.full = False
+        if not running.members:
+            return None
+        self._one_more(batch, plan, running.members)
+        running.extends = False
+        return running
+
+    def _drop_finishing(self) -> bool:
+        """Removes requests from the running batch whose last token is in flight. Returns whether
+        there are any."""
+        if self._pending == 0:
+            return False
+        standing: Standing
+        for standing in self.running.members:
+            if standing.flying == self._sent and standing.generated + 1 >= standing.limit:
+                standing.leaves = True
+        dropped: bool = self.running.let_go()
+        if dropped:
+            self.full = False
+        return dropped
+
+    def _one_more(self, batch: Batch, plan: Plan, members: list[Standing]) -> None:
+        """Gives each of these requests a slot for one more token. With pages of several tokens,
+        SGLang makes room for a page each, although few requests need one."""
+        blocks: SglangTables = self.blocks
+        blocks.make_room(len(members) * self._size)
+        now_ns: i64 = batch.now_ns
+        place: i64 = len(plan.requests)
+        standing: Standing
+        for standing in members:
+            request: Request = standing.request
+            upto: i64 = request.filled + 1
+            if upto > request.room:
+                blocks.extend(standing, upto)
+            else:
+                request.filled = upto
+                blocks.empty_slots -= 1
+            request.computed, request.access_ns = upto, now_ns
+            plan.add(request, 1, 0)
+            plan.add_decode(upto, 0)
+            plan.yields[place] = 1
+            place += 1
+
+    def _retract(self, batch: Batch) -> None:
+        """Takes the pages of running requests until the others fit (`retract_decode`). Those that
+        are worth least go first. The remaining ones stay in that order."""
+        kept: list[Standing] = sorted(
+            self.running.members, key=lambda each: self.worth(each.request), reverse=True
+        )
+        retracted: list[Standing] = []
+        standing: Standing
+        while len(kept) > 1 and (not retracted or not self.blocks.fits(kept)):
+            standing = kept.pop()
+            self._give_up(batch, standing, len(kept))
+            retracted.append(standing)
+        if not self.blocks.fits(kept):
+            standing = kept.pop()
+            batch.running.remove(standing.request)
+            self.blocks.release(standing)
+            self._abort(batch, standing.request, "out-of-memory")
+        self.running.members = kept
+        generated: i64 = self.retract_decode_steps * len(kept)
+        limits: i64 = 0
+        for standing in kept:
+            generated += standing.generated
+            limits += standing.limit
+        self._ratio.estimate(int(generated), int(limits))
+        for standing in retracted:
+            self._queue_again(batch, standing.request, retracted=True)
+
+    # -- giving up -------------------------------------------------------------------------------
+
+    def _give_up(self, batch: Batch, standing: Standing, left: i64) -> None:
+        """Takes all pages of a request, and makes room for what the `left` remaining ones generate
+        soon."""
+        batch.running.remove(standing.request)
+        self.blocks.release(standing)
+        batch.preempt(standing.request)
+        self.blocks.make_room(left * self.retract_decode_steps)
+        standing.prefix = standing.end = standing.middle = 0
+        standing.retracted = True
+
+    def _queue_again(self, batch: Batch, request: Request, retracted: bool) -> None:
+        """Puts a request that lost its pages at the end of the queue, if there is a place. It was
+        retracted, or had to yield to one with better priority."""
+        loser = self._enqueue(batch, request)
+        if retracted:
+            self._happened["retracted"] += 1
+        if loser is not None:
+            self._happened["aborted"] += loser is request
+            self._abort(batch, loser, "queue-full")
+
+    def _abort(self, batch: Batch, request: Request, reason: str) -> None:
+        """Ends a request that is in no queue and holds no pages."""
+        self._leave(request)
+        batch.ignore(request, reason)
+
+    def _leave(self, request: Request) -> None:
+        """Forgets a request that is over."""
+        cast(Standing, request.standing).over = True
+        request.standing = None
+
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Settles a step once its time has passed (`batch_result_processor.py`)."""
+        batch.now_ns = now_ns
+        if not plan.requests:
+            return  # Requests were given up, and nothing ran.
+        self._pending -= 1
+        pool = self.blocks.gpu
+        pool.collect()
+        before: i64 = len(batch.ended)
+        k: i64
+        for k in range(len(plan.requests)):
+            request: Request = plan.requests[k]
+            if request.finish_ns >= 0:
+                continue
+            standing: Standing = request.standing
+            if standing.retracted:
+                continue
+            if k < plan.num_chunks and standing.middle:
+                standing.middle -= 1
+                continue
+            if batch.token(request) or not standing.served or standing.generated >= standing.limit:
+                self._complete(batch, standing)
+            elif k < plan.num_chunks:
+                self._checkpoint(standing)
+        pool.apply()
+        if len(batch.ended) > before:
+            batch.remove_ended()
+        self.after_step(batch, plan, now_ns)
+
+    def _complete(self, batch: Batch, standing: Standing) -> None:
+        """Ends a request that has its last token, and caches what it computed."""
+        request: Request = standing.request
+        upto: i64 = request.filled
+        if standing.served:
+            upto = min(upto, request.length)
+        else:
+            request.reason = "too-long"
+        self.blocks.checkpoint(standing, upto)
+        self.blocks.release(standing)
+        self._leave(request)
+        batch.complete(request)
+
+    def _checkpoint(self, standing: Standing) -> None:
+        """Caches, once, what a request has computed of its prompt."""
+        if standing.end > standing.prefix:
+            self.blocks.checkpoint(standing, standing.end)
+            standing.prefix = standing.end
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SglangOverlap(Sglang):
+    """SGLang 0.5.23 with overlap, its default: a step is composed while the one before computes, so
+    tokens and ends are seen one step late (`event_loop_overlap`)."""
+
+    def overlaps(self) -> bool:
+        return True
+
+
+def _out_of_memory(request: Request, need: int, free: int) -> EngineStopped:
+    """The outcome if a prefill needs more pages than are free."""
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=f"a prefill needs {need:,} pages, {free:,} are free: the next chunk of a prompt"
+        " is taken on without a look at memory",
+        remedy="give the engine more memory, or lower schedule_conservativeness no further",
+        rule="RuntimeError @ srt/mem_cache/allocation.py:170",
+    )

@@ -1,0 +1,463 @@
+"""The pages of SGLang 0.5.23: those that are free, and a radix tree of those that are cached.
+
+```
+ root ─┬─ [system prompt] ─┬─ [question of A] ── [answer to A]
+       │                   └─ [question of B]
+       └─ [another prompt]
+```
+
+A node is a part of the text of some request, and of the pages that hold it. It is locked by the
+requests that hold it; a leaf without locks can be evicted. All nodes are in a ring in the order of
+their last use, parents before their children.
+
+`mem_cache/unified_cache/unified_tree_core.py`, `mem_cache/allocator/token.py` (pages of one token)
+and `mem_cache/allocator/paged.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from librt.vecs import append, extend, vec
+from mypy_extensions import i64
+
+from kvsim.core.vectors import EMPTY, zeros
+from kvsim.engines.sglang.node import NO_TEXT, Node
+from kvsim.engines.sglang.ranks import Rank
+from kvsim.engines.sglang.text import Text
+
+
+class Span:
+    """Some pages of a vector."""
+
+    pages: vec[i64]
+    begin: i64
+    end: i64
+
+    def __init__(self, pages: vec[i64], begin: i64, end: i64) -> None:
+        self.pages, self.begin, self.end = pages, begin, end
+
+
+class PagePool:
+    """Pages 1 .. `size`. Free ones are taken at the head of a list. Returned pages of one token go
+    to its tail; larger pages go in front of the head, in the given order. Memory is used only for
+    pages that were taken once."""
+
+    size: i64
+    page_size: i64
+    blank: i64
+    """Pages on the free list."""
+    fresh: i64
+    """The first page that was never taken."""
+    evictable: i64
+    """Pages in the tree that no request holds."""
+    tree: RadixTree
+    _spans: deque[Span]
+    _later: list[Span]
+    _collects: bool
+
+    def __init__(self, size: int, page_size: int) -> None:
+        self.size = self.blank = size
+        self.page_size = page_size
+        self.evictable, self.fresh = 0, 1
+        self._spans = deque()
+        self._later, self._collects = [], False
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    @property
+    def first(self) -> int:
+        """The first page."""
+        return 1
+
+    @property
+    def free(self) -> int:
+        """Pages on the free list, and those in the tree that no request holds."""
+        return self.blank + self.evictable
+
+    @property
+    def used(self) -> int:
+        """Pages that requests hold."""
+        return self.size - self.blank - self.evictable
+
+    @property
+    def cached(self) -> int:
+        """Pages in the tree that no request holds."""
+        return self.evictable
+
+    def cached_blocks(self) -> list[int]:
+        """The pages in the tree that no request holds."""
+        return [page for node in self.tree.nodes() if not node.locks for page in node.list_pages()]
+
+    @property
+    def references(self) -> dict[int, int]:
+        """Page → number of tables that hold it, of the pages in use."""
+        held = dict.fromkeys(range(1, self.fresh), 1)
+        k: i64
+        for span in self._spans:
+            for k in range(span.begin, span.end):
+                del held[span.pages[k]]
+        for node in self.tree.nodes():
+            for page in node.list_pages():
+                if node.locks:
+                    held[page] = node.locks
+                else:
+                    del held[page]
+        return held
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def take(self, pages: vec[i64], count: i64) -> vec[i64]:
+        """Returns `pages` and `count` more."""
+        self.blank -= count
+        assert self.blank >= 0, "no free page left"
+        while count:
+            if self.fresh <= self.size and (self.page_size == 1 or not self._spans):
+                pages = append(pages, self.fresh)
+                self.fresh += 1
+                count -= 1
+                continue
+            head: Span = self._spans[0]
+            taken: i64 = min(count, head.end - head.begin)
+            if taken == 1:
+                pages = append(pages, head.pages[head.begin])
+            else:
+                pages = extend(pages, head.pages[head.begin : head.begin + taken])
+            head.begin += taken
+            count -= taken
+            if head.begin == head.end:
+                self._spans.popleft()
+        return pages
+
+    def give_back(self, pages: vec[i64], begin: i64, end: i64) -> None:
+        """Returns some pages of a vector to the free list."""
+        if begin >= end:
+            return
+        if 4 * (end - begin) < len(pages):  # A short span does not keep a long vector.
+            pages, begin, end = pages[begin:end], 0, end - begin
+        span: Span = Span(pages, begin, end)
+        if self._collects:
+            self._later.append(span)
+        else:
+            self._put([span])
+
+    def collect(self) -> None:
+        """From now on, collects returned pages until `apply`."""
+        self._collects = True
+
+    def apply(self) -> None:
+        """Puts the collected pages on the free list, together."""
+        self._collects = False
+        if self._later:
+            self._put(self._later)
+            self._later = []
+
+    def _put(self, spans: list[Span]) -> None:
+        span: Span
+        for span in spans:
+            self.blank += span.end - span.begin
+        if self.page_size == 1:
+            self._spans.extend(spans)
+        else:
+            self._spans.extendleft(reversed(spans))
+
+    def audit(self, held: list[Span], ends: list[Node]) -> None:
+        """Asserts that every page is in exactly one place, and that counts agree. `held`: pages of
+        requests that are not in the tree; `ends`: where the pages end that each has in it."""
+        places: vec[i64] = zeros(self.fresh)
+        blank: i64 = self.size + 1 - self.fresh
+        span: Span
+        for span in self._spans:
+            blank += span.end - span.begin
+            _count(places, span.pages, span.begin, span.end)
+        assert blank == self.blank, "free pages were miscounted"
+        for span in held:
+            _count(places, span.pages, span.begin, span.end)
+        self.tree.audit(places, ends)
+        k: i64
+        for k in range(1, self.fresh):
+            assert places[k] == 1, "a page is in no place, or in two"
+
+
+def _count(places: vec[i64], pages: vec[i64], begin: i64, end: i64) -> None:
+    """Counts some pages of a vector."""
+    k: i64
+    for k in range(begin, end):
+        places[pages[k]] += 1
+
+
+class RadixTree:
+    """The cached pages of a pool."""
+
+    pool: PagePool
+    rank: Rank
+    root: Node
+    end: Node
+    """Where the pages end that were looked up last."""
+    locked_pages: i64
+    """Pages in nodes that requests hold."""
+    events: Any
+    """Where it reports what comes and goes (`kvsim.engine.cache_events.CacheEvents`); None if
+    nobody asks."""
+
+    def __init__(self, pool: PagePool, rank: Rank) -> None:
+        self.pool, self.rank = pool, rank
+        self.root = self.end = Node(NO_TEXT, 0, 0, EMPTY, 0, None, 0)
+        self.locked_pages = 0
+        self.events = None
+        pool.tree = self
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def match(self, text: Text, pages: i64) -> i64:
+        """Looks up the first `pages` pages of a text. Returns how many leading ones are cached;
+        `end` is the node where they end. A node that matches only in part is split. The node and
+        all above it count as used now."""
+        root: Node = self.root
+        node: Node = root
+        at: i64 = 0
+        while at < pages:
+            child: Node | None = node.children.get(text.number(at))
+            if child is None:
+                break
+            same: i64 = text.agrees(child.text, at, min(child.end, pages))
+            at += same
+            if same < child.end - child.begin:
+                node = self._split(child, same)
+                break
+            node = child
+        self.end = node
+        newer: Node = root
+        while node is not root:
+            self._use(node, newer)
+            newer = node
+            assert node.parent is not None
+            node = node.parent
+        return at
+
+    def found(self, text: Text, pages: i64) -> i64:
+        """Returns the number of leading pages that are cached. Nothing counts as used."""
+        node: Node = self.root
+        at: i64 = 0
+        while at < pages:
+            child: Node | None = node.children.get(text.number(at))
+            if child is None:
+                break
+            same: i64 = text.agrees(child.text, at, min(child.end, pages))
+            at += same
+            if same < child.end - child.begin:
+                break
+            node = child
+        return at
+
+    def path(self, end: Node) -> list[int]:
+        """The pages from the root to the end of a node."""
+        parts: list[list[int]] = []
+        node: Node | None = end
+        while node is not None:
+            parts.append(node.list_pages())
+            node = node.parent
+        return [page for part in reversed(parts) for page in part]
+
+    def nodes(self) -> list[Node]:
+        """All nodes but the root."""
+        found: list[Node] = [self.root]
+        for node in found:
+            found += node.children.values()
+        return found[1:]
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        text: Text,
+        number: i64,
+        pages: vec[i64],
+        first: i64,
+        own: i64,
+        counted: i64,
+        priority: i64,
+    ) -> Node:
+        """Puts the first `number` pages of a text into the tree, and returns the node where they
+        end. The first `own` of them are in it already; `pages` are those from `first` on.
+
+        A node that ends behind page `counted` was used once more. Pages whose content is in the
+        tree already are given back.
+        """
+        root: Node = self.root
+        node: Node = root
+        at: i64 = 0
+        twice: list[int] = []
+        while at < number:
+            child: Node | None = node.children.get(text.number(at))
+            if child is None:
+                break
+            self._use(child, root)
+            same: i64 = text.agrees(child.text, at, min(child.end, number))
+            if same < child.end - child.begin:
+                child = self._split(child, same)
+            if priority > child.priority:
+                child.priority = priority
+            if own < at + same:
+                twice.append(max(own, at) - first)
+                twice.append(at + same - first)
+            at += same
+            if at > counted:
+                child.hits += 1
+            node = child
+        if at < number:
+            node = self._add_leaf(node, text, at, number, pages, at - first, priority)
+            node.hits = 1 if number > counted else 0
+        k: i64
+        for k in range(0, len(twice), 2):
+            self.pool.give_back(pages, twice[k], twice[k + 1])
+        return node
+
+    def lock(self, end: Node) -> None:
+        """Adds a request that holds a node and all nodes above it."""
+        node: Node = end
+        while node is not self.root:
+            if node.locks == 0:
+                self.locked_pages += node.end - node.begin
+                self.pool.evictable -= node.end - node.begin
+            node.locks += 1
+            assert node.parent is not None
+            node = node.parent
+
+    def unlock(self, end: Node) -> None:
+        """Removes a request that held a node and all nodes above it."""
+        node: Node = end
+        while node is not self.root:
+            node.locks -= 1
+            if node.locks == 0:
+                self.locked_pages -= node.end - node.begin
+                self.pool.evictable += node.end - node.begin
+            assert node.parent is not None
+            node = node.parent
+
+    def make_room(self, pages: i64) -> None:
+        """Evicts leaves that no request holds until `pages` pages are on the free list, or nothing
+        is left to evict. A parent becomes a candidate when its last child is gone."""
+        pool: PagePool = self.pool
+        while pool.blank < pages:
+            leaf: Node = self._victim()
+            if leaf is self.root:
+                return
+            if self.events is not None:
+                self.events.removed(leaf.list_keys())
+            pool.give_back(leaf.pages, leaf.at, leaf.at + leaf.end - leaf.begin)
+            pool.evictable -= leaf.end - leaf.begin
+            assert leaf.parent is not None
+            del leaf.parent.children[leaf.text.number(leaf.begin)]
+            leaf.older.newer, leaf.newer.older = leaf.newer, leaf.older
+            leaf.older = leaf.newer = self.root
+
+    def _victim(self) -> Node:
+        """The leaf that is evicted next: of those with the smallest grade, the one used longest
+        ago. The root, if there is none."""
+        rank: Rank = self.rank
+        root: Node = self.root
+        best: Node = root
+        node: Node
+        if rank.own is not None:
+            return self._own_victim(rank.own)
+        least: i64 = 0
+        node = root.newer
+        while node is not root:
+            if node.locks == 0 and not node.children:
+                if rank.oldest:
+                    return node
+                grade: i64 = rank.grade(node)
+                if best is root or grade < least:
+                    best, least = node, grade
+            node = node.newer
+        return best
+
+    def _own_victim(self, rank: Any) -> Node:
+        """The same by an outsider's rank."""
+        leaves: list[Node] = []
+        time: i64 = 0
+        node: Node = self.root.newer
+        while node is not self.root:
+            time += 1
+            node.time = time
+            if node.locks == 0 and not node.children:
+                leaves.append(node)
+            node = node.newer
+        best: Node = min(leaves, key=rank, default=self.root)
+        return best
+
+    def _use(self, node: Node, newer: Node) -> None:
+        """Makes a node the one that was used last before `newer`; before the root: of all."""
+        if node.newer is not newer:
+            node.older.newer, node.newer.older = node.newer, node.older
+            node.older, node.newer = newer.older, newer
+            newer.older.newer = newer.older = node
+
+    def _add_leaf(
+        self,
+        parent: Node,
+        text: Text,
+        begin: i64,
+        end: i64,
+        pages: vec[i64],
+        at: i64,
+        priority: i64,
+    ) -> Node:
+        leaf: Node = Node(text, begin, end, pages, at, parent, priority)
+        self._use(leaf, self.root)
+        parent.children[text.number(begin)] = leaf
+        self.pool.evictable += end - begin
+        above: Node | None = leaf
+        while above is not None and above.history < end:
+            above.history = end
+            above = above.parent
+        if self.events is not None:
+            self.events.labelled(text.keys(0, end), begin)
+        return leaf
+
+    def _split(self, child: Node, number: i64) -> Node:
+        """Splits a node after its first `number` pages. These become a new node above it."""
+        parent: Node | None = child.parent
+        assert parent is not None
+        text: Text = child.text
+        middle: i64 = child.begin + number
+        upper: Node = Node(text, child.begin, middle, child.pages, child.at, parent, child.priority)
+        upper.hits, upper.locks, upper.history = child.hits, child.locks, child.history
+        parent.children[text.number(child.begin)] = upper
+        child.at += number
+        child.begin, child.parent = middle, upper
+        upper.children[text.number(middle)] = child
+        self._use(upper, self.root)
+        self._use(child, self.root)
+        return upper
+
+    def audit(self, places: vec[i64], ends: list[Node]) -> None:
+        """Asserts that counts, locks and the order of use agree with the nodes, and adds its pages
+        to `places`. `ends`: where the pages end that each request has in the tree."""
+        nodes: list[Node] = self.nodes()
+        holders: Counter[Node] = Counter()
+        for end in ends:
+            above: Node | None = end
+            while above is not None:
+                holders[above] += 1
+                above = above.parent
+        locked: i64 = 0
+        evictable: i64 = 0
+        node: Node
+        for node in nodes:
+            _count(places, node.pages, node.at, node.at + node.end - node.begin)
+            assert node.locks == holders[node], "locks and tables disagree"
+            if node.locks:
+                locked += node.end - node.begin
+            else:
+                evictable += node.end - node.begin
+        assert locked == self.locked_pages, "pages were miscounted"
+        assert evictable == self.pool.evictable, "pages were miscounted"
+        used: set[Node] = set()
+        node = self.root.newer
+        while node is not self.root:
+            used.add(node)
+            node = node.newer
+        assert used == set(nodes), "a node is missing in the order of use"

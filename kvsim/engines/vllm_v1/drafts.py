@@ -1,0 +1,109 @@
+"""Speculative decoding: who proposes draft tokens, and how many of them are accepted.
+
+A step verifies the drafts of a request together with its next token, so it computes 1 + d tokens
+and yields 1 to 1 + d. vLLM 0.33.0 `config/speculative.py`, `v1/core/sched/scheduler.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+
+
+class Method(NamedTuple):
+    """What a way of drafting asks of the scheduler."""
+
+    lookahead: int = 0
+    """Slots that it fills ahead of the tokens, beyond one per draft; -1: none at all."""
+    slots: int = 0
+    """Further input positions that it takes for each request of a step."""
+    needs_next: bool = False
+    """Whether the KV of its own layers depends on the token that follows, which a block of the
+    prefix cache has to take into account."""
+
+
+METHODS: dict[str, Method] = {
+    "ngram": Method(lookahead=-1),
+    "eagle": Method(needs_next=True),
+    "draft_model": Method(slots=1),
+    "dflash": Method(lookahead=1),
+}
+"""Values of the `method` of a speculative configuration; `eagle` stands for EAGLE-3 and MTP, too.
+Source: vLLM 0.33.0 `config/speculative.py`, `max_num_new_slots_for_drafting`."""
+
+
+class Verifier(Protocol):
+    """Knows which drafts the model accepts. Your own is `package.module:Class`."""
+
+    def accepted(self, sequence: Request, drafts: int) -> int:
+        """Returns how many of `drafts` drafts behind the known tokens of a sequence the model
+        accepts."""
+        ...
+
+
+class Speculation:
+    """Proposes drafts, and tells which ones the model accepts. This one proposes none."""
+
+    num_spec_tokens = 0
+    lookahead = 0
+    """Slots allocated ahead of the tokens of a step."""
+    slots = 0
+    """Input positions that a request takes from the budget beside its tokens."""
+    eagle_drop = False
+    """Whether a prefix hit loses its last block, because the token after it was another one."""
+    lookahead_keys = False
+    """Whether the key of a block covers the token after it, so that hits lose nothing."""
+
+    def propose(self, sequence: Request) -> int:
+        """Returns how many drafts follow the known tokens of a sequence. Not asked with
+        asynchronous scheduling: there, a step is composed before its drafts are known, and has room
+        for `num_spec_tokens` of them."""
+        return 0
+
+    def accepted(self, sequence: Request, drafts: int) -> int:
+        """Returns how many of `drafts` drafts the model accepts after the known tokens."""
+        return 0
+
+    def drafter_ns(self, plan: Plan) -> int:
+        """Returns how much longer a step takes because drafts are made at its end."""
+        return 0
+
+
+class Drafts(Speculation):
+    """Always as many drafts as configured, of which the model accepts as many as a verifier
+    says."""
+
+    def __init__(
+        self,
+        method: str,
+        num_spec_tokens: int,
+        *,
+        verifier: Verifier | None = None,
+        drafter: Callable[[Plan], int] | None = None,
+        connector: bool = False,
+        draft_slots: int | None = None,
+        disable_eagle_block_drop: bool = False,
+        disable_lookahead_block_hashes: bool = False,
+    ) -> None:
+        """`drafter` tells how long the drafts of a step take to make, in nanoseconds. `connector`:
+        whether there is a KV connector. Lookahead keys would be unknown to it."""
+        kind = METHODS.get(method, Method())
+        self._verifier, self._drafter = verifier or Speculation(), drafter
+        self.num_spec_tokens = num_spec_tokens
+        self.lookahead = 0 if kind.lookahead < 0 else num_spec_tokens + kind.lookahead
+        self.slots = kind.slots if draft_slots is None else draft_slots
+        if kind.needs_next and not disable_eagle_block_drop:
+            self.eagle_drop = connector or disable_lookahead_block_hashes
+            self.lookahead_keys = not self.eagle_drop
+
+    def propose(self, sequence: Request) -> int:
+        return self.num_spec_tokens
+
+    def accepted(self, sequence: Request, drafts: int) -> int:
+        return min(drafts, self._verifier.accepted(sequence, drafts)) if drafts else 0
+
+    def drafter_ns(self, plan: Plan) -> int:
+        return 0 if self._drafter is None else self._drafter(plan)

@@ -1,0 +1,725 @@
+"""The rules of each kind of KV cache group: layers that keep the same of a sequence.
+
+Every group has a block table of its own for each request; all take their blocks from one pool. A
+kind says what it no longer needs, what an admission asks for, what can be hit, and what is worth
+keeping. Source: vLLM 0.33.0, `v1/core/single_type_kv_cache_manager.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim import guard
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request, Table
+from kvsim.core.vectors import EMPTY, zeros
+from kvsim.errors import EngineStopped
+
+
+class Layout:
+    """What the groups of one engine share."""
+
+    key_tokens: i64
+    """Tokens of a unit of content."""
+    align: i64
+    """Every hit of several groups is a multiple of this: the least common multiple of their block
+    sizes (vLLM's `scheduler_block_size`)."""
+    max_model_len: i64
+    max_in_flight_tokens: i64
+    """`max_num_batched_tokens` x number of steps in flight."""
+    retention: i64
+    """`prefix_cache_retention_interval`: -1 keeps every block that a hit could use, 0 those at the
+    end of prompts, any other value also those at its multiples."""
+    num_spec_tokens: i64
+    lookahead_keys: bool
+    """Whether the content of a block covers the token after it, too (EAGLE)."""
+    drops_last: bool
+    """Whether a hit loses its last block (EAGLE without `lookahead_keys`)."""
+
+    def __init__(
+        self,
+        key_tokens: int,
+        align: int,
+        max_model_len: int,
+        max_in_flight_tokens: int,
+        retention: int = 0,
+        num_spec_tokens: int = 0,
+        lookahead_keys: bool = False,
+        drops_last: bool = False,
+    ) -> None:
+        self.key_tokens, self.align, self.max_model_len = key_tokens, align, max_model_len
+        self.max_in_flight_tokens, self.retention = max_in_flight_tokens, retention
+        self.num_spec_tokens = num_spec_tokens
+        self.lookahead_keys, self.drops_last = lookahead_keys, drops_last
+
+    def resumes_at(self, tokens: i64, unit: i64) -> i64:
+        """The last multiple of `unit` at which a sequence with the same `tokens` tokens can resume
+        (`get_mamba_prefill_checkpoint_position`)."""
+        if self.drops_last:
+            return max((tokens // unit - 1) * unit, 0)
+        return max((tokens - 1) // unit * unit, 0)
+
+
+class Ask:
+    """What a request asks of every group."""
+
+    slots: i64
+    """Leading tokens that need a slot, lookahead included."""
+    tokens: i64
+    """The same without lookahead, and without the limit of `max_model_len`."""
+    start: i64
+    """Leading tokens that are computed, hits and loads included."""
+    prefill_end: i64
+    """Where its prompt stage ends."""
+    whole: bool
+    """Whether it is the test of the whole sequence, in which a window never needs more than its own
+    tokens and those in flight."""
+
+    def __init__(
+        self, slots: i64, tokens: i64, start: i64, prefill_end: i64, whole: bool = False
+    ) -> None:
+        self.slots, self.tokens, self.start, self.prefill_end = slots, tokens, start, prefill_end
+        self.whole = whole
+
+
+class Prompt(NamedTuple):
+    """The places at which later sequences may leave or resume a sequence."""
+
+    tokens: int
+    """Tokens of its prompt."""
+    junction: int
+    """Tokens of a prefix that another sequence shares, though not all groups had kept it; 0 if
+    there is none."""
+    marks: tuple[int, ...]
+    """Tokens at which a sequence with the same prompt resumes."""
+
+    def all_marks(self, block_size: int, drop: bool) -> list[int]:
+        """The marks, and those around the junction."""
+        marks, junction = [*self.marks], self.junction
+        if junction:
+            marks += [junction, junction - block_size] if drop else [junction]
+        return marks
+
+
+class Mask(NamedTuple):
+    """Where later sequences can resume, and so which blocks are worth keeping."""
+
+    align: int
+    """Every hit is a multiple of this many tokens."""
+    interval: int
+    """Retention interval in tokens (`Layout.retention`)."""
+    drop: bool
+    """Whether a hit loses its last block."""
+    marks: Sequence[int] = ()
+    """Numbers of tokens at which sequences are known to resume."""
+    horizon: int = 0
+    """Block after the last one of the sequence, where sequences may resume, too; 0 for none."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Group:
+    """What every kind has in common. The rules are those of full attention unless a subclass says
+    otherwise."""
+
+    words = ""
+    """What its layers are, in words."""
+    block_size: i64
+    eagle: bool
+    """Whether the layers of an EAGLE draft are in it."""
+    holds_tokens: bool
+    """Whether its blocks have a slot for each token."""
+    full: bool
+    """Whether it keeps all tokens, so that a prefix of a hit is always a hit."""
+    drop: bool
+    """Whether its hits lose the last block."""
+    number: i64
+    """Its place among the groups of the engine."""
+    hits: vec[i64]
+    """The blocks that the last look-up found, from `first_hit` to before `num_hits`."""
+    first_hit: i64
+    """Before it, no block is needed."""
+    num_hits: i64
+
+    def __init__(self, *, block_size: int, eagle: bool = False) -> None:
+        self.block_size, self.eagle = block_size, eagle
+        self.holds_tokens, self.full, self.drop = True, False, False
+        self.number = self.first_hit = self.num_hits = 0
+        self.hits = EMPTY
+
+    def rules(self) -> tuple[Any, ...]:
+        """What it has in common with groups that are looked up together with it."""
+        return type(self).__name__, int(self.block_size)
+
+    def with_prefix_cache(self) -> Group:
+        """The rules of this group where a prefix cache is on."""
+        return self
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def skipped(self, computed: i64) -> i64:
+        """Leading tokens that nobody reads once `computed` tokens are computed
+        (`get_num_skipped_tokens`)."""
+        return 0
+
+    def most_blocks(self, layout: Layout) -> i64:
+        """The most blocks that a sequence ever holds; 0 if its length decides."""
+        return 0
+
+    def peak_blocks(self, layout: Layout) -> int:
+        """The blocks that a sequence of `max_model_len` tokens holds at most."""
+        most: i64 = self.most_blocks(layout)
+        return most if most else -(-layout.max_model_len // self.block_size)
+
+    def wanted(self, ask: Ask, layout: Layout) -> i64:
+        """Table entries for all slots."""
+        return (ask.slots + self.block_size - 1) // self.block_size
+
+    def missing(self, table: Table, ask: Ask, hits: bool, pool: Pool, layout: Layout) -> i64:
+        """The free blocks that `adopt` and `grow` would use (`get_num_blocks_to_allocate`).
+        `hits`: whether those of the last look-up are for this request."""
+        wanted: i64 = self.wanted(ask, layout)
+        if ask.whole:
+            most: i64 = self.most_blocks(layout)
+            if most:
+                wanted = min(wanted, most)
+        held: i64 = len(table.blocks)
+        if table.known:
+            return max(wanted - held, 0)
+        behind: i64 = self.skipped(ask.start) // self.block_size
+        if not hits:
+            return max(wanted - max(behind, held), 0)
+        new: i64 = max(wanted - max(behind, self.num_hits + held), 0)
+        return new + self.idle_hits(max(behind - held, 0), pool)
+
+    def idle_hits(self, start: i64, pool: Pool) -> i64:
+        """Blocks of the last look-up from entry `start` on that nobody holds."""
+        idle: i64 = 0
+        k: i64
+        for k in range(max(start, self.first_hit), self.num_hits):
+            idle += pool.refs[self.hits[k]] == 0
+        return idle
+
+    def find(
+        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
+    ) -> i64:
+        """Looks up the longest hit of at most `most` tokens, a multiple of `align`, and returns its
+        entries (`find_longest_cache_hit`). With `drop`, the hit loses its last block. A block
+        counts if all groups that are `alike` have it."""
+        raise NotImplementedError
+
+    def present(
+        self, alike: list[Group], contents: vec[i64], place: i64, units: i64, pool: Pool
+    ) -> bool:
+        """Notes the blocks at one place as hits if all groups have them."""
+        group: Group
+        content: i64 = contents[(place + 1) * units - 1]
+        for group in alike:
+            block: i64 = pool.known.find(content * pool.groups + group.number)
+            if block == 0:
+                return False
+            group.hits[place] = block
+        return True
+
+    def keeps(self, first: int, last: int, mask: Mask) -> list[bool] | None:
+        """Which of the blocks `first .. last - 1` a later hit could use; None for all
+        (`reachable_block_mask`)."""
+        return None
+
+    def marked(self) -> bool:
+        """Whether `keeps` asks for marks."""
+        return False
+
+    # -- moves ---------------------------------------------------------------------------------
+
+    def adopt(self, table: Table, start: i64, pool: Pool) -> None:
+        """Begins a table with the blocks of the last look-up, except those behind the window of a
+        sequence with `start` computed tokens (`allocate_new_computed_blocks`)."""
+        behind: i64 = self.skipped(start) // self.block_size
+        blocks: vec[i64] = zeros(max(behind, min(self.first_hit, self.num_hits)))
+        k: i64
+        for k in range(len(blocks), self.num_hits):
+            pool.touch(self.hits[k])
+            blocks = append(blocks, self.hits[k])
+        table.blocks = blocks
+        table.registered = len(blocks)
+        table.known = True
+
+    def make_room(self, table: Table, start: i64, external: i64, pool: Pool) -> None:
+        """Adds blocks for the last `external` of `start` tokens, which a connector loads."""
+        if external and start > self.skipped(start):
+            while len(table.blocks) * self.block_size < start:
+                table.blocks = append(table.blocks, pool.take())
+
+    def grow(self, table: Table, ask: Ask, pool: Pool, layout: Layout) -> None:
+        """Adds the blocks that the slots need (`allocate_new_blocks`)."""
+        wanted: i64 = self.wanted(ask, layout)
+        while len(table.blocks) < wanted:
+            table.blocks = append(table.blocks, pool.take())
+
+    def trim(self, table: Table, processed: i64, pool: Pool) -> None:
+        """Gives back the blocks that nobody reads once `processed` tokens are computed
+        (`remove_skipped_blocks`)."""
+        behind: i64 = min(self.skipped(processed) // self.block_size, len(table.blocks))
+        start: i64 = behind
+        while start > 0 and table.blocks[start - 1]:
+            start -= 1
+        if start < behind:
+            pool.release(table.blocks, start, behind, -1)
+            k: i64
+            for k in range(start, behind):
+                table.blocks[k] = 0
+
+    def register(
+        self,
+        table: Table,
+        request: Request,
+        upto: i64,
+        prompt: Prompt | None,
+        pool: Pool,
+        layout: Layout,
+    ) -> None:
+        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`)."""
+        first: i64 = table.registered
+        last: i64 = upto // self.block_size
+        if last <= first:
+            return
+        units: i64 = self.block_size // layout.key_tokens
+        contents: vec[i64] = request.contents
+        kept: list[bool] | None = None
+        if prompt is not None:
+            marks = prompt.all_marks(self.block_size, self.drop)
+            kept = self.keeps(first, last, Mask(layout.align, layout.retention, self.drop, marks))
+        place: i64
+        for place in range(first, last):
+            block: i64 = table.blocks[place]
+            if block and (kept is None or kept[place - first]):
+                content: i64 = contents[(place + 1) * units - 1]
+                pool.label(
+                    block, content * pool.groups + self.number, (place + 1) * self.block_size
+                )
+        table.registered = last
+        table.known = True
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Full(Group):
+    """Every token is kept until the sequence ends (`FullAttentionManager`)."""
+
+    words = "full attention"
+
+    def __init__(self, *, block_size: int, eagle: bool = False) -> None:
+        super().__init__(block_size=block_size, eagle=eagle)
+        self.full = True
+
+    def find(
+        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
+    ) -> i64:
+        units: i64 = self.block_size // pool.unit
+        entries: i64 = 0
+        longest: i64 = most // self.block_size
+        while entries < longest and self.present(alike, contents, entries, units, pool):
+            entries += 1
+        tokens: i64 = entries * self.block_size
+        if drop and tokens:
+            tokens -= self.block_size
+        self.first_hit, self.num_hits = 0, tokens // align * align // self.block_size
+        return self.num_hits
+
+    def register(
+        self,
+        table: Table,
+        request: Request,
+        upto: i64,
+        prompt: Prompt | None,
+        pool: Pool,
+        layout: Layout,
+    ) -> None:
+        super().register(table, request, upto, None, pool, layout)
+        if prompt is not None and self.block_size > layout.key_tokens:
+            self._keep_tail(table, request, upto, pool, layout.key_tokens)
+
+    def marked(self) -> bool:
+        return False
+
+    def _keep_tail(self, table: Table, request: Request, upto: i64, pool: Pool, unit: i64) -> None:
+        """Names the block in which the prompt ends. No look-up finds it, because hits end at block
+        ends, but a block with content is reused after those without."""
+        tokens: i64 = request.input_length if self.drop else request.input_length - 1
+        end: i64 = tokens // unit * unit
+        place: i64 = end // self.block_size
+        if end <= 0 or end > upto or end % self.block_size == 0 or place >= len(table.blocks):
+            return
+        block: i64 = table.blocks[place]
+        if block and pool.end_of(block) < end:
+            pool.label(block, request.contents[end // unit - 1] * pool.groups + self.number, end)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Sliding(Group):
+    """A token reads the last `window` tokens, itself included (`SlidingWindowManager`)."""
+
+    words = "a sliding window"
+    window: i64
+
+    def __init__(self, *, block_size: int, window: int, eagle: bool = False) -> None:
+        super().__init__(block_size=block_size, eagle=eagle)
+        self.window = window
+
+    def rules(self) -> tuple[Any, ...]:
+        return *super().rules(), int(self.window)
+
+    def skipped(self, computed: i64) -> i64:
+        return max(0, computed - self.window + 1)
+
+    def most_blocks(self, layout: Layout) -> i64:
+        tokens: i64 = min(self.window - 1 + layout.max_in_flight_tokens, layout.max_model_len)
+        return (tokens + self.block_size - 1) // self.block_size + 1
+
+    def marked(self) -> bool:
+        return True
+
+    def blocks_of_window(self, drop: bool) -> i64:
+        """The consecutive blocks that a hit needs."""
+        return (self.window - 1 + self.block_size - 1) // self.block_size + (1 if drop else 0)
+
+    def find(
+        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
+    ) -> i64:
+        """The last run of blocks that fills a window, or else the run at the very start."""
+        size: i64 = self.block_size
+        units: i64 = size // pool.unit
+        # A window of one token needs no block, yet the engine looks for one.
+        need: i64 = max(self.blocks_of_window(drop), 1)
+        run: i64 = 0
+        place: i64 = most // size
+        while place and run < need:
+            place -= 1
+            if not self.present(alike, contents, place, units, pool):
+                run = 0
+            elif run or (place if drop else place + 1) * size % align == 0:
+                run += 1
+        # After a whole scan, `place` is 0 and the run begins there.
+        end: i64 = place + run
+        if run < need:
+            end = end * size // align * align // size
+        if drop and end:
+            end = (end - 1) * size // align * align // size
+        self.first_hit, self.num_hits = place, end
+        return end
+
+    def keeps(self, first: int, last: int, mask: Mask) -> list[bool] | None:
+        align, interval, drop, marks, horizon = mask
+        size = int(self.block_size)
+        if align % size:
+            return None
+        need, kept = int(self.blocks_of_window(drop)), [False] * (last - first)
+        segment = align if interval < 0 else interval
+        ends = [] if interval < 0 else [mark // align * align // size + drop for mark in marks]
+        if segment:
+            each = segment // size
+            if need >= each:
+                return None
+            for place in range(max(first, int(drop)), last):
+                kept[place - first] = (place - drop) % each >= each - need
+            if horizon % each and not drop:
+                # The last segment is cut short, and nothing before it is of use.
+                need = min(need, horizon % each)
+                ends.append(horizon)
+        for end in ends:
+            for place in range(max(first, end - need), min(last, end)):
+                kept[place - first] = True
+        return kept
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Chunked(Group):
+    """A token reads the tokens before it in its chunk of `chunk` tokens (Llama 4,
+    `ChunkedLocalAttentionManager`)."""
+
+    words = "attention in chunks"
+    chunk: i64
+
+    def __init__(self, *, block_size: int, chunk: int, eagle: bool = False) -> None:
+        super().__init__(block_size=block_size, eagle=eagle)
+        self.chunk = chunk
+
+    def rules(self) -> tuple[Any, ...]:
+        return *super().rules(), int(self.chunk)
+
+    def skipped(self, computed: i64) -> i64:
+        return computed // self.chunk * self.chunk
+
+    def most_blocks(self, layout: Layout) -> i64:
+        tokens: i64 = min(self.chunk + layout.max_in_flight_tokens, layout.max_model_len)
+        return (tokens + self.block_size - 1) // self.block_size
+
+    def find(
+        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
+    ) -> i64:
+        """Everything before the last chunk, without a look-up, and the leading blocks of that chunk
+        that are there."""
+        units: i64 = self.block_size // pool.unit
+        first: i64 = self.skipped(most) // self.block_size
+        place: i64 = first
+        longest: i64 = most // self.block_size
+        while place < longest and self.present(alike, contents, place, units, pool):
+            place += 1
+        self.first_hit, self.num_hits = first, place
+        return place
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Mamba(Group):
+    """Layers that keep one state of a sequence, and one more for each drafted token.
+
+    A block is a state, not a place for tokens. Without a prefix cache, the state is never given
+    back before the sequence ends. Its block size is then `max_model_len` (`MambaManager` with
+    `mamba_cache_mode` `none`).
+    """
+
+    words = "states"
+    checkpoint: bool
+    """Whether the layers can save one state inside a chunk."""
+    checkpoint_alignment: i64
+    """Such a state lies at a multiple of this many tokens behind the start of the chunk."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        eagle: bool = False,
+        checkpoint: bool = False,
+        checkpoint_alignment: int = 1,
+    ) -> None:
+        super().__init__(block_size=block_size, eagle=eagle)
+        self.checkpoint, self.checkpoint_alignment = checkpoint, checkpoint_alignment
+        self.holds_tokens = False
+
+    def rules(self) -> tuple[Any, ...]:
+        return *super().rules(), self.checkpoint, int(self.checkpoint_alignment)
+
+    def with_prefix_cache(self) -> Group:
+        return AlignedMamba(
+            block_size=self.block_size,
+            eagle=self.eagle,
+            checkpoint=self.checkpoint,
+            checkpoint_alignment=self.checkpoint_alignment,
+        )
+
+    def skipped(self, computed: i64) -> i64:
+        return max(computed - 1, 0)
+
+    def peak_blocks(self, layout: Layout) -> int:
+        return 1 + layout.num_spec_tokens
+
+    def wanted(self, ask: Ask, layout: Layout) -> i64:
+        return (ask.slots + self.block_size - 1) // self.block_size + layout.num_spec_tokens
+
+    def find(
+        self, alike: list[Group], contents: vec[i64], most: i64, drop: bool, align: i64, pool: Pool
+    ) -> i64:
+        """The last state that is there."""
+        size: i64 = self.block_size
+        units: i64 = size // pool.unit
+        place: i64
+        for place in range(most // size - 1, -1, -1):
+            if (place + 1) * size % align == 0 and self.present(
+                alike, contents, place, units, pool
+            ):
+                self.first_hit, self.num_hits = place, place + 1
+                return place + 1
+        self.first_hit = self.num_hits = 0
+        return 0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AlignedMamba(Mamba):
+    """The same layers with a prefix cache: a block keeps the state at its end (`mamba_cache_mode`
+    `align`).
+
+    A state moves on with its sequence, so only chunks that end at a block end leave one behind
+    (`cut`).
+    """
+
+    def with_prefix_cache(self) -> Group:
+        return self
+
+    def peak_blocks(self, layout: Layout) -> int:
+        return 2 + layout.num_spec_tokens + self.checkpoint
+
+    def marked(self) -> bool:
+        return True
+
+    def missing(self, table: Table, ask: Ask, hits: bool, pool: Pool, layout: Layout) -> i64:
+        found: i64 = self.num_hits if hits else 0
+        if found and int(pool.content[self.hits[found - 1]]) in pool.named:
+            # Another request computes this state in this very step: wait for the next one.
+            return pool.size + 2
+        drafts: i64 = layout.num_spec_tokens
+        wanted: i64 = (ask.tokens + self.block_size - 1) // self.block_size + drafts
+        new: i64 = wanted - found - len(table.blocks)
+        if new > 0:
+            most: i64 = 2 if self._export(table, ask, layout) else 1
+            new = min(new, most if table.grown else most + drafts)
+        return new + (self.idle_hits(0, pool) if hits else 0)
+
+    def grow(self, table: Table, ask: Ask, pool: Pool, layout: Layout) -> None:
+        drafts: i64 = layout.num_spec_tokens
+        blocks: vec[i64] = table.blocks
+        wanted: i64 = (ask.tokens + self.block_size - 1) // self.block_size + drafts
+        table.export_tokens = self._export(table, ask, layout)
+        table.export_place = (ask.tokens + self.block_size - 1) // self.block_size - 2
+        exports: bool = table.export_tokens > 0
+        held: i64 = len(blocks)
+        grown: bool = table.grown
+        table.grown = True
+        if wanted <= held and not exports:
+            return
+        if grown:
+            table.last_state = held - 1 - drafts
+        elif held:
+            table.last_state = held - 1
+        gap: i64 = wanted - drafts - 1 - (1 if exports else 0)
+        while len(blocks) < gap:
+            blocks = append(blocks, 0)
+        if grown:
+            # States of drafts that this step leaves behind are written again, further on.
+            place: i64
+            for place in range(held - drafts, min(held, gap)):
+                blocks = append(blocks, blocks[place])
+                blocks[place] = 0
+        while len(blocks) < wanted:
+            blocks = append(blocks, pool.take())
+        table.blocks = blocks
+
+    def trim(self, table: Table, processed: i64, pool: Pool) -> None:
+        blocks: vec[i64] = table.blocks
+        behind: i64 = min(self.skipped(processed) // self.block_size, len(blocks))
+        if behind > table.trimmed:
+            pool.release(blocks, table.trimmed, behind, -1)
+            k: i64
+            for k in range(table.trimmed, behind):
+                blocks[k] = 0
+            table.trimmed = behind
+        last: i64 = table.last_state
+        before: i64 = (processed + self.block_size - 1) // self.block_size - 1
+        if 0 <= last < before and blocks[last]:
+            pool.release(blocks, last, last + 1, -1)
+            blocks[last] = 0
+
+    def keeps(self, first: int, last: int, mask: Mask) -> list[bool] | None:
+        each = 1 if mask.interval < 0 else mask.interval // int(self.block_size)
+        if each == 1:
+            return None
+        size = int(self.block_size)
+        ends = {mark // mask.align * mask.align // size for mark in mask.marks}
+        return [
+            place in ends or (each > 0 and place % each == 0)
+            for place in range(first + 1, last + 1)
+        ]
+
+    def register(
+        self,
+        table: Table,
+        request: Request,
+        upto: i64,
+        prompt: Prompt | None,
+        pool: Pool,
+        layout: Layout,
+    ) -> None:
+        super().register(table, request, upto, prompt, pool, layout)
+        if table.export_tokens == 0:
+            return
+        assert prompt is not None
+        tokens: i64 = table.export_tokens
+        block: i64 = table.blocks[table.export_place]
+        if not self._worth(tokens, prompt, layout):
+            pool.unname(block)
+        elif pool.end_of(block) != tokens:
+            unit: i64 = tokens // layout.key_tokens
+            if unit > len(request.contents):
+                raise state_of_drafts(request)
+            content: i64 = request.contents[unit - 1]
+            pool.label(block, content * pool.groups + self.number, tokens)
+
+    def _worth(self, tokens: i64, prompt: Prompt, layout: Layout) -> bool:
+        """Whether a state that a chunk saved on its way is kept for others."""
+        if tokens == layout.resumes_at(prompt.tokens, layout.align) or tokens == prompt.junction:
+            return True
+        if tokens % self.block_size:
+            return False
+        place = int(tokens // self.block_size)
+        kept = self.keeps(place - 1, place, Mask(layout.align, layout.retention, False))
+        return kept is None or kept[0]
+
+    def _export(self, table: Table, ask: Ask, layout: Layout) -> i64:
+        """Tokens of the state that the chunk saves on its way; 0 if there is none."""
+        end: i64 = ask.tokens
+        tokens: i64 = layout.resumes_at(end, layout.align)
+        place: i64 = (end + self.block_size - 1) // self.block_size - 2
+        prefill_end: i64 = ask.prefill_end if layout.retention == 0 else 0
+        if end < prefill_end or not self.saves(ask.start, end, tokens, layout):
+            return 0
+        held: i64 = len(table.blocks)
+        if place >= held or table.blocks[place] == 0:
+            return tokens
+        return tokens if table.grown and place >= held - layout.num_spec_tokens else 0
+
+    def saves(self, start: i64, end: i64, tokens: i64, layout: Layout) -> bool:
+        """Whether the chunk from `start` to `end` can save the state after `tokens` tokens on its
+        way (`is_mamba_prefill_checkpoint_valid`)."""
+        size: i64 = self.block_size
+        return (
+            self.checkpoint
+            and start % layout.key_tokens == 0
+            and (end + size - 1) // size - 2 > (start - 1) // size
+            and start + layout.key_tokens <= tokens
+            and start < tokens < end
+            and (tokens - start) % self.checkpoint_alignment == 0
+        )
+
+
+guard.keep(Layout)
+guard.keep(Group, "hits")
+
+KINDS: dict[str, type[Group]] = {
+    "full": Full,
+    "sliding": Sliding,
+    "chunked": Chunked,
+    "mamba": Mamba,
+}
+"""The kinds of groups, by their `type` in a configuration."""
+
+
+def groups_of(tables: Sequence[dict[str, Any]]) -> tuple[Group, ...]:
+    """The groups that a configuration describes. Raises `ValueError` where it is not understood."""
+    found = []
+    for table in tables:
+        given = dict(table)
+        kind = given.pop("type", None)
+        if kind not in KINDS:
+            raise ValueError(f"kv_groups: unknown type {kind!r}")
+        try:
+            group = KINDS[kind](**given)
+        except TypeError as error:
+            raise ValueError(f"kv_groups: {error}") from None
+        found.append(group)
+    return tuple(found)
+
+
+def state_of_drafts(request: Request) -> EngineStopped:
+    """The outcome if a state is to be kept whose last tokens are drafts without a key."""
+    return EngineStopped(
+        kind="state-of-drafts",
+        request_id=request.id,
+        explanation=(
+            f"request {request.id}: a step with drafts passes over a whole block of a group with"
+            " states, and the engine looks for the key of tokens that are not known yet"
+        ),
+        remedy="draft fewer tokens than a block holds (num_speculative_tokens)",
+        rule="AssertionError @ v1/core/block_pool.py, _get_partial_block_hash",
+    )

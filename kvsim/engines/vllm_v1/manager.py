@@ -1,0 +1,671 @@
+"""The block manager: it owns the pool and one table for each request and KV cache group.
+
+Source: vLLM 0.33.0, `v1/core/kv_cache_manager.py`, `v1/core/kv_cache_coordinator.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import gcd, lcm
+from typing import Any, NamedTuple
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim import guard
+from kvsim.core.blocks import BlockManager
+from kvsim.core.contents import Numbering
+from kvsim.core.plan import Plan
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request, Table
+from kvsim.core.vectors import EMPTY, zeros
+from kvsim.engine.sharing import FULL_HITS, FullHit
+from kvsim.engines.vllm_v1.groups import AlignedMamba, Ask, Full, Group, Layout, Prompt
+from kvsim.engines.vllm_v1.releases import LATEST, Release
+from kvsim.rules.eviction import LeastRecentlyUsed, make_eviction
+
+
+class Hits(NamedTuple):
+    """What a look-up found of a request, block by block."""
+
+    tokens: int
+    """Tokens that need not be computed."""
+    blocks: list[list[int]]
+    """For each group the blocks in token order; 0 where none is needed."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class KVCacheManager(BlockManager):
+    """Block tables of the KV cache groups over one pool. Block 0 is never used."""
+
+    gpu: Pool
+    groups: list[Group]
+    kinds: list[list[Group]]
+    """Groups with equal rules, which are looked up together; full attention first."""
+    layout: Layout
+    caching: bool
+    release: Release
+    numbering: Numbering
+    num_lookups: i64
+    num_hits: i64
+    short_blocks: i64
+    """Free blocks that the last request to be refused lacked."""
+    _full: bool
+    """Whether every group keeps all tokens."""
+    _aligned: list[AlignedMamba]
+    _marked: bool
+    _most_tokens: i64
+    _detached: list[list[int]]
+    """Tables of requests that have ended, whose blocks are given back later."""
+    _pinned: Counter[int]
+    _stream_keys: bool
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        num_gpu_blocks: int,
+        *,
+        enable_prefix_caching: bool,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        keyed: bool | None = None,
+        prefix_cache_retention_interval: int | None = 0,
+        eagle_drop: bool = False,
+        lookahead_keys: bool = False,
+        long_prefill_token_threshold: int = 0,
+        in_flight: int = 1,
+        num_spec_tokens: int = 0,
+        eviction: Any = "lru",
+        release: Release = LATEST,
+    ) -> None:
+        """`keyed` says whether blocks have contents although nothing is cached here, as with a
+        connector. `in_flight` is the number of steps composed before the oldest is settled.
+        `eviction` makes the order in which free blocks with content are reused
+        (`kvsim.rules.eviction`). Raises `ConfigError` for an unknown one."""
+        self.release = release
+        sizes = [int(group.block_size) for group in groups]
+        self.caching = enable_prefix_caching
+        self.needs_keys = enable_prefix_caching if keyed is None else keyed
+        self.groups = [
+            each.with_prefix_cache() if enable_prefix_caching else each for each in groups
+        ]
+        retention = prefix_cache_retention_interval
+        self.layout = Layout(
+            gcd(*sizes) if self.needs_keys else lcm(*sizes),
+            lcm(*sizes),
+            max_model_len,
+            max_num_batched_tokens * in_flight,
+            -1 if retention is None else retention,
+            num_spec_tokens,
+            lookahead_keys,
+            eagle_drop,
+        )
+        self._begin_kinds()
+        self._full = all(type(group) is Full for group in self.groups)
+        self._aligned = [each for each in self.groups if isinstance(each, AlignedMamba)]
+        self._marked = any(group.marked() for group in self.groups) or len(set(sizes)) > 1
+        self._most_tokens = min(
+            max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
+        )
+        self._detached, self._pinned = [], Counter()
+        self.num_lookups = self.num_hits = self.empty_slots = self.short_blocks = 0
+        self.block_size = self.layout.align
+        self.tier = None
+        self.numbering = Numbering(self.layout.key_tokens, lookahead_keys)
+        order = make_eviction(eviction, block_size=self.block_size, num_gpu_blocks=num_gpu_blocks)
+        oldest_first = order is LeastRecentlyUsed
+        self.gpu = Pool(
+            num_gpu_blocks - 1,
+            None if oldest_first else order,
+            len(groups),
+            self.layout.key_tokens,
+        )
+        self.gpu.names = bool(self._aligned)
+        self.gpu.blank_last = not release.evicts_blank_blocks_first or (
+            release.queues_blank_blocks_uncached and not enable_prefix_caching
+        )
+        self.cpu = Pool(0)
+
+    def _begin_kinds(self) -> None:
+        """Sorts the groups into kinds, and says whose hits lose the last block."""
+        layout, eagle = self.layout, any(group.eagle for group in self.groups)
+        kinds: dict[Any, list[Group]] = {}
+        for number, group in enumerate(self.groups):
+            group.number = number
+            group.hits = zeros(layout.max_model_len // group.block_size + 2)
+            kinds.setdefault(group.rules(), []).append(group)
+        for alike in kinds.values():
+            drop = layout.drops_last and any(group.eagle or not eagle for group in alike)
+            for group in alike:
+                group.drop = drop
+        self.kinds = sorted(kinds.values(), key=lambda alike: not alike[0].full)
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        return self.num_lookups, self.num_hits
+
+    @property
+    def full_hit(self) -> FullHit:
+        """Its rule for full prefix hits."""
+        return FULL_HITS["last-block"]
+
+    @property
+    def cuts(self) -> bool:
+        """Whether chunks of prompts are cut for the sake of states at block ends."""
+        return bool(self._aligned)
+
+    def observe(self, plan: Plan) -> None:
+        gpu: Pool = self.gpu
+        plan.used_blocks, plan.cached_blocks = gpu.size - gpu.num_free, gpu.num_cached
+        plan.free_blocks, plan.empty_slots = gpu.num_free - gpu.num_cached, self.empty_slots
+
+    def tables(self, request: Request) -> list[list[int]]:
+        if not request.tables:
+            return [[] for _ in self.groups]
+        return [list(table.blocks) for table in request.tables]
+
+    def own_blocks(self, request: Request) -> int:
+        own: i64 = 0
+        k: i64
+        table: Table
+        for table in request.tables:
+            for k in range(len(table.blocks)):
+                own += table.blocks[k] != 0 and self.gpu.refs[table.blocks[k]] == 1
+        return own
+
+    def cached_tokens(self, request: Request) -> int:
+        junction: i64 = request.junction
+        found: i64 = self.find(request)
+        request.junction = junction
+        return found
+
+    def report(self, events: Any) -> bool:
+        if not self.caching or len(self.groups) > 1 or not self._full:
+            return False
+        self.gpu.events = events
+        self.gpu.watched = True
+        return True
+
+    # -- contents --------------------------------------------------------------------------------
+
+    def number(self, request: Request) -> vec[i64]:
+        """The numbers of all its known units of tokens."""
+        known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
+        self.numbering.extend(request, known // self.layout.key_tokens)
+        return request.contents
+
+    def keys(self, request: Request) -> list[int]:
+        """The numbers of all its known units of tokens, for connectors."""
+        known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
+        return list(self.number(request)[: known // self.layout.key_tokens])
+
+    def content_key(self, key: int, group: int) -> int:
+        """The content of a block of a group that ends with a unit."""
+        return key * len(self.groups) + group
+
+    def key_of(self, block: int) -> tuple[int, int] | None:
+        """The unit and the group of the content of a block; None if it has none."""
+        content = self.gpu.content[block]
+        return divmod(content, len(self.groups)) if content else None
+
+    def has_key(self, block: int) -> bool:
+        """Whether a block has content."""
+        return self.gpu.content[block] != 0
+
+    def find_block(self, key: int, group: int) -> int:
+        """The first block of a group with the content that ends with a unit; 0: there is none."""
+        return self.gpu.known.find(self.content_key(key, group))
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def find(self, request: Request) -> i64:
+        """Looks up its longest hit, and returns the tokens (`get_computed_blocks`). The blocks are
+        noted in the groups, until the next look-up."""
+        request.junction = 0
+        if not self.caching:
+            self.forget_hits()
+            return 0
+        contents: vec[i64] = self.number(request)
+        known: i64 = request.length - 1 if self.layout.lookahead_keys else request.length
+        units: i64 = known // self.layout.key_tokens
+        if self.release.extends_keys_late:
+            if request.keyed == 0:
+                request.keyed = units
+            units = min(units, request.keyed)
+            most: i64 = min(request.length - 1, units * self.layout.key_tokens)
+            return self.find_common(contents, units, most, self.gpu)
+        tokens: i64 = self.find_common(contents, units, request.length - 1, self.gpu)
+        request.junction = self._junction
+        return tokens
+
+    _junction: i64
+
+    def forget_hits(self) -> None:
+        """Nothing was looked up for the request that is admitted next."""
+        group: Group
+        for group in self.groups:
+            group.first_hit = group.num_hits = 0
+
+    def find_common(self, contents: vec[i64], units: i64, longest: i64, pool: Pool) -> i64:
+        """Looks up the longest hit of at most `longest` tokens on which all groups agree, in a
+        pool. Each kind shortens what the others found (`find_longest_cache_hit`)."""
+        layout: Layout = self.layout
+        self._junction = 0
+        alike: list[Group]
+        rules: Group
+        if len(self.groups) == 1:
+            alike = self.kinds[0]
+            rules = alike[0]
+            return rules.find(alike, contents, longest, rules.drop, layout.align, pool) * (
+                layout.align
+            )
+        known: i64 = units * layout.key_tokens
+        tokens: i64 = longest
+        best: i64 = 0
+        common: i64
+        full: i64 = -1
+        dropped: list[Group] = []
+        simple: bool = len(self.kinds) == 2 and self.kinds[0][0].full
+        while True:
+            common = tokens
+            for alike in self.kinds:
+                rules = alike[0]
+                size: i64 = rules.block_size
+                if rules.full and full >= 0:
+                    common = min(common, rules.num_hits * size)
+                    continue
+                drops: bool = rules.drop and rules not in dropped
+                most: i64 = common
+                if drops and rules.holds_tokens:
+                    most = min(common + size, known)
+                hit: i64 = rules.find(alike, contents, most, drops, layout.align, pool) * size
+                if drops:
+                    dropped.append(rules)
+                elif hit < common:
+                    dropped.clear()
+                common = hit
+                if rules.full:
+                    full = hit
+                best = max(best, common)
+            shorter: bool = common < tokens
+            tokens = min(common, tokens)
+            if not shorter or simple:
+                break
+        for alike in self.kinds:
+            rules = alike[0]
+            if rules.full:
+                rules.num_hits = min(
+                    rules.num_hits, (tokens + rules.block_size - 1) // rules.block_size
+                )
+            for group in alike:
+                group.first_hit, group.num_hits = rules.first_hit, rules.num_hits
+        self._junction = best if best > tokens else 0
+        return tokens
+
+    def find_hits(self, keys: Sequence[int], max_tokens: int, pool: Pool) -> Hits:
+        """The longest hit of at most `max_tokens` tokens in a pool, for connectors. Positions count
+        from the first of `keys`."""
+        contents: vec[i64] = EMPTY
+        for key in keys:
+            contents = append(contents, key)
+        # What was found for the request that is admitted next stays as it is.
+        kept = [(group.hits, group.first_hit, group.num_hits) for group in self.groups]
+        for group in self.groups:
+            group.hits = zeros(len(group.hits))
+        tokens = self.find_common(contents, len(keys), max_tokens, pool)
+        blocks = []
+        for group, before in zip(self.groups, kept, strict=True):
+            first, hits = group.first_hit, group.num_hits
+            found = [0] * min(first, hits)
+            found += [group.hits[place] for place in range(len(found), hits)]
+            blocks.append(found)
+            group.hits, group.first_hit, group.num_hits = before
+        return Hits(tokens, blocks)
+
+    def cut(self, request: Request, start: i64, tokens: i64) -> i64:
+        """How many of the next `tokens` tokens from `start` a step computes, so that states at
+        block ends can be kept (`_mamba_block_aligned_split`).
+
+        A chunk of a prompt ends at a block end, at the last state from which an equal sequence can
+        resume, or at the junction, whichever comes first. 0 means that the chunk would reach no
+        block end.
+        """
+        if not self._aligned:
+            return tokens
+        layout: Layout = self.layout
+        size: i64 = self._aligned[0].block_size
+        end: i64 = start + tokens
+        prefill_end: i64 = self._prefill_end(request)
+        if start >= prefill_end:
+            return tokens
+        saved: i64 = layout.resumes_at(prefill_end, layout.align)
+        saves: bool = end >= prefill_end
+        group: AlignedMamba
+        for group in self._aligned:
+            saves = saves and group.saves(start, end, saved, layout)
+        if end < prefill_end:
+            aligned: i64 = end // size * size
+            if aligned > start or size <= self._most_tokens:
+                end = aligned
+        nearest: i64 = end
+        stop: i64
+        if not saves:
+            stop = layout.resumes_at(request.length, size)
+            if start < stop < nearest:
+                nearest = stop
+            if start % size:
+                stop = (start // size + 1) * size
+                if stop < nearest:
+                    nearest = stop
+        if start < request.junction < end:
+            stop = start + (request.junction - start) // size * size
+            if start < stop < nearest:
+                nearest = stop
+        return max(nearest - start, 0)
+
+    def prompt(self, request: Request) -> Prompt:
+        """Where later sequences may leave or resume a request."""
+        tokens, align = int(request.input_length), int(self.layout.align)
+        ends = [tokens - 1]
+        if self.layout.drops_last:
+            ends = [max(end // align - 1, 0) * align for end in (tokens - 1, tokens)]
+        return Prompt(tokens, int(request.junction), tuple(ends))
+
+    def reserve(self, request: Request, extra: i64) -> i64:
+        """The free blocks that a request still needs for all its known tokens and `extra` more."""
+        most: i64 = min(request.length, self.layout.max_model_len)
+        ask = Ask(most + extra, most, request.computed, self._prefill_end(request), True)
+        return self._missing(request, ask, False)
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begins a scheduling call."""
+        if self.gpu.names:
+            self.gpu.named.clear()
+
+    def allocate(
+        self,
+        request: Request,
+        tokens: i64,
+        found: i64 = -1,
+        external: i64 = 0,
+        whole: bool = False,
+        lookahead: i64 = 0,
+        delay: bool = False,
+        watermark: i64 = 0,
+        reserved: i64 = 0,
+    ) -> bool:
+        """Gives a request slots for `tokens` more tokens (`allocate_slots`). Returns False if
+        blocks run short.
+
+        `found` tokens are those that `find` has just found, -1 for a request that has its tables;
+        `external` tokens behind them are loaded by a connector. With `whole`, the whole known
+        sequence must fit. `lookahead` more slots are for drafts. With `delay`, the blocks are not
+        registered yet. `watermark` and `reserved` blocks stay free; the first also after the test
+        of the whole sequence.
+        """
+        layout: Layout = self.layout
+        held: bool = len(request.tables) > 0
+        upto: i64
+        slots: i64
+        if found < 0 and held and self._full:
+            # Slots of blocks that it has are enough, and no others fall behind.
+            upto = request.computed + tokens
+            slots = min(upto + lookahead, layout.max_model_len)
+            if slots <= request.room:
+                self.trim(request, max(0, request.computed - request.in_flight))
+                self.empty_slots -= (slots - request.filled) * len(self.groups)
+                request.filled = slots
+                self.publish(request, min(upto, request.length))
+                return True
+        hit: bool = found >= 0
+        start: i64 = request.computed + max(found, 0) + external
+        total: i64 = min(start, layout.max_model_len)
+        ask: Ask
+        free: i64 = self.gpu.num_free - watermark
+        prefill_end: i64 = self._prefill_end(request)
+        if whole:
+            length: i64 = min(request.length, layout.max_model_len)
+            ask = Ask(length, length, total, prefill_end, True)
+            self.short_blocks = self._missing(request, ask, hit) - free
+            if self.short_blocks > 0:
+                return False
+        upto = total + tokens
+        slots = min(upto + lookahead, layout.max_model_len)
+        ask = Ask(slots, upto, start, prefill_end)
+        if held:
+            self.trim(request, max(0, total - request.in_flight))
+        self.short_blocks = self._missing(request, ask, hit) + watermark + reserved
+        self.short_blocks -= self.gpu.num_free
+        if self.short_blocks > 0:
+            return False
+        if held:
+            self.empty_slots -= self._empty(request)
+        else:
+            request.tables = [Table() for _ in self.groups]
+            if hit and self.caching:
+                self.num_lookups += (request.length - 1) // self.block_size
+                self.num_hits += found // self.block_size
+        self._take(request, ask, hit, external)
+        request.filled = slots
+        self.empty_slots += self._empty(request)
+        if found > 0 or external:
+            request.seen = max(found, 0) + external
+        if not delay:
+            self.publish(request, min(upto, request.length))
+        return True
+
+    def publish(self, request: Request, upto: i64) -> None:
+        """Lets others hit the full blocks of the first `upto` tokens (`cache_blocks`)."""
+        if not self.caching:
+            return
+        layout: Layout = self.layout
+        unit: i64 = layout.key_tokens
+        known: i64 = request.length - 1 if layout.lookahead_keys else request.length
+        if upto < request.next_unit and min(upto, known) >= request.published * unit:
+            return
+        units: i64 = min(upto, known) // unit
+        if units == request.published and not self._aligned:
+            return
+        request.published = units
+        request.next_unit = 0 if self._aligned else (units + 1) * unit
+        request.keyed = max(request.keyed, units)
+        known = known // unit * unit
+        self.number(request)
+        prompt: Prompt | None = self.prompt(request) if self._marked else None
+        group: Group
+        k: i64
+        for k in range(len(self.groups)):
+            group = self.groups[k]
+            most: i64 = min(self.registered_tokens(k, upto), known)
+            if self.gpu.watched:
+                self._note_keys(request, request.tables[k], group, most)
+            group.register(request.tables[k], request, most, prompt, self.gpu, layout)
+
+    def registered_tokens(self, number: i64, upto: i64) -> i64:
+        """How many of the first `upto` tokens of a request a group lets others hit."""
+        if len(self.groups) == 1:
+            return upto
+        most: i64 = upto // self.layout.align * self.layout.align
+        if self.groups[number].drop and most:
+            most = min(upto, most + self.groups[number].block_size)
+        return most
+
+    def _note_keys(self, request: Request, table: Table, group: Group, upto: i64) -> None:
+        """Tells the order and the events the keys of the blocks about to be registered."""
+        first, last = int(table.registered), int(upto // group.block_size)
+        if last <= first:
+            return
+        size, groups = int(group.block_size), len(self.groups)
+        keys = request._stream.keys(max(first - 1, 0), last, size)
+        parent = keys.pop(0) if first else None
+        units = group.block_size // self.layout.key_tokens
+        place: i64
+        for place in range(first, last):
+            content = int(request.contents[(place + 1) * units - 1])
+            self.gpu.keys[content * groups + int(group.number)] = keys[place - first]
+        if self.gpu.events is not None:
+            self.gpu.events.stored(parent, keys)
+
+    def trim(self, request: Request, computed: i64) -> None:
+        """Gives back the blocks that nobody reads once `computed` tokens are computed."""
+        if self._full or not request.tables:
+            return
+        k: i64
+        for k in range(len(self.groups)):
+            self.groups[k].trim(request.tables[k], computed, self.gpu)
+
+    def free(self, request: Request) -> None:
+        """Gives back all its blocks."""
+        if not request.tables:
+            self._leave(request)
+            return
+        self.empty_slots -= self._empty(request)
+        table: Table
+        forwards: bool = not (self.caching or self.release.frees_last_block_first)
+        for table in request.tables:
+            if forwards:
+                self.gpu.drop(list(table.blocks))
+            else:
+                self.gpu.release(table.blocks, 0, len(table.blocks), request.access_ns)
+        self._leave(request)
+
+    def detach(self, request: Request) -> list[list[int]]:
+        """Takes the tables from a request without giving their blocks back."""
+        tables = [list(table.blocks) for table in request.tables]
+        if tables:
+            self.empty_slots -= self._empty(request)
+        self._leave(request)
+        self._detached += tables
+        return tables
+
+    def drop_tables(self, tables: list[list[int]]) -> None:
+        """Gives back what `detach` took, table by table."""
+        for table in tables:
+            self._detached.remove(table)
+            self.gpu.drop(table[::-1])
+
+    def drop_at_once(self, tables: list[list[int]]) -> None:
+        """Gives back what `detach` took as if it were one table."""
+        for table in tables:
+            self._detached.remove(table)
+        self.gpu.drop([block for table in reversed(tables) for block in reversed(table)])
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Holds blocks with content that a connector reads."""
+        held = list(blocks)
+        self._pinned.update(held)
+        self.gpu.hit(held)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """Gives back what `pin` held, in this order."""
+        held = list(blocks)
+        self._pinned.subtract(held)
+        self.gpu.drop(held)
+
+    # -- audit -----------------------------------------------------------------------------------
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        self.gpu.audit()
+        counted = +self._pinned
+        for table in self._detached:
+            counted.update(table)
+        empty = 0
+        for request in requests:
+            for blocks in self.tables(request):
+                counted.update(blocks)
+            if request.tables:
+                empty += int(self._empty(request))
+        del counted[0]
+        assert counted == self.gpu.references, "references and tables disagree"
+        assert empty == self.empty_slots, "empty slots were miscounted"
+
+    # -- its own ---------------------------------------------------------------------------------
+
+    def _missing(self, request: Request, ask: Ask, hits: bool) -> i64:
+        """The free blocks that all groups need together."""
+        missing: i64 = 0
+        k: i64
+        tables: list[Table] = request.tables
+        for k in range(len(self.groups)):
+            table: Table = tables[k] if tables else NO_TABLE
+            missing += self.groups[k].missing(table, ask, hits, self.gpu, self.layout)
+        return missing
+
+    def _take(self, request: Request, ask: Ask, hits: bool, external: i64) -> None:
+        """Adds the blocks that were hit, those to load into, and new ones, in this order."""
+        tables: list[Table] = request.tables
+        group: Group
+        table: Table
+        k: i64
+        adopts: bool = external > 0
+        if hits:
+            for group in self.groups:
+                adopts = adopts or group.num_hits > 0
+        if adopts:
+            for table in tables:
+                adopts = adopts and not table.known
+        if adopts:
+            for k in range(len(self.groups)):
+                self.groups[k].adopt(tables[k], ask.start, self.gpu)
+            for k in range(len(self.groups)):
+                self.groups[k].make_room(tables[k], ask.start, external, self.gpu)
+        room: i64 = self.layout.max_model_len
+        for k in range(len(self.groups)):
+            group, table = self.groups[k], tables[k]
+            group.grow(table, ask, self.gpu, self.layout)
+            room = min(room, len(table.blocks) * group.block_size)
+        request.room = room
+
+    def _prefill_end(self, request: Request) -> i64:
+        return max(request.input_length, request.length - 1)
+
+    def _leave(self, request: Request) -> None:
+        """Forgets a request."""
+        request.junction = request.filled = request.seen = request.published = 0
+        request.next_unit = request.room = 0
+        request.tables = []
+
+    def _empty(self, request: Request) -> i64:
+        """The slots of a request that hold no token."""
+        empty: i64 = 0
+        group: Group
+        k: i64
+        for k in range(len(self.groups)):
+            group = self.groups[k]
+            if group.holds_tokens:
+                slots: i64 = len(request.tables[k].blocks) * group.block_size - request.filled
+                empty += max(slots, 0)
+        return empty
+
+
+NO_TABLE = Table()
+
+
+def full_attention(
+    block_size: int,
+    num_gpu_blocks: int,
+    *,
+    enable_prefix_caching: bool,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    eviction: Any = "lru",
+    release: Release = LATEST,
+) -> KVCacheManager:
+    """The block manager of a model whose layers all keep all tokens."""
+    return KVCacheManager(
+        [Full(block_size=block_size)],
+        num_gpu_blocks,
+        enable_prefix_caching=enable_prefix_caching,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        eviction=eviction,
+        release=release,
+    )
+
+
+guard.keep(KVCacheManager)

@@ -1,0 +1,519 @@
+"""The tier in CPU memory of vLLM V1: `OffloadingConnector`, `--kv-offloading-size`.
+
+Blocks are copied to the tier as soon as their tokens are computed, prompts only by default. A
+waiting request first hits blocks of the GPU; what follows is loaded from the tier. The blocks that
+a store reads are not held: who reuses one of them waits for the store (a *flush*). vLLM 0.33.0
+`distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from kvsim.core.plan import Move, Plan
+from kvsim.core.request import ABORTED, Request
+from kvsim.engines.vllm_v1 import offload_remarks as events
+from kvsim.engines.vllm_v1.connector import (
+    Connector,
+    Done,
+    Job,
+    Match,
+    Reported,
+    Transfers,
+)
+from kvsim.engines.vllm_v1.cpu_tier import Access, CpuTier, Key
+from kvsim.engines.vllm_v1.groups import Mask
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.search import ChunkedGroup, Search, chunked_groups
+
+
+class _Chunks:
+    """The chunks of one group of a request."""
+
+    __slots__ = ("blocks", "keys", "next")
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        """Keys of the chunks whose tokens are all known."""
+        self.blocks: list[int] = []
+        """The table as the tier knows it; 0 where a block is not there, or was reused."""
+        self.next = 0
+        """First chunk that was not considered for a store yet."""
+
+
+class _Known:
+    """What the tier knows of a request."""
+
+    __slots__ = ("access", "events", "groups", "jobs", "junction", "local", "over", "stored")
+
+    def __init__(self, groups: int) -> None:
+        self.access = Access()
+        self.groups = [_Chunks() for _ in range(groups)]
+        self.events: set[str] = set()
+        """What happened to it (`offload_remarks`)."""
+        self.jobs: set[int] = set()
+        """Its transfers in flight."""
+        self.over = False
+        self.stored = False
+        """Whether it runs and nothing of it will be offered before it ends."""
+        self.junction = 0
+        """Tokens of a prefix that only some groups had when it was last looked up; 0: none."""
+        self.local = 0
+        """Tokens in blocks of the GPU when it was last looked up."""
+
+
+class _Copy:
+    """A transfer in flight."""
+
+    __slots__ = ("fenced", "held", "keys")
+
+    def __init__(self, keys: list[Key], held: Iterable[int] = ()) -> None:
+        self.keys = keys
+        self.held = held
+        """Blocks that it reads and that its request keeps until it is over."""
+        self.fenced: set[int] = set()
+        """Blocks that it reads and that may be given to somebody else."""
+
+
+class Offloading(Connector):
+    """Decides what is loaded from a CPU tier, and what is stored there."""
+
+    loads = True
+
+    def __init__(
+        self,
+        blocks: KVCacheManager,
+        tier: CpuTier,
+        *,
+        blocks_per_chunk: int = 1,
+        offload_prompt_only: bool = True,
+        sync_load_budget_bytes: int = 0,
+        bytes_per_token: int = 0,
+    ) -> None:
+        """`sync_load_budget_bytes`: bytes that a step may load before it computes; other loads
+        happen while their requests wait. `bytes_per_token`: of all layers together."""
+        self._blocks, self.tier = blocks, tier
+        blocks.tier = tier
+        self.blocks_per_chunk = self._size = blocks_per_chunk
+        self.capacity_blocks = tier.capacity * blocks_per_chunk
+        self.prompts_only = offload_prompt_only
+        self.happened: Counter[str] = Counter()
+        """Event (`offload_remarks`) → how many requests or transfers it happened to."""
+        self._unstored: set[Key] = set()
+        """The first chunk of each answer that was not stored, as prompts only are."""
+        self._sync_budget = self._sync_left = sync_load_budget_bytes
+        self._bytes_per_token = bytes_per_token
+        self._groups = chunked_groups(blocks.groups, blocks_per_chunk)
+        self._tiers = Search(self._groups, tier)
+        self._align = _alignment(self._groups)
+        self._known: dict[Request, _Known] = {}
+        self._copies: dict[int, _Copy] = {}
+        self._fences: dict[int, set[int]] = {}
+        """Block → stores in flight that read it, where it may be reused."""
+        self._being_loaded: set[Key] = set()
+        self._jobs = 0
+        self._new_loads: list[Job] = []
+        self._touched: set[int] = set()
+        """Blocks that this step gave to somebody."""
+
+    # -- a request waits -------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match | None:
+        known = self._known_of(request)
+        known.stored = False
+        for chunks in known.groups:
+            chunks.blocks.clear()
+            chunks.next = 0
+        if known.jobs:
+            self._happens(events.OWN_STORES, known)
+            return None
+        self._extend_keys(request, known)
+        known.local = computed
+        known.junction = request.junction
+        if request.options.skip_reading_prefix_cache:
+            return Match()
+        found = self._search(request, known)
+        if not found:
+            return None if found is None else Match()
+        below = self._from_below(known, found)
+        needed = found * self._bytes_per_token
+        within = computed + found < request.sequences[0].length and needed <= self._sync_left
+        if self._sync_budget and within:
+            self._sync_left -= needed
+            return Match(found, asynchronous=False, below=below)
+        return Match(found, asynchronous=True, below=below)
+
+    def _search(self, request: Request, known: _Known) -> int | None:
+        """Returns the tokens of a request in the tier behind its local ones; None: they may change
+        before the next step."""
+        keys = [chunks.keys for chunks in known.groups]
+        found = self._tiers.longest(keys, known.local, request.sequences[0].length)
+        if found is None:
+            self._happens(events.PENDING, known)
+            return None
+        self._note_answers(known, known.local + found)
+        if found and self._blocks.caching and self._being_loaded:
+            end = known.local + found
+            for group, present in zip(self._groups, keys, strict=True):
+                wanted = present[known.local // group.tokens : -(-end // group.tokens)]
+                if group.window:
+                    wanted = wanted[-group.load_chunks(end) :]
+                if not self._being_loaded.isdisjoint(wanted):
+                    self._happens(events.LOADED_BY_OTHERS, known)
+                    return None
+        return found
+
+    def _from_below(self, known: _Known, found: int) -> int:
+        """Returns how many of the tokens found came from a tier below."""
+        number = next((n for n, each in enumerate(self._groups) if not each.window), 0)
+        group, chunks = self._groups[number], known.groups[number]
+        first, last = known.local // group.tokens, (known.local + found) // group.tokens
+        return min(found, self.tier.risen(chunks.keys[first:last]) * group.tokens)
+
+    def _note_answers(self, known: _Known, end: int) -> None:
+        """Notes whether a prompt goes on behind its hits with an answer that was not stored."""
+        if self._unstored:
+            for group, chunks in zip(self._groups, known.groups, strict=True):
+                following = chunks.keys[end // group.tokens : end // group.tokens + 1]
+                if not self._unstored.isdisjoint(following):
+                    self._happens(events.ANSWERS, known)
+
+    def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
+        tables = self._blocks.tables(request.sequences[0])
+        for table in tables:
+            self._touched.update(table)
+        self._touched.discard(0)
+        if not match.tokens:
+            return
+        known, end = self._known[request], local + match.tokens
+        keys: list[Key] = []
+        targets: list[list[int]] = []
+        for group, chunks, table in zip(self._groups, known.groups, tables, strict=True):
+            size = group.rules.block_size
+            first, last = -(-local // size), -(-end // size)
+            while first < last and not self._to_load(table[first], match):
+                first += 1
+            chunks.next = -(-end // group.tokens)
+            if first < last:
+                keys += chunks.keys[first // self._size : chunks.next]
+            targets.append(table[first:last])
+        places = self.tier.load(keys, known.access)
+        within = not match.asynchronous
+        job = Job(self._number(), request, targets, [places], True, within)
+        self._new_loads.append(job)
+        known.jobs.add(job.number)
+        self._copies[job.number] = _Copy(keys)
+        if match.asynchronous:
+            self._being_loaded.update(keys)
+
+    def _to_load(self, block: int, match: Match) -> bool:
+        """Whether a block is the first one to load into: it holds nothing that others know, unless
+        the step itself waits for the load."""
+        return block != 0 and (not match.asynchronous or self._blocks.key_of(block) is None)
+
+    # -- a step is composed ----------------------------------------------------------------------
+
+    def build_connector_meta(self, plan: Plan) -> Transfers:
+        self._note_tables(plan.moves)
+        loads, self._new_loads = self._new_loads, []
+        new = {job.number for job in loads}
+        flush = {
+            number
+            for request, _ in plan.preempted
+            if request in self._known
+            for number in self._known[request].jobs - new
+        }
+        self.happened[events.PREEMPTED] += len(flush)
+        for block in self._touched & self._fences.keys():
+            flush |= self._fences[block]
+        stores: list[Job] = []
+        for move in plan.moves:
+            if not self._known[move.request].stored:
+                computed = move.request.sequences[0].computed + move.tokens
+                stores += self._stored(move.request, computed, flush)
+        for request in plan.finished:
+            stores += self._stored(request, _written(request), flush)
+        for request in plan.finished:
+            self._over(request)
+        self.happened[events.FLUSHED] += len(flush)
+        self._touched.clear()
+        self._sync_left = self._sync_budget
+        return Transfers(loads, stores, sorted(flush), [], below=self.tier.copies())
+
+    def rests(self, requests: Iterable[Request]) -> bool:
+        return not self.tier.cascades and all(self._known[each].stored for each in requests)
+
+    def grew(self, moves: list[Move]) -> None:
+        self._note_tables(moves)
+        self._touched.clear()
+
+    def _note_tables(self, moves: list[Move]) -> None:
+        """Notes the tables of the batch, and forgets blocks that were reused."""
+        sparse = [number for number, group in enumerate(self._groups) if group.window]
+        before: dict[Request, list[int]] = {}
+        for move in moves:
+            known = self._known_of(move.request)
+            if not known.stored:
+                self._extend_keys(move.request, known)
+            tables = self._blocks.tables(move.request.sequences[0])
+            if move.resumed:
+                for chunks in known.groups:
+                    chunks.blocks.clear()
+            if sparse:
+                before[move.request] = [len(chunks.blocks) for chunks in known.groups]
+            for chunks, table in zip(known.groups, tables, strict=True):
+                if len(table) > len(chunks.blocks):
+                    new = table[len(chunks.blocks) :]
+                    chunks.blocks += new
+                    self._touched.update(new)
+        self._touched.discard(0)
+        if not (sparse and self._touched):
+            return
+        for request, known in self._known.items():
+            for number in sparse:
+                chunks = known.groups[number]
+                end = before[request][number] if request in before else len(chunks.blocks)
+                for place in range(chunks.next * self._size, end):
+                    if chunks.blocks[place] in self._touched:
+                        chunks.blocks[place] = 0
+
+    def _stored(self, request: Request, computed: int, flush: set[int]) -> list[Job]:
+        """Offers the chunks of a request whose first `computed` tokens are computed. Returns the
+        store, if there is one."""
+        known = self._known.get(request)
+        if known is None:
+            return []
+        ended, sequence = request.finish_ns >= 0, request.sequences[0]
+        tokens = min(computed, sequence.length)
+        if self.prompts_only:
+            tokens = min(tokens, request.input_length)
+        pairs = [*zip(self._groups, known.groups, strict=True)]
+        ends = [self._whole(group, chunks, request, tokens) for group, chunks in pairs]
+        offers = [
+            self._offers(group, chunks, request, end, known.junction)
+            for (group, chunks), end in zip(pairs, ends, strict=True)
+        ]
+        keys = [
+            known.groups[number].keys[at] for number, found in enumerate(offers) for at in found
+        ]
+        places = self.tier.offer(keys, known.access) if keys else {}
+        if places is None:
+            self.happened[events.REFUSED] += 1
+            return []
+        for chunks, end in zip(known.groups, ends, strict=True):
+            chunks.next = max(chunks.next, end)
+        known.stored = self.prompts_only and all(
+            chunks.next >= request.input_length // group.tokens for group, chunks in pairs
+        )
+        if not places:
+            return []
+        self._unstored.difference_update(places)
+        sources: list[list[int]] = []
+        watched: list[int] = []
+        later: list[int] = []
+        for number, found in enumerate(offers):
+            chunks = known.groups[number]
+            blocks = [
+                block
+                for at in found
+                if chunks.keys[at] in places
+                for block in chunks.blocks[at * self._size : (at + 1) * self._size]
+                if block
+            ]
+            sources.append(blocks)
+            (watched if self._groups[number].window else later).extend(blocks)
+        job = Job(self._number(), request, sources, [[*places.values()]], False)
+        known.jobs.add(job.number)
+        self._copies[job.number] = _Copy([*places], later)
+        self._fence(job.number, watched)
+        if ended:
+            self._fence(job.number, later)
+            if not self._touched.isdisjoint(later):
+                flush.add(job.number)
+        return [job]
+
+    def _whole(self, group: ChunkedGroup, chunks: _Chunks, request: Request, tokens: int) -> int:
+        """Returns the number of chunks of a group that could be stored by now."""
+        end = tokens // group.tokens
+        if group.rules.eagle and tokens > request.input_length and request.finish_ns < 0:
+            # Its last block may be written again while drafts are verified.
+            end -= 1
+        return max(0, min(end, len(chunks.blocks) // self._size, len(chunks.keys)))
+
+    def _offers(
+        self, group: ChunkedGroup, chunks: _Chunks, request: Request, end: int, junction: int
+    ) -> list[int]:
+        """Returns the chunks of a group that are offered: those that a later load can use, and
+        whose blocks are all there."""
+        size, first, ended = self._size, chunks.next, request.finish_ns >= 0
+        prompt = request.input_length // group.tokens
+        horizon = end if ended else prompt if end <= prompt else 0
+        mask, passed = self._mask(group, request, junction, horizon), None
+        if ended and end != prompt and group.slides and mask.horizon and not self._uneven(group):
+            # The end of the request was not known to be one when these chunks were passed over.
+            segment = mask.align // group.rules.block_size
+            first = min(first, end * size // segment * segment // size)
+            passed = self._mask(group, request, junction, prompt)
+        if end <= first:
+            return []
+        kept = self._kept(group, first, end, mask)
+        if kept is None and passed is None:
+            held = chunks.blocks
+            return [at for at in range(first, end) if 0 not in held[at * size : (at + 1) * size]]
+        before = None if passed is None else self._kept(group, first, end, passed)
+        found = []
+        for at in range(first, end):
+            places = range((at - first) * size, (at - first + 1) * size)
+            blocks = chunks.blocks[at * size : (at + 1) * size]
+            needed = [kept is None or kept[place] for place in places]
+            known = passed is not None and at < chunks.next
+            if known and (before is None or any(before[place] for place in places)):
+                continue
+            absent = any(need and not block for need, block in zip(needed, blocks, strict=True))
+            if blocks[-1] and any(needed) and not absent:
+                found.append(at)
+        return found
+
+    def _mask(self, group: ChunkedGroup, request: Request, junction: int, horizon: int) -> Mask:
+        """Returns where later requests can resume, if the chunks end at chunk `horizon`."""
+        interval, eagle = self._blocks.layout.retention, group.rules.eagle
+        marks = (request.input_length - 1, *([junction] if junction else []))
+        if interval >= 0 or eagle:
+            horizon = 0
+        return Mask(self._align or 1, interval, eagle, marks, horizon * self._size)
+
+    def _uneven(self, group: ChunkedGroup) -> bool:
+        """Whether hits end elsewhere than the blocks of a group."""
+        return not self._align or self._align % group.rules.block_size != 0
+
+    def _kept(self, group: ChunkedGroup, first: int, end: int, mask: Mask) -> list[bool] | None:
+        """Returns which blocks of these chunks a later request can use; None for all."""
+        if not self._align:
+            return None
+        return group.rules.keeps(first * self._size, end * self._size, mask)
+
+    # -- a request is over, or a transfer --------------------------------------------------------
+
+    def request_finished(self, request: Request) -> bool:
+        known = self._known.get(request)
+        if known is not None:
+            self._extend_keys(request, known)
+            for number in known.jobs:
+                self._fence(number, self._copies[number].held)
+        return False
+
+    def update_connector_output(self, done: Done) -> Reported:
+        for job in done.stores:
+            self.tier.stored(self._done(job))
+        for job in done.loads:
+            keys = self._done(job)
+            self.tier.loaded(keys)
+            self._being_loaded.difference_update(keys)
+        for copy in done.below:
+            self.tier.copied(copy)
+        return Reported([job.request for job in done.loads if not job.within_step], [])
+
+    def _done(self, job: Job) -> list[Key]:
+        """A transfer is over. Returns its chunks."""
+        request, copy = job.request, self._copies.pop(job.number)
+        assert request is not None
+        for block in copy.fenced:
+            self._fences[block].discard(job.number)
+            if not self._fences[block]:
+                del self._fences[block]
+        known = self._known[request]
+        known.jobs.remove(job.number)
+        if known.over and not known.jobs:
+            del self._known[request]
+        return copy.keys
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._copies) or self.tier.copying
+
+    @property
+    def restless(self) -> bool:
+        return self.tier.cascades and self.busy
+
+    def remarks(self) -> list[str]:
+        return events.remarks(self.happened)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self.tier.describe(),
+            "blocks_per_chunk": self.blocks_per_chunk,
+            "flushed_jobs": self.happened[events.FLUSHED],
+            "refused_stores": self.happened[events.REFUSED],
+            "waited_for_stores": self.happened[events.PENDING],
+            "waited_for_loads_of_others": self.happened[events.LOADED_BY_OTHERS],
+        }
+
+    # -- the connector's own ---------------------------------------------------------------------
+
+    def _over(self, request: Request) -> None:
+        """The last stores of a request have been offered."""
+        known = self._known.get(request)
+        if known is not None:
+            known.over = True
+            self._note_unstored(request, known)
+            self.tier.ended(known.access)
+            if not known.jobs:
+                del self._known[request]
+
+    def _note_unstored(self, request: Request, known: _Known) -> None:
+        """Notes where the answer of a request begins, if it is not stored."""
+        if self.prompts_only:
+            for group, chunks in zip(self._groups, known.groups, strict=True):
+                first = request.input_length // group.tokens
+                self._unstored.update(chunks.keys[first : first + 1])
+
+    def _happens(self, event: str, known: _Known) -> None:
+        """Counts what happens to a request, once."""
+        if event not in known.events:
+            known.events.add(event)
+            self.happened[event] += 1
+
+    def _fence(self, number: int, blocks: Iterable[int]) -> None:
+        """Watches blocks that a store reads: who reuses them waits for it."""
+        self._copies[number].fenced.update(blocks)
+        for block in blocks:
+            self._fences.setdefault(block, set()).add(number)
+
+    def _known_of(self, request: Request) -> _Known:
+        known = self._known.get(request)
+        if known is None:
+            known = self._known[request] = _Known(len(self._groups))
+        return known
+
+    def _extend_keys(self, request: Request, known: _Known) -> None:
+        """Notes the keys of chunks whose tokens are known by now."""
+        unit = self._blocks.layout.key_tokens
+        keys = self._blocks.keys(request.sequences[0])
+        for number, (group, chunks) in enumerate(zip(self._groups, known.groups, strict=True)):
+            each = group.tokens // unit
+            for end in range((len(chunks.keys) + 1) * each, len(keys) + 1, each):
+                key = (keys[end - 1], number)
+                chunks.keys.append(key)
+                known.access.position[key] = end * unit
+
+    def _number(self) -> int:
+        self._jobs += 1
+        return self._jobs - 1
+
+
+def _alignment(groups: list[ChunkedGroup]) -> int:
+    """Returns the tokens of which every hit is a multiple; 0 if groups differ in that."""
+    sizes = {group.tokens for group in groups if not group.window}
+    if not sizes:
+        return max(group.tokens for group in groups)
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _written(request: Request) -> int:
+    """Returns the tokens of an ended request whose KV will not change any more."""
+    sequence = request.sequences[0]
+    if request.reason == ABORTED:
+        return sequence.computed
+    return max(request.input_length, sequence.length - 1)

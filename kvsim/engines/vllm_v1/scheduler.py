@@ -1,0 +1,797 @@
+"""The scheduler of vLLM V1 0.33.0 (`v1/core/sched/scheduler.py`), to be read beside its source.
+
+There are no separate prompt steps and decode steps. First, every running request, in order, takes
+on the tokens that it knows and has not computed, within one token budget. Then waiting requests are
+admitted with the rest, unless a request was preempted. If blocks run short, the tail of the running
+list, or the worst by priority, is preempted and computed again. Connectors, drafts, adapters and
+stages of a pipeline are parts that are asked where vLLM asks them, and by default are not there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.batch import Batch
+from kvsim.core.plan import NOTHING_MOVED, Moved, Plan
+from kvsim.core.request import (
+    ABORTED,
+    FINISHED,
+    LOADED,
+    LOADING,
+    RUNNING,
+    UNLOADED,
+    Request,
+)
+from kvsim.core.scheduler import Scheduler
+from kvsim.engines.vllm_v1.adapters import AdapterSlots
+from kvsim.engines.vllm_v1.connector import Connector, Done, Match, Worker
+from kvsim.engines.vllm_v1.drafts import Speculation
+from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.engines.vllm_v1.releases import Release
+from kvsim.errors import EngineStopped
+from kvsim.records import transitions
+from kvsim.records.drafts import DraftLog
+from kvsim.rules.requeue import make_requeue, priority_by_trace
+
+SLOTS: Final = 1
+TOKENS: Final = 2
+BLOCKS: Final = 3
+WATERMARK: Final = 4
+PREEMPTED: Final = 6
+LORAS: Final = 7
+"""Why the head of the waiting queue was refused: indexes into `kvsim.schema.BLOCKED`."""
+
+ASIDE: Final = -1000
+"""A request that is passed over, for those behind it."""
+
+NO_MATCH: Final = Match()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class VllmV1(Scheduler):
+    """vLLM V1 0.33.0 with synchronous scheduling: a step is settled before the next is composed.
+
+    For a policy of your own, override `before_admissions`, `choose_victim`, `compose`, `settle` or
+    `after_step`; the constructor may name any setting of a run, and hands what is the engine's on.
+    """
+
+    blocks: KVCacheManager
+    release: Release
+    max_model_len: i64
+    priority: bool
+    reserve_full_isl: bool
+    """Whether an admission needs blocks for the whole known sequence, not only its chunk."""
+    long_prefill_token_threshold: i64
+    long_prefill_token_threshold_adaptive: bool
+    """Whether a chunk may always be a fair share of `max_num_batched_tokens`."""
+    max_num_active_seqs: i64
+    """Requests that may run; the others of `max_num_seqs` stay empty."""
+    max_num_scheduled_tokens: i64
+    """Tokens that a step computes; `max_num_batched_tokens` limits its input, with what drafts need
+    besides."""
+    victim: Callable[..., Request] | None
+    """Chooses whom to preempt; None: the engine's own rule."""
+    requeue: Callable[[Any, Any], None]
+    asynchronous: bool
+    connector: Connector | None
+    worker: Worker | None
+    speculation: Speculation
+    draft_log: DraftLog
+    adapters: AdapterSlots
+    pipeline_parallel_size: i64
+    finished: list[Request]
+    """Requests that are over since the last step was composed."""
+    _num_spec_tokens: i64
+    _lookahead: i64
+    _slots: i64
+    _call: i64
+    """Number of scheduling calls so far."""
+    _sent: i64
+    """Number of the last step with tokens that was composed."""
+    _known: i64
+    """Number of the last step with tokens whose result is known."""
+    _budget: i64
+    """Tokens that the step may still take on."""
+    _inputs: i64
+    """Positions of its input that are left."""
+    _prefills: dict[Request, None]
+    """Requests that have blocks for a part of their prompt and need more, for connectors."""
+    _kept: dict[Request, list[list[int]]]
+    """Blocks of ended requests that a transfer still reads or writes."""
+    _late: deque[tuple[int, list[list[int]]]]
+    """(number of a step, blocks to release once its result is known), in order."""
+
+    def __init__(
+        self,
+        *,
+        blocks: KVCacheManager,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_chunked_prefill: bool = True,
+        scheduling_policy: str = "fcfs",
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool = True,
+        long_prefill_token_threshold: int = 0,
+        long_prefill_token_threshold_adaptive: bool | None = None,
+        max_num_active_seqs: int | None = None,
+        max_num_scheduled_tokens: int | None = None,
+        victim: Callable[..., Request] | None = None,
+        requeue: str | Callable[[Any, Any], None] | None = None,
+        connector: Connector | None = None,
+        worker: Worker | None = None,
+        speculation: Speculation | None = None,
+        draft_log: DraftLog | None = None,
+        max_loras: int | None = None,
+        pipeline_parallel_size: int = 1,
+    ) -> None:
+        release = blocks.release
+        if max_num_batched_tokens < max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs"
+                f" ({max_num_seqs}): every running sequence needs one token a step; raise it, or"
+                " lower --max-num-seqs"
+            )
+        active = max_num_seqs if max_num_active_seqs is None else max_num_active_seqs
+        if active > max_num_seqs:
+            raise ValueError(
+                f"max_num_active_seqs ({active}) is above max_num_seqs ({max_num_seqs}); lower it,"
+                " or raise --max-num-seqs"
+            )
+        self.blocks = blocks
+        self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_active_seqs = active
+        self.max_num_scheduled_tokens = max_num_scheduled_tokens or max_num_batched_tokens
+        self.release = release
+        self.chunked = enable_chunked_prefill or not release.cuts_on_request
+        self.priority = scheduling_policy == "priority" and release.knows_priorities
+        self.victim = victim
+        own = "priority" if self.priority else "head"
+        self.requeue = make_requeue(requeue, own, sorts=self.priority)
+        if self.priority and release.ties_in_order_of_the_trace:
+            self.requeue = priority_by_trace
+        kept = watermark if release.keeps_a_watermark else 0.0
+        self.watermark_blocks = int(kept * int(blocks.gpu.size + 1))
+        self.reserve_full_isl = scheduler_reserve_full_isl and release.reserves_whole_prompts
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.long_prefill_token_threshold_adaptive = bool(long_prefill_token_threshold_adaptive)
+        self.connector, self.worker = connector, worker
+        self.speculation = speculation or Speculation()
+        self.draft_log = draft_log or DraftLog()
+        self.adapters = AdapterSlots(max_loras)
+        self.pipeline_parallel_size = pipeline_parallel_size
+        self.asynchronous = self.schedules_ahead() and release.schedules_ahead
+        self.in_flight = pipeline_parallel_size + self.asynchronous
+        self.finished = []
+        self._num_spec_tokens = self.speculation.num_spec_tokens
+        self._lookahead, self._slots = self.speculation.lookahead, self.speculation.slots
+        self._call = self._sent = self._known = self._budget = self._inputs = 0
+        self._prefills, self._kept, self._late = {}, {}, deque()
+
+    # -- what a run asks of a scheduler ----------------------------------------------------------
+
+    def schedules_ahead(self) -> bool:
+        """Whether one step more is in flight than the pipeline has stages."""
+        return False
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return self.max_model_len
+
+    @property
+    def ends_early(self) -> bool:
+        return True
+
+    def remarks(self) -> list[str]:
+        said = [] if self.connector is None else self.connector.remarks()
+        return [*said, *self.adapters.remarks()]
+
+    def unfinished(self, batch: Batch) -> bool:
+        """Whether there is something to schedule, or to hear from a transfer."""
+        return bool(len(batch) or self._kept or (self.connector and self.connector.busy))
+
+    # -- policy ----------------------------------------------------------------------------------
+
+    def before_admissions(self, batch: Batch, now_ns: int) -> None:
+        """Called when running requests have their tokens, before waiting ones are admitted. It may
+        set `batch.waiting` in another order."""
+
+    def choose_victim(self, batch: Batch, request: Request) -> Any:  # checked by `_chosen`
+        """Whom to preempt so that a running request gets blocks; it may be the request itself."""
+        running: list[Request] = batch.running
+        if self.victim is not None:
+            return self.victim(running, self.blocks)
+        worst: Request = running[len(running) - 1]
+        if self.priority:
+            worst = running[0]
+            other: Request
+            for other in running:
+                if other.priority > worst.priority or (
+                    other.priority == worst.priority and self._later(other, worst)
+                ):
+                    worst = other
+        return worst
+
+    def _later(self, one: Request, other: Request) -> bool:
+        """Whether one of two requests of equal priority is the worse victim."""
+        if one.arrival_ns == other.arrival_ns and self.release.ties_in_order_of_the_trace:
+            return one.index > other.index
+        return one.arrival_ns > other.arrival_ns
+
+    def after_step(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Called when a step is settled."""
+
+    def arrive(self, batch: Batch, request: Request) -> None:
+        """Accepts a request, or rejects it if its prompt leaves no room for a token."""
+        if request.input_length >= self.max_model_len:
+            batch.refuse(request, "too-long")
+            return
+        if self.priority:
+            # The queue is kept sorted: who arrives joins it by the rule for who was preempted.
+            batch.accept(request)
+            self.requeue(batch.waiting, request)
+        else:
+            batch.arrive(request)
+
+    # -- composing a step (schedule) -------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Any:
+        """Composes the next step."""
+        plan: Plan = batch.begin(now_ns, self.max_num_seqs)
+        self.blocks.begin()
+        if self.worker is not None and self._sent == self._known:
+            self._hear(batch, self.worker.pause(now_ns))
+        self._call += 1
+        self._budget, self._inputs = self.max_num_scheduled_tokens, self.max_num_batched_tokens
+        most: i64 = self.long_prefill_token_threshold
+        if most == 0 or (self.release.spares_the_only_request and len(batch) == 1):
+            most = self.max_model_len
+        elif self.long_prefill_token_threshold_adaptive:
+            most = max(most, self.max_num_batched_tokens // max(len(batch), 1))
+        self._schedule_running(batch, plan, most)
+        plan.num_continued = len(plan.requests)
+        if plan.preempted:
+            plan.blocked = PREEMPTED if batch.waiting else 0
+        else:
+            self.before_admissions(batch, now_ns)
+            if batch.waiting or batch.holding:
+                self._schedule_waiting(batch, plan, most)
+        plan.finished, self.finished = self.finished, []
+        if self.connector is not None and self.worker is not None:
+            plan.transfers = self.connector.build_connector_meta(plan)
+            self.worker.start(plan.transfers)
+            plan.waits = (self.connector.busy or self.worker.busy) and self._steps_on(batch, plan)
+        if plan.requests:
+            self._sent += 1
+        self._update_after_schedule(batch, plan)
+        plan.batched_tokens = self.max_num_scheduled_tokens - self._budget
+        if self._num_spec_tokens:
+            plan.drafter_ns = self.speculation.drafter_ns(plan)
+        return plan
+
+    def _steps_on(self, batch: Batch, plan: Plan) -> bool:
+        """Whether a step takes place for the sake of transfers: to begin them, or because requests
+        wait."""
+        assert self.connector is not None and self.worker is not None
+        transfers = plan.transfers
+        return bool(
+            len(batch) > 0
+            or self.worker.unsent
+            or self.connector.restless
+            or transfers.loads
+            or transfers.stores
+            or transfers.below
+        )
+
+    def waits(self, batch: Batch, plan: Plan, start_ns: int, next_ns: float) -> Moved:
+        """How long a step that begins at `start_ns` waits for transfers before it computes. The
+        next request arrives at `next_ns`. Asked only where `Plan.waits`."""
+        if self.connector is None or self.worker is None:
+            return NOTHING_MOVED
+        idle = not plan.requests and (len(batch) > 0 or self.connector.restless)
+        return self.worker.launch(plan.transfers, start_ns, idle, next_ns)
+
+    def _schedule_running(self, batch: Batch, plan: Plan, most: i64) -> None:
+        """Gives running requests slots for the tokens that they take on, at most `most` each, in
+        order."""
+        blocks: KVCacheManager = self.blocks
+        tokens: i64
+        k: i64 = 0
+        while k < len(batch.running):
+            if self._budget <= 0 or self._inputs <= self._slots:
+                break
+            request: Request = batch.running[k]
+            if self.asynchronous and self._pauses(batch, request):
+                k += 1
+                continue
+            known: i64 = request.length + request.placeholders
+            tokens = known + request.drafts - request.computed
+            if tokens > most:
+                tokens = most
+            tokens = min(tokens, min(self._budget, self._inputs - self._slots))
+            tokens = min(tokens, self.max_model_len - 1 - request.computed)
+            if tokens > 0:
+                tokens = blocks.cut(request, request.computed, tokens)
+            if tokens <= 0:
+                k += 1
+                continue
+            while not blocks.allocate(request, tokens, -1, 0, False, self._lookahead):
+                victim: Request = _chosen(batch, self.choose_victim(batch, request))
+                if self._is_late(victim):
+                    # Its blocks would be released too late.
+                    self._pass_over(batch, k)
+                    return
+                at: i64 = batch.running.index(victim)
+                del batch.running[at]
+                if at < k:
+                    returned: i64 = plan.remove(victim)
+                    if returned and self.release.keeps_victims_in_the_batch:
+                        plan.ghosts.append((victim, returned))
+                    elif returned:
+                        self._budget += returned
+                        self._inputs += returned + self._slots
+                        k -= 1
+                    elif not self.release.passes_over_behind_victims:
+                        k -= 1
+                self._preempt(batch, victim)
+                if victim is request:
+                    if self.release.ends_at_own_preemption:
+                        return
+                    break
+            else:
+                drafts: i64 = 0
+                if request.drafts:
+                    drafts = max(0, min(request.drafts, tokens + request.computed - known))
+                    request.drafts = 0
+                if request.passed_over:
+                    request.passed_over = False
+                    batch.note(request, transitions.CONTINUED)
+                plan.add(request, tokens, drafts)
+                self._budget -= tokens
+                self._inputs -= tokens + self._slots
+                k += 1
+
+    def _pauses(self, batch: Batch, request: Request) -> bool:
+        """Whether a running request takes on nothing, because its last token is in flight, or
+        because a stage of the pipeline has it."""
+        if request.placeholders and batch.ending(request) and self.release.knows_the_last_token:
+            return True
+        return self._call < request.resumes_at
+
+    def _pass_over(self, batch: Batch, first: i64) -> None:
+        """A running request and those behind it get no slots in this step."""
+        k: i64
+        for k in range(first, len(batch.running)):
+            request: Request = batch.running[k]
+            if not (request.passed_over or (self.asynchronous and self._pauses(batch, request))):
+                request.passed_over = True
+                batch.note(request, transitions.PASSED_OVER)
+
+    @property
+    def _releases_late(self) -> bool:
+        """Whether blocks wait for steps in flight, which may still write to them while a load into
+        them begins."""
+        return self.in_flight > 1 and self.connector is not None and self.connector.loads
+
+    def _is_late(self, request: Request) -> bool:
+        """Whether the blocks of a request cannot be released before a step in flight is known."""
+        return self.connector is not None and self._releases_late and request.batch > self._known
+
+    def _preempt(self, batch: Batch, victim: Request) -> None:
+        """Takes its blocks from a request that was removed from the running ones."""
+        self.blocks.free(victim)
+        batch.preempt(victim)
+        self.requeue(batch.waiting, victim)
+        delivers = self.connector is not None and self.connector.delivers
+        victim.drops_stale = delivers or (victim.drops_stale and victim.stale > 0)
+        victim.stale, victim.placeholders, victim.drafts = victim.in_flight, 0, 0
+        victim.passed_over = False
+        self._prefills.pop(victim, None)
+
+    # -- admissions ------------------------------------------------------------------------------
+
+    def _schedule_waiting(self, batch: Batch, plan: Plan, most: i64) -> None:
+        """Admits requests from the two queues until one is refused, and passes over those that
+        cannot be scheduled now."""
+        passed: list[Request] = []
+        passed_holding: list[Request] = []
+        self.adapters.begin(batch.running)
+        while True:
+            holds: bool = len(batch.holding) > 0
+            queue = batch.holding if holds else batch.waiting
+            if not queue:
+                break
+            request: Request = queue[0]
+            if self._budget <= 0 or self._inputs <= self._slots:
+                plan.blocked = TOKENS
+            elif len(batch.running) >= self.max_num_active_seqs:
+                plan.blocked = SLOTS
+            if plan.blocked:
+                request.blocked_steps += 1
+                break
+            if self._ready(batch, request):
+                loads: bool = False
+                computed: i64 = request.computed
+                found: i64 = 0
+                match: Match | None = NO_MATCH
+                if computed == 0:
+                    found = self._find(request)
+                    match = self._match(batch, request, found)
+                else:
+                    self.blocks.forget_hits()
+                if match is not None:
+                    external: i64 = match.tokens
+                    if computed == 0:
+                        computed = found + external
+                    loads = match.asynchronous
+                    admitted: i64 = self._admit(batch, plan, request, computed, found, match, most)
+                    if admitted == ASIDE:
+                        queue.popleft()
+                        passed.append(request)
+                        continue
+                    if admitted < 0:
+                        plan.blocked = -admitted
+                        request.blocked_steps += 1
+                        break
+                    if not loads:
+                        queue.popleft()
+                        continue
+            queue.popleft()
+            if request.load != UNLOADED or request.tables:
+                passed_holding.append(request)
+            else:
+                passed.append(request)
+        if self.adapters.refuses and not plan.blocked:
+            plan.blocked = LORAS
+        self._put_back(batch.waiting, passed)
+        self._put_back(batch.holding, passed_holding)
+
+    def _put_back(self, queue: deque[Request], passed: list[Request]) -> None:
+        """Puts requests that were passed over back to the front of their queue."""
+        if self.priority:
+            for request in passed:
+                self.requeue(queue, request)
+        elif self.release.sets_long_prompts_aside:
+            queue.extendleft(passed)
+        else:
+            queue.extendleft(reversed(passed))
+
+    def _ready(self, batch: Batch, request: Request) -> bool:
+        """Whether a waiting request can be looked at in this step."""
+        if request.load == LOADING or request.options.grammar_ready_ns > batch.now_ns:
+            return False
+        if request.load == LOADED:
+            request.load = UNLOADED
+            self.blocks.publish(request, request.computed)
+            if request.computed == request.length:
+                request.computed -= 1
+        if request.stale and not request.drops_stale:
+            return False
+        return self.adapters.admits(request)
+
+    def _find(self, request: Request) -> i64:
+        """Tokens of a waiting request that the prefix cache has."""
+        if request.options.skip_reading_prefix_cache:
+            self.blocks.forget_hits()
+            return 0
+        return self.blocks.find(request)
+
+    def _match(self, batch: Batch, request: Request, found: i64) -> Match | None:
+        """What the connector can load behind the tokens found; None if it cannot say yet."""
+        if self.connector is None:
+            return NO_MATCH
+        match = self.connector.get_num_new_matched_tokens(request, found)
+        held = match is None
+        if held != request.held and not request.num_preemptions:
+            request.held = held
+            batch.note(request, transitions.HELD if held else transitions.LOOKED_UP)
+        if request.options.skip_reading_prefix_cache:
+            self.blocks.forget_hits()
+            return NO_MATCH
+        return match
+
+    def _admit(
+        self,
+        batch: Batch,
+        plan: Plan,
+        request: Request,
+        computed: i64,
+        found: i64,
+        match: Match,
+        most: i64,
+    ) -> i64:
+        """Admits the head of a waiting queue, of which `computed` tokens are computed, or begins to
+        load for it. Returns the tokens that it takes on; less than 0 for the reason why it is
+        refused."""
+        tokens: i64 = 0
+        drafts: i64 = 0
+        if not match.asynchronous:
+            left: i64 = min(self._budget, self._inputs - self._slots)
+            spec: i64 = self._num_spec_tokens
+            tokens = request.length - computed
+            joins: bool = tokens == 1 and (plan.num_continued > 0 or computed > 0)
+            fits: bool = computed + spec + 2 <= self.max_model_len
+            if spec and joins and fits and self._all_decode(plan):
+                # Padded with drafts, so that all who decode in the step have equally many.
+                if 1 + spec > left:
+                    return -TOKENS
+                drafts = spec
+                tokens += spec
+            tokens = min(tokens, most)
+            if tokens > left and not self.chunked:
+                return ASIDE if self.release.sets_long_prompts_aside else -TOKENS
+            tokens = self.blocks.cut(request, computed, min(tokens, left))
+            if tokens == 0:
+                return -TOKENS
+            if drafts and tokens != 1 + drafts:
+                if not self.blocks.cuts:
+                    raise _padding_cut(request, drafts, most)
+                tokens, drafts = 1, 0
+        loads: bool = match.asynchronous
+        watermark: i64 = self.watermark_blocks if batch.running else 0
+        if not self.blocks.allocate(
+            request,
+            tokens,
+            found,
+            match.tokens,
+            self.reserve_full_isl,
+            0 if loads else self._lookahead,
+            loads,
+            watermark,
+            self._reserved() if loads else 0,
+        ):
+            return -WATERMARK if 0 < self.blocks.short_blocks <= watermark else -BLOCKS
+        if self.connector is not None:
+            self.connector.update_state_after_alloc(request, found, match)
+            if match.tokens:
+                request.match = match
+        request.computed = computed
+        if loads:
+            request.load = LOADING
+            again = request.num_preemptions > 0
+            kind = transitions.RELOADING if again else transitions.LOADING
+            batch.note(request, kind, match.tokens)
+            self._prefills[request] = None
+            return 0
+        batch.join(request)
+        self.adapters.admitted(request)
+        if self.connector is not None and computed + tokens < request.length:
+            self._prefills[request] = None
+        plan.add(request, tokens, drafts)
+        self._budget -= tokens
+        self._inputs -= tokens + self._slots
+        return tokens
+
+    def _all_decode(self, plan: Plan) -> bool:
+        """Whether none of the requests that the step continues is in the middle of a prompt."""
+        return not any(request.mid_prompt for request in plan.requests[: plan.num_continued])
+
+    def _reserved(self) -> i64:
+        """The blocks that unfinished prompts and loads will still need. A load holds its blocks
+        without progress, so it may not take them."""
+        spec: i64 = self._num_spec_tokens
+        extra: i64 = 1 + spec + self._lookahead if spec else 0
+        lacking: i64 = 0
+        for group in self.blocks.groups:
+            lacking += (extra + group.block_size - 1) // group.block_size
+        for request in self._prefills:
+            lacking += self.blocks.reserve(request, extra)
+        return lacking
+
+    # -- after composing -------------------------------------------------------------------------
+
+    def _update_after_schedule(self, batch: Batch, plan: Plan) -> None:
+        """Puts the part of each request into the sums of the plan, and counts its tokens as
+        computed."""
+        now_ns: i64 = batch.now_ns
+        connected: bool = self.connector is not None
+        k: i64
+        for ghost, taken in plan.ghosts:
+            ghost.computed = ghost.seen = taken
+        entries: i64 = len(plan.requests) + len(plan.ghosts)
+        if self.release.dies_of_victims_in_the_batch and entries > len(batch.running):
+            raise _batch_too_large(plan.ghosts[0][0])
+        for k in range(len(plan.requests)):
+            request: Request = plan.requests[k]
+            tokens: i64 = plan.scheduled[k]
+            before: i64 = request.computed
+            known: i64 = request.length + request.placeholders
+            if k >= plan.num_continued:
+                request.computed = 0
+                batch.chunk(plan, k, request, before + tokens, _saved(request, 0, before + tokens))
+                if connected:
+                    _note_tiers(request)
+            elif before < known - 1:
+                batch.chunk(plan, k, request, tokens, _saved(request, before, before + tokens))
+            else:
+                request.access_ns = now_ns
+                plan.yields[k] = 1
+                plan.add_decode(known, tokens - 1)
+            request.computed = before + tokens
+            request.in_flight += tokens
+            request.batch = self._sent
+            request.mid_prompt = before + tokens < known
+            if not request.mid_prompt:
+                if connected:
+                    self._prefills.pop(request, None)
+                if self.asynchronous:
+                    request.placeholders += 1 + plan.drafts[k]
+                    request.drafts = self._num_spec_tokens
+                    request.resumes_at = self._call + self.pipeline_parallel_size
+
+    # -- after the step (update_from_output) -----------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Settles a step once its time has passed: tokens exist, requests and transfers end."""
+        batch.now_ns = now_ns
+        if plan.requests:
+            self._known += 1
+            while self._late and self._late[0][0] <= self._known:
+                self.blocks.drop_at_once(self._late.popleft()[1])
+        over = len(batch.ended)
+        waiting_ended: bool = False
+        k: i64
+        for k in range(len(plan.requests)):
+            request: Request = plan.requests[k]
+            if request.state >= FINISHED:
+                continue
+            tokens: i64 = plan.scheduled[k]
+            request.in_flight -= tokens
+            stale: bool = request.stale > 0
+            if stale:
+                request.stale -= tokens
+            if plan.yields[k] == 0 or (stale and request.drops_stale):
+                continue
+            accepted: i64 = 0
+            drafts: i64 = plan.drafts[k]
+            if drafts and k < plan.num_continued:
+                accepted = self.speculation.accepted(request, drafts)
+                self.draft_log.verified(drafts, accepted)
+            expected: bool = request.placeholders > 0
+            if drafts and not stale:
+                # The KV of rejected drafts is forgotten.
+                if request.computed > 0:
+                    request.computed -= drafts - accepted
+                if request.placeholders > 0:
+                    request.placeholders -= drafts - accepted
+            stopped: bool = batch.token(request)
+            new: i64 = 1
+            while not stopped and new <= accepted:
+                stopped = batch.further_token(request)
+                new += 1
+            if not stale:
+                request.computed -= 1 + accepted - new
+                if request.placeholders:
+                    request.placeholders -= 1 + accepted
+                if request.state == RUNNING and (expected or self._num_spec_tokens):
+                    self.blocks.publish(request, request.computed - request.in_flight)
+            if stopped:
+                waiting_ended |= request.state != RUNNING
+                self._retire(batch, request, False)
+        if self._num_spec_tokens:
+            self.draft_log.end_step(now_ns, plan.drafter_ns)
+        if len(batch.ended) > over:
+            batch.remove_ended()
+            if waiting_ended:
+                batch.remove_waiting()
+        if self._num_spec_tokens and not self.asynchronous:
+            for request in plan.requests:
+                if request.state < FINISHED:
+                    drafts = self.speculation.propose(request)
+                    request.drafts = 0 if request.mid_prompt else drafts
+        if self.worker is not None:
+            self._hear(batch, self.worker.collect(now_ns))
+        self.after_step(batch, plan, now_ns)
+
+    def _retire(self, batch: Batch, request: Request, keeps: bool) -> None:
+        """Ends a request. `keeps`: a load into its blocks is under way."""
+        blocks: KVCacheManager = self.blocks
+        if self.connector is not None:
+            blocks.trim(request, max(0, request.computed - request.in_flight))
+            if self.connector.request_finished(request):
+                keeps = True
+            self._prefills.pop(request, None)
+            if keeps:
+                self._kept[request] = blocks.detach(request)
+            elif self._releases_late and request.batch > self._known:
+                self._late.append((self._sent, blocks.detach(request)))
+        self.finished.append(request)
+        blocks.free(request)
+        batch.complete(request)
+
+    def abort(self, batch: Batch, request: Request) -> bool:
+        """Ends a request that its client gave up. Returns whether it was in progress."""
+        if request.state >= FINISHED or not batch.knows(request):
+            return False
+        request.reason = ABORTED
+        self._retire(batch, request, request.load == LOADING)
+        batch.remove_ended()
+        batch.remove_waiting()
+        return True
+
+    def _hear(self, batch: Batch, done: Done) -> None:
+        """The worker reports which transfers are over."""
+        if not done or self.connector is None:
+            return
+        received, sent = self.connector.update_connector_output(done)
+        for request in received:
+            if request.state < FINISHED:
+                request.load = LOADED
+                again = request.num_preemptions > 0
+                kind = transitions.RELOADED if again else transitions.LOADED
+                batch.note(request, kind, 0, batch.now_ns)
+            else:
+                self.blocks.drop_tables(self._kept.pop(request))
+        for request in sent:
+            self.blocks.drop_tables(self._kept.pop(request))
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class VllmV1Async(VllmV1):
+    """vLLM V1 0.33.0 with asynchronous scheduling, its default (`async_scheduler.py`).
+
+    Step i + 1 is composed while step i computes, before its tokens are known. A request counts a
+    *placeholder* for each token that was sampled and is not known yet, so it can take on the next
+    one. A request that is preempted meanwhile still gets the token of the step in flight, and may
+    end with it in the waiting queue.
+    """
+
+    def schedules_ahead(self) -> bool:
+        return True
+
+
+def _chosen(batch: Batch, victim: Any) -> Request:
+    """A victim, which must be running."""
+    if victim not in batch.running:
+        raise ValueError(f"choose_victim returned {victim!r}; return one of batch.running")
+    found: Request = victim
+    return found
+
+
+def _saved(request: Request, before: i64, end: i64) -> i64:
+    """Of the tokens `before .. end` of a request, those that were found or loaded; its last known
+    token is always computed."""
+    if request.seen == 0:
+        return 0
+    return max(0, min(request.seen, min(request.length, end) - 1) - before)
+
+
+def _note_tiers(request: Request) -> None:
+    """Notes, of a request that takes part in a step for the first time, what was loaded for it."""
+    if not request.num_preemptions and request.match is not None:
+        loaded = min(request.match.tokens, request.cached_tokens)
+        request.tier2_hit_tokens = min(request.match.below, loaded)
+        request.tier1_hit_tokens = loaded - request.tier2_hit_tokens
+
+
+def _batch_too_large(request: Request) -> EngineStopped:
+    """The outcome if preempted requests make the batch larger than the running ones."""
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=(
+            f"request {request.id} was preempted by a request of better priority after the step had"
+            " scheduled it, and stayed in the batch"
+        ),
+        remedy="use --scheduling-policy fcfs, or a release from 0.10.2 on",
+        rule="AssertionError @ v1/core/sched/scheduler.py",
+    )
+
+
+def _padding_cut(request: Request, spec: int, most: int) -> EngineStopped:
+    """The outcome if a padded decode does not fit the prompt threshold."""
+    return EngineStopped(
+        kind="engine-error",
+        request_id=request.id,
+        explanation=(
+            f"request {request.id} was padded to {1 + spec} tokens, and"
+            f" long_prefill_token_threshold cut it to {most}"
+        ),
+        remedy=f"set --long-prefill-token-threshold to 0, or to {1 + spec} at least",
+        rule="AssertionError @ v1/core/sched/scheduler.py",
+    )

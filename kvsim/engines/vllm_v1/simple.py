@@ -1,0 +1,310 @@
+"""The simple tier in CPU memory of vLLM V1: `SimpleCPUOffloadConnector`.
+
+The tier is a second pool of blocks, with the prefix cache of the first. *Eager* copies a block once
+its tokens are confirmed; *lazy* copies what is about to be evicted. Blocks of the GPU are held
+while they are copied. vLLM 0.33.0 `v1/simple_kv_offload/manager.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import dropwhile, islice
+from typing import Any
+
+from kvsim.core.plan import Move, Plan
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request
+from kvsim.engines.vllm_v1.connector import (
+    Connector,
+    Done,
+    Job,
+    Match,
+    Reported,
+    Transfers,
+)
+from kvsim.engines.vllm_v1.cpu_tier import PENDING, READY
+from kvsim.engines.vllm_v1.groups import Chunked, Full, Sliding
+from kvsim.engines.vllm_v1.manager import Hits, KVCacheManager
+
+Copy = tuple[list[int], list[int]]
+"""GPU blocks, and the CPU blocks that belong to them."""
+
+
+class _Stored:
+    """What the tier has considered of a request."""
+
+    __slots__ = ("blocks", "counts")
+
+    def __init__(self, groups: int) -> None:
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        """Its tables as the tier knows them."""
+        self.counts = [0] * groups
+        """Blocks of each group that were stored or passed over."""
+
+
+class SimpleOffload(Connector):
+    """Decides what is copied to and from a second pool in CPU memory.
+
+    Without a prefix cache on the GPU, it does nothing.
+    """
+
+    loads = True
+    stores_at_once = True
+
+    def __init__(
+        self,
+        blocks: KVCacheManager,
+        cpu_blocks: int,
+        max_num_batched_tokens: int,
+        lazy: bool = False,
+    ) -> None:
+        """`cpu_blocks`: size of the tier; one of them is never used. Raises `ValueError` where no
+        group has full attention."""
+        if not any(isinstance(group, Full) for group in blocks.groups):
+            raise ValueError("SimpleCPUOffloadConnector needs a group of full attention")
+        self._blocks = blocks
+        size = cpu_blocks - 1 if blocks.caching else 0
+        self.cpu = Pool(size, None, len(blocks.groups), blocks.layout.key_tokens)
+        self.capacity = self.capacity_blocks = size
+        blocks.tier = self
+        self._preemptions = 0
+        """Number of steps that waited for all transfers because of a preemption."""
+        self._lazy = lazy
+        self._ahead = 2 * sum(
+            -(-group.window // group.block_size) + 1
+            if isinstance(group, Sliding)
+            else -(-max_num_batched_tokens // group.block_size)
+            for group in blocks.groups
+        )
+        """Blocks at the head of the free list that are looked at."""
+        self._cursor = 0
+        """Block of the free list that was looked at last; 0: none."""
+        self._found: dict[Request, Hits] = {}
+        """Hits in the tier, held until blocks are allocated for them."""
+        self._stored: dict[Request, _Stored] = {}
+        self._copied: set[int] = set()
+        """GPU blocks that an eager store reads."""
+        self._waiting: list[Copy] = []
+        """Stores of requests that have ended since the last step."""
+        self._new_loads: list[tuple[Request, Copy]] = []
+        self._loading: dict[int, list[tuple[Request, Copy]]] = {}
+        self._storing: dict[int, Copy] = {}
+        self._events = [0, 0]
+        """Number of loads, and of stores, so far."""
+
+    # -- a request waits -------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request: Request, computed: int) -> Match:
+        self._forget(request)
+        blocks, sequence = self._blocks, request.sequences[0]
+        if request.options.skip_reading_prefix_cache or not blocks.caching:
+            return Match()
+        units = [group.chunk for group in blocks.groups if isinstance(group, Chunked)]
+        if any(computed % unit for unit in (blocks.layout.align, *units)):
+            return Match()
+        keys = blocks.keys(sequence)[computed // blocks.layout.key_tokens :]
+        most = sequence.length - 1 - computed
+        if not keys or most <= 0:
+            return Match()
+        hits = blocks.find_hits(keys, most, self.cpu)
+        if not hits.tokens:
+            return Match()
+        self.cpu.hit(_there(hits))
+        self._found[request] = hits
+        return Match(hits.tokens, asynchronous=True)
+
+    def update_state_after_alloc(self, request: Request, local: int, match: Match) -> None:
+        blocks = self._blocks
+        if not self._lazy and blocks.caching:
+            self._stored.setdefault(request, _Stored(len(blocks.groups)))
+        if not match.tokens:
+            return
+        targets: list[int] = []
+        sources: list[int] = []
+        tables = blocks.tables(request.sequences[0])
+        for group, found, table in zip(
+            blocks.groups, self._found[request].blocks, tables, strict=True
+        ):
+            first = local // group.block_size
+            for place, block in enumerate(found[: -(-match.tokens // group.block_size)], first):
+                if block:
+                    targets.append(table[place])
+                    sources.append(block)
+        self.cpu.hit(sources)
+        self._forget(request)
+        blocks.pin(targets)
+        self._new_loads.append((request, (targets, sources)))
+
+    # -- a step is composed ----------------------------------------------------------------------
+
+    def build_connector_meta(self, plan: Plan) -> Transfers:
+        copies = [self._reserved(self._evicted_next())] if self._lazy else self._confirmed(plan)
+        copies += self._waiting
+        self._waiting = []
+        gpu = [block for copy in copies for block in copy[0]]
+        cpu = [block for copy in copies for block in copy[1]]
+        stores: list[Job] = []
+        if gpu:
+            stores.append(self._event(1, gpu, cpu))
+            self._storing[stores[0].number] = gpu, cpu
+        loads: list[Job] = []
+        if self._new_loads:
+            gpu = [block for _, copy in self._new_loads for block in copy[0]]
+            cpu = [block for _, copy in self._new_loads for block in copy[1]]
+            loads.append(self._event(0, gpu, cpu))
+            self._loading[loads[0].number], self._new_loads = self._new_loads, []
+        waits = self._blocks.caching and bool(plan.preempted)
+        self._preemptions += waits
+        return Transfers(loads, stores, [], [], flush_all=waits)
+
+    def _confirmed(self, plan: Plan) -> list[Copy]:
+        """Returns the stores of blocks whose tokens were computed by earlier steps."""
+        groups = len(self._blocks.groups)
+        for request, _ in plan.preempted:
+            if request in self._stored:
+                self._stored[request] = _Stored(groups)
+        copies = []
+        for move in sorted(plan.moves, key=_told_first):
+            stored = self._stored.get(move.request)
+            if stored is None:
+                continue
+            sequence = move.request.sequences[0]
+            if move.resumed:
+                stored.blocks = [[] for _ in range(groups)]
+            for known, table in zip(stored.blocks, self._blocks.tables(sequence), strict=True):
+                known += table[len(known) :]
+            copies.append(self._reserved(self._selected(sequence, stored, stored.blocks)))
+        return copies
+
+    def _selected(self, sequence: Request, stored: _Stored, tables: list[list[int]]) -> list[int]:
+        """Returns the blocks of a sequence that can be copied now and are not in the tier yet."""
+        blocks, room = self._blocks, self.cpu.free
+        confirmed = sequence.computed - sequence.placeholders
+        keys, unit = blocks.keys(sequence), blocks.layout.key_tokens
+        chosen: list[int] = []
+        for number, (group, table) in enumerate(zip(blocks.groups, tables, strict=True)):
+            if len(chosen) >= room:
+                break
+            size = group.block_size
+            ready = min(len(table), blocks.registered_tokens(number, confirmed) // size)
+            for place in range(stored.counts[number], ready):
+                block = table[place]
+                end = (place + 1) * size // unit
+                if not block and end <= len(keys):
+                    # It left the window, and may still be among the free blocks.
+                    block = blocks.find_block(keys[end - 1], number)
+                if self._is_new(block):
+                    if len(chosen) >= room:
+                        break
+                    chosen.append(block)
+                stored.counts[number] += 1
+        return chosen
+
+    def _is_new(self, block: int) -> bool:
+        """Whether a block has content that the tier lacks."""
+        content = self._blocks.gpu.content[block]
+        return content != 0 and block not in self._copied and not self.cpu.known.find(content)
+
+    def _evicted_next(self) -> list[int]:
+        """Returns the blocks with new content that come next in the free list."""
+        gpu, room = self._blocks.gpu, self.cpu.free
+        if self._cursor < gpu.fresh and gpu.refs[self._cursor]:
+            self._cursor = 0
+        rest = gpu.free_list()
+        if self._cursor:
+            rest = islice(dropwhile(lambda block: block != self._cursor, rest), 1, None)
+        chosen: list[int] = []
+        for block in islice(rest, self._ahead):
+            if len(chosen) >= room:
+                break
+            self._cursor = block
+            content = gpu.content[block] if block < gpu.fresh else 0
+            if content and not self.cpu.known.find(content):
+                chosen.append(block)
+        return chosen
+
+    def _reserved(self, chosen: list[int]) -> Copy:
+        """Holds GPU blocks for a store, and takes CPU blocks for them."""
+        self._blocks.pin(chosen)
+        if not self._lazy:
+            self._copied.update(chosen)
+        return chosen, self.cpu.take_many(len(chosen))
+
+    # -- a request is over, or a transfer --------------------------------------------------------
+
+    def request_finished(self, request: Request) -> bool:
+        self._forget(request)
+        stored, sequence = self._stored.pop(request, None), request.sequences[0]
+        if stored is not None:
+            tables = [
+                table[: -(-sequence.computed // group.block_size)]
+                for group, table in zip(
+                    self._blocks.groups, self._blocks.tables(sequence), strict=True
+                )
+            ]
+            self._waiting.append(self._reserved(self._selected(sequence, stored, tables)))
+        return False
+
+    def update_connector_output(self, done: Done) -> Reported:
+        received = []
+        for job in done.loads:
+            for request, (gpu, cpu) in self._loading.pop(job.number):
+                self.cpu.drop(cpu)
+                self._blocks.unpin(gpu)
+                received.append(request)
+        for job in done.stores:
+            gpu, cpu = self._storing.pop(job.number)
+            self._copied.difference_update(gpu)
+            pool = self._blocks.gpu
+            for source, target in zip(gpu, cpu, strict=True):
+                self.cpu.label(target, pool.content[source], pool.end_of(source))
+            self.cpu.drop(cpu)
+            self._blocks.unpin(gpu)
+        return Reported(received, [])
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._storing) or any(gpu for gpu, _ in self._waiting)
+
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places of its blocks, and their states (`kvsim.engine.tables.Tier`)."""
+        loads = [copy for each in self._loading.values() for _, copy in each]
+        stores = [*self._storing.values(), *self._waiting]
+        state = dict.fromkeys((*self.cpu.cached_blocks(), *self.cpu.references), READY)
+        state |= Counter(block for _, cpu in loads for block in cpu)
+        state |= dict.fromkeys((block for _, cpu in stores for block in cpu), PENDING)
+        return [block - self.cpu.first for block in state], state.values()
+
+    def remarks(self) -> list[str]:
+        if not self._preemptions:
+            return []
+        steps = f"{self._preemptions:,} steps with a preemption"
+        return [f"SimpleCPUOffloadConnector: {steps} waited for all copies under way"]
+
+    def describe(self) -> dict[str, Any]:
+        return {"capacity_blocks": self.capacity_blocks, "lazy_offload": self._lazy}
+
+    # -- the connector's own ---------------------------------------------------------------------
+
+    def _forget(self, request: Request) -> None:
+        """Lets go of the blocks of the tier that were found for a request."""
+        hits = self._found.pop(request, None)
+        if hits is not None:
+            self.cpu.drop(_there(hits))
+
+    def _event(self, kind: int, gpu: list[int], cpu: list[int]) -> Job:
+        self._events[kind] += 1
+        return Job(self._events[kind] - 1, None, [gpu], [cpu])
+
+
+def _there(hits: Hits) -> list[int]:
+    return [block for table in hits.blocks for block in table if block]
+
+
+def _told_first(move: Move) -> int:
+    """Sort key of the order in which a connector hears of the batch: new requests, those that come
+    back after a preemption, the others."""
+    if not move.resumed:
+        return 2
+    return int(move.request.num_preemptions > 0)

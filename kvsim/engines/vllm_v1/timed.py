@@ -1,0 +1,124 @@
+"""How long the copies to and from lower tiers take, and which steps wait for them.
+
+```
+ step             ── computes ──┬───── computes ─────┬── waits ──┬─ computes ─
+ stores           of this step: └──── copy ────┬─ copy ─┘ flush: a block of it is reused
+ loads                 └─── copy, while the request waits in the queue
+```
+
+A store of the blocks that a step computes begins with the next step; one of blocks that earlier
+steps computed, with its own. A load within a step is a lane of its own. vLLM 0.33.0
+`v1/kv_offload/cpu/gpu_worker.py`, `distributed/kv_transfer/kv_connector/v1/offloading/worker.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvsim.core.plan import NOTHING_MOVED, Moved
+from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
+from kvsim.engines.vllm_v1.lanes import Lane, Lanes
+from kvsim.engines.vllm_v1.storage import Below
+
+
+class TimedWorker(Worker):
+    """Copies blocks at the speed of the host link, and chunks at that of a storage device."""
+
+    def __init__(
+        self,
+        transfer_ns: Callable[[int], int],
+        *,
+        both_ways: float = 1.0,
+        stores_at_once: bool = False,
+    ) -> None:
+        """`transfer_ns` maps a number of GPU blocks to the nanoseconds of their copy alone.
+        `both_ways`: as in `Lanes`. `stores_at_once`: stores begin with the step that asks."""
+        self._transfer_ns, self._at_once = transfer_ns, stores_at_once
+        self.stores, self.loads, self.within = Lane[Job](), Lane[Job](), Lane[Job]()
+        self._all = (self.stores, self.loads, self.within)
+        self._link = Lanes([[self.stores], [self.loads, self.within]], both_ways)
+        self.reads, self.writes = Lane[Below](), Lane[Below]()
+        self._device = Lanes([[self.reads], [self.writes]])
+        self._later: list[Job] = []
+        self._begins = False
+        self.blocks = {"stored": 0, "loaded": 0}
+        """GPU blocks copied so far, or being copied."""
+
+    def launch(
+        self, transfers: Transfers | None, start_ns: int, idle: bool, next_ns: float
+    ) -> Moved:
+        assert transfers is not None
+        self._link.advance(start_ns)
+        self._device.advance(start_ns)
+        before = [len(lane.copies) if transfers.flush_all else 0 for lane in self._all]
+        flush = set(transfers.flush)
+        self._submit(transfers, flush)
+        if flush:
+            before = [_last(lane, flush) for lane in self._all]
+        flushed = any(before)
+        if flushed:
+            self._wait(before)
+        flush_ns = self._link.now_ns - start_ns
+        if self.within.copies:
+            self._wait([0, 0, len(self.within.copies)])
+        elif idle and not flushed:
+            # Until the first transfer is over, or somebody arrives.
+            until = min(self._link.next_ns(), self._device.next_ns())
+            if until != float("inf"):
+                until = next_ns if start_ns < next_ns < until else until
+                self._link.advance(int(until))
+        wait_ns = self._link.now_ns - start_ns - flush_ns
+        return Moved(0, wait_ns, flush_ns) if wait_ns or flush_ns else NOTHING_MOVED
+
+    def start(self, transfers: Transfers | None) -> None:
+        assert transfers is not None
+        self._begins = bool(transfers.loads or transfers.stores or transfers.below)
+
+    @property
+    def busy(self) -> bool:
+        return self._begins or any(lane.copies for lane in self._all)
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._later)
+
+    def collect(self, now_ns: int) -> Done:
+        self._link.advance(now_ns)
+        self._device.advance(now_ns)
+        stores, loads = self.stores.take(now_ns), self.loads.take(now_ns)
+        loads += self.within.take(now_ns)
+        below = self.reads.take(now_ns) + self.writes.take(now_ns)
+        return Done(loads, stores, below) if loads or stores or below else NOTHING
+
+    def pause(self, now_ns: int) -> Done:
+        return self.collect(now_ns)
+
+    def _submit(self, transfers: Transfers, flush: set[int]) -> None:
+        """Begins the transfers of a step."""
+        now = transfers.stores
+        if not self._at_once:
+            now = self._later + [job for job in transfers.stores if job.number in flush]
+            self._later = [job for job in transfers.stores if job.number not in flush]
+        for job in now:
+            self._copy(self.stores, job, "stored")
+        for job in transfers.loads:
+            self._copy(self.within if job.within_step else self.loads, job, "loaded")
+        for each in transfers.below:
+            (self.reads if each.upward else self.writes).submit(each, each.copy_ns)
+
+    def _copy(self, lane: Lane[Job], job: Job, way: str) -> None:
+        blocks = sum(map(len, job.gpu))
+        self.blocks[way] += blocks
+        lane.submit(job, self._transfer_ns(blocks))
+
+    def _wait(self, numbers: list[int]) -> None:
+        """Lets time pass until so many copies of each lane are over."""
+        ends = [lane.finished + number for lane, number in zip(self._all, numbers, strict=True)]
+        while any(lane.finished < end for lane, end in zip(self._all, ends, strict=True)):
+            self._link.advance(int(self._link.next_ns()))
+
+
+def _last(lane: Lane[Job], wanted: set[int]) -> int:
+    """Returns the place behind the last wanted copy of a lane."""
+    places = [place for place, job in enumerate(lane.copies, 1) if job.number in wanted]
+    return places[-1] if places else 0

@@ -1,0 +1,96 @@
+"""Numbers of contents are equal where tokens are, and a table of them forgets nothing."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import traces
+
+from kvsim.core.contents import WIDTH, Known, Numbering
+from kvsim.core.request import Request
+from kvsim.workload.keys import streams
+from kvsim.workload.trace import Trace
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_known_is_what_a_dictionary_knows(seed: int) -> None:
+    """Neighbours collide, and so do equal places of different streams; the table grows twice."""
+    rng = random.Random(seed)
+    known, plain = Known(), dict[int, int]()
+    drawn = [
+        rng.randrange(1, 6) * WIDTH + rng.randrange(rng.choice((3, 40, 4000))) for _ in range(6000)
+    ]
+    for content in drawn:
+        if rng.random() < 0.6:
+            block = rng.randrange(1, 100)
+            known.put(content, block)
+            plain[content] = block
+        elif content in plain:
+            known.remove(content)
+            del plain[content]
+        asked = rng.choice(drawn)
+        assert known.find(asked) == plain.get(asked, 0), f"seed {seed}"
+        assert known.count == len(plain)
+    assert len(plain) > 1024
+    assert all(known.find(content) == plain.get(content, 0) for content in drawn)
+    for content in plain:
+        known.remove(content)
+    assert known.count == 0
+    assert not any(known.find(content) for content in drawn)
+
+
+class Keys:
+    """A stream that tells its keys and nothing else."""
+
+    def __init__(self, stream: object) -> None:
+        self.keys = stream.keys  # type: ignore[attr-defined]
+
+
+def numbered(trace: Trace, unit: int, ahead: bool, bare: bool, rng: random.Random) -> None:
+    """Asserts that units of all requests are numbered as their keys are equal."""
+    numbering = Numbering(unit, ahead)
+    number_of: dict[int, int] = {}
+    lengths = [row.input_length + row.output_length for row in trace.rows]
+    requests = []
+    for row, stream in zip(trace.rows, streams(trace), strict=True):
+        given = Keys(stream) if bare else stream
+        requests.append((Request(row.index, row.id, row.input_length, given), stream))
+    order = [*range(len(requests))] * 2
+    rng.shuffle(order)
+    for at in order:
+        request, stream = requests[at]
+        units = rng.randint(0, max(0, (lengths[at] - ahead) // unit))
+        numbering.extend(request, units)
+        assert len(request.contents) >= units
+        if ahead:
+            keys = [
+                stream.keys((place + 1) * unit, (place + 1) * unit + 1, 1)[0]
+                for place in range(units)
+            ]
+        else:
+            keys = stream.keys(0, units, unit)
+        for key, number in zip(keys, request.contents, strict=False):
+            assert number_of.setdefault(key, number) == number, "equal tokens, different numbers"
+    numbers = list(number_of.values())
+    assert len(set(numbers)) == len(numbers), "different tokens, equal numbers"
+    assert all(number > 0 for number in numbers)
+
+
+@given(
+    trace=traces(),
+    unit=st.sampled_from([1, 2, 3, 4, 7]),
+    ahead=st.booleans(),
+    bare=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_units_have_equal_numbers_where_they_have_equal_keys(
+    trace: Trace, unit: int, ahead: bool, bare: bool, seed: int
+) -> None:
+    """However they are extended, and in whatever order; `ahead`: the token after a unit counts."""
+    numbered(trace, unit, ahead, bare, random.Random(seed))
+
+
+def test_single_keys_have_numbers_of_their_own() -> None:
+    numbering = Numbering(4)
+    assert numbering.number(5) == numbering.number(5) != numbering.number(6)

@@ -1,0 +1,143 @@
+"""What an install compiles, and what it does where it cannot: pip builds kvsim as a user has it."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from places import ROOT
+
+from kvsim.compiled import VARIABLE
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.implementation.name != "cpython", reason="mypyc is for CPython"),
+]
+
+TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BUILT = TABLE["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+
+PROJECT = f"""
+[build-system]
+requires = {TABLE["build-system"]["requires"]}
+build-backend = "hatchling.build"
+[project]
+name = "kvsim"
+version = "1"
+[tool.hatch.build]
+dev-mode-dirs = ["."]
+[tool.hatch.build.targets.wheel.hooks.custom]
+path = "{BUILT["path"]}"
+modules = ["kvsim/core/*.py"]
+"""
+SOURCE = """
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+STEP: i64 = 1
+
+def squares(count: i64) -> vec[i64]:
+    found = vec[i64]()
+    number: i64
+    for number in range(count):
+        found = append(found, number * number * STEP)
+    return found
+"""
+ASK = """
+from kvsim import compiled
+from kvsim.core import squares
+print(compiled.explanation(), squares.__file__, list(squares.squares(5)), sep="\\n")
+"""
+RESULT = "[0, 1, 4, 9, 16]"
+EDITED = (
+    "interpreted: kvsim/core/squares.py is not what was compiled; `pip install -e .` compiles it"
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The source of a small kvsim with the real build hook and finder."""
+    folder = tmp_path / "project"
+    copytree(ROOT / "kvsim/compiled", folder / "kvsim/compiled")
+    (folder / "kvsim/core").mkdir()
+    (folder / "kvsim/core/__init__.py").touch()
+    (folder / "kvsim/core/squares.py").write_text(SOURCE)
+    (folder / "kvsim/__init__.py").write_text((ROOT / "kvsim/__init__.py").read_text())
+    (folder / "pyproject.toml").write_text(PROJECT)
+    return folder
+
+
+def install(*what: str, packages: Path, **environment: str) -> str:
+    """Installs into a folder; what pip said."""
+    command = [sys.executable, "-m", "pip", "install", "-v", "--no-deps", "--target", str(packages)]
+    done = subprocess.run(
+        [*command, *what],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def ask(*path: Path, **environment: str) -> tuple[str, str, str]:
+    """Which way the core runs there, the file of its module, and what that returns."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        VARIABLE: "",
+        **environment,
+    }
+    command = [sys.executable, "-c", ASK]
+    answer = subprocess.run(
+        command, cwd=path[0], env=environment, capture_output=True, text=True, check=True
+    )
+    way, file, result = answer.stdout.splitlines()
+    return way, Path(file).name, result
+
+
+def test_a_wheel_is_compiled_and_follows_its_sources(project: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    install(str(project), packages=packages)
+    compiled = ("compiled", f"squares{EXTENSION_SUFFIXES[0]}", RESULT)
+    assert ask(packages) == compiled
+    way = f"interpreted: {VARIABLE} is set"
+    assert ask(packages, **{VARIABLE: "1"}) == (way, "squares.py", RESULT)
+    source = packages / "kvsim/core/squares.py"
+    source.write_text(SOURCE.replace("= 1\n", "= 2\n"))
+    assert ask(packages) == (EDITED, "squares.py", "[0, 2, 8, 18, 32]")
+    source.write_text(SOURCE)
+    assert ask(packages) == compiled
+
+
+def test_a_checkout_is_compiled_and_follows_its_sources(project: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    before = sorted(project.rglob("*"))
+    install("-e", str(project), packages=packages)
+    assert sorted(project.rglob("*")) == before
+    assert ask(project, packages) == ("compiled", f"squares{EXTENSION_SUFFIXES[0]}", RESULT)
+    (project / "kvsim/core/squares.py").write_text(SOURCE.replace("= 1\n", "= 2\n"))
+    assert ask(project, packages) == (EDITED, "squares.py", "[0, 2, 8, 18, 32]")
+
+
+def test_sources_are_installed_where_nothing_compiles(project: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    said = install(str(project), packages=packages, CC="/bin/false")
+    assert "kvsim will be interpreted, not compiled" in said
+    way = "interpreted: nothing compiled is installed"
+    assert ask(packages) == (way, "squares.py", RESULT)
+
+
+def test_kvsim_runs_where_nothing_compiles(tmp_path: Path) -> None:
+    install(str(ROOT), packages=tmp_path, CC="/bin/false")
+    assert not (tmp_path / BUILT["path"]).exists()
+    code = "import kvsim; print(kvsim.simulate('chat').meta['core'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "interpreted\n"
