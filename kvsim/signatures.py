@@ -44,9 +44,9 @@ def docstring(described: Any) -> str:
 
 def scope_of(constructor: Callable[..., Any]) -> Mapping[str, Any]:
     """The names that its annotations may use."""
-    owner: Any = _owner(constructor) or constructor
-    if owner is not constructor or inspect.isbuiltin(owner):
-        return vars(sys.modules[owner.__module__])
+    compiled: Any = constructor if _is_compiled(constructor) else _owner(constructor)
+    if compiled is not None:
+        return vars(sys.modules[compiled.__module__])
     function = constructor
     if isinstance(constructor, type):
         function = getattr(constructor, "__init__", constructor)

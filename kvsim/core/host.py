@@ -149,8 +149,8 @@ class SimulatedTime(Host):
     def step_ns(self, plan: Any) -> int:
         if self._full_plans:
             plan.members()
-        ns = self._price(plan)
-        if ns >= _END_NS - self.now_ns:
+        ns: int = self._price(plan)  # of any size, unlike the time
+        if ns + int(self.now_ns) >= _END_NS:
             raise OverflowError("times do not fit into 64 bits")
         return ns
 

@@ -17,8 +17,9 @@ from worlds import batch_of  # noqa: E402
 from kvsim.engine.batch import Batch  # noqa: E402
 from kvsim.engine.plan import Plan  # noqa: E402
 from kvsim.engine.request import Request  # noqa: E402
+from kvsim.serving import request_class  # noqa: E402
 from kvsim.validate.loop import serve  # noqa: E402
-from kvsim.validate.setup import build  # noqa: E402
+from kvsim.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.workload.arrivals import release_times  # noqa: E402
 from kvsim.workload.clients import Clients  # noqa: E402
 from kvsim.workload.requests import make_requests  # noqa: E402
@@ -116,25 +117,30 @@ def run(
     blocks: int,
     *,
     n: int = 1,
+    prefix: bool = False,
     executing: type[Poisoning] = Poisoning,
     **arguments: Any,
 ) -> tuple[list[list[int]], list[Request], Poisoning]:
     """What every request said, on a pool of so many blocks and as many on the host."""
-    pools = {"block_size": BLOCK_SIZE, "num_gpu_blocks": blocks}
-    if "vllm_v1" not in manager:
+    pools: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_gpu_blocks": blocks}
+    common: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 8}
+    if manager == V1_MANAGER:
+        pools |= {"enable_prefix_caching": prefix, "max_model_len": 96, "max_num_batched_tokens": 99}
+    else:
         pools["num_cpu_blocks"] = blocks
     tables = build({"class": manager, "arguments": pools})
-    common = {"num_gpu_blocks": blocks, "max_model_len": 96, "max_num_seqs": 8}
     if "vllm_063" in scheduler:
-        common |= {"block_size": BLOCK_SIZE, "enable_prefix_caching": tables.needs_keys}
-    engine = build({"class": scheduler, "arguments": {**common, **arguments}})
+        common |= {"num_gpu_blocks": blocks, "block_size": BLOCK_SIZE}
+        common["enable_prefix_caching"] = tables.needs_keys
+    recipe = {"class": scheduler, "arguments": {**common, **arguments}}
+    engine = build_scheduler(recipe, {"seed": 0, "max_model_len": 96}, tables)
     decoder = make_decoder(
         PROFILE, "cpu", num_blocks=blocks + 1, host_blocks=blocks,
         max_tokens=2048, max_seqs=24, max_seq_len=98,
     )  # fmt: skip
     batch = batch_of(tables, engine, [row.output_length for row in trace.rows])
     executor = executing(decoder, batch)
-    requests = make_requests(trace, trace.rows, n=n)
+    requests = make_requests(trace, trace.rows, n=n, make=request_class(engine))
     clients = Clients(requests, trace.rows, release_times(trace.rows, LOAD), LOAD)
     serve(engine, batch, executor, clients)
     return [executor.said(request) for request in requests], requests, executor
@@ -144,7 +150,7 @@ V063 = "kvsim.engines.vllm_063:Vllm063"
 ASYNC = "kvsim.engines.vllm_063:Vllm063Async"
 V1 = "kvsim.engines.vllm_v1.scheduler:VllmV1"
 NAIVE, PREFIX = "kvsim.engines.vllm_063_blocks:Naive", "kvsim.engines.vllm_063_blocks:PrefixCaching"
-V1_MANAGER = "kvsim.engines.vllm_v1.groups:full_attention"
+V1_MANAGER = "kvsim.engines.vllm_v1.manager:full_attention"
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +172,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "prefix and swap": ((V063, PREFIX, 26), {"preemption_mode": "swap"}),
     "asynchronous outputs and prefix": ((ASYNC, PREFIX, 26), {}),
     "v1": ((V1, V1_MANAGER, 26), {"max_num_batched_tokens": 20}),
-    "v1 and prefix": ((V1, V1_MANAGER, 26), {"max_num_batched_tokens": 20}),
+    "v1 and prefix": ((V1, V1_MANAGER, 26), {"max_num_batched_tokens": 20, "prefix": True}),
 }
 PARTS_OF_OTHERS = {"asynchronous outputs", "swap", "prefix", "v1"}
 
