@@ -125,7 +125,8 @@ def run(
     pools: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_gpu_blocks": blocks}
     common: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 8}
     if manager == V1_MANAGER:
-        pools |= {"enable_prefix_caching": prefix, "max_model_len": 96, "max_num_batched_tokens": 99}
+        pools |= {"max_model_len": 96, "max_num_batched_tokens": 99}
+        pools["enable_prefix_caching"] = prefix
     else:
         pools["num_cpu_blocks"] = blocks
     tables = build({"class": manager, "arguments": pools})

@@ -129,8 +129,9 @@ def _holds_dates(source: Source, place: int) -> bool:
     head = look(source)
     if head.is_parquet:
         return True  # the reader knows the type of the column, and refuses plain numbers
-    header, first = [line for line in head.text.splitlines() if line.strip()][:2]
-    return is_date(first.split(separator_of(header))[place].strip('"'))
+    lines = [line for line in head.text.splitlines() if line.strip()][:2]
+    cells = lines[-1].split(separator_of(lines[0]))
+    return place < len(cells) and is_date(cells[place].strip('"'))
 
 
 def _ask(

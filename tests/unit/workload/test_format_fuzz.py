@@ -81,6 +81,8 @@ def refused_in_one_line(path: Path, format: str | None) -> None:
 @example(case=("sharegpt", '[{"conversations": []}] x'), forced=True)
 @example(case=("guidellm", "{}"), forced=True)
 @example(case=("table", "input,output,arrival_s\n1,2,1e9999999\n"), forced=True)
+@example(case=("table", "id,arrival_ms,,1000,12,3\n"), forced=True)
+@example(case=("table", "id,input,output,arrival\n1,2,3\n"), forced=True)
 def test_a_damaged_file_loads_or_is_refused(
     tmp_path: Path, case: tuple[str, str], forced: bool
 ) -> None:
