@@ -11,13 +11,14 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.blame import raised_here
+from kvsim.cores import request_class
 from kvsim.engine.future import Future
 from kvsim.engine.loop import Watcher
 from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result
-from kvsim.serving import Serving, request_class
+from kvsim.serving import Serving
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.columns import column

@@ -13,14 +13,13 @@ from kvsim.assembly import Parts
 from kvsim.blame import blaming
 from kvsim.core.batch import Batch as CoreBatch
 from kvsim.core.host import SimulatedTime
-from kvsim.core.loop import Loop as CoreLoop
-from kvsim.core.request import Request as CoreRequest
 from kvsim.core.rows import StepRows
 from kvsim.core.scheduler import Scheduler as CoreScheduler
+from kvsim.cores import batch_of, loop_class, request_class
 from kvsim.cost import checked_prices, declares_sums
 from kvsim.cost.stages import StagedCost
-from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.loop import Loop, Watcher
+from kvsim.engine.batch import Endings
+from kvsim.engine.loop import Watcher
 from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
 from kvsim.fast.shortcuts import Shortcuts
@@ -236,24 +235,6 @@ class Serving:
         """Keeps the results of a request that is over instead of the request, to save memory."""
         self.archive.add(request)
         self._requests.let_go(request)
-
-
-def batch_of(scheduler: Any, blocks: Any, output_length: Callable[[int], int]) -> Any:
-    """The batch of a scheduler and a block manager. `output_length`: as for `Serving`."""
-    longest = scheduler.longest_sequence
-    if isinstance(scheduler, CoreScheduler):
-        return CoreBatch(blocks, output_length, longest)
-    return Batch(blocks, Endings(output_length, longest))
-
-
-def loop_class(scheduler: Any) -> Any:
-    """The class of the loop that steps a scheduler."""
-    return CoreLoop if isinstance(scheduler, CoreScheduler) else Loop
-
-
-def request_class(scheduler: Any) -> type[Any]:
-    """The class of the requests that a scheduler serves."""
-    return CoreRequest if isinstance(scheduler, CoreScheduler) else Request
 
 
 def _patience(rows: Sequence[Row]) -> Patience | None:

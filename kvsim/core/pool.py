@@ -125,16 +125,9 @@ class Pool:
 
     def free_list(self) -> Iterator[int]:
         """The free blocks in the order in which they are reused."""
-        block: i64 = self._blank
-        while block:
-            yield block
-            block = self._next[block]
-        for block in range(self.fresh, self.size + 1):
-            yield block
-        block = self._next[0]
-        while block:
-            yield block
-            block = self._next[block]
+        yield from self._chain(self._blank)
+        yield from range(self.fresh, self.size + 1)
+        yield from self._chain(self._next[0])
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -264,6 +257,12 @@ class Pool:
 
     # --------------------------------------------------------------------------------------------
 
+    def _chain(self, block: i64) -> Iterator[int]:
+        """A block of a list, and those behind it."""
+        while block:
+            yield block
+            block = self._next[block]
+
     def _open(self) -> None:
         """Makes room in the books for the first block that was never used."""
         self.fresh += 1
@@ -293,13 +292,14 @@ class Pool:
     def audit(self) -> None:
         """Asserts that every block is in exactly one place, and every content can be found."""
         idle: set[int] = set()
-        for block in self.free_list():
+        for block in (*self._chain(self._blank), *self._chain(self._next[0])):
             assert block not in idle, "a block is free twice"
-            assert block >= self.fresh or self.refs[block] == 0, "a block is free and in use"
+            assert block < self.fresh and self.refs[block] == 0, "a block is free and in use"
             idle.add(block)
         if self.order is not None:
             idle.update(self.order)
-        assert len(idle) == self.num_free, "free blocks were miscounted"
+        unused = self.size + 1 - self.fresh  # As many as a huge pool has: not looked at one by one.
+        assert len(idle) + unused == self.num_free, "free blocks were miscounted"
         held: i64 = 0
         cached: i64 = 0
         labelled: i64 = 0

@@ -20,6 +20,7 @@ import simpy
 from kvsim.attempt import play
 from kvsim.blame import blaming
 from kvsim.config import RunConfig
+from kvsim.cores import request_class
 from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
 from kvsim.fast.known import overridden
@@ -28,7 +29,7 @@ from kvsim.replica.inbox import Inbox
 from kvsim.result import Result
 from kvsim.routers.router import Router
 from kvsim.run import assembled
-from kvsim.serving import Serving, request_class
+from kvsim.serving import Serving
 from kvsim.workers import in_processes, unpickled
 from kvsim.workload.arrivals import waits_for
 from kvsim.workload.clients import NOTHING, Released

@@ -15,6 +15,7 @@ from kvsim.attempt import show_future
 from kvsim.blame import blaming
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
+from kvsim.cores import request_class
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.news import News, looks
@@ -26,7 +27,6 @@ from kvsim.fleet.split import Split
 from kvsim.routers import ROUTERS, make_router
 from kvsim.routers.router import Router
 from kvsim.run import Settings, assembled, opened, read_config, tokens_known
-from kvsim.serving import request_class
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.columns import column

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from kvsim.cores import batch_of, request_class
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
-from kvsim.serving import batch_of, request_class
 from kvsim.validate.loop import Pairs, Times, serve
 from kvsim.validate.recording import MARKS, RUNS, SCHEMA, digest
 from kvsim.validate.setup import build, build_scheduler, refuse_other_model, settings_of

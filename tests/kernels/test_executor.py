@@ -14,10 +14,10 @@ from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
 from worlds import batch_of  # noqa: E402
 
+from kvsim.cores import request_class  # noqa: E402
 from kvsim.engine.batch import Batch  # noqa: E402
 from kvsim.engine.plan import Plan  # noqa: E402
 from kvsim.engine.request import Request  # noqa: E402
-from kvsim.serving import request_class  # noqa: E402
 from kvsim.validate.loop import serve  # noqa: E402
 from kvsim.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.workload.arrivals import release_times  # noqa: E402

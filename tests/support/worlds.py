@@ -6,11 +6,11 @@ from typing import Any
 
 from kvsim.core.batch import Batch as CoreBatch
 from kvsim.core.scheduler import Scheduler as CoreScheduler
+from kvsim.cores import request_class
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engines.vllm_v1.groups import Full
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.scheduler import VllmV1
-from kvsim.serving import request_class
 from kvsim.workload.trace import HashContent, Row, Trace
 
 MS = 1_000_000

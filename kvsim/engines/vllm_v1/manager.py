@@ -266,15 +266,16 @@ class KVCacheManager(BlockManager):
         tokens: i64 = longest
         best: i64 = 0
         common: i64
-        full: i64 = -1
         dropped: list[Group] = []
+        for alike in self.kinds:
+            alike[0].num_hits = -1
         simple: bool = len(self.kinds) == 2 and self.kinds[0][0].full
         while True:
             common = tokens
             for alike in self.kinds:
                 rules = alike[0]
                 size: i64 = rules.block_size
-                if rules.full and full >= 0:
+                if rules.full and rules.num_hits >= 0:  # Found before: leading blocks stay.
                     common = min(common, rules.num_hits * size)
                     continue
                 drops: bool = rules.drop and rules not in dropped
@@ -287,8 +288,6 @@ class KVCacheManager(BlockManager):
                 elif hit < common:
                     dropped.clear()
                 common = hit
-                if rules.full:
-                    full = hit
                 best = max(best, common)
             shorter: bool = common < tokens
             tokens = min(common, tokens)

@@ -442,7 +442,7 @@ class VllmV1(Scheduler):
                         queue.popleft()
                         continue
             queue.popleft()
-            if request.load != UNLOADED or request.tables:
+            if request.load != UNLOADED or request.computed > 0:
                 passed_holding.append(request)
             else:
                 passed.append(request)

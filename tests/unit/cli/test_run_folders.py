@@ -198,16 +198,21 @@ def busiest(folder: Path) -> str:
     return ids[max(happened, key=lambda index: (happened[index], index), default=0)]
 
 
-def refusal(words: str, folder: Path) -> str | None:
-    """Why a command rightly refuses a folder."""
+def requests_of(folder: Path) -> list[str]:
+    """Ids of the requests that a run served, or a replica."""
+    ids: list[str] = pq.read_table(folder / "requests.parquet")["id"].to_pylist()
+    return ids
+
+
+def refusal(words: str, folder: Path, other: Path) -> str | None:
+    """Why a command rightly refuses a folder, or to compare another one with it."""
     if is_fleet(folder):
         return "holds several replicas" if words == "timeline" else None
     meta = read_summary(folder / "summary.json")["meta"]
     if words == "cache audit" and not meta["prefix_caching"]:
         return "without prefix caching"
-    if words == "diff" and folder.name.startswith("replica-"):
-        split = "--prefill-replicas" in FEATURES[folder.parent.name]
-        return None if split else "had different requests"
+    if words == "diff" and requests_of(folder) != requests_of(other):
+        return "had different requests"
     return None
 
 
@@ -234,8 +239,9 @@ def test_every_command_reads_a_run_with(feature: str, place: Path, tmp_path: Pat
         for words, command in readers().items():
             written = tmp_path / str(number) / words
             written.mkdir(parents=True)
-            line = arguments(command, words, folder, plain if same else folder, written)
-            done, why = run_here(line, place), refusal(words, folder)
+            other = plain if same else folder
+            line = arguments(command, words, folder, other, written)
+            done, why = run_here(line, place), refusal(words, folder, other)
             assert done.returncode == (2 if why else 0), (line, done.stderr)
             assert (why or "") in done.stderr and done.stderr.count("\n") == bool(why), line
 

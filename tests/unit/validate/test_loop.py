@@ -15,12 +15,12 @@ from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.core.host import SimulatedTime
 from kvsim.core.scheduler import Scheduler as CoreScheduler
+from kvsim.cores import loop_class, request_class
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.events import Link
 from kvsim.replica.inbox import Inbox
-from kvsim.serving import loop_class, request_class
 from kvsim.validate.loop import serve
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
