@@ -14,7 +14,7 @@ from kvsim.engine.loop import Watcher
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.serving import loop_class
+from kvsim.cores import loop_class
 from kvsim.workload.clients import Clients
 
 Pairs = list[tuple[int, int]]

@@ -11,7 +11,7 @@ from shutil import copytree
 import pytest
 from places import ROOT
 
-from kvsim.compiled import VARIABLE
+from kvsim.compiled import FOLDER, VARIABLE
 
 pytestmark = [
     pytest.mark.long,
@@ -53,6 +53,11 @@ from kvsim.core import squares
 print(compiled.explanation(), squares.__file__, list(squares.squares(5)), sep="\\n")
 """
 RESULT = "[0, 1, 4, 9, 16]"
+STEPS_OF_20 = SOURCE.replace("= 1\n", "= 20\n")
+"""Of another size: an edit within the second of the install is seen by that alone."""
+RESULT_OF_20 = "[0, 20, 80, 180, 320]"
+ALONE = f"import sys; sys.modules[{FOLDER!r}] = None\n"
+"""What is compiled for the checkout, too, is installed beside the Python that runs the tests."""
 EDITED = (
     "interpreted: kvsim/core/squares.py is not what was compiled; `pip install -e .` compiles it"
 )
@@ -87,13 +92,14 @@ def install(*what: str, packages: Path, **environment: str) -> str:
 
 def ask(*path: Path, **environment: str) -> tuple[str, str, str]:
     """Which way the core runs there, the file of its module, and what that returns."""
+    alone = "" if any((each / FOLDER).exists() for each in path) else ALONE
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         VARIABLE: "",
         **environment,
     }
-    command = [sys.executable, "-c", ASK]
+    command = [sys.executable, "-c", alone + ASK]
     answer = subprocess.run(
         command, cwd=path[0], env=environment, capture_output=True, text=True, check=True
     )
@@ -109,8 +115,8 @@ def test_a_wheel_is_compiled_and_follows_its_sources(project: Path, tmp_path: Pa
     way = f"interpreted: {VARIABLE} is set"
     assert ask(packages, **{VARIABLE: "1"}) == (way, "squares.py", RESULT)
     source = packages / "kvsim/core/squares.py"
-    source.write_text(SOURCE.replace("= 1\n", "= 2\n"))
-    assert ask(packages) == (EDITED, "squares.py", "[0, 2, 8, 18, 32]")
+    source.write_text(STEPS_OF_20)
+    assert ask(packages) == (EDITED, "squares.py", RESULT_OF_20)
     source.write_text(SOURCE)
     assert ask(packages) == compiled
 
@@ -121,8 +127,8 @@ def test_a_checkout_is_compiled_and_follows_its_sources(project: Path, tmp_path:
     install("-e", str(project), packages=packages)
     assert sorted(project.rglob("*")) == before
     assert ask(project, packages) == ("compiled", f"squares{EXTENSION_SUFFIXES[0]}", RESULT)
-    (project / "kvsim/core/squares.py").write_text(SOURCE.replace("= 1\n", "= 2\n"))
-    assert ask(project, packages) == (EDITED, "squares.py", "[0, 2, 8, 18, 32]")
+    (project / "kvsim/core/squares.py").write_text(STEPS_OF_20)
+    assert ask(project, packages) == (EDITED, "squares.py", RESULT_OF_20)
 
 
 def test_sources_are_installed_where_nothing_compiles(project: Path, tmp_path: Path) -> None:
@@ -135,8 +141,8 @@ def test_sources_are_installed_where_nothing_compiles(project: Path, tmp_path: P
 
 def test_kvsim_runs_where_nothing_compiles(tmp_path: Path) -> None:
     install(str(ROOT), packages=tmp_path, CC="/bin/false")
-    assert not (tmp_path / BUILT["path"]).exists()
-    code = "import kvsim; print(kvsim.simulate('chat').meta['core'])"
+    assert not (tmp_path / FOLDER).exists()
+    code = f"{ALONE}import kvsim; print(kvsim.simulate('chat').meta['core'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
