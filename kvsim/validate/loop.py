@@ -10,11 +10,11 @@ import heapq
 from typing import Any, Protocol
 
 from kvsim.core.host import Host, Waiting
+from kvsim.cores import loop_class
 from kvsim.engine.loop import Watcher
 from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.cores import loop_class
 from kvsim.workload.clients import Clients
 
 Pairs = list[tuple[int, int]]
