@@ -68,6 +68,18 @@ def test_random_cases_against_the_twin(family: str) -> None:
     check_random(ENGINE, partial(make_case, family), step_log, range(6))
 
 
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        pytest.param("pp", 41, id="full attention in blocks of two sizes, beside a window"),
+        pytest.param("offload", 101, id="a load of nothing ends, and the request still waits"),
+        pytest.param("mixed", 76, id="the same, behind a limit of adapters"),
+    ],
+)
+def test_crossings_that_few_cases_meet(family: str, seed: int) -> None:
+    check_random(ENGINE, partial(make_case, family), step_log, (seed,))
+
+
 @long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_more_random_cases_against_the_twin(family: str) -> None:
