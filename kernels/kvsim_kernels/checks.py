@@ -39,7 +39,7 @@ def _attention(decoder: Decoder) -> Iterator[tuple[str, float]]:
     lengths = [length for length in wanted if length <= most]
     pages = _pages(decoder, lengths)
     query = _random(decoder, len(lengths))
-    truth = torch_impl if decoder.triton else reference
+    truth = torch_impl if decoder.cuda else reference
     wide = query.double()
     expected = truth.decode(wide, pages)
     starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=decoder.device)

@@ -1,7 +1,8 @@
 """Compiles every Triton kernel for sm_90 (Hopper) without a GPU and reads what the cubin holds.
 
 `python -m kvsim_kernels.compile_check` prints one line per kernel variant: registers, bytes of
-shared memory, stack bytes, local-memory instructions (spills), tensor-core instructions. It needs
+shared memory, stack bytes, local-memory instructions (spills), tensor-core instructions, and tiles
+of keys or values that are buffered at once. It needs
 triton with its bundled cuobjdump and must run in a process where TRITON_INTERPRET is not set.
 """
 
@@ -11,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvsim_kernels import triton_cache, triton_decode, triton_prefill
-from kvsim_kernels.pages import PARTITION_TOKENS
+from kvsim_kernels import triton_cache, triton_decode, triton_dense, triton_prefill
 from kvsim_kernels.triton_attend import INTERPRETED
 
 SM90 = GPUTarget("cuda", 90, 32)
@@ -54,6 +54,8 @@ class Usage:
     local_instructions: int
     hmma: int
     hgmma: int
+    buffers: int = 0
+    """Copies of a tile of keys or values in shared memory: with one, each load is waited for."""
 
     def fits(self) -> bool:
         """No spill, no stack, and within the limits of sm_90."""
@@ -91,6 +93,12 @@ def variants() -> Iterator[Variant]:
     yield Variant(
         "copy_blocks", triton_cache.copy_blocks_kernel, {"CHUNK": triton_cache.COPY_WORDS}
     )
+    norm = {"WIDTH": 5120, "PADDED": 8192, "HAS_RESIDUAL": True}
+    yield Variant("rms_norm", triton_dense.rms_norm_kernel, norm, options={"num_warps": 8})
+    heads = {"HEADS": 40, "PADDED_HEADS": 64, "HALF": 64}
+    yield Variant("rope", triton_dense.rope_kernel, heads)
+    activation = {"WIDTH": 14336, "PIECE": triton_dense.ACTIVATED}
+    yield Variant("silu_mul", triton_dense.silu_mul_kernel, activation)
 
 
 def _attention(
@@ -125,7 +133,7 @@ def _attention(
     yield Variant(
         f"decode_v2 {name}",
         triton_decode.decode_v2_kernel,
-        {**one_pass, "PARTITION": PARTITION_TOKENS},
+        one_pass,
         **types,
         options=launch,
     )
@@ -134,7 +142,6 @@ def _attention(
         triton_decode.decode_reduce_kernel,
         {
             "HEAD_SIZE": head_size,
-            "PARTITION": PARTITION_TOKENS,
             "MERGED": triton_decode.MERGED_PARTITIONS,
             "HAS_WINDOW": window,
         },
@@ -169,13 +176,15 @@ def compile_variant(variant: Variant) -> Usage:
     }
     source = ASTSource(kernel, signature, dict(variant.constants), attrs)
     built = triton.compile(source, target=SM90, options=dict(variant.options))
-    return _usage(variant.name, built.asm["cubin"], built.metadata.shared)
+    usage = _usage(variant.name, built.asm["cubin"], built.metadata.shared)
+    tiles = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", built.asm["ttgir"])
+    return replace(usage, buffers=min(map(int, tiles), default=0))
 
 
 POINTERS = {
     **dict.fromkeys(("table", "lengths", "query_start", "words"), "*i32"),
-    **dict.fromkeys(("slots", "pairs"), "*i64"),
-    **dict.fromkeys(("partial", "peaks", "totals", "slopes"), "*fp32"),
+    **dict.fromkeys(("slots", "pairs", "positions"), "*i64"),
+    **dict.fromkeys(("partial", "peaks", "totals", "slopes", "angles"), "*fp32"),
 }
 """Arguments that point to fixed types."""
 
@@ -186,11 +195,11 @@ def _type_of(name: str, variant: Variant) -> str:
         return "constexpr"
     if name in POINTERS:
         return POINTERS[name]
-    if name in ("out", "query", "key", "value"):
+    if name in ("out", "query", "key", "value", "stream", "x", "residual", "weight", "gate_up"):
         return f"*{variant.dtype}"
     if name in ("keys", "values"):
         return f"*{variant.kv_dtype}"
-    return "fp32" if name == "scale" else "i32"
+    return "fp32" if name in ("scale", "eps") else "i32"
 
 
 def _usage(name: str, cubin: bytes, shared_bytes: int) -> Usage:
@@ -217,14 +226,15 @@ def _usage(name: str, cubin: bytes, shared_bytes: int) -> Usage:
 
 def main() -> None:
     """Compiles everything, prints a table, and exits with 1 if a kernel does not fit."""
-    print(f"{'kernel':52} {'regs':>4} {'shared':>7} {'stack':>5} {'local':>5} {'HMMA':>4} HGMMA")
+    names = ("regs", "shared", "stack", "local", "HMMA", "HGMMA", "buffers")
+    print(f"{'kernel':52} {names[0]:>4} {names[1]:>7} {' '.join(names[2:])}")
     fine = True
     for variant in variants():
         used = compile_variant(variant)
         fine &= used.fits()
         print(
             f"{used.name:52} {used.registers:4} {used.shared_bytes:7} {used.stack_bytes:5} "
-            f"{used.local_instructions:5} {used.hmma:4} {used.hgmma:5}"
+            f"{used.local_instructions:5} {used.hmma:4} {used.hgmma:5} {used.buffers:7}"
         )
     if not fine:
         raise SystemExit("some kernels spill or exceed the limits of sm_90")

@@ -66,15 +66,13 @@ class LayerWeights:
 
 def project_qkv(
     x: torch.Tensor, weight: torch.Tensor, geometry: Geometry
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size].
-
-    All three are views of one GEMM's output.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is to be rotated, queries and then keys, [tokens, heads + kv_heads, head_size]; and
+    values [tokens, kv_heads, head_size]. Both are views of one GEMM's output.
     """
-    size, kv_heads = geometry.head_size, geometry.num_kv_heads
-    packed = functional.linear(x, weight).view(x.shape[0], -1, size)
-    query, key, value = torch.split(packed, [geometry.num_heads, kv_heads, kv_heads], dim=1)
-    return query, key, value
+    packed = functional.linear(x, weight).view(x.shape[0], -1, geometry.head_size)
+    rotated = geometry.num_heads + geometry.num_kv_heads
+    return packed[:, :rotated], packed[:, rotated:]
 
 
 def project_o(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

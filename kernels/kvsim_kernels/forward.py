@@ -18,6 +18,7 @@ chunks, and every step on CPU, run eagerly. On CPU the torch twins take the plac
 # mypy: disable-error-code="no-untyped-call"
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,7 @@ class Decoder:
         self.geometry, self.device = geometry, torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.triton = self.cuda if triton is None else triton
+        self._between = _between_products(self.triton)
         self.decode_kernel = decode_kernel
         self.capture_sizes = tuple(sorted(capture_sizes)) if self.cuda else ()
         self.max_tokens, self.max_seqs, self.max_seq_len = max_tokens, max_seqs, max_seq_len
@@ -185,28 +187,29 @@ class Decoder:
     ) -> torch.Tensor:
         """`compute` without graphs of its own: it may itself be captured. Without `experts`, layers
         that have some pass their MLP over."""
-        given, tokens = self.buffers.device, batch.tokens
+        given, tokens, between = self.buffers.device, batch.tokens, self._between
         positions, slots = given.positions[:tokens], given.slots[:tokens]
         x = functional.embedding(given.ids[:tokens], self._embedding)
         residual: torch.Tensor | None = None
         for index, weights in enumerate(self._weights):
-            x, residual = dense.rms_norm(x, weights.input_norm, residual)
-            query, key, value = dense.project_qkv(x, weights.qkv, self._sizes)
-            query = dense.apply_rope(query, positions, self._rope)
-            key = dense.apply_rope(key, positions, self._rope)
+            x, residual = between.rms_norm(x, weights.input_norm, residual)
+            rotated, value = dense.project_qkv(x, weights.qkv, self._sizes)
+            rotated = between.apply_rope(rotated, positions, self._rope)
+            query, key = rotated.split([self.geometry.heads, self.geometry.kv_heads], dim=1)
             self._store(index, key, value, slots)
             attended = self.attend(batch, index, query) if attention else self._attended[:tokens]
-            x, residual = dense.rms_norm(
+            x, residual = between.rms_norm(
                 dense.project_o(attended, weights.o), weights.post_norm, residual
             )
             if not self._experts:
-                x = dense.mlp(x, weights.gate_up, weights.down)
+                activated = between.silu_mul(functional.linear(x, weights.gate_up))
+                x = functional.linear(activated, weights.down)
             elif experts:
                 x = self.experts(index, x, self.active(tokens))
         if not head or not batch.samples or residual is None:
             return self._nothing
         last = given.last[: batch.samples]
-        return self.head(dense.rms_norm(x[last], self._norm, residual[last])[0])
+        return self.head(between.rms_norm(x[last], self._norm, residual[last])[0])
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -364,6 +367,15 @@ class Decoder:
             device=device,
             pin_memory=self.cuda and torch.device(device).type == "cpu",
         )
+
+
+def _between_products(fused: bool) -> Any:
+    """The module that has what stands between the matrix products of a layer."""
+    if not fused:
+        return dense
+    from kvsim_kernels import triton_dense
+
+    return triton_dense
 
 
 def _fill(data: torch.Tensor, generator: torch.Generator) -> None:

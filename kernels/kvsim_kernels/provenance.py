@@ -22,7 +22,7 @@ the same call takes up to three times as long, and a whole table may be off.
 TIMED = (
     "all_reduce", "buffers", "ceilings", "dense", "experts", "forward", "measure", "pages", "step",
     "swap", "timing", "torch_impl", "triton_attend", "triton_cache", "triton_decode",
-    "triton_prefill",
+    "triton_dense", "triton_prefill",
 )  # fmt: skip
 """Modules whose code decides what a row measures."""
 

@@ -75,14 +75,16 @@ def _tiles(
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
     lanes = tl.arange(0, HEAD_SIZE)
+    # The block ids of the next tile are loaded one iteration ahead: looked up in the iteration that
+    # uses them, they would take the pipeline's stages, and keys and values were buffered once.
+    ahead = first + tl.arange(0, TILE)
+    block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < last, other=0)
     for start in range(first, last, TILE):
         at = start + tl.arange(0, TILE)
         inside = at < last
-        if MASKED:
-            block = tl.load(table + at // BLOCK_SIZE, mask=inside, other=0)
-        else:
-            block = tl.load(table + at // BLOCK_SIZE)
         row = block.to(tl.int64) * stride_block + (at % BLOCK_SIZE) * stride_token
+        ahead = at + TILE
+        block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < last, other=0)
         offsets = row[:, None] + lanes[None, :]
         if MASKED:
             key = tl.load(keys + offsets, mask=inside[:, None], other=0.0).to(query.dtype)

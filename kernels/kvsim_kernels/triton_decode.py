@@ -4,24 +4,36 @@ Grids (Kwon et al. 2023, arXiv 2309.06180; vLLM 0.6.3 `csrc/attention/`), with t
 share a KV head packed into one tile so that keys and values are read once per group:
 
     v1      (sequence, KV head)
-    v2      (sequence, KV head, partition of 512 tokens)  ->  output, maximum, sum per partition
-    reduce  (sequence, query head)                        ->  merged output
+    v2      (sequence, KV head, partition)  ->  output, maximum, sum per partition
+    reduce  (sequence, query head)          ->  merged output
+
+vLLM's partitions have 512 tokens. These have as many as keep the GPU busy (`partition_tokens`):
+a long partition spares merging and fills the pipeline of loads once, a short one spreads few
+sequences over many multiprocessors.
 """
 
 # ruff: noqa: N803 - compile-time constants are upper-case, as is usual in Triton kernels
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kvsim_kernels.pages import PARTITION_TOKENS, PLAIN, Attention, Pages
+from kvsim_kernels.pages import PLAIN, Attention, Pages
 from kvsim_kernels.triton_attend import INTERPRETED, LOG2E, attend, divided
 
 MERGED_PARTITIONS = 16
 """Partitions that the reduce kernel merges at once."""
+
+SMALLEST_PARTITION, LARGEST_PARTITION = 128, 8192
+"""Tokens."""
+
+PROGRAMS = 6
+"""Programs of decode v2 for each multiprocessor. On an H200 three to four are best for equal lengths
+(by 1 to 2 %), more keep unequal ones from waiting for the longest."""
 
 
 @triton.jit
@@ -80,21 +92,20 @@ def decode_v1_kernel(
     tl.store(target, divided(acc, total).to(out.dtype.element_ty), mask=rows[:, None] < GROUP)
 
 
-@triton.jit(do_not_specialize=["window", "stride_table"])
+@triton.jit(do_not_specialize=["window", "stride_table", "size"])
 def decode_v2_kernel(
     partial, peaks, totals, query, slopes, keys, values, table, lengths, scale, window,
-    stride_query, stride_query_head, stride_block, stride_head, stride_token, stride_table,
+    stride_query, stride_query_head, stride_block, stride_head, stride_token, stride_table, size,
     GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, PARTITION: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_ALIBI: tl.constexpr, UPCAST: tl.constexpr,
+    TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_ALIBI: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One partition of a sequence: its unnormalised output, maximum and sum."""
+    """One partition, of `size` tokens: its unnormalised output, maximum and sum."""
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     partition = tl.program_id(2)
     length = tl.load(lengths + sequence)
-    first = partition * PARTITION
-    last = tl.minimum(first + PARTITION, length)
+    first = partition * size
+    last = tl.minimum(first + size, length)
     oldest = 0
     if HAS_WINDOW:
         oldest = length - window
@@ -116,11 +127,10 @@ def decode_v2_kernel(
         tl.store(totals + index, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["window", "partitions"])
+@triton.jit(do_not_specialize=["window", "partitions", "size"])
 def decode_reduce_kernel(
-    out, partial, peaks, totals, lengths, window, partitions, stride_out, stride_out_head,
-    HEAD_SIZE: tl.constexpr, PARTITION: tl.constexpr, MERGED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    out, partial, peaks, totals, lengths, window, partitions, stride_out, stride_out_head, size,
+    HEAD_SIZE: tl.constexpr, MERGED: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Merges the partitions of one query head; those outside length or window hold no numbers."""
     sequence = tl.program_id(0)
@@ -128,8 +138,8 @@ def decode_reduce_kernel(
     length = tl.load(lengths + sequence)
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(length - window, 0) // PARTITION
-    used = tl.cdiv(length, PARTITION)
+        first = tl.maximum(length - window, 0) // size
+    used = tl.cdiv(length, size)
     lanes = tl.arange(0, HEAD_SIZE)
     acc = tl.zeros([HEAD_SIZE], dtype=tl.float32)
     peak = tl.full([1], float("-inf"), dtype=tl.float32)
@@ -183,30 +193,52 @@ def decode_v2(
     attention: Attention = PLAIN,
     *,
     max_seq_len: int | None = None,
+    size: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Paged decode in partitions of 512 tokens, merged by a second kernel.
+    """Paged decode in partitions, merged by a second kernel.
 
     `max_seq_len`: at least the longest length; None reads it from the device, which a captured
-    graph must not do. Surplus partitions exit at once. Shapes as in `decode_v1`.
+    graph must not do. `size`: tokens of a partition; None chooses. Surplus partitions exit at once.
+    Shapes as in `decode_v1`.
     """
     out = torch.empty_like(query) if out is None else out
     longest = int(pages.lengths.max()) if max_seq_len is None else max_seq_len
-    partitions = max(1, triton.cdiv(longest, PARTITION_TOKENS))
     sequences, heads, head_size = query.shape
+    size = size or partition_tokens(
+        sequences * pages.num_kv_heads, longest, multiprocessors(query.device)
+    )
+    partitions = max(1, triton.cdiv(longest, size))
     partial = query.new_empty((sequences, heads, partitions, head_size), dtype=torch.float32)
     peaks, totals = query.new_empty((2, sequences, heads, partitions), dtype=torch.float32)
     arguments, constants = _arguments(query, pages, attention)
     decode_v2_kernel[(sequences, pages.num_kv_heads, partitions)](
-        partial, peaks, totals, *arguments, PARTITION=PARTITION_TOKENS, **constants
+        partial, peaks, totals, *arguments, size, **constants
     )
     decode_reduce_kernel[(sequences, heads)](
         out, partial, peaks, totals, pages.lengths, attention.window or 0, partitions,
-        out.stride(0), out.stride(1),
-        HEAD_SIZE=head_size, PARTITION=PARTITION_TOKENS, MERGED=MERGED_PARTITIONS,
+        out.stride(0), out.stride(1), size,
+        HEAD_SIZE=head_size, MERGED=MERGED_PARTITIONS,
         HAS_WINDOW=attention.window is not None,
     )  # fmt: skip
     return out
+
+
+def partition_tokens(groups: int, longest: int, multiprocessors: int) -> int:
+    """Tokens of a partition: the most, from 128 to 8,192, that still give every multiprocessor
+    `PROGRAMS` of them. `groups`: sequences times KV heads, each `longest` tokens at most."""
+    size = LARGEST_PARTITION
+    while size > SMALLEST_PARTITION and groups * -(-longest // size) < PROGRAMS * multiprocessors:
+        size //= 2
+    return size
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a device; of a CPU, where kernels are interpreted, one."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def decode_launch(head_size: int, itemsize: int) -> dict[str, int]:

@@ -1,7 +1,9 @@
 """Prefill over a paged context: a chunk of new tokens per sequence, its keys already written.
 
-Grid (query tile, query head, sequence). Query i of a chunk sits at position context + i and sees
+Grid (query head, query tile, sequence). Query i of a chunk sits at position context + i and sees
 the keys 0 .. context + i, all of them read from pages; tiles past the end of a chunk exit at once.
+Programs begin with the last tile of all heads: it has the most keys, and whatever is begun last
+should be short. Heads that share their keys run side by side.
 """
 
 # ruff: noqa: N803 - compile-time constants are upper-case, as is usual in Triton kernels
@@ -25,10 +27,10 @@ def prefill_kernel(
 ):  # fmt: skip
     """One tile of queries of one head over its context and the chunk's own keys."""
     sequence = tl.program_id(2)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
     begin = tl.load(query_start + sequence)
     chunk = tl.load(query_start + sequence + 1) - begin
-    lowest = tl.program_id(0) * ROWS
+    lowest = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS
     if lowest < chunk:
         context = tl.load(lengths + sequence) - chunk
         rows = lowest + tl.arange(0, ROWS)
@@ -85,7 +87,7 @@ def prefill(
     out = torch.empty_like(query) if out is None else out
     longest = int(query_start.diff().max()) if max_query_len is None else max_query_len
     launch = prefill_launch(pages.head_size, query.element_size())
-    grid = (triton.cdiv(longest, launch["ROWS"]), query.shape[1], len(query_start) - 1)
+    grid = (query.shape[1], triton.cdiv(longest, launch["ROWS"]), len(query_start) - 1)
     prefill_kernel[grid](
         out, query, attention.alibi_slopes, pages.keys, pages.values,
         pages.block_table, pages.lengths, query_start,

@@ -24,7 +24,7 @@ LAYERS = [
     {"core"},
     {"blame", "library", "server"},
     {"engine", "hardware", "models", "routers"},
-    {"blockmap", "link", "notes", "watchers", "workload"},
+    {"blockmap", "cores", "link", "notes", "watchers", "workload"},
     {"memory"},
     {"archive", "cost", "rules"},
     {"calibrate", "engines", "ledger"},

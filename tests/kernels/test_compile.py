@@ -26,6 +26,9 @@ CHECKED = [
     "write_cache bf16",
     "write_cache fp8e4nv",
     "copy_blocks",
+    "rms_norm",
+    "rope",
+    "silu_mul",
 ]
 """A cross-section; `python -m kvsim_kernels.compile_check` compiles every variant."""
 
@@ -73,6 +76,13 @@ def test_nothing_spills(usages: Usages, name: str) -> None:
 def test_dots_use_the_tensor_cores(usages: Usages, name: str) -> None:
     instruction = "hgmma" if name.startswith("prefill") else "hmma"
     assert usages[name][instruction] > 0, usages[name]
+
+
+@long
+@pytest.mark.parametrize("name", [n for n in CHECKED if "bf16/" in n and "reduce" not in n])
+def test_loads_of_keys_and_values_run_ahead(usages: Usages, name: str) -> None:
+    """A look-up in the block table that takes part in the pipeline leaves them one buffer."""
+    assert usages[name]["buffers"] >= 2, usages[name]
 
 
 def test_a_spill_or_an_excess_does_not_fit() -> None:

@@ -21,7 +21,10 @@ from kvsim_kernels import dispatch, flex_impl, reference, torch_impl, triton_dec
 from kvsim_kernels.pages import Attention, Pages
 from marks import long
 
-EDGES = [0, 1, 15, 16, 17, 511, 512, 513]
+SIZE = 512
+"""Tokens of a partition of decode v2, beside what it chooses itself."""
+
+EDGES = [0, 1, 15, 16, 17, SIZE - 1, SIZE, SIZE + 1]
 """Padding, one token, around a block of 16, around a partition."""
 
 SHORT = [0, 1, 5, 33, 70]
@@ -58,10 +61,11 @@ def check_triton(
     query = random_query(len(lengths), shape, generator)
     expected = reference.decode(query, pages, attention)
     one = run_triton("v1", query, pages, attention)
-    two = run_triton("v2", query, pages, attention)
     assert_close(one, expected, shape.dtype)
-    assert_close(two, expected, shape.dtype)
-    assert_close(one, two.double().cpu(), shape.dtype)
+    for size in (SIZE, None):
+        two = run_triton("v2", query, pages, attention, size=size)
+        assert_close(two, expected, shape.dtype)
+        assert_close(one, two.double().cpu(), shape.dtype)
 
 
 @long
@@ -141,8 +145,8 @@ def test_surplus_partitions_change_nothing() -> None:
     generator = torch.Generator().manual_seed(3)
     pages = random_pages([0, 3, 600], Shape(), generator)
     query = random_query(3, Shape(), generator)
-    few = run_triton("v2", query, pages, Attention(), max_seq_len=600)
-    many = run_triton("v2", query, pages, Attention(), max_seq_len=8192)
+    few = run_triton("v2", query, pages, Attention(), max_seq_len=600, size=SIZE)
+    many = run_triton("v2", query, pages, Attention(), max_seq_len=8192, size=SIZE)
     assert torch.equal(few, many)
 
 
@@ -242,3 +246,13 @@ def test_dispatch_launches_what_the_rule_says(chosen: str, monkeypatch: pytest.M
     out = dispatch.decode(query.to(DEVICE), on_device(pages), max_seq_len=70, rule=rule)
     assert seen == [(70, 5, 8)]
     assert_close(out, reference.decode(query, pages), torch.float32)
+
+
+def test_partitions_keep_every_multiprocessor_busy() -> None:
+    """The most tokens that still give each multiprocessor enough programs, by powers of two."""
+    size, enough = triton_decode.partition_tokens, 132 * triton_decode.PROGRAMS
+    assert size(8, 512, 132) == triton_decode.SMALLEST_PARTITION
+    assert size(100_000, 8192, 132) == triton_decode.LARGEST_PARTITION
+    for groups, longest in ((512, 8192), (64, 32768), (8, 131_072)):
+        chosen = size(groups, longest, 132)
+        assert groups * -(-longest // chosen) >= enough > groups * -(-longest // (2 * chosen))

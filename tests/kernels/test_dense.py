@@ -1,11 +1,13 @@
-"""The dense part against the same formulas in float64 numpy."""
+"""The dense part, in plain torch and in one launch each, against float64 numpy."""
+
+from types import ModuleType
 
 import numpy as np
 import pytest
-from batches import BOUNDS, DTYPES, torch
+from batches import BOUNDS, DEVICE, DTYPES, torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvsim_kernels import dense
+from kvsim_kernels import dense, triton_dense
 
 GEOMETRY = dense.Geometry(hidden=96, num_heads=6, num_kv_heads=2, head_size=32, ffn=160, vocab=101)
 TOKENS = 11
@@ -16,13 +18,19 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
+@pytest.fixture(params=[dense, triton_dense], ids=["torch", "fused"])
+def between(request: pytest.FixtureRequest) -> ModuleType:
+    """What stands between the matrix products, in either form."""
+    return request.param
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
 def wide(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.double().numpy()
+    return tensor.double().cpu().numpy()
 
 
 def assert_near(out: torch.Tensor, expected: np.ndarray, dtype: torch.dtype) -> None:
@@ -40,10 +48,9 @@ def tokens(
 def test_qkv_projection(generator: torch.Generator, dtype: torch.dtype) -> None:
     weights = dense.LayerWeights.random(GEOMETRY, generator, dtype)
     x = tokens(generator, dtype)
-    query, key, value = dense.project_qkv(x, weights.qkv, GEOMETRY)
+    rotated, value = dense.project_qkv(x, weights.qkv, GEOMETRY)
     packed = (wide(x) @ wide(weights.qkv).T).reshape(TOKENS, 10, 32)
-    assert_near(query, packed[:, :6], dtype)
-    assert_near(key, packed[:, 6:8], dtype)
+    assert_near(rotated, packed[:, :8], dtype)
     assert_near(value, packed[:, 8:], dtype)
 
 
@@ -72,32 +79,35 @@ def test_lm_head_answers_in_float32(generator: torch.Generator, dtype: torch.dty
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_rms_norm(generator: torch.Generator, dtype: torch.dtype, with_residual: bool) -> None:
+def test_rms_norm(
+    between: ModuleType, generator: torch.Generator, dtype: torch.dtype, with_residual: bool
+) -> None:
     x, residual = tokens(generator, dtype), tokens(generator, dtype)
     weight = torch.rand(GEOMETRY.hidden, generator=generator).to(dtype)
-    out, stream = dense.rms_norm(x, weight, residual if with_residual else None, eps=1e-5)
+    given = (each.to(DEVICE) for each in (x, weight, residual)[: 2 + with_residual])
+    out, stream = between.rms_norm(*given, eps=1e-5)
     summed = wide(x) + wide(residual) if with_residual else wide(x)
     expected = summed / np.sqrt((summed**2).mean(1, keepdims=True) + 1e-5) * wide(weight)
     assert_near(out, expected, dtype)
     assert_near(stream, summed, dtype)
 
 
-def test_rope(generator: torch.Generator, dtype: torch.dtype) -> None:
+def test_rope(between: ModuleType, generator: torch.Generator, dtype: torch.dtype) -> None:
     """As complex numbers: element i and element i + half turn by position x theta^(-2i / size)."""
-    x = torch.randn(TOKENS, 6, 32, generator=generator).to(dtype)
+    x = torch.randn(TOKENS, 8, 32, generator=generator).to(dtype)[:, :6]
     positions = torch.randint(0, 5000, (TOKENS,), generator=generator)
     table = dense.rope_table(5000, 32, theta=10_000.0)
-    out = dense.apply_rope(x, positions, table)
+    out = between.apply_rope(*(each.to(DEVICE) for each in (x, positions, table)))
     angle = positions.numpy()[:, None] * 10_000.0 ** (-np.arange(0, 32, 2) / 32)
     plane = wide(x)[..., :16] + 1j * wide(x)[..., 16:]
     turned = plane * np.exp(1j * angle)[:, None]
     assert_near(out, np.concatenate((turned.real, turned.imag), axis=-1), dtype)
 
 
-def test_silu_mul(generator: torch.Generator, dtype: torch.dtype) -> None:
+def test_silu_mul(between: ModuleType, generator: torch.Generator, dtype: torch.dtype) -> None:
     x = tokens(generator, dtype, 2 * GEOMETRY.ffn)
     gate, up = np.split(wide(x), 2, axis=1)
-    assert_near(dense.silu_mul(x), gate / (1 + np.exp(-gate)) * up, dtype)
+    assert_near(between.silu_mul(x.to(DEVICE)), gate / (1 + np.exp(-gate)) * up, dtype)
 
 
 def test_greedy_takes_the_highest_and_of_equals_the_first() -> None:

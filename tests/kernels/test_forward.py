@@ -31,8 +31,9 @@ def without_pages(decoder: Decoder, tokens: list[int]) -> int:
     x, residual = decoder._embedding[ids], None
     for weights in decoder._weights:
         x, residual = dense.rms_norm(x, weights.input_norm, residual)
-        query, key, value = dense.project_qkv(x, weights.qkv, sizes)
-        query, key = (dense.apply_rope(each, positions, rope) for each in (query, key))
+        rotated, value = dense.project_qkv(x, weights.qkv, sizes)
+        rotated = dense.apply_rope(rotated, positions, rope)
+        query, key = rotated[:, : GEOMETRY.heads], rotated[:, GEOMETRY.heads :]
         heads = []
         for head in range(GEOMETRY.heads):
             shared = head // (GEOMETRY.heads // GEOMETRY.kv_heads)
