@@ -32,8 +32,8 @@ SMALLEST_PARTITION, LARGEST_PARTITION = 128, 8192
 """Tokens."""
 
 PROGRAMS = 6
-"""Programs of decode v2 for each multiprocessor. On an H200 three to four are best for equal lengths
-(by 1 to 2 %), more keep unequal ones from waiting for the longest."""
+"""Programs of decode v2 for each multiprocessor. For equal lengths three to four are best on an
+H200, by 1 to 2 %; more keep unequal ones from waiting for the longest."""
 
 
 @triton.jit
