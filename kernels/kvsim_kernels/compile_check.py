@@ -28,7 +28,7 @@ MOST_REGISTERS = 255
 MOST_SHARED_BYTES = 232_448
 """Shared memory that one program may use on sm_90: 227 KiB."""
 
-ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
+ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _attention(
     }
     if not alibi:
         shared["slopes"] = None
-    launch = triton_decode.decode_launch(head_size, ITEMSIZE[dtype])
+    launch = triton_decode.decode_launch(head_size, ITEMSIZE[dtype], ITEMSIZE[kv_dtype])
     one_pass = {**shared, "ROWS": triton_decode.tile_rows(group), "TILE": launch.pop("TILE")}
     types: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype}
     yield Variant(
