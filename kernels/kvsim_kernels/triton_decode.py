@@ -245,8 +245,9 @@ def decode_launch(head_size: int, itemsize: int, kv_itemsize: int) -> dict[str, 
     """Keys per tile, warps and pipeline stages, chosen so that nothing spills on sm_90.
 
     Head size 128 in bfloat16 was measured on an H200 (`kvsim_kernels.tune`): 2 warps and 2 stages
-    are faster by up to 3.5 % where sequences are few. Bytes of an item of query and cache: fp8 is
-    widened in registers, of which 4 warps have too few; float32 has no exact tensor-core product: its dots run on the ordinary units and need room.
+    are faster by up to 3.5 % where sequences are few. `itemsize`, `kv_itemsize`: bytes of a number
+    of the query and of the cache. fp8 is widened in registers, of which 4 warps have too few.
+    float32 has no exact tensor-core product: its dots run on the ordinary units and need room.
     """
     if itemsize == 4:
         return {"TILE": 32, "num_warps": 8, "num_stages": 2}
