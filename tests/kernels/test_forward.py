@@ -147,7 +147,8 @@ def test_the_checks_notice_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         checks.torch_impl, "decode", lambda query, pages: 1.001 * right(query, pages)
     )
-    with pytest.raises(checks.CheckError, match=r"decode_v[12] differs from its reference by 0\.001"):
+    said = r"decode_v[12] differs from its reference by 0\.001"
+    with pytest.raises(checks.CheckError, match=said):
         checks.check(make(triton=False))
 
 
