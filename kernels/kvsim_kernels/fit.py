@@ -129,9 +129,9 @@ def _fit(setting: Setting, rows: RowSet) -> tuple[Prices, Table]:
         fit["experts"] = {"tokens": table["tokens"], "active": table["ctx"], "us": table["us"]}
     if rows.of("all_reduce"):
         fit["all_reduce"] = _all_reduce(rows.of("all_reduce"))
-    floors = [row["us"] for row in rows.of("launch_floor")]
+    floors = [row["us"] for split in ("fit", "repeat") for row in rows.of("launch_floor", split)]
     copies = max(rows.of("copy"), key=lambda row: row["shape"]["blocks"], default=None)
-    fit["launch_floor_us"] = floors[0] if floors else 0.0
+    fit["launch_floor_us"] = min(floors, default=0.0)  # A busy host only adds.
     fit["copied_block_us"] = round(copies["us"] / copies["shape"]["blocks"], 3) if copies else 0.0
     fit["swap"] = _swap(rows)
     fit["step"] = _step(prices, rows.steps("fit"))
@@ -266,8 +266,9 @@ def _swap(rows: RowSet) -> Table:
 
 
 def _step(prices: Prices, rows: Sequence[Row]) -> list[float]:
-    """(a0, a1, a2) of the steps that the launch floor does not decide."""
-    above = [row for row in rows if row["us"] > 1.1 * prices.fit["launch_floor_us"]]
+    """(a0, a1, a2) of the steps that the launch floor does not decide: graphs have none."""
+    floor_us = 1.1 * prices.fit["launch_floor_us"]
+    above = [row for row in rows if row["us"] > floor_us or not prices.eager(row["shape"])]
     if len(above) < 6:
         raise ValueError(f"{len(above)} whole steps")
     terms = [

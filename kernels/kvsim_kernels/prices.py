@@ -128,5 +128,8 @@ class Prices:
         """A whole step."""
         a0, a1, a2 = self.fit["step"]
         us = a0 + a1 * self.kernels(shape) + a2 * (shape["n"] + len(shape["chunks"]))
-        eager = shape["chunks"] or not self.setting.capture_sizes
-        return float(max(us, self.fit["launch_floor_us"] if eager else 0.0))
+        return float(max(us, self.fit["launch_floor_us"] if self.eager(shape) else 0.0))
+
+    def eager(self, shape: dict[str, Any]) -> bool:
+        """Whether a step is launched kernel by kernel: only decodes are captured in graphs."""
+        return bool(shape["chunks"]) or not self.setting.capture_sizes

@@ -1,7 +1,9 @@
-"""The shipped example of a calibration: what it says of itself is what its rows say."""
+"""Calibrations that are kept: what they say of themselves is what their rows say."""
 
 import json
+from pathlib import Path
 
+import pytest
 from kvsim_kernels.fit import make_profile, to_json
 from places import ROOT
 
@@ -11,7 +13,8 @@ from kvsim.cost.profile import load_profile
 from kvsim.hardware import load_hardware
 from kvsim.models import load_model
 
-PATH = ROOT / "configs" / "hardware" / "cpu-small.json"
+CPU = ROOT / "configs" / "hardware" / "cpu-small.json"
+H200 = ROOT / "docs" / "results" / "h200" / "llama-3.1-8b.json"
 
 
 def test_it_prices_its_own_model_as_measured() -> None:
@@ -28,8 +31,9 @@ def test_it_prices_its_own_model_as_measured() -> None:
     assert cost.describe()["scaled"] == {}
 
 
-def test_its_figures_follow_from_its_own_rows() -> None:
-    text = PATH.read_text()
+@pytest.mark.parametrize("path", [CPU, H200], ids=lambda path: path.stem)
+def test_its_figures_follow_from_its_own_rows(path: Path) -> None:
+    text = path.read_text()
     document = json.loads(text)
     software = dict(document["software"])
     header = document | {"git": software.pop("git"), "software": software}
