@@ -208,6 +208,14 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Positive | None,
         _doc(_ENGINE, "V1: tokens that a step computes; default: max_num_batched_tokens."),
     ] = None
+    prefill_schedule_interval: Annotated[
+        Positive | None,
+        _doc(
+            _ENGINE,
+            "V1 from 0.33: steps from one with prompts to the next, while requests decode; default:"
+            " 1.",
+        ),
+    ] = None
     disable_hybrid_kv_cache_manager: Annotated[
         bool | None,
         _doc(
