@@ -23,8 +23,8 @@ from mypy_extensions import i64
 
 from kvsim import guard
 from kvsim.core.blocks import BlockManager
-from kvsim.core.plan import RECOMPUTE, Plan
-from kvsim.core.request import FINISHED, IGNORED, RUNNING, WAITING, Request
+from kvsim.core.plan import RECOMPUTE, SWAP, Plan
+from kvsim.core.request import FINISHED, IGNORED, RUNNING, SWAPPED, WAITING, Request
 from kvsim.core.vectors import EMPTY
 from kvsim.records import transitions
 from kvsim.records.tally import Tally
@@ -44,6 +44,12 @@ class Batch:
     """Waiting requests that own blocks already, because a connector loads into them."""
     arriving: Request | None
     """The request that the scheduler is to take in just now (`Scheduler.arrive`)."""
+    swapped: deque[Request]
+    """Requests whose blocks are in the CPU pool, in the order in which they come back."""
+    aside: list[Request]
+    """Requests that the engine keeps out of its queues for one step. They keep their blocks."""
+    lost: list[Request]
+    """Requests that ended without returning their blocks."""
     ended: list[Request]
     """Requests that have ended since the loop last asked, in order."""
     tokens: i64
@@ -64,6 +70,7 @@ class Batch:
     _gaps_ns: vec[i64]
     _times: vec[i64]
     _output_length: Callable[[int], int]
+    _sample_lengths: Callable[[int], list[int] | None] | None
     _longest: i64
 
     def __init__(
@@ -71,43 +78,30 @@ class Batch:
         blocks: BlockManager,
         output_length: Callable[[int], int],
         longest_sequence: int | None = None,
+        sample_lengths: Callable[[int], list[int] | None] | None = None,
     ) -> None:
-        """`output_length` maps the index of a request to the tokens that it generates;
-        `longest_sequence` is the length in tokens at which every request ends."""
+        """`output_length` maps the index of a request to the tokens that each of its samples
+        generates; `sample_lengths` to those of each, where they differ. `longest_sequence` is the
+        length in tokens at which every sequence ends."""
         self.blocks = blocks
-        self.waiting, self.holding = deque(), deque()
-        self.running, self.ended = [], []
+        self.waiting, self.holding, self.swapped = deque(), deque(), deque()
+        self.running, self.aside, self.lost, self.ended = [], [], [], []
         self.tokens = self.now_ns = self.busy_until_ns = 0
         self.plan = self.arriving = None
         self._plans = []
         self.transitions, self.token_gaps_ns = transitions.Transitions(), Tally()
         self._gap_ns = self._gaps = 0
         self._gaps_ns, self._times = EMPTY, EMPTY
-        self._output_length = output_length
+        self._output_length, self._sample_lengths = output_length, sample_lengths
         self._longest = (1 << 60) if longest_sequence is None else longest_sequence
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self.holding)
+        return len(self.waiting) + len(self.running) + len(self.swapped) + len(self.holding)
 
     @property
     def num_running(self) -> int:
         """The number of running requests."""
         return len(self.running)
-
-    @property
-    def swapped(self) -> list[Request]:
-        """Requests whose blocks are in the CPU pool: none."""
-        return []
-
-    @property
-    def aside(self) -> list[Request]:
-        """Requests that the engine keeps out of its queues for one step: none."""
-        return []
-
-    @property
-    def lost(self) -> list[Request]:
-        """Requests that ended without returning their blocks: none."""
-        return []
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -119,8 +113,18 @@ class Batch:
     def enter(self, request: Request) -> None:
         """A request has arrived. A scheduler then takes it in, or rejects it."""
         self.arriving = request
-        end: i64 = request.input_length + self._output_length(request.index)
-        request._end = min(end, self._longest)
+        request._end = self._end_of(request)
+
+    def _end_of(self, sequence: Request) -> i64:
+        """The length at which a sequence ends."""
+        index: i64 = sequence.index
+        tokens: i64 = self._output_length(index)
+        if self._sample_lengths is not None:
+            own = self._sample_lengths(index)
+            # A sample that is drawn again, beyond its own end, goes on to that of the longest.
+            if own is not None and sequence.length < sequence.input_length + own[sequence.sample]:
+                tokens = own[sequence.sample]
+        return min(sequence.input_length + tokens, self._longest)
 
     def knows(self, request: Request) -> bool:
         """Whether a request has entered."""
@@ -165,6 +169,10 @@ class Batch:
         """A request that was given its blocks joins the end of `running`."""
         self.running.append(request)
         request.state = RUNNING
+        self.admitted(request)
+
+    def admitted(self, request: Request) -> None:
+        """Books that a waiting request was given blocks."""
         if request.first_scheduled_ns < 0:
             request.first_scheduled_ns = self.now_ns
             if self.busy_until_ns > self.now_ns:
@@ -172,14 +180,15 @@ class Batch:
         else:
             self.note(request, transitions.READMITTED)
 
-    def chunk(self, plan: Plan, place: i64, request: Request, scheduled: i64, cached: i64) -> None:
-        """Books that a step takes on `scheduled` more known tokens of a request, `cached` of which
+    def chunk(self, plan: Plan, place: i64, sequence: Request, scheduled: i64, cached: i64) -> None:
+        """Books that a step takes on `scheduled` more known tokens of a sequence, `cached` of which
         need not be computed."""
-        before: i64 = request.computed
+        before: i64 = sequence.computed
         end: i64 = before + scheduled
-        request.access_ns = self.now_ns
+        request: Request = sequence.request
+        sequence.access_ns = self.now_ns
         plan.add_chunk(place, scheduled - cached, before + cached, cached)
-        yields: bool = end >= request.length
+        yields: bool = end >= sequence.length
         if yields:
             plan.samples += 1
         plan.yields[place] = yields
@@ -194,14 +203,15 @@ class Batch:
             self.note(request, transitions.CAUGHT_UP)
         if yields:
             self.note(request, transitions.RESUMED)
-        elif request.first_token_ns >= 0 and end == request.length - 1:
+        elif request.first_token_ns >= 0 and end == sequence.length - 1:
             self.note(request, transitions.RECOVERED)
 
-    def preempt(self, request: Request) -> None:
-        """A running request lost its blocks; its KV will be computed again."""
-        lost: i64 = request.computed
-        request.state = WAITING
-        request.computed = 0
+    def preempt(self, sequence: Request) -> None:
+        """A running sequence lost its blocks; its KV will be computed again."""
+        lost: i64 = sequence.computed
+        sequence.state, sequence.prompt_stage = WAITING, True
+        sequence.computed = 0
+        request: Request = sequence.request
         if lost > request.lost_tokens:
             request.lost_tokens = lost
         request.num_preemptions += 1
@@ -209,11 +219,47 @@ class Batch:
         self.plan.preempted.append((request, RECOMPUTE))
         self.note(request, transitions.PREEMPTED, lost)
 
-    def ignore(self, request: Request, reason: str) -> None:
-        """Ends a request that the engine gives up. It is in no queue and holds no blocks."""
+    def swap_out(self, request: Request, pairs: list[tuple[int, int]]) -> None:
+        """The blocks of a running request were moved to the CPU, as (GPU block, CPU block)."""
+        for sequence in request.sequences:
+            if sequence.state == RUNNING:
+                sequence.state = SWAPPED
+        request.num_preemptions += 1
+        request.swapped_out_blocks += len(pairs)
         assert self.plan is not None
-        request.state, request.reason = IGNORED, reason
+        self.plan.preempted.append((request, SWAP))
+        self.note(request, transitions.SWAPPED_OUT, len(pairs))
+
+    def swap_in(self, request: Request, pairs: list[tuple[int, int]]) -> None:
+        """The blocks of a swapped request were moved back, as (CPU block, GPU block)."""
+        for sequence in request.sequences:
+            if sequence.state == SWAPPED:
+                sequence.state = RUNNING
+        request.swapped_in_blocks += len(pairs)
+        assert self.plan is not None
+        self.plan.swaps_in.extend(pairs)
+        self.plan.swapped_in.append(request)
+        self.note(request, transitions.SWAPPED_IN, len(pairs))
+
+    def ignore(self, request: Request, reason: str) -> None:
+        """Ends a request that the engine gives up. It is in no queue, and its blocks are lost."""
+        assert self.plan is not None
         self.plan.ignored.append(request)
+        self._end_early(request, reason)
+
+    def lose(self, request: Request) -> None:
+        """Drops a request without freeing its blocks, as an engine with a leak does."""
+        self._end_early(request, "lost-by-engine")
+
+    def _end_early(self, request: Request, reason: str) -> None:
+        held: bool = False
+        for sequence in request.sequences:
+            held = held or len(sequence.tables) > 0
+            if sequence.state != FINISHED:
+                sequence.state = IGNORED
+        if held:
+            self.lost.append(request)
+        request.reason = reason
         request.finish_ns = self.now_ns
         self.ended.append(request)
 
@@ -241,6 +287,18 @@ class Batch:
         request.length += 1
         self.tokens += 1
         return request.length >= request._end
+
+    def fork(self, sequence: Request, number: int) -> list[Request]:
+        """Draws `number` further samples from a sequence, which have its tokens so far."""
+        children: list[Request] = [sequence.child(sample) for sample in range(number)]
+        for child in children:
+            child._end = self._end_of(child)
+        sequence.request.forked += children
+        return children
+
+    def stopped(self, sequence: Request) -> bool:
+        """Whether a sequence has its last token."""
+        return sequence.length >= sequence._end
 
     def ending(self, request: Request) -> bool:
         """Whether the next token of a request is its last one. An engine knows it in advance where
@@ -287,10 +345,13 @@ class Batch:
 
     def audit(self) -> None:
         """Asserts that queues, states of requests, block tables and the pool agree."""
-        everywhere = [*self.waiting, *self.holding, *self.running]
+        queues = (self.waiting, self.holding, self.running, self.swapped, self.aside, self.lost)
+        everywhere = [request for queue in queues for request in queue]
         assert len(set(everywhere)) == len(everywhere), "a request is in two queues"
-        for request in self.running:
-            assert request.state in (RUNNING, FINISHED), "a running request is in another state"
+        for queue, state in ((self.running, RUNNING), (self.swapped, SWAPPED)):
+            for request in queue:
+                for sequence in request.sequences:
+                    assert sequence.state in (state, FINISHED), "a request is in another state"
         self.blocks.audit(everywhere)
 
 
@@ -310,8 +371,8 @@ def _reordered(batch: Batch, order: Any) -> Any:
 
 guard.keep(
     Batch,
-    "waiting running holding ended",
-    "enter accept replace_prompt join chunk preempt token further_token ending count_gaps complete"
-    " remove_ended remove_waiting note transitions token_gaps_ns",
+    "waiting running holding swapped aside lost ended",
+    "enter accept replace_prompt join admitted chunk preempt swap_out swap_in token further_token fork"
+    " stopped ending count_gaps complete lose remove_ended remove_waiting note transitions token_gaps_ns",
     waiting=_reordered,
 )

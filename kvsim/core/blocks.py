@@ -9,7 +9,6 @@ from mypy_extensions import i64, mypyc_attr
 
 from kvsim import guard
 from kvsim.core.plan import Plan
-from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 
 
@@ -17,8 +16,8 @@ from kvsim.core.request import Request
 class BlockManager:
     """Who holds which blocks of the GPU, which are in its pool `gpu`."""
 
-    cpu: Pool
-    """Blocks in CPU memory for swapped requests."""
+    cpu: Any
+    """Blocks in CPU memory for swapped requests, in a pool like that of the GPU."""
     block_size: i64
     needs_keys: bool
     """Whether it reads what blocks hold, so that requests need a stream."""

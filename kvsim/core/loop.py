@@ -103,16 +103,21 @@ class Loop:
             now_ns: i64 = host.now_ns
             if not flying or host.composes(batch):
                 plan: Plan = self._composed(scheduler.compose(batch, now_ns))
-                self._observe(plan)
                 if watcher is not None:
                     watcher.composed(batch, plan, now_ns, came)
                 rank_wait_ns = (yield from host.meet(plan)) if host.meets else 0
                 timed: bool = plan.computes or host.takes_time(plan, len(flying))
                 step_ns: i64 = host.step_ns(plan) if timed else 0
+                scheduler.overlap(batch, now_ns)
+                self._observe(plan)
                 if batch.ended:
                     ended = self._drain()
                 if timed or plan.waits:
-                    moved: Moved = self._waits(plan) if plan.waits else NOTHING_MOVED
+                    moved: Moved = NOTHING_MOVED
+                    if plan.swaps_out or plan.swaps_in:
+                        moved = Moved(*(yield from host.copy(plan)))
+                    elif plan.waits:
+                        moved = self._waits(plan)
                     if rank_wait_ns:
                         moved = moved._replace(rank_wait_ns=rank_wait_ns)
                     self._dispatch(plan, now_ns, moved, step_ns)
@@ -178,6 +183,7 @@ class Loop:
         """Notes in the plan how the engine stands once a step is composed."""
         batch: Batch = self._batch
         plan.waiting, plan.running = len(batch.waiting), len(batch.running)
+        plan.swapped = len(batch.swapped)
         batch.blocks.observe(plan)
         if self._gauged:
             plan.gauges = self._scheduler.gauges(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from librt.vecs import vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from kvsim import guard
@@ -81,8 +81,11 @@ class Plan:
 
     num_chunks: i64
     """Requests that compute known tokens, but for those of which only the newest is left."""
+    num_repairs: i64
+    """Those among them that are parts of requests that decode: they compute lost KV of a sample
+    again."""
     chunk_places: vec[i64]
-    """Their places in the batch."""
+    """Their places in the batch; -1 for a repair."""
     chunk_tokens: vec[i64]
     """Tokens that each computes."""
     chunk_context: vec[i64]
@@ -117,6 +120,14 @@ class Plan:
     """Preempted requests that stay in the batch, with their tokens, in releases that have them."""
     ignored: list[Request]
     """Requests that the engine gave up; they never run again."""
+    swapped_in: list[Request]
+    """Requests whose blocks come back from the CPU."""
+    copies: list[tuple[int, int]]
+    """Copies on write, as (source, target) blocks."""
+    swaps_out: list[tuple[int, int]]
+    """(GPU block, CPU block) pairs that are copied before the step computes."""
+    swaps_in: list[tuple[int, int]]
+    """(CPU block, GPU block) pairs that are copied after these."""
     finished: list[Request]
     """Requests that are over since the last step was composed, in order."""
     transfers: Any
@@ -130,12 +141,18 @@ class Plan:
     waiting: i64
     """Requests in the waiting queue once it was composed."""
     running: i64
+    swapped: i64
+    """Requests with their blocks on the CPU."""
     used_blocks: i64
     cached_blocks: i64
     free_blocks: i64
     """Blocks in a table, in none with content, and in none without."""
     empty_slots: i64
     """Slots of used blocks without a token."""
+    cpu_used_blocks: i64
+    """Blocks of the CPU in a table."""
+    stranded_blocks: i64
+    """Free blocks that no admission can use."""
     gauges: tuple[int, ...]
     """Further columns of its row."""
     flying: bool
@@ -146,7 +163,8 @@ class Plan:
 
     def __init__(self, max_num_seqs: int) -> None:
         self.requests, self.preempted, self.ignored, self.finished = [], [], [], []
-        self.ghosts = []
+        self.ghosts, self.swapped_in = [], []
+        self.copies, self.swaps_out, self.swaps_in = [], [], []
         self.scheduled, self.drafts = zeros(max_num_seqs), zeros(max_num_seqs)
         self.yields, self.decode_lengths = zeros(max_num_seqs), zeros(max_num_seqs)
         self.chunk_places, self.chunk_tokens = zeros(max_num_seqs), zeros(max_num_seqs)
@@ -166,6 +184,15 @@ class Plan:
             self.ignored = []
         if self.finished:
             self.finished = []
+        if self.swapped_in:
+            self.swapped_in = []
+        if self.copies:
+            self.copies = []
+        if self.swaps_out:
+            self.swaps_out = []
+        if self.swaps_in:
+            self.swaps_in = []
+        self.num_repairs = self.swapped = self.cpu_used_blocks = self.stranded_blocks = 0
         self.num_continued = self.num_chunks = self.prefill_tokens = self.cached_tokens = 0
         self.decode_seqs = self.context_tokens = self.draft_tokens = self.samples = 0
         self.batched_tokens = self.blocked = self.drafter_ns = 0
@@ -179,6 +206,8 @@ class Plan:
     def add(self, request: Request, tokens: i64, drafts: i64) -> None:
         """Puts a request into the batch, at its end."""
         at: i64 = len(self.requests)
+        if at == len(self.scheduled):
+            self._extend()
         self.scheduled[at], self.drafts[at] = tokens, drafts
         self.requests.append(request)
 
@@ -201,6 +230,8 @@ class Plan:
     def add_chunk(self, place: i64, tokens: i64, context: i64, cached: i64) -> None:
         """The request at a place of the batch computes a chunk of known tokens."""
         k: i64 = self.num_chunks
+        if k == len(self.chunk_places):
+            self._extend()
         self.chunk_places[k], self.chunk_tokens[k] = place, tokens
         self.chunk_context[k], self.chunk_cached[k] = context, cached
         self.num_chunks = k + 1
@@ -208,12 +239,30 @@ class Plan:
         self.cached_tokens += cached
 
     def add_decode(self, length: i64, drafts: i64) -> None:
-        """The next request of the batch computes its newest token, and the drafts behind it."""
+        """The next sequence of the batch computes its newest token, and the drafts behind it."""
+        if self.decode_seqs == len(self.decode_lengths):
+            self.decode_lengths = append(self.decode_lengths, 0)
         self.decode_lengths[self.decode_seqs] = length
         self.decode_seqs += 1
         self.context_tokens += length
         self.draft_tokens += drafts
         self.samples += 1 + drafts
+
+    def add_repair(self, tokens: i64) -> None:
+        """The next request of the batch, which decodes, computes lost KV of a sample again."""
+        self.add_chunk(-1, tokens, 0, 0)
+        self.num_repairs += 1
+
+    def _extend(self) -> None:
+        """Makes room for more than `max_num_seqs` requests, of which some engines run more."""
+        more: i64 = len(self.scheduled)
+        self.scheduled = extend(self.scheduled, zeros(more))
+        self.drafts = extend(self.drafts, zeros(more))
+        self.yields = extend(self.yields, zeros(more))
+        self.chunk_places = extend(self.chunk_places, zeros(more))
+        self.chunk_tokens = extend(self.chunk_tokens, zeros(more))
+        self.chunk_context = extend(self.chunk_context, zeros(more))
+        self.chunk_cached = extend(self.chunk_cached, zeros(more))
 
     # -- for cost models and those who look on ---------------------------------------------------
 
@@ -240,7 +289,7 @@ class Plan:
     @property
     def copied_blocks(self) -> int:
         """Blocks copied on the GPU (copy-on-write)."""
-        return 0
+        return len(self.copies)
 
     @property
     def moves(self) -> list[Move]:
@@ -261,6 +310,8 @@ class Plan:
         found: list[Prefill] = []
         for k in range(self.num_chunks):
             place: i64 = self.chunk_places[k]
+            if place < 0:
+                continue
             tokens: i64 = self.chunk_tokens[k]
             cached: i64 = self.chunk_cached[k]
             before: i64 = self.chunk_context[k] - cached
@@ -285,26 +336,6 @@ class Plan:
             (request, self.scheduled[k], self.yields[k] > 0)
             for k, request in enumerate(self.requests)
         ]
-
-    @property
-    def swapped_in(self) -> list[Request]:
-        """Requests whose blocks come back from the CPU: none."""
-        return []
-
-    @property
-    def copies(self) -> list[tuple[int, int]]:
-        """Copies on write, as (source, target) blocks: none."""
-        return []
-
-    @property
-    def swaps_in(self) -> list[tuple[int, int]]:
-        """(CPU block, GPU block) pairs: none."""
-        return []
-
-    @property
-    def swaps_out(self) -> list[tuple[int, int]]:
-        """(GPU block, CPU block) pairs: none."""
-        return []
 
     def lengths(self) -> list[int]:
         """The length of each decoding sequence, including its token of this step."""
@@ -333,6 +364,6 @@ class Plan:
 guard.keep(
     Plan,
     "requests scheduled drafts yields chunk_places chunk_tokens chunk_context chunk_cached"
-    " decode_lengths preempted ignored finished ghosts",
-    "clear add remove add_chunk add_decode",
+    " decode_lengths preempted ignored finished ghosts swapped_in copies swaps_out swaps_in",
+    "clear add remove add_chunk add_decode add_repair",
 )

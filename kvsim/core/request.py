@@ -125,6 +125,8 @@ class Request:
     """Drafts that its next step verifies."""
     mid_prompt: bool
     """Whether known tokens were left over by its last step."""
+    prompt_stage: bool
+    """Whether some of its known tokens were not computed yet since it was last admitted."""
     resumes_at: i64
     """Number of the scheduling call that may give it a token again."""
     batch: i64
@@ -133,6 +135,8 @@ class Request:
     """Tokens that have a slot."""
     seen: i64
     """Tokens whose KV was found, or loaded, when its tables were begun."""
+    gap: bool
+    """Whether a block without KV ended them."""
     published: i64
     """Units of content that the prefix cache was told of."""
     next_unit: i64
@@ -156,6 +160,19 @@ class Request:
     """What was loaded, or is being loaded, for its last admission."""
     passed_over: bool
     """Whether it runs and got no slot, because blocks are released late."""
+
+    n: i64
+    """Samples drawn from its prompt."""
+    sample: i64
+    """Number of this sample. A request is its own first sequence, which is the last sample."""
+    forked: list[Request]
+    """The other samples, once they were drawn: each is a `Request` for its tokens and blocks, while
+    this one has the figures of all."""
+    sampled_tokens: i64
+    """Tokens generated so far by all samples together, where there are several."""
+    prefix_pos: i64
+    """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
+    _forked_from: Request | None
 
     standing: Any
     """What the engine keeps of it in books of its own; None: nothing."""
@@ -228,6 +245,8 @@ class Request:
         self.held = self.passed_over = self.drops_stale = self.mid_prompt = False
         self.match = self.standing = None
         self.resumes_at = self.batch = 0
+        self.n, self.sample, self.forked, self.sampled_tokens = n, n - 1, [], 0
+        self.prefix_pos, self._forked_from = prefix_pos, None
         self._end = 0
         self.begin(stream, input_length)
 
@@ -239,6 +258,7 @@ class Request:
         self.filled = self.seen = self.published = self.junction = self.next_unit = self.room = (
             self.keyed
         ) = 0
+        self.prompt_stage, self.gap = True, False
         self.tables = []
         self.contents = EMPTY
         self._stream, self._spans, self._span, self._private = stream, [], 0, 0
@@ -247,24 +267,35 @@ class Request:
         return f"<Request {self.id}: {self.computed} of {self.length} tokens>"
 
     @property
-    def n(self) -> int:
-        """Samples drawn from its prompt."""
-        return 1
-
-    @property
-    def prefix_pos(self) -> int:
-        """Leading prompt tokens that the client declares to be shared (vLLM 0.3.3 only)."""
-        return 0
-
-    @property
     def output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, by all samples."""
+        if self.n > 1:
+            return self.sampled_tokens
         return self.length - self.input_length
 
     @property
     def sequences(self) -> list[Request]:
-        """Its sequences of tokens: one, the request itself."""
-        return [self]
+        """Its sequences of tokens: the request itself, and the samples that were forked from it."""
+        return [self, *self.forked]
+
+    def count(self, state: i64) -> i64:
+        """The number of its sequences in this state."""
+        found: i64 = self.state == state
+        sequence: Request
+        for sequence in self.forked:
+            found += sequence.state == state
+        return found
+
+    def width(self) -> i64:
+        """The most sequences that it may come to have (vLLM 0.6.3 `sequence.py`,
+        `SequenceGroup.get_max_num_running_seqs`)."""
+        if self.n > len(self.forked) + 1:
+            return self.n
+        found: i64 = self.state <= SWAPPED
+        sequence: Request
+        for sequence in self.forked:
+            found += sequence.state <= SWAPPED
+        return found
 
     def identities(self, tokens: int) -> Any:
         """What identifies its first `tokens` tokens, all of which must be known; None where no
@@ -274,13 +305,19 @@ class Request:
 
     @property
     def request(self) -> Request:
-        """The request to which it belongs as a sequence: itself."""
-        return self
+        """The request to which it belongs as a sequence: itself, or the one it was forked from."""
+        owner: Request | None = self._forked_from
+        return self if owner is None else owner
 
-    @property
-    def sample(self) -> int:
-        """Number of the sample within its request."""
-        return 0
+    def child(self, sample: int) -> Request:
+        """A further sample with the same tokens so far, and no blocks."""
+        request: Request = self.request
+        stream = None if self._stream is None else self._stream.sample(sample + 1)
+        made: Request = Request(request.index, request.id, request.input_length, stream)
+        made.state, made.length, made.computed = RUNNING, self.length, self.computed
+        made.sample, made.prompt_stage, made._forked_from = sample, False, request
+        made.contents = self.contents[0 : len(self.contents)]
+        return made
 
     @property
     def table(self) -> list[int]:
@@ -294,4 +331,4 @@ def _noted(request: Request, extra: Any) -> Any:
 
 
 guard.keep(Table, "blocks")
-guard.keep(Request, "tables contents", "begin identities", extra=_noted)
+guard.keep(Request, "tables contents forked", "begin identities child", extra=_noted)

@@ -54,7 +54,7 @@ class StepRows:
         cells = append(cells, wait_ns)
         cells = append(cells, flush_ns)
         cells = append(cells, rank_wait_ns)
-        cells = append(cells, plan.num_chunks)
+        cells = append(cells, plan.num_chunks - plan.num_repairs)
         cells = append(cells, plan.prefill_tokens)
         cells = append(cells, plan.cached_tokens)
         cells = append(cells, plan.decode_seqs)
@@ -62,20 +62,20 @@ class StepRows:
         cells = append(cells, plan.batched_tokens)
         cells = append(cells, again)
         cells = append(cells, len(plan.preempted) - again)
-        cells = append(cells, 0)  # swapped_in
-        cells = append(cells, 0)  # swap_out_blocks
-        cells = append(cells, 0)  # swap_in_blocks
-        cells = append(cells, 0)  # copied_blocks
+        cells = append(cells, len(plan.swapped_in))
+        cells = append(cells, len(plan.swaps_out))
+        cells = append(cells, len(plan.swaps_in))
+        cells = append(cells, len(plan.copies))
         cells = append(cells, len(plan.ignored))
         cells = append(cells, plan.waiting)
         cells = append(cells, plan.running)
-        cells = append(cells, 0)  # swapped
+        cells = append(cells, plan.swapped)
         cells = append(cells, plan.used_blocks)
         cells = append(cells, plan.cached_blocks)
         cells = append(cells, plan.free_blocks)
-        cells = append(cells, 0)  # cpu_used_blocks
+        cells = append(cells, plan.cpu_used_blocks)
         cells = append(cells, plan.empty_slots)
-        cells = append(cells, 0)  # stranded_blocks
+        cells = append(cells, plan.stranded_blocks)
         cells = append(cells, plan.blocked)
         cells = append(cells, finished)
         if plan.gauges:

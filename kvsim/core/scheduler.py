@@ -72,6 +72,9 @@ class Scheduler:
         next request arrives at `next_ns`. Asked only where `Plan.waits`."""
         return NOTHING_MOVED
 
+    def overlap(self, batch: Batch, now_ns: int) -> None:
+        """Work that the engine's host does while the model runs. By default there is none."""
+
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         """Settles a step once its time has passed: tokens exist, requests end."""
         raise NotImplementedError
