@@ -8,7 +8,6 @@ from typing import Any
 from kvsim.conform import sglang, vllm_v1
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import replay
-from kvsim.engine.scheduler import Scheduler
 from kvsim.engine.tables import Tables
 from kvsim.engines import ENGINES
 from kvsim.engines.nano import Nano, Nano2025
@@ -62,27 +61,27 @@ def vllm063(config: Config) -> tuple[Vllm063, Tables]:
     return scheduler, pools
 
 
-def nano(config: Config) -> tuple[Nano, Tables]:
+def nano(config: Config) -> tuple[Nano, NanoTables]:
     """nano-vllm, commit bb823b3."""
     scheduler = Nano(
         block_size=config["block_size"],
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
     )
-    return scheduler, NanoTables(config["block_size"], config["num_gpu_blocks"], 0)
+    return scheduler, NanoTables(config["block_size"], config["num_gpu_blocks"])
 
 
-def nano_2025(config: Config) -> tuple[Nano2025, Tables]:
+def nano_2025(config: Config) -> tuple[Nano2025, NanoTables2025]:
     """nano-vllm, commit 6ef2a4f."""
     scheduler = Nano2025(
         block_size=config["block_size"],
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
     )
-    return scheduler, NanoTables2025(config["block_size"], config["num_gpu_blocks"], 0)
+    return scheduler, NanoTables2025(config["block_size"], config["num_gpu_blocks"])
 
 
-BUILDERS: dict[str, Callable[[Config], tuple[Scheduler, Tables]]] = {
+BUILDERS: dict[str, Callable[[Config], tuple[Any, Any]]] = {
     "vllm-0.3.3": vllm033,
     "vllm-0.6.3": vllm063,
     "nano-vllm": nano,

@@ -12,12 +12,14 @@ from typing import Any
 
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
+from kvsim.core.batch import Batch as CoreBatch
 from kvsim.core.host import Host, Waiting
+from kvsim.core.loop import Loop as CoreLoop
+from kvsim.core.request import Request as CoreRequest
+from kvsim.core.scheduler import Scheduler as CoreScheduler
 from kvsim.engine.batch import Batch, Endings
 from kvsim.engine.loop import Loop
 from kvsim.engine.request import ABORTED, Request
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50
@@ -76,8 +78,8 @@ def idled(record: Record) -> bool:
 
 
 def replay(
-    scheduler: Scheduler,
-    blocks: Tables,
+    scheduler: Any,
+    blocks: Any,
     trace: list[dict[str, Any]],
     max_steps: int = 1_000_000,
     audit_every: int = 0,
@@ -86,6 +88,16 @@ def replay(
 
     `audit_every`: check the books after every so many steps and at the end, 0: never.
     """
+    batch: Any
+    loop: Any
+    if isinstance(scheduler, CoreScheduler):
+        lengths = [row.get("output_lens") for row in trace]
+        most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
+        longest = scheduler.longest_sequence
+        batch = CoreBatch(blocks, most.__getitem__, longest, lengths.__getitem__)
+        clock = UnitClock(batch, corpus_requests(trace, CoreRequest), max_steps, stalled)
+        loop = CoreLoop(clock, scheduler, batch, watcher=clock)
+        return played(clock, loop.run(), batch, audit_every)
     batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
     clock = UnitClock(batch, corpus_requests(trace), max_steps, stalled)
     loop = Loop(clock, scheduler, batch, watcher=clock)

@@ -7,28 +7,37 @@ the running queue, and is recomputed. The engine asserts that every step does so
 
 from __future__ import annotations
 
-from collections import deque
-from functools import partial
-from itertools import islice
+from collections.abc import Callable
+from typing import Any, Final, cast
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Sequence
-from kvsim.engine.scheduler import Asked, Scheduler
-from kvsim.engine.tables import Tables
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import RUNNING, Request
+from kvsim.core.scheduler import Scheduler
+from kvsim.engines.nano_blocks import NanoTables
 from kvsim.errors import EngineStopped
 from kvsim.rules.requeue import make_requeue
-from kvsim.rules.victims import Victim, tail
-from kvsim.schema import BLOCKED
+from kvsim.rules.victims import tail
 
-_SLOTS, _TOKENS, _BLOCKS = map(BLOCKED.index, ("slots", "tokens", "blocks"))
+SLOTS: Final = 1
+TOKENS: Final = 2
+BLOCKS: Final = 3
+"""Why the head of the waiting queue was refused: indexes into `kvsim.schema.BLOCKED`."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Nano(Scheduler):
-    """nano-vllm, commit bb823b3 (April 2026): prompts in chunks, charged net of prefix hits."""
+    """nano-vllm, commit bb823b3 (April 2026): prompts in chunks, charged net of prefix hits.
 
-    rule = "AssertionError @ scheduler.py:71"
-    """Where the engine raises if a step would be empty."""
+    For a policy of your own, override `compose`, `refusal` or `settle`.
+    """
+
+    blocks: NanoTables
+    victim: Callable[..., Any]
+    """Chooses whom to preempt, of those behind the one that lacks a block, or that one alone."""
+    requeue: Callable[[Any, Any], None]
 
     def __init__(
         self,
@@ -36,146 +45,178 @@ class Nano(Scheduler):
         block_size: int,
         max_num_seqs: int = 512,
         max_num_batched_tokens: int | None = None,
-        victim: Victim | None = None,
-        requeue: str | None = None,
+        victim: Callable[..., Request] | None = None,
+        requeue: str | Callable[[Any, Any], None] | None = None,
     ) -> None:
         if block_size < 2:
             raise ValueError(
                 f"block_size ({block_size}) is below 2: nano-vllm opens a block when the length"
                 " is 1 more than a multiple of block_size; raise it (the engine's own is 256)"
             )
-        self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = (
             16384 if max_num_batched_tokens is None else max_num_batched_tokens
         )
+        self.watermark_blocks = 0
+        self.chunked = True
+        self.in_flight = 1
         self.victim = victim or tail
         self.requeue = make_requeue(requeue)
 
-    # -- composing a step ------------------------------------------------------------------------
+    @property
+    def rule(self) -> str:
+        """Where the engine raises if a step would be empty."""
+        return "AssertionError @ scheduler.py:71"
 
-    def compose(self, batch: Batch, now_ns: int) -> Plan:
-        """Decide what the next step does."""
-        plan = batch.begin(now_ns)
+    # -- composing a step (schedule) -------------------------------------------------------------
+
+    def compose(self, batch: Batch, now_ns: int) -> Any:
+        """Composes the next step."""
+        plan: Plan = batch.begin(now_ns, self.max_num_seqs)
+        self.blocks = cast(NanoTables, batch.blocks)
         if len(batch):
-            self._prompts(batch)
-            if not plan.singles:
-                self._decodes(batch)
-        return batch.composed()
+            self._prompts(batch, plan)
+            if not plan.requests:
+                self._decodes(batch, plan)
+        return plan
 
-    def _prompts(self, batch: Batch) -> None:
-        """Start or continue prompts from the head of the waiting queue until one is refused."""
-        waiting, plan, blocks = batch.waiting, batch.plan, batch.blocks
-        chunks: list[tuple[Request, int, int]] = []
-        while waiting:
-            request = waiting[0]
-            sequence, used = request.sequences[0], plan.batched_tokens
-            _, saved, missing, asked, need = self.ask(blocks, sequence)
-            plan.blocked = self.refusal(blocks, blocks.gpu.free, need, asked, used, len(chunks))
+    def _prompts(self, batch: Batch, plan: Plan) -> None:
+        """Begins or continues prompts from the head of the waiting queue until one is refused."""
+        blocks: NanoTables = self.blocks
+        rest: i64
+        tokens: i64
+        asked: i64
+        while batch.waiting:
+            request: Request = batch.waiting[0]
+            rest = asked = request.length - request.computed
+            if not request.tables:
+                blocks.find(request)
+                rest -= blocks.charged_hits(request)
+                if blocks.hits_save.tested:
+                    asked -= blocks.hit_tokens(request, len(blocks.hits))
+            plan.blocked = self.refusal(request, asked, plan.batched_tokens, len(plan.requests))
             if plan.blocked:
                 request.blocked_steps += 1
                 break
-            if not sequence.table:
-                batch.hold(request)
-            tokens = min(missing, self.max_num_batched_tokens - used)
-            chunks.append((request, saved + tokens, tokens))
+            if not request.tables:
+                blocks.allocate(request)
+                request.state = RUNNING
+                batch.admitted(request)
+            tokens = min(rest, self.max_num_batched_tokens - plan.batched_tokens)
+            plan.add(request, tokens, 0)
             plan.batched_tokens += tokens
-            if tokens < missing:
+            if tokens < rest:
                 break
-            batch.join(request)
-        for request, tokens, charged in chunks:
-            batch.run_prefill(request, tokens, charged)
+            batch.waiting.popleft()
+            batch.running.append(request)
+        k: i64
+        for k in range(len(plan.requests)):
+            self._chunk(batch, plan, k)
 
-    def _decodes(self, batch: Batch) -> None:
+    def refusal(self, request: Request, asked: i64, tokens: i64, seqs: i64) -> i64:
+        """Returns why the head of the waiting queue gets nothing, as an index into
+        `schema.BLOCKED`; 0 if it gets its turn.
+
+        It asks for `asked` tokens; the step has `seqs` prompts, with `tokens` tokens.
+        """
+        left: i64 = self.max_num_batched_tokens - tokens
+        if seqs >= self.max_num_seqs:
+            return SLOTS
+        if left == 0:
+            return TOKENS
+        if not request.tables and self.blocks.need(request) > self.blocks.gpu.num_free:
+            return BLOCKS
+        # Only the first prompt of a step may be cut into chunks.
+        return TOKENS if seqs and asked > left else 0
+
+    def _chunk(self, batch: Batch, plan: Plan, place: i64) -> None:
+        """Books the chunk of the prompt at a place of the step. Hits that are not charged belong to
+        the first chunk."""
+        blocks: NanoTables = self.blocks
+        request: Request = plan.requests[place]
+        before: i64 = request.computed
+        end: i64 = before + plan.scheduled[place]
+        if before == 0 and blocks.hits_save.charged:
+            end += blocks.hit_tokens(request, request.seen // blocks.block_size)
+        cached: i64 = min(request.seen, min(end, request.length) - blocks.full_hit.least) - before
+        batch.chunk(plan, place, request, end - before, max(0, cached) if request.seen else 0)
+        request.computed = end
+
+    def _decodes(self, batch: Batch, plan: Plan) -> None:
         """Decodes one token for each of the first `max_num_seqs` running requests. Later requests
         are preempted if blocks run short."""
-        plan, together, place = batch.plan, 0, 0
-        if self.victim is tail:
-            give_way = partial(self._give_way, batch)
-            together = batch.decode_together(give_way, most=self.max_num_seqs)
-            batch.run_together()
-        running = batch.others if together else batch.running
-        while place < len(running) and together + place < self.max_num_seqs:
-            request = running[place]
-            if self._make_room(batch, running, place):
-                batch.grow(request)
-                batch.run_decode(request)
-                place += 1
-        plan.batched_tokens = together + place
-        if not plan.batched_tokens:
+        k: i64 = 0
+        while k < len(batch.running) and k < self.max_num_seqs:
+            request: Request = batch.running[k]
+            if self._make_room(batch, k):
+                self.blocks.append(request)
+                plan.add(request, 1, 0)
+                plan.yields[k] = 1
+                plan.add_decode(request.length, 0)
+                request.access_ns = batch.now_ns
+                request.computed += 1
+                k += 1
+        plan.batched_tokens = k
+        if k == 0:
             raise self._stopped(batch.waiting[0])
 
-    def _make_room(self, batch: Batch, running: deque[Request], place: int) -> bool:
-        """Preempts until the request at `place` can grow. Returns False if that request had to go
-        itself."""
-        blocks, request = batch.blocks, running[place]
-        while blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
-            candidates = tuple(islice(running, place + 1, None)) or (request,)
-            victim = self.victim(candidates, blocks)
-            running.remove(victim)
-            self._give_way(batch, victim)
+    def _make_room(self, batch: Batch, place: i64) -> bool:
+        """Preempts until the running request at `place` can grow. Returns False if that request had
+        to go itself."""
+        request: Request = batch.running[place]
+        while request.length > request.room and self.blocks.gpu.num_free == 0:
+            behind = tuple(batch.running[place + 1 :])
+            victim: Request = self.victim(behind or (request,), self.blocks)
+            batch.running.remove(victim)
+            self.blocks.free(victim)
+            batch.preempt(victim)
+            self.requeue(batch.waiting, victim)
             if victim is request:
                 return False
         return True
 
-    def _give_way(self, batch: Batch, victim: Request) -> None:
-        """Frees the blocks of a victim."""
-        batch.preempt(victim)
-        self.requeue(batch.waiting, victim)
+    # -- after the step (postprocess) ------------------------------------------------------------
 
-    # -- rules -----------------------------------------------------------------------------------
-
-    def ask(self, blocks: Tables, sequence: Sequence) -> Asked:
-        """Returns what a waiting request asks for. One with blocks goes on with its prompt."""
-        if sequence.table:
-            rest = sequence.length - sequence.computed
-            return [], 0, rest, rest, 0
-        hits, length, save = blocks.match(sequence), sequence.length, blocks.hits_save
-        saved = blocks.hit_tokens(sequence, hits) if save.charged else 0
-        asked = length - blocks.hit_tokens(sequence, hits) if save.tested else length
-        return hits, saved, length - saved, asked, blocks.need(sequence, length, hits)
-
-    def refusal(
-        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
-    ) -> int:
-        """Returns why the head of the waiting queue gets nothing, as an index into
-        `schema.BLOCKED`; 0 if it gets its turn.
-
-        It needs `need` of `free` blocks and asks for `asked` tokens; the step has `seqs` prompts,
-        with `tokens` tokens.
-        """
-        left = self.max_num_batched_tokens - tokens
-        if seqs >= self.max_num_seqs:
-            return _SLOTS
-        if not left:
-            return _TOKENS
-        if need > free:
-            return _BLOCKS
-        # Only the first prompt of a step may be cut into chunks.
-        return _TOKENS if seqs and asked > left else 0
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Settles a step once its time has passed: blocks can be hit, tokens exist, requests
+        end."""
+        batch.now_ns = now_ns
+        blocks: NanoTables = self.blocks
+        request: Request
+        if blocks.publish_at.computed:
+            for request in plan.requests:
+                blocks.publish(request, request.computed)
+        before: i64 = len(batch.ended)
+        k: i64
+        for k in range(len(plan.requests)):
+            request = plan.requests[k]
+            if plan.yields[k] and batch.token(request):
+                blocks.free(request)
+                batch.complete(request)
+        if len(batch.ended) > before:
+            batch.remove_ended()
 
     def _stopped(self, head: Request) -> EngineStopped:
         return EngineStopped(
             kind="nothing-schedulable",
             request_id=head.id,
             explanation=(
-                f"request {head.id} ({head.sequences[0].length} tokens), at the head of the waiting"
-                " queue, cannot be scheduled, and nothing is running; the engine asserts that every"
-                " step does something"
+                f"request {head.id} ({head.length} tokens), at the head of the waiting queue,"
+                " cannot be scheduled, and nothing is running; the engine asserts that every step"
+                " does something"
             ),
             remedy="raise --num-gpu-blocks-override or --max-num-batched-tokens",
             rule=self.rule,
         )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Nano2025(Nano):
     """nano-vllm, commit 6ef2a4f (August 2025): whole prompts, hits saving neither blocks nor room.
 
     A prompt is admitted if its whole length fits the rest of the token budget and of the pool; what
     it is charged is net of hits.
     """
-
-    rule = "AssertionError @ scheduler.py:56"
 
     def __init__(
         self,
@@ -184,8 +225,8 @@ class Nano2025(Nano):
         max_model_len: int | None = None,
         max_num_seqs: int = 512,
         max_num_batched_tokens: int | None = None,
-        victim: Victim | None = None,
-        requeue: str | None = None,
+        victim: Callable[..., Request] | None = None,
+        requeue: str | Callable[[Any, Any], None] | None = None,
     ) -> None:
         super().__init__(
             block_size=block_size,
@@ -200,12 +241,14 @@ class Nano2025(Nano):
                 f" ({max_model_len}), and prompts are not cut: raise it, or lower --max-model-len"
             )
 
-    def refusal(
-        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
-    ) -> int:
+    @property
+    def rule(self) -> str:
+        return "AssertionError @ scheduler.py:56"
+
+    def refusal(self, request: Request, asked: i64, tokens: i64, seqs: i64) -> i64:
         """Returns the reason as `Nano.refusal` does, by the older rule."""
         if seqs >= self.max_num_seqs:
-            return _SLOTS
+            return SLOTS
         if tokens + asked > self.max_num_batched_tokens:
-            return _TOKENS
-        return _BLOCKS if need > free else 0
+            return TOKENS
+        return BLOCKS if self.blocks.need(request) > self.blocks.gpu.num_free else 0

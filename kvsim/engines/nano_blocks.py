@@ -1,17 +1,26 @@
-"""Block managers of nano-vllm: prefix caching over one first-in, first-out queue of idle blocks.
+"""Block managers of nano-vllm (`nanovllm/engine/block_manager.py`), to be read beside their source.
 
-A freed block goes to the end of the queue and keeps its content until it is reused. So the queue is
-also the eviction order. Of several blocks with equal content, the one registered last is hit.
+A freed block goes to the end of one first-in, first-out queue and keeps its content until it is
+reused. So the queue is also the eviction order. Of several blocks with equal content, the one
+registered last is hit.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from kvsim.engine.idle import Queue
-from kvsim.engine.order import MakeOrder
-from kvsim.engine.pool import BlockPool, KeyedPool
-from kvsim.engine.request import Request, Sequence
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim import guard
+from kvsim.core.blocks import BlockManager
+from kvsim.core.contents import Known, Numbering
+from kvsim.core.plan import Plan
+from kvsim.core.pool import Pool
+from kvsim.core.request import Request, Table
+from kvsim.core.vectors import EMPTY
 from kvsim.engine.sharing import (
     FullHit,
     HitsSave,
@@ -20,229 +29,472 @@ from kvsim.engine.sharing import (
     make_hits_save,
     make_publish_at,
 )
-from kvsim.engine.tables import Tables
 from kvsim.rules.eviction import make_eviction
 
 
-class NanoPool(KeyedPool):
-    """Blocks of which, for each content, the one registered last is hit."""
+class NanoPool:
+    """Blocks 0 .. `size` - 1, of which, for each content, the one registered last is hit."""
 
-    def __init__(self, size: int, first: int = 0, eviction: MakeOrder | None = None) -> None:
-        super().__init__(size, first, Queue, eviction)
-        self._cached = 0
+    size: i64
+    num_free: i64
+    num_cached: i64
+    """Free blocks whose content can be hit."""
+    refs: vec[i64]
+    """Block → number of tables that hold it."""
+    content: vec[i64]
+    """Block → number of what it was registered for; 0: nothing since it was taken."""
+    known: Known
+    """Content → 1 more than the block registered last for it."""
+    fresh: i64
+    """The first block that was never used."""
+    forgets: bool
+    """Whether a content is unknown once its block was taken. If not, its entry stays for ever, also
+    while the block holds something else."""
+    order: Any
+    """Which free block with content is reused first, once no other is left
+    (`kvsim.engine.order.Order`); None: all free blocks wait in one queue."""
+    keys: dict[int, int]
+    """Content → its key in the stream, for the order."""
+    _next: vec[i64]
+    _prev: vec[i64]
+    _oldest: i64
+    """The ends of the queue; -1: it is empty."""
+    _newest: i64
+
+    def __init__(self, size: int, order: Any = None, forgets: bool = True) -> None:
+        """`order` makes an order of free blocks with content from the first id and `size`."""
+        self.size = self.num_free = size
+        self.num_cached = self.fresh = 0
+        self.refs, self.content = EMPTY, EMPTY
+        self._next, self._prev = EMPTY, EMPTY
+        self._oldest = self._newest = -1
+        self.known = Known()
+        self.forgets = forgets
+        self.order = None if order is None else order(0, size)
+        self.keys = {}
+
+    # -- for those who look on -------------------------------------------------------------------
+
+    @property
+    def first(self) -> int:
+        """The first block id."""
+        return 0
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return self.num_free
+
+    @property
+    def used(self) -> int:
+        """Blocks that at least one table holds."""
+        return self.size - self.num_free
 
     @property
     def cached(self) -> int:
-        return self._cached
+        """Free blocks whose content can still be hit."""
+        return self.num_cached
 
-    def cached_blocks(self) -> Iterable[int]:
-        return filter(self._served, self.content)
+    @property
+    def references(self) -> dict[int, int]:
+        """Block → number of tables that hold it, of the blocks in use."""
+        return {block: self.refs[block] for block in range(self.fresh) if self.refs[block]}
 
-    def take(self) -> int:
-        block = (self._blank if len(self._blank) else self.content).pop()
-        self.references[block] = 1
-        self.forget([block])
+    def cached_blocks(self) -> list[int]:
+        """Ids of the free blocks whose content can still be hit."""
+        refs = self.refs
+        return [block for block in range(self.fresh) if not refs[block] and self.is_hit(block)]
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def find(self, content: i64) -> i64:
+        """The block registered last for a content; -1: there is none."""
+        return self.known.find(content) - 1
+
+    def is_hit(self, block: i64) -> bool:
+        """Whether it is the block that is found by its content."""
+        content: i64 = self.content[block]
+        return content != 0 and self.known.find(content) == block + 1
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def take(self) -> i64:
+        """Takes the next free block, whose content is lost (`_allocate_block`)."""
+        block: i64
+        if self.fresh < self.size:
+            block = self.fresh
+            self._open()
+        elif self._oldest >= 0:
+            block = self._oldest
+            self._unlink(block)
+        else:
+            block = self.order.pop()
+        content: i64 = self.content[block]
+        if content:
+            if self.known.find(content) == block + 1:
+                self.num_cached -= 1
+                if self.forgets:
+                    self.known.remove(content)
+            self.content[block] = 0
+        self.refs[block] = 1
+        self.num_free -= 1
         return block
 
-    def take_many(self, number: int) -> list[int]:
-        return [self.take() for _ in range(number)]
+    def hit(self, blocks: vec[i64]) -> None:
+        """Adds a reference to each of these blocks with content, free or in use."""
+        k: i64
+        for k in range(len(blocks)):
+            block: i64 = blocks[k]
+            if self.refs[block] == 0:
+                self.num_free -= 1
+                self.num_cached -= self.is_hit(block)
+                if self.order is None:
+                    self._unlink(block)
+            self.refs[block] += 1
+        if self.order is not None:
+            self.order.hit_table(list(blocks))
 
-    def hit(self, blocks: list[int]) -> None:
-        # A table can hold a block twice, by a stale hit.
-        self._cached -= sum(map(self._served, set(blocks) - self.references.keys()))
-        super().hit(blocks)
+    def register(self, block: i64, content: i64) -> None:
+        """From now on, a block in use is the one to be hit for a content."""
+        before: i64 = self.known.find(content) - 1
+        if before >= 0 and self.refs[before] == 0 and self.content[before] == content:
+            self.num_cached -= 1
+        self.known.put(content, block + 1)
+        self.content[block] = content
+        if self.order is not None:
+            self.order.store(block, self.keys[content])
 
-    def drop_keyed_table(self, table: list[int], size: int, access_ns: int) -> None:
-        """Drops a table that held these blocks, from last to first."""
-        references = self.references
-        for place in reversed(range(len(table))):
-            block = table[place]
-            references[block] -= 1
-            if not references[block]:
-                del references[block]
-                order, key = self._blank, None
-                if self._served(block):
-                    self._cached += 1
-                    order, key = self.content, self.key_of[block]
-                elif self.content is not self._blank:
-                    self.forget([block])
-                order.put(block, key, (place + 1) * size, access_ns)
+    def release(self, blocks: vec[i64], block_size: i64, access_ns: i64) -> None:
+        """Drops one reference of each block of a table, the last one first (`deallocate`).
 
-    def register(self, block: int, key: int) -> None:
-        """Registers a block in use as the one to be hit for `key` from now on."""
-        known = self.block_of.get(key)
-        if known is not None and known not in self.references:
-            self._cached -= self.key_of.get(known) == key
-        self.block_of[key] = block
-        self.key_of[block] = key
-        self.content.store(block, key)
+        With an order of its own, content that is not hit any more is lost at once.
+        """
+        k: i64
+        for k in range(len(blocks) - 1, -1, -1):
+            block: i64 = blocks[k]
+            self.refs[block] -= 1
+            if self.refs[block] > 0:
+                continue
+            self.num_free += 1
+            hit: bool = self.is_hit(block)
+            self.num_cached += hit
+            if self.order is None:
+                self._append(block)
+            elif hit:
+                key = self.keys[self.content[block]]
+                self.order.put(block, key, (k + 1) * block_size, access_ns)
+            else:
+                self.content[block] = 0
+                self._append(block)
 
-    def forget(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if block in self.key_of:
-                if self._served(block):
-                    self._cached -= 1
-                    del self.block_of[self.key_of[block]]
-                del self.key_of[block]
+    # --------------------------------------------------------------------------------------------
 
-    def _served(self, block: int) -> bool:
-        """Whether a lookup of the block's content finds this block."""
-        return block in self.key_of and self.block_of.get(self.key_of[block]) == block
+    def _open(self) -> None:
+        """Makes room in the books for the first block that was never used."""
+        self.fresh += 1
+        self.refs, self.content = append(self.refs, 0), append(self.content, 0)
+        self._next, self._prev = append(self._next, -1), append(self._prev, -1)
+
+    def _append(self, block: i64) -> None:
+        """Puts a block at the end of the queue."""
+        last: i64 = self._newest
+        if last >= 0:
+            self._next[last] = block
+        else:
+            self._oldest = block
+        self._prev[block], self._next[block] = last, -1
+        self._newest = block
+
+    def _unlink(self, block: i64) -> None:
+        """Takes a block out of the queue."""
+        before: i64 = self._prev[block]
+        behind: i64 = self._next[block]
+        if before >= 0:
+            self._next[before] = behind
+        else:
+            self._oldest = behind
+        if behind >= 0:
+            self._prev[behind] = before
+        else:
+            self._newest = before
 
     def audit(self) -> None:
-        super().audit()
-        idle = list(self.cached_blocks())
-        assert len(idle) == self._cached, "idle blocks with content were miscounted"
+        """Asserts that every block is in exactly one place, and every content can be found."""
+        idle: set[int] = set()
+        block: i64 = self._oldest
+        while block >= 0:
+            assert block not in idle, "a block is free twice"
+            idle.add(block)
+            block = self._next[block]
+        if self.order is not None:
+            kept = set(self.order)
+            assert idle.isdisjoint(kept), "a block is free twice"
+            idle |= kept
+        unused: i64 = self.size - self.fresh
+        assert len(idle) + unused == self.num_free, "free blocks were miscounted"
+        held: i64 = 0
+        cached: i64 = 0
+        found: i64 = 0
+        for block in range(self.fresh):
+            assert self.refs[block] >= 0, "a block in use has no holder"
+            assert (self.refs[block] == 0) == (block in idle), "a block is free and in use"
+            held += self.refs[block] > 0
+            if self.is_hit(block):
+                found += 1
+                cached += self.refs[block] == 0
+        assert held + self.num_free == self.size, "blocks were lost or invented"
+        assert cached == self.num_cached, "free blocks with content were miscounted"
+        assert found == self.known.count or not self.forgets, "content without a block"
 
 
-class NanoTables(Tables):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class NanoTables(BlockManager):
     """Block tables of nano-vllm, commit bb823b3 (`nanovllm/engine/block_manager.py`).
 
     Blocks can be hit once they are computed, and the last block of a sequence never hits, unless
     other rules of `kvsim.engine.sharing` are set.
     """
 
-    needs_keys = True
     gpu: NanoPool
+    numbering: Numbering
+    publish_at: PublishAt
+    hits_save: HitsSave
+    full_hit: FullHit
+    hits: vec[i64]
+    """The blocks that the last look-up found."""
+    _lookups: i64
+    _hits: i64
 
     def __init__(
         self,
         block_size: int,
         num_gpu_blocks: int,
-        num_cpu_blocks: int,
         *,
-        eviction: str | MakeOrder | None = None,
+        eviction: Any = None,
         publish_at: str | PublishAt = "computed",
         hits_save: str | HitsSave = "admission",
         full_hit: str | FullHit = "last-block",
     ) -> None:
-        """`eviction` makes the order in which idle blocks lose their content once no blank block is
-        left. None stands for the engine's queue, which also holds the blank blocks."""
-        given = {"block_size": block_size, "num_gpu_blocks": num_gpu_blocks}
-        self.eviction = None if eviction is None else make_eviction(eviction, **given)
-        super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
+        """`eviction` makes the order in which free blocks lose their content once no blank block is
+        left (`kvsim.rules.eviction`). None stands for the engine's queue, which also holds the
+        blank blocks. Raises `ConfigError` for an unknown rule."""
+        order = None
+        if eviction is not None:
+            order = make_eviction(eviction, block_size=block_size, num_gpu_blocks=num_gpu_blocks)
+        self.block_size = block_size
+        self.gpu, self.cpu = NanoPool(num_gpu_blocks, order), Pool(0)
+        self.numbering = Numbering(block_size)
+        self.tier = None
+        self.needs_keys = True
         self.publish_at = make_publish_at(publish_at)
         self.hits_save = make_hits_save(hits_save)
         self.full_hit = make_full_hit(full_hit)
-        self._lookups = 0
-        self._hits = 0
+        self.hits = EMPTY
+        self.empty_slots = self._lookups = self._hits = 0
 
-    def make_pool(self, size: int, first: int) -> BlockPool:
-        return NanoPool(size, first, self.eviction)
-
-    def admission_need(self, request: Request) -> int:
-        sequence = request.sequences[0]
-        return self.need(sequence, sequence.length, self.match(sequence))
-
-    def need(self, sequence: Sequence, upto: int, hits: list[int]) -> int:
-        blocks = -(-upto // self.block_size)
-        return blocks - self.held(hits) if self.hits_save.blocks else blocks
-
-    def held(self, hits: list[int]) -> int:
-        """Returns how many of the hits are in some table."""
-        references = self.gpu.references
-        return sum([block in references for block in hits])
-
-    def growth_need(self, sequence: Sequence) -> int:
-        """Returns 1 if the newest token opens a block, else 0."""
-        return int(sequence.length > len(sequence.table) * self.block_size)
-
-    def match(self, sequence: Sequence) -> list[int]:
-        size, block_of = self.block_size, self.gpu.block_of
-        blocks: list[int] = []
-        for key in sequence.block_keys((sequence.length - self.full_hit.withheld) // size, size):
-            block = block_of.get(key)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+    # -- for those who look on -------------------------------------------------------------------
 
     @property
     def lookups(self) -> tuple[int, int]:
         return self._lookups, self._hits
 
-    def allocate(self, sequence: Sequence) -> None:
-        assert not sequence.table
-        hits = self.match(sequence)
-        self._share(sequence, hits)
-        rest = -(-sequence.length // self.block_size) - len(hits)
-        sequence.table = hits + self.gpu.take_many(rest)
-        self._filled(sequence)
-        sequence.seen = sequence.published = len(hits)
-        self._lookups += sequence.length // self.block_size
-        self._hits += len(hits)
+    def observe(self, plan: Plan) -> None:
+        gpu: NanoPool = self.gpu
+        plan.used_blocks, plan.cached_blocks = gpu.size - gpu.num_free, gpu.num_cached
+        plan.free_blocks, plan.empty_slots = gpu.num_free - gpu.num_cached, self.empty_slots
+
+    def tables(self, request: Request) -> list[list[int]]:
+        return [request.table]
+
+    def own_blocks(self, request: Request) -> int:
+        refs = self.gpu.refs
+        return sum([refs[block] == 1 for block in request.table])
+
+    def cached_tokens(self, request: Request) -> int:
+        self.find(request)
+        return self.hit_tokens(request, len(self.hits))
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def find(self, request: Request) -> None:
+        """Looks up its leading blocks that an admission finds computed, and notes them in `hits`
+        until the next look-up."""
+        gpu: NanoPool = self.gpu
+        units: i64 = (request.length - self.full_hit.withheld) // self.block_size
+        self.numbering.extend(request, units)
+        contents: vec[i64] = request.contents
+        hits: vec[i64] = EMPTY
+        k: i64
+        for k in range(units):
+            block: i64 = gpu.find(contents[k])
+            if block < 0:
+                break
+            hits = append(hits, block)
+        self.hits = hits
+
+    def hit_tokens(self, request: Request, blocks: i64) -> i64:
+        """The tokens whose computation so many leading blocks save; 0 for none."""
+        if blocks == 0:
+            return 0
+        return min(blocks * self.block_size, request.length - self.full_hit.least)
+
+    def charged_hits(self, request: Request) -> i64:
+        """The tokens of a request whose prompt begins that hits save from the token budget."""
+        return self.hit_tokens(request, len(self.hits)) if self.hits_save.charged else 0
+
+    def need(self, request: Request) -> i64:
+        """The free blocks that a request without a table needs, given what was just found. Hits on
+        free blocks take these, so only those in use may save any."""
+        blocks: i64 = (request.length + self.block_size - 1) // self.block_size
+        if self.hits_save.blocks:
+            hits: vec[i64] = self.hits
+            k: i64
+            for k in range(len(hits)):
+                blocks -= self.gpu.refs[hits[k]] > 0
+        return blocks
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def allocate(self, request: Request) -> None:
+        """Gives a request without a table what was just found, and slots for all its known tokens
+        (`allocate`)."""
+        gpu: NanoPool = self.gpu
+        size: i64 = self.block_size
+        table: Table = Table()
+        self.share(request)
+        request.seen = len(self.hits) * size
+        request.published = len(self.hits)
+        table.blocks = self.hits
+        self.hits = EMPTY
+        self._lookups += request.length // size
+        self._hits += request.published
+        request.room = request.published * size
+        while request.room < request.length:
+            table.blocks = append(table.blocks, gpu.take())
+            request.room += size
+        request.tables = [table]
+        request.filled = request.length
+        self.empty_slots += request.room - request.filled
         if not self.publish_at.computed:
-            self.publish(sequence, sequence.length)
+            self.publish(request, request.length)
 
-    def _share(self, sequence: Sequence, hits: list[int]) -> None:
-        """Lets a table begin with the blocks that it hits."""
-        self.gpu.hit(hits)
+    def share(self, request: Request) -> None:
+        """A table begins with the blocks that were just found."""
+        self.gpu.hit(self.hits)
 
-    def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
-        self.gpu.drop_keyed_table(sequence.table, self.block_size, access_ns)
+    def append(self, request: Request) -> None:
+        """Gives a running request a slot for its newest token (`may_append`)."""
+        if request.length > request.room:
+            table: Table = request.tables[0]
+            table.blocks = append(table.blocks, self.gpu.take())
+            request.room += self.block_size
+            self.empty_slots += self.block_size
+        self.empty_slots -= 1
+        request.filled += 1
+        if request.filled == request.room and not self.publish_at.computed:
+            self.publish(request, request.filled)
 
-    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
-        sequence.access_ns = now_ns
-        return sequence.seen * self.block_size
+    def publish(self, request: Request, upto: i64) -> None:
+        """Lets others hit the full blocks of the first `upto` tokens (`hash_blocks`)."""
+        if upto < (request.published + 1) * self.block_size:
+            return
+        units: i64 = upto // self.block_size
+        self.numbering.extend(request, units)
+        blocks: vec[i64] = request.tables[0].blocks
+        if self.gpu.order is not None:
+            keys = request._stream.keys(request.published, units, self.block_size)
+            for place, key in enumerate(keys, request.published):
+                self.gpu.keys[request.contents[place]] = key
+        k: i64
+        for k in range(request.published, units):
+            self.gpu.register(blocks[k], self.content_at(request, k))
+        request.published = units
 
-    def publish(self, sequence: Sequence, upto: int) -> None:
-        full = upto // self.block_size
-        if full > sequence.published:
-            keys = sequence.block_keys(full, self.block_size)
-            for place in range(sequence.published, full):
-                self.gpu.register(sequence.table[place], keys[place])
-            sequence.published = full
+    def content_at(self, request: Request, place: i64) -> i64:
+        """The number for which a full block of a table is registered."""
+        return request.contents[place]
 
-    def fill(self, sequence: Sequence, place: int) -> None:
-        if not self.publish_at.computed:
-            self.publish(sequence, (place + 1) * self.block_size)
+    def free(self, request: Request) -> None:
+        """Gives back all blocks of a request (`deallocate`)."""
+        self.empty_slots -= request.room - request.filled
+        self.gpu.release(request.tables[0].blocks, self.block_size, request.access_ns)
+        request.tables = []
+        request.room = request.filled = request.seen = request.published = 0
+
+    # -- audit -----------------------------------------------------------------------------------
+
+    def audit(self, requests: Iterable[Request]) -> None:
+        self.gpu.audit()
+        counted: Counter[int] = Counter()
+        empty: i64 = 0
+        for request in requests:
+            counted.update(request.table)
+            empty += request.room - request.filled
+            assert 0 <= request.filled <= request.room == len(request.table) * self.block_size
+        assert counted == self.gpu.references, "references and tables disagree"
+        assert empty == self.empty_slots, "empty slots were miscounted"
 
 
-class StaleNanoPool(NanoPool):
-    """Blocks whose registrations are never removed, not even when the blocks are overwritten.
+class Chain(Numbering):
+    """Numbers that follow from the number of the block before and a block's own tokens.
 
-    So a registration can point to a block that now holds something else. A lookup accepts it if the
-    block's own tokens agree; the tokens before the block are not compared.
+    A block of which only its whole prefix is known has tokens that no other prefix ends with.
     """
 
-    def __init__(self, size: int, first: int = 0) -> None:
-        super().__init__(size, first)
-        self._content_of: dict[int, int] = {}
+    _numbers: dict[tuple[int, int], int]
+    """(number of the block before, its tokens) → number."""
+    _tokens: list[Any]
+    """Number → what identifies the tokens of its block."""
 
-    def find(self, key: int, content: int) -> int | None:
-        """Returns the block registered for `key` if it holds these tokens."""
-        block = self.block_of.get(key)
-        if block is None or self._content_of.get(block) != content:
-            return None
-        return block
+    def __init__(self, unit: int) -> None:
+        super().__init__(unit)
+        self._numbers, self._tokens = {}, [None]
 
-    def fill(self, block: int, key: int, content: int) -> None:
-        """Registers a block in use, which holds these tokens, for `key`."""
-        self.register(block, key)
-        self._content_of[block] = content
+    def extend(self, request: Request, units: i64) -> None:
+        contents: vec[i64] = request.contents
+        done: i64 = len(contents)
+        if done >= units:
+            return
+        stream = request._stream
+        assert stream is not None, "block identities are needed"
+        before: i64 = contents[done - 1] if done else 0
+        for tokens in stream.contents(done, units, self.unit):
+            before = self._follow(before, tokens)
+            contents = append(contents, before)
+        request.contents = contents
 
-    def forget(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if block in self.key_of:
-                self._cached -= self._served(block)
-                del self.key_of[block], self._content_of[block]
+    def behind(self, before: i64, number: i64) -> i64:
+        """The number of the same tokens behind another block; 0: behind none."""
+        return self._follow(before, self._tokens[number])
+
+    def agree(self, one: i64, other: i64) -> bool:
+        """Whether two numbers stand for the same tokens, whatever is before them."""
+        same: bool = self._tokens[one] == self._tokens[other]
+        return same
+
+    def _follow(self, before: i64, tokens: Any) -> i64:
+        number = self._numbers.setdefault((before, tokens), len(self._tokens))
+        if number == len(self._tokens):
+            self._tokens.append(tokens)
+        return number
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NanoTables2025(NanoTables):
     """Block tables of nano-vllm, commit 6ef2a4f (August 2025).
 
-    Blocks can be hit from their allocation on, the last one included. A hit gives the block the
-    key under which it was found, even if others hold it: a block that they fill later is chained
-    to that key.
+    Blocks can be hit from their allocation on, the last one included. An entry of the cache is
+    never removed, not even when its block is overwritten: it is a hit where the block's own tokens
+    agree, whatever is before them. A hit gives the block the number under which it was found, even
+    if others hold it: a block that they fill later is chained to that number.
     """
 
-    gpu: StaleNanoPool
+    chain: Chain
 
     def __init__(
         self,
         block_size: int,
         num_gpu_blocks: int,
-        num_cpu_blocks: int,
         *,
         publish_at: str | PublishAt = "allocation",
         hits_save: str | HitsSave = "charge",
@@ -251,58 +503,40 @@ class NanoTables2025(NanoTables):
         super().__init__(
             block_size,
             num_gpu_blocks,
-            num_cpu_blocks,
             publish_at=publish_at,
             hits_save=hits_save,
             full_hit=full_hit,
         )
-        self._chain: dict[tuple[int, int], int] = {}
-        """(key of the block before, content) → key; the pool never forgets keys either."""
+        self.gpu = NanoPool(num_gpu_blocks, forgets=False)
+        self.numbering = self.chain = Chain(block_size)
 
-    def make_pool(self, size: int, first: int) -> BlockPool:
-        return StaleNanoPool(size, first)
-
-    def match(self, sequence: Sequence) -> list[int]:
-        blocks: list[int] = []
-        for key, content in self._identities(sequence, sequence.length - self.full_hit.withheld):
-            block = self.gpu.find(key, content)
-            if block is None:
+    def find(self, request: Request) -> None:
+        gpu: NanoPool = self.gpu
+        chain: Chain = self.chain
+        units: i64 = (request.length - self.full_hit.withheld) // self.block_size
+        chain.extend(request, units)
+        contents: vec[i64] = request.contents
+        hits: vec[i64] = EMPTY
+        k: i64
+        for k in range(units):
+            block: i64 = gpu.find(contents[k])
+            if block < 0 or not chain.agree(gpu.content[block], contents[k]):
                 break
-            blocks.append(block)
-        return blocks
+            hits = append(hits, block)
+        self.hits = hits
 
-    def _share(self, sequence: Sequence, hits: list[int]) -> None:
-        super()._share(sequence, hits)
-        identities = self._identities(sequence, len(hits) * self.block_size)
-        for block, (key, content) in zip(hits, identities, strict=True):
-            self.gpu.fill(block, key, content)
+    def share(self, request: Request) -> None:
+        self.gpu.hit(self.hits)
+        k: i64
+        for k in range(len(self.hits)):
+            self.gpu.register(self.hits[k], request.contents[k])
 
-    def publish(self, sequence: Sequence, upto: int) -> None:
-        first, last = sequence.published, upto // self.block_size
-        if last > first:
-            for place, content in enumerate(self._contents(sequence, first, last), first):
-                before = self.gpu.key_of[sequence.table[place - 1]] if place else _ROOT
-                self.gpu.fill(sequence.table[place], self._key(before, content), content)
-            sequence.published = last
-
-    def _identities(self, sequence: Sequence, upto: int) -> list[tuple[int, int]]:
-        """Returns the key and the content of each full block of the first `upto` tokens."""
-        key = _ROOT
-        identities: list[tuple[int, int]] = []
-        for content in self._contents(sequence, 0, upto // self.block_size):
-            key = self._key(key, content)
-            identities.append((key, content))
-        return identities
-
-    def _key(self, before: int, content: int) -> int:
-        return self._chain.setdefault((before, content), len(self._chain))
-
-    def _contents(self, sequence: Sequence, first: int, last: int) -> list[int]:
-        """Returns contents, or keys if the tokens are unknown; no hit is stale then."""
-        stream = sequence.identities(last * self.block_size)
-        assert stream is not None, "block identities are needed"
-        return list(stream.contents(first, last, self.block_size))
+    def content_at(self, request: Request, place: i64) -> i64:
+        before: i64 = 0
+        if place > 0:
+            before = self.gpu.content[request.tables[0].blocks[place - 1]]
+        return self.chain.behind(before, request.contents[place])
 
 
-_ROOT = -1
-"""The key that the first block of a sequence is chained to."""
+guard.keep(NanoPool, "refs content keys")
+guard.keep(NanoTables)

@@ -6,8 +6,6 @@ from kvsim.config import RunConfig
 from kvsim.engine.counted import Counted, CountPool
 from kvsim.engine.pool import BlockPool
 from kvsim.engine.tables import Tables
-from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
-from kvsim.engines.nano_runs import NanoRuns, NanoRuns2025
 from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 from kvsim.engines.vllm_063_runs import Vllm063Runs
 from kvsim.library import look_up
@@ -22,8 +20,6 @@ class CountedNaive(Counted, Naive):
 
 COUNTED_TWINS: dict[type[Tables], type[Tables]] = {
     Naive: CountedNaive,
-    NanoTables: NanoRuns,
-    NanoTables2025: NanoRuns2025,
     PrefixCaching: Vllm063Runs,
 }
 """Block manager → the twin that makes the same decisions without naming blocks."""

@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from sys import maxsize
 from typing import Any
 
 from kvsim.engine.batch import Batch
 from kvsim.engine.request import Request, Sequence
 from kvsim.engine.scheduler import Asked, Scheduler
 from kvsim.engine.tables import COUNTED, NAMED, Tables
-from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.prefix_runs import PrefixRuns
 from kvsim.engines.vllm_063 import BLOCKS, WATERMARK, Vllm063, Vllm063Async
 from kvsim.engines.vllm_063_blocks import PrefixCaching
@@ -35,8 +33,6 @@ _PROMPTS = {"_prompts", "_saved", "_hindrance", "_never", "turns_away", "refusal
 FREE: dict[type[Scheduler], frozenset[str]] = {
     Vllm063Async: frozenset(_PROMPTS),
     Vllm063: frozenset(_PROMPTS),
-    Nano2025: frozenset(),
-    Nano: frozenset(),
     Scheduler: frozenset(),
 }
 """Scheduler → methods that do not concern requests that decode together. A subclass may override
@@ -167,27 +163,6 @@ def _vllm_063(scheduler: Any, blocks: Tables) -> Terms | str:
     )
 
 
-def _nano(scheduler: Any, blocks: Tables) -> Terms | str:
-    assert isinstance(scheduler, Nano)
-    return Terms(
-        mixes=False,
-        chunked=scheduler.chunked,
-        by_chunk=False,
-        prompts_first=True,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        longest=maxsize,
-        spare=False,
-        requeue=scheduler.requeue if scheduler.victim is tail else None,
-        after_preemption=0,
-        seqs_per_step=scheduler.max_num_seqs,
-        ask=lambda blocks, sequence, used, running: scheduler.ask(blocks, sequence),
-        refusal=scheduler.refusal,
-        turns_away=lambda blocks, tokens, need: "",
-        least_free=lambda blocked, need: 0,
-        undisturbed=lambda batch: True,
-    )
-
-
 def _ask_without_hits(scheduler: Scheduler, blocks: Tables) -> Ask:
     most, size, chunked = scheduler.max_num_batched_tokens, blocks.block_size, scheduler.chunked
 
@@ -204,8 +179,6 @@ def _ask_without_hits(scheduler: Scheduler, blocks: Tables) -> Ask:
 TERMS: dict[type[Scheduler], Callable[[Any, Tables], Terms | str]] = {
     Vllm063: _vllm_063,
     Vllm063Async: _vllm_063,
-    Nano: _nano,
-    Nano2025: _nano,
 }
 """Schedulers, by exact type, whose ordinary steps can be repeated."""
 

@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 from marks import long, mostly_long
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
 from kvsim.engine.request import Request
-from kvsim.engines.nano import Nano
 from kvsim.fast import decodes, series
 from kvsim.fast.cohort import Cohort
 from kvsim.run import simulate
@@ -50,7 +47,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     block_size = rng.choice((1, 2, 4, 8, 16))
     settings: dict[str, Any] = {
         "model": "tiny",
-        "engine": rng.choice(("vllm-0.6.3", "vllm-0.6.3", "nano-vllm")),
+        "engine": "vllm-0.6.3",
         "block_size": block_size,
         "max_model_len": 160,
         "max_num_seqs": rng.choice((2, 5, 16)),
@@ -73,9 +70,6 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
         settings["max_concurrency"] = rng.randrange(1, 8)
     if rng.random() < 0.2:
         settings["victim"] = rng.choice(("head", "least-computed", "random", "cost-aware"))
-    if settings["engine"] == "nano-vllm":
-        settings["block_size"] = max(2, block_size)
-        return settings
     settings["enable_prefix_caching"] = rng.random() < 0.4
     settings["watermark"] = rng.choice((0.0, 0.01, 0.1))
     if rng.random() < 0.15:
@@ -200,7 +194,6 @@ def settings_in_stretches() -> list[Any]:
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "max_num_seqs": 32}
     few, many = {"num_gpu_blocks_override": 60}, {"num_gpu_blocks_override": 400}
     cached = {"enable_prefix_caching": True}
-    nano = {"engine": "nano-vllm", "block_size": 16, **cached}
     cases = {
         "prompts": {**v063, **sync, **many},
         "who ended lingers": {**v063, **many},
@@ -209,16 +202,6 @@ def settings_in_stretches() -> list[Any]:
         "chunks, and who ended lingers": {**v063, **chunked, **many},
         "some are too long": {**v063, "max_model_len": 200, **many},
         "0.6.3's prefix cache": {**v063, **sync, **cached, **many},
-        "nano-vllm": {**nano, **many},
-        "nano-vllm, prompts in pieces": {**nano, **many, "max_num_batched_tokens": 64},
-        "nano-vllm, some sit decodes out": {**nano, **many, "max_num_seqs": 6},
-        "nano-vllm, some sit decodes out, the tail gives way": {**nano, **few, "max_num_seqs": 3},
-        "nano-vllm of 2025, some sit decodes out": {
-            **nano,
-            **many,
-            "engine": "nano-vllm-2025-08",
-            "max_num_seqs": 6,
-        },
         "a cost of many terms": {**v063, "cost": {"model": "roofline"}, **many},
     }
     return [pytest.param({**base, **case}, id=name) for name, case in cases.items()]
@@ -247,29 +230,6 @@ def test_ordinary_steps_are_taken_in_stretches(settings: dict[str, Any]) -> None
         assert np.array_equal(column, fast.steps[name]), name
     for name, column in dull.requests.items():
         assert list(column) == list(fast.requests[name]), name
-
-
-class Fewer(Nano):
-    """Lets more or fewer requests decode from step to step."""
-
-    names_blocks = False
-
-    def compose(self, batch: Batch, now_ns: int) -> Plan:
-        self.max_num_seqs = 2 + now_ns // 50_000_000 % 5
-        return super().compose(batch, now_ns)
-
-
-def test_how_many_decode_may_change_from_step_to_step() -> None:
-    rows = [Row(i, f"r{i}", i + 2, i * 20_000_000, 8, 60) for i in range(20)]
-    trace = Trace("made", "native", "", rows)
-    settings = {"model": "tiny", "engine": f"{__name__}:Fewer", "block_size": 4}
-    settings |= {"max_model_len": 128, "num_gpu_blocks_override": 60, "block_manager": "nano-vllm"}
-    settings |= {"cost": {"model": "constant", "step_us": 10_000}}
-    fast, dull = simulate(trace, settings), simulate(trace, {**settings, "exact_twin": True})
-    assert len(set(dull.steps["decode_seqs"])) > 5
-    assert fast.meta["fast_path"]["together_steps"] > 0.5 * len(dull.steps["start_ns"])
-    for name, column in dull.steps.items():
-        assert np.array_equal(column, fast.steps[name]), name
 
 
 @long

@@ -139,8 +139,6 @@ _IN_RUNS = (
     ("vllm-v1", "vllm-v1-prefix-caching"),
     ("vllm-0.6.3", "prefix-caching"),
     ("vllm-0.6.3", "prefix-caching"),
-    ("nano-vllm", "nano-vllm"),
-    ("nano-vllm-2025-08", "nano-vllm-2025-08"),
 )
 """Engines, as often as they are drawn, and the managers that name what they keep in runs."""
 

@@ -57,7 +57,7 @@ def nano(engine: Any, tables: Any) -> Maker:
         scheduler = engine(
             block_size=SIZE, max_num_seqs=8, max_num_batched_tokens=budget, requeue=requeue
         )
-        return scheduler, tables(SIZE, blocks, 0, **rules)
+        return scheduler, tables(SIZE, blocks, **rules)
 
     return make
 

@@ -3,14 +3,15 @@
 from typing import Any
 
 import pytest
-from worlds import batch_of
+from worlds import arrive, batch_of, trace
 
 from kvsim.conform.builders import run_case
-from kvsim.engine.batch import Batch
-from kvsim.engine.request import Request
+from kvsim.core.batch import Batch
+from kvsim.core.request import Request
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
 from kvsim.errors import EngineStopped
+from kvsim.run import simulate
 from kvsim.schema import BLOCKED
 from kvsim.workload.keys import TokenStream
 
@@ -32,10 +33,10 @@ def log(
 
 
 def waiting(scheduler: Nano, tables: NanoTables, *lengths: int) -> Batch:
-    batch = batch_of(tables, scheduler, [3] * len(lengths))
+    batch: Batch = batch_of(tables, scheduler, [3] * len(lengths))
     for index, length in enumerate(lengths):
         stream = TokenStream([index] * length, row=index, rows=len(lengths))
-        batch.arrive(Request(index, str(index), length, stream))
+        arrive(scheduler, batch, Request(index, str(index), length, stream))
     return batch
 
 
@@ -81,7 +82,7 @@ def test_the_tail_gives_way_and_returns_to_the_front() -> None:
 
 def test_the_engine_dies_where_nothing_can_be_scheduled() -> None:
     scheduler = Nano(block_size=4)
-    batch = waiting(scheduler, NanoTables(4, 2, 0), 9)
+    batch = waiting(scheduler, NanoTables(4, 2), 9)
     with pytest.raises(EngineStopped, match="nothing-schedulable") as stop:
         scheduler.compose(batch, 0)
     assert stop.value.request_id == "0"
@@ -91,7 +92,7 @@ def test_the_engine_dies_where_nothing_can_be_scheduled() -> None:
 
 def test_without_requests_a_step_is_empty() -> None:
     scheduler = Nano(block_size=4)
-    assert scheduler.compose(waiting(scheduler, NanoTables(4, 2, 0)), 0).empty
+    assert scheduler.compose(waiting(scheduler, NanoTables(4, 2)), 0).empty
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_the_plan_says_why_the_head_waits(
     scheduler: Nano, num_gpu_blocks: int, reason: str
 ) -> None:
     tables = NanoTables2025 if isinstance(scheduler, Nano2025) else NanoTables
-    batch = waiting(scheduler, tables(4, num_gpu_blocks, 0), 8, 8)
+    batch = waiting(scheduler, tables(4, num_gpu_blocks), 8, 8)
     plan = scheduler.compose(batch, 0)
     assert BLOCKED[plan.blocked] == reason
     assert batch.waiting[0].blocked_steps == 1
@@ -125,7 +126,7 @@ def test_what_the_engine_refuses_at_start_up_is_named() -> None:
 
 def test_real_token_streams_recompute_onto_their_own_blocks() -> None:
     scheduler = Nano(block_size=4)
-    batch = waiting(scheduler, NanoTables(4, 3, 0), 4, 4)
+    batch = waiting(scheduler, NanoTables(4, 3), 4, 4)
     ended: list[Request] = []
     for now_ns in range(9):
         plan = scheduler.compose(batch, now_ns)
@@ -136,3 +137,20 @@ def test_real_token_streams_recompute_onto_their_own_blocks() -> None:
     assert [request.num_preemptions for request in ended] == [0, 1]
     assert (ended[1].lost_tokens, ended[1].recached_tokens) == (4, 4)
     assert ended[1].recomputed_tokens == 0
+
+
+class Fewer(Nano):
+    """Lets more or fewer requests decode from step to step."""
+
+    def compose(self, batch: Batch, now_ns: int) -> Any:
+        self.max_num_seqs = 2 + now_ns // 50_000_000 % 5
+        return super().compose(batch, now_ns)
+
+
+def test_how_many_decode_may_change_from_step_to_step() -> None:
+    settings = {"model": "tiny", "engine": f"{__name__}:Fewer", "block_size": 4}
+    settings |= {"max_model_len": 128, "num_gpu_blocks_override": 60, "block_manager": "nano-vllm"}
+    settings |= {"cost": {"model": "constant", "step_us": 10_000}}
+    result = simulate(trace(*((20 * i, 8, 60) for i in range(20))), settings)
+    assert set(result.steps["decode_seqs"]) >= {2, 3, 4, 5, 6}
+    assert result.requests["status"] == ["completed"] * 20

@@ -1,4 +1,4 @@
-"""Block tables in runs of vLLM 0.6.3 and nano-vllm, beside the same tables block by block."""
+"""Block tables in runs of vLLM 0.6.3, beside the same tables block by block."""
 
 import random
 from typing import Any
@@ -14,18 +14,16 @@ from kvsim.assembly import assemble
 from kvsim.config import make_config
 from kvsim.engine.run_tables import RunTables
 from kvsim.engine.tables import Tables
-from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
-from kvsim.engines.nano_runs import NanoRuns, NanoRuns2025
 from kvsim.engines.vllm_063_blocks import PrefixCaching
 from kvsim.engines.vllm_063_runs import Vllm063Runs
 from kvsim.fast.counted import COUNTED_TWINS
 from kvsim.run import simulate
-from kvsim.workload.trace import ParentContent, Row, TokenContent, Trace
+from kvsim.workload.trace import ParentContent, Row, Trace
 
 GROWTH = {"block_manager_args": {"growth": "kvsim.engine.growth:one_each"}}
 """A rule from outside that is shown a pool."""
 
-KINDS: list[type[Tables]] = [PrefixCaching, NanoTables, NanoTables2025]
+KINDS: list[type[Tables]] = [PrefixCaching]
 
 
 class Twins:
@@ -103,10 +101,6 @@ class Twins:
 def test_runs_decide_what_blocks_decide(kind: type[Tables], seed: int) -> None:
     rng = random.Random(seed)
     trace = draw_trace(rng)
-    if kind is NanoTables2025:
-        for row in trace.rows:
-            if isinstance(row.content, TokenContent):
-                row.content = None
     rules: dict[str, Any] = {}
     if rng.random() < 0.5:
         rules["publish_at"] = rng.choice(("allocation", "computed"))
@@ -178,24 +172,6 @@ def test_a_block_that_fills_is_merged_with_one_that_is_known() -> None:
     assert twins.runs.census()[:3] == (4, 1, 4)
 
 
-def test_content_outlives_its_prefix() -> None:
-    """nano-vllm: the prompt of a and b is registered twice. The blocks of b are hit until they are
-    overwritten; those of a, which it goes on to hold, never again, but for what follows them."""
-    trace = hashed((1, 2, 3), (1, 2, 3), (20, 21, 22), (1, 2, 3, 9), (1, 2, 3, 9))
-    twins = Twins(NanoTables, trace, 1, 7)
-    first, second, other, third, _ = twins.pairs
-    assert twins.admit(first) and twins.admit(second)
-    twins.step()
-    twins.release(second)
-    assert resident(twins)[3] == 3
-    assert twins.admit(other)
-    twins.step()
-    assert resident(twins)[3] == 1
-    twins.release(other)
-    assert twins.admit(third)
-    twins.check()
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_planted_fault_is_found(kind: type[Tables]) -> None:
     """The audit finds each kind of broken books."""
@@ -226,10 +202,6 @@ def test_a_planted_fault_is_found(kind: type[Tables]) -> None:
         ),
         ("vllm-0.6.3", {"n": 2}, PrefixCaching),
         ("vllm-0.6.3", {"victim": "fuzz.outsiders:Victim1"}, PrefixCaching),
-        ("nano-vllm", {}, NanoRuns),
-        ("nano-vllm", {"block_manager_args": {"eviction": "lru"}}, NanoTables),
-        ("nano-vllm", {"engine": "kvsim.engines.nano:Nano"}, NanoTables),
-        ("nano-vllm-2025-08", {}, NanoRuns2025),
     ],
 )
 def test_who_is_shown_blocks_finds_blocks(
@@ -241,28 +213,7 @@ def test_who_is_shown_blocks_finds_blocks(
     assert type(assemble(config).blocks) in KINDS
 
 
-@pytest.mark.parametrize("engine", ["nano-vllm", "nano-vllm-2025-08"])
-def test_real_tokens_are_kept_block_by_block_where_they_are_compared(engine: str) -> None:
-    """Equal tokens after another prefix: nano-vllm of August 2025 hits a stale entry."""
-    made: list[type] = []
-
-    def parts_of(config: Any, named: bool) -> Any:
-        parts = assemble(config, named)
-        made.append(type(parts.blocks))
-        return parts
-
-    rows = [Row(0, "0", 1, 0, 8, 2, TokenContent((3,) * 8)), Row(1, "1", 2, 0, 8, 2)]
-    config = {"model": "tiny", "engine": engine, "block_size": 4, "cost": {"model": "constant"}}
-    for content in (rows[0].content, None):
-        rows[0].content = content
-        simulate(Trace("made", "native", "", rows), config, parts_of=parts_of)
-    if engine == "nano-vllm":
-        assert made == [NanoRuns, NanoRuns]
-    else:
-        assert made == [NanoRuns2025, NanoTables2025, NanoRuns2025]
-
-
-@pytest.mark.parametrize("engine", ["vllm-0.6.3", "nano-vllm", "nano-vllm-2025-08"])
+@pytest.mark.parametrize("engine", ["vllm-0.6.3"])
 def test_a_default_run_makes_no_object_for_a_block(engine: str) -> None:
     """One prompt of thousands of blocks is one run, and its steps are worked out in numbers."""
     trace = Trace("made", "native", "", [Row(0, "0", 1, 0, 15_000, 1_000)])
@@ -285,7 +236,7 @@ def test_a_default_run_makes_no_object_for_a_block(engine: str) -> None:
     assert result.meta["fast_path"]["repeated_steps"] > 990
 
 
-@pytest.mark.parametrize("engine", ["vllm-0.6.3", "nano-vllm", "nano-vllm-2025-08"])
+@pytest.mark.parametrize("engine", ["vllm-0.6.3"])
 def test_a_block_that_fills_is_looked_at_in_its_turn(engine: str) -> None:
     """Outputs that others have in their prompts, short of blocks, with hits on what just filled."""
     hits = preemptions = 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marks import mostly_long
 from twins.evictor import WalkingEvictor
 
-from kvsim.engine.idle import Stack
+from kvsim.engine.idle import Queue, Stack
 from kvsim.rules.eviction import Evictor
 
 
@@ -36,6 +36,26 @@ def test_taking_many_equals_taking_one_by_one(moves: list[int]) -> None:
             assert many.pop_many(move) == blocks
             held += blocks
         assert len(one) == len(many)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["pop", "put", "remove"]), st.integers(0, 99))))
+def test_a_queue_is_a_list_taken_from_its_front(moves: list[tuple[str, int]]) -> None:
+    queue, plain = Queue(3, 5), list(range(3, 8))
+    held: list[int] = []
+    for move, pick in moves:
+        if move == "pop" and plain:
+            held.append(plain.pop(0))
+            assert queue.pop() == held[-1]
+        elif move == "put" and held:
+            plain.append(held.pop(pick % len(held)))
+            queue.put(plain[-1], None, 4, 0)
+        elif move == "remove" and list(queue):
+            block = list(queue)[pick % len(list(queue))]
+            plain.remove(block)
+            held.append(block)
+            queue.hit(block)
+        assert [*queue.fresh, *queue] == plain
+        assert len(queue) == len(plain)
 
 
 def test_a_pool_of_any_size_costs_nothing_before_it_is_used() -> None:

@@ -15,7 +15,7 @@ from orders import Uses
 
 import kvsim
 from kvsim.core.pool import Pool
-from kvsim.core.vectors import EMPTY
+from kvsim.core.vectors import EMPTY, numbers
 from kvsim.engine.idle import IDLE_ORDERS
 from kvsim.engines.nano_blocks import NanoTables
 from kvsim.errors import ConfigError
@@ -189,11 +189,12 @@ def test_with_an_order_of_its_own_nano_uses_up_blank_blocks_first() -> None:
     """A table of one full block and a part: the full one is first in the queue of the engine."""
     taken = {}
     for eviction in (None, "lru"):
-        pool = NanoTables(4, 3, 0, eviction=eviction).gpu
-        full, part = pool.take_many(2)
+        pool = NanoTables(4, 3, eviction=eviction).gpu
+        full, part = pool.take(), pool.take()
+        pool.keys[7] = 70
         pool.register(full, 7)
-        pool.drop_keyed_table([full], 4, 0)
-        pool.drop_keyed_table([part], 4, 0)
+        pool.release(numbers([full]), 4, 0)
+        pool.release(numbers([part]), 4, 0)
         pool.take()
         taken[eviction] = pool.take()
         pool.audit()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import deque
 from random import Random
 from typing import Any
 
@@ -13,12 +12,10 @@ from exact.conformance.generate_prompts import make_arrivals, make_prompt
 from exact.engines.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, prefills, rows
 
 import kvsim
-from kvsim.conform.virtual import corpus_endings, corpus_requests
+from kvsim.conform.virtual import corpus_requests
+from kvsim.cores import request_class
 from kvsim.engine import sharing
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
 from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
-from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
 
@@ -65,7 +62,7 @@ class Witness:
         self.blind = 0
         """Of these, those that skip what no step has computed."""
 
-    def look(self, plan: Plan) -> None:
+    def look(self, plan: Any) -> None:
         """A step is composed."""
         for each in plan.prefills:
             if each.cached:
@@ -73,7 +70,7 @@ class Witness:
                 self.hits += 1
                 self.blind += not self.computed.issuperset(keys[each.computed_before // SIZE :])
 
-    def saw(self, plan: Plan) -> None:
+    def saw(self, plan: Any) -> None:
         """The step of a plan is over, its tokens are not booked yet."""
         for each in plan.prefills:
             self.computed.update(self._keys(each.request, each.computed_before + each.scheduled))
@@ -85,7 +82,8 @@ class Witness:
     def _keys(request: Any, tokens: int) -> list[int]:
         sequence = request.sequences[0]
         known = min(tokens, sequence.length + sequence.placeholders)
-        return sequence.block_keys(known // SIZE, SIZE) if known >= SIZE else []
+        keys: list[int] = sequence._stream.keys(0, known // SIZE, SIZE)
+        return keys
 
 
 def random_case(seed: int) -> tuple[str, dict[str, str], Any, list[dict[str, Any]]]:
@@ -142,24 +140,19 @@ def test_under_computed_nobody_skips_what_no_step_has_computed() -> None:
     assert min(hits.values()) > 500
 
 
-def watched_run(scheduler: Any, tables: Tables, trace: list[dict[str, Any]]) -> Witness:
+def watched_run(scheduler: Any, tables: Any, trace: list[dict[str, Any]]) -> Witness:
     """Run all requests."""
-    batch = Batch(tables, corpus_endings(trace, scheduler.longest_sequence))
-    arrivals = corpus_requests(trace)
-    witness, flying, now = Witness(), deque[Plan](), 0
-    in_flight = scheduler.in_flight
-    while arrivals or len(batch) or flying:
+    batch = worlds.batch_of(tables, scheduler, [row["output_len"] for row in trace])
+    arrivals = corpus_requests(trace, request_class(scheduler))
+    witness, steps, now = Witness(), worlds.Steps(scheduler, batch), 0
+    while arrivals or len(batch) or steps.flying:
         while arrivals and arrivals[0][0] <= now:
-            scheduler.arrive(batch, arrivals.pop(0)[1])
-        plan = scheduler.compose(batch, now)
+            worlds.arrive(scheduler, batch, arrivals.pop(0)[1])
+        plan = steps.compose(now)
         witness.look(plan)
-        scheduler.overlap(batch, now)
-        if plan.computes or in_flight == 1:
-            flying.append(plan)
-        if flying and (len(flying) == in_flight or not plan.computes):
-            oldest = flying.popleft()
-            witness.saw(oldest)
-            scheduler.settle(batch, oldest, now)
+        if steps.late(plan):
+            witness.saw(steps.flying[0])
+            steps.settle(now)
         now += 1
         batch.ended.clear()
     return witness

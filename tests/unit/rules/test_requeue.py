@@ -48,7 +48,7 @@ def v1(scheduler: Any) -> Callable[..., tuple[Any, Any]]:
 
 def nano(scheduler: Any, tables: Any) -> Callable[..., tuple[Any, Tables]]:
     def make(**more: Any) -> tuple[Any, Tables]:
-        return scheduler(block_size=SIZE, **more), tables(SIZE, BLOCKS, 0)
+        return scheduler(block_size=SIZE, **more), tables(SIZE, BLOCKS)
 
     return make
 

@@ -60,7 +60,7 @@ def nano(scheduler: Any, tables: Any) -> Callable[[Victim | None, int], Made]:
     """nano-vllm."""
 
     def make(victim: Victim | None, blocks: int) -> Made:
-        return scheduler(block_size=SIZE, victim=victim), tables(SIZE, blocks, 0)
+        return scheduler(block_size=SIZE, victim=victim), tables(SIZE, blocks)
 
     return make
 
