@@ -107,8 +107,6 @@ def assembled(
     """
     given_up = column(rows, "abort_after_ns").count(None) < len(rows)
     parts = parts_of(config, named)
-    if parts.blocks.prefixes_only and tokens_known(rows):
-        parts = parts_of(config, True)
     goes_on = given_up and not parts.scheduler.ends_early
     unheeded = unheeded_wishes(column(rows, "lora"), config, goes_on)
     if unheeded:

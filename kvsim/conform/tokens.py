@@ -18,6 +18,8 @@ class RuleStream:
     the last one is `END`. Keys are chained xxh128 digests.
     """
 
+    knows_tokens = True
+
     def __init__(
         self,
         label: str,

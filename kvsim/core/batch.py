@@ -372,7 +372,8 @@ def _reordered(batch: Batch, order: Any) -> Any:
 guard.keep(
     Batch,
     "waiting running holding swapped aside lost ended",
-    "enter accept replace_prompt join admitted chunk preempt swap_out swap_in token further_token fork"
-    " stopped ending count_gaps complete lose remove_ended remove_waiting note transitions token_gaps_ns",
+    "enter accept replace_prompt join admitted chunk preempt swap_out swap_in token further_token"
+    " fork stopped ending count_gaps complete lose remove_ended remove_waiting note transitions"
+    " token_gaps_ns",
     waiting=_reordered,
 )

@@ -32,11 +32,6 @@ class BlockManager:
         return False
 
     @property
-    def prefixes_only(self) -> bool:
-        """Whether it serves only requests whose tokens are unknown."""
-        return False
-
-    @property
     def lookups(self) -> tuple[int, int]:
         """How many full blocks were looked up by content, and how many were found."""
         return 0, 0

@@ -70,6 +70,11 @@ class Piece(NamedTuple):
 class Stream(Protocol):
     """Identity of the blocks of one token stream (prompt, then output)."""
 
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether `contents` may tell more than `keys`."""
+        ...
+
     def keys(self, first: int, last: int, block_size: int) -> Seq[int]:
         """Keys of the full blocks `first .. last - 1` of `block_size` tokens.
 

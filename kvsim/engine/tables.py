@@ -55,8 +55,6 @@ class Tables:
     """Whether it reads block keys, so that sequences need a stream."""
     swap_space_rule = "RuntimeError @ core/scheduler.py:1536"
     """Where the engine raises if the CPU pool is too small for a victim, as `error @ file:line`."""
-    prefixes_only = False
-    """Whether it serves only requests whose tokens are unknown."""
     publish_at = PUBLISH_AT["allocation"]
     hits_save = HITS_SAVE["computation"]
     full_hit = FULL_HITS["last-block"]

@@ -438,13 +438,14 @@ class NanoTables(BlockManager):
 class Chain(Numbering):
     """Numbers that follow from the number of the block before and a block's own tokens.
 
-    A block of which only its whole prefix is known has tokens that no other prefix ends with.
+    These are below 0. Where tokens are known only by their prefix, numbers are as usual, and each
+    stands for tokens that no other prefix ends with.
     """
 
-    _numbers: dict[tuple[int, int], int]
+    _numbers: dict[tuple[int, Any], int]
     """(number of the block before, its tokens) → number."""
     _tokens: list[Any]
-    """Number → what identifies the tokens of its block."""
+    """Minus number → what identifies the tokens of its block."""
 
     def __init__(self, unit: int) -> None:
         super().__init__(unit)
@@ -457,6 +458,9 @@ class Chain(Numbering):
             return
         stream = request._stream
         assert stream is not None, "block identities are needed"
+        if not stream.knows_tokens:
+            super().extend(request, units)
+            return
         before: i64 = contents[done - 1] if done else 0
         for tokens in stream.contents(done, units, self.unit):
             before = self._follow(before, tokens)
@@ -465,16 +469,18 @@ class Chain(Numbering):
 
     def behind(self, before: i64, number: i64) -> i64:
         """The number of the same tokens behind another block; 0: behind none."""
-        return self._follow(before, self._tokens[number])
+        return number if number > 0 else self._follow(before, self._tokens[-number])
 
     def agree(self, one: i64, other: i64) -> bool:
         """Whether two numbers stand for the same tokens, whatever is before them."""
-        same: bool = self._tokens[one] == self._tokens[other]
+        if one >= 0 or other >= 0:
+            return one == other
+        same: bool = self._tokens[-one] == self._tokens[-other]
         return same
 
     def _follow(self, before: i64, tokens: Any) -> i64:
-        number = self._numbers.setdefault((before, tokens), len(self._tokens))
-        if number == len(self._tokens):
+        number = self._numbers.setdefault((before, tokens), -len(self._tokens))
+        if number == -len(self._tokens):
             self._tokens.append(tokens)
         return number
 

@@ -184,6 +184,7 @@ class SpanStream:
         "_stops",
         "_unit",
         "input_length",
+        "knows_tokens",
         "named_tokens",
         "salt",
         "shared_tokens",
@@ -217,6 +218,7 @@ class SpanStream:
         self.shared_tokens = named if shared is None else shared
         """Tokens behind which no block ends that another stream has."""
         self._base = base
+        self.knows_tokens: bool = base is not None and base.knows_tokens
         self._keep = keep
         self.salt = salt
         """Offset of every key; 0 without a salt."""
@@ -335,6 +337,8 @@ class TokenStream:
         "input_length",
         "salt",
     )
+
+    knows_tokens = True
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ from kvsim.engines.nano_blocks import NanoPool, NanoTables, NanoTables2025
 class KeysOnly:
     """A stream that knows its blocks only together with what is before them."""
 
+    knows_tokens = False
+
     def __init__(self, stream: RuleStream) -> None:
         self.keys = self.contents = stream.keys
 
