@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.request import ABORTED, Request
+from kvsim.core.request import ABORTED, Request
 from kvsim.records.packed import PackedColumns
 from kvsim.schema import REQUESTS, TEXT, Source
 from kvsim.workload.columns import Rows, column

@@ -21,13 +21,10 @@ from kvsim.checks import (
 )
 from kvsim.config import RunConfig, to_table
 from kvsim.core.blocks import BlockManager
-from kvsim.core.scheduler import Scheduler as CoreScheduler
+from kvsim.core.scheduler import Scheduler
 from kvsim.cost import Cost
 from kvsim.cost.prices import make_prices
 from kvsim.defaults import DEFAULT_BLOCK_SIZE
-from kvsim.engine.future import Future
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine, memory_formula
 from kvsim.engines.versions import Default
 from kvsim.engines.versions import release as version_of
@@ -36,7 +33,6 @@ from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.engines.vllm_v1.planning import groups_of_model, notes_on_groups
 from kvsim.engines.vllm_v1.releases import LATEST, Release, notes_on, release_of
 from kvsim.errors import ConfigError
-from kvsim.fast.counted import without_names
 from kvsim.features.offload import offloads, role_of
 from kvsim.features.pipeline import cost_of_stages, stages_at_work
 from kvsim.features.speculation import Speculative, speculates, speculation_of
@@ -47,6 +43,7 @@ from kvsim.memory import Budget, block_bytes, budget, tables_of
 from kvsim.models import Model
 from kvsim.notes import left_out
 from kvsim.rules import ready
+from kvsim.rules.future import Future
 from kvsim.rules.victims import make_victim
 
 if TYPE_CHECKING:
@@ -63,7 +60,8 @@ class Parts(NamedTuple):
     hardware: Hardware
     block_manager: str
     scheduler: Scheduler
-    blocks: Tables
+    blocks: Any
+    """The block manager (`kvsim.core.blocks.BlockManager`), with its pools."""
     cost: Cost
     link: LinkTimes
     memory: Budget
@@ -79,10 +77,9 @@ class Parts(NamedTuple):
     """Speculative decoding; None without it."""
 
 
-def assemble(config: RunConfig, named: bool = True, *, switched: tuple[str, ...] = ()) -> Parts:
+def assemble(config: RunConfig, *, switched: tuple[str, ...] = ()) -> Parts:
     """Scheduler, block manager, cost model, link and memory budget of a configuration.
 
-    `named`: whether physical block ids are asked for, also where they can decide nothing.
     `switched`: rules of the release of vLLM V1 that are to decide otherwise.
     Raises `ConfigError` for whatever cannot be, and for what the engine would refuse at start-up.
     """
@@ -121,7 +118,7 @@ def assemble(config: RunConfig, named: bool = True, *, switched: tuple[str, ...]
     speculation = speculation_of(config, model, hardware, cost, tiered) if drafts else None
     if speculation is not None:
         given, cost = given | speculation.blocks(), speculation.priced(cost)
-    blocks = _blocks(config, manager, given, named)
+    blocks = _blocks(config, manager, given)
     caching = {"prices": prices, "enable_prefix_caching": blocks.needs_keys}
     further: dict[str, Any] = {**pools, **caching, "future": future}
     offload = _offload(config, model, hardware, blocks, draft) if tiered else None
@@ -140,7 +137,7 @@ def assemble(config: RunConfig, named: bool = True, *, switched: tuple[str, ...]
     )
 
 
-def _check(config: RunConfig, scheduler: Scheduler, blocks: Tables, manager: str) -> None:
+def _check(config: RunConfig, scheduler: Scheduler, blocks: BlockManager, manager: str) -> None:
     """Refuse what scheduler and block manager cannot do together."""
     check_manager(config, blocks, manager)
     if config.n > 1 and (scheduler.lingers or scheduler.in_flight > 1):
@@ -162,29 +159,23 @@ def _smallest(config: RunConfig, release: Release) -> KVCacheManager:
 
 
 def _engine(name: str) -> Engine:
-    """The entry of the table; of an outsider's scheduler, that of the class it inherits from.
-
-    One from scratch goes with the managers of vLLM 0.6.3.
-    """
+    """The entry of the table; of an outsider's scheduler, that of the class it inherits from."""
     if name in ENGINES:
         return ENGINES[name]
     kind = look_up("engine", ENGINES, name)
-    if not (isinstance(kind, type) and issubclass(kind, Scheduler | CoreScheduler)):
+    if not (isinstance(kind, type) and issubclass(kind, Scheduler)):
         raise ConfigError(
-            f"engine: {name} is {_what(kind)}; make it a subclass of one of kvsim.engines, or of"
-            " kvsim.engine.scheduler.Scheduler"
+            f"engine: {name} is {_what(kind)}; make it a subclass of one of kvsim.engines"
         )
     for base in kind.__mro__:
         for entry in ENGINES.values():
             if base in (entry.scheduler, entry.asynchronous):
                 return entry
-    if issubclass(kind, CoreScheduler):
-        raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
-    return ENGINES["vllm-0.6.3"]
+    raise ConfigError(f"engine: {name} has no engine behind it; make it a subclass of VllmV1")
 
 
 def _what(kind: Any) -> str:
-    manages = isinstance(kind, type) and issubclass(kind, Tables | BlockManager)
+    manages = isinstance(kind, type) and issubclass(kind, BlockManager)
     return "a block manager, for --block-manager" if manages else "not a scheduler"
 
 
@@ -228,18 +219,16 @@ def _asynchronous(config: RunConfig) -> bool:
     )
 
 
-def _blocks(config: RunConfig, manager: str, given: dict[str, Any], named: bool) -> Tables:
-    """The block manager; one that only counts where names are not asked for and decide nothing."""
+def _blocks(config: RunConfig, manager: str, given: dict[str, Any]) -> BlockManager:
+    """The block manager."""
     kind = look_up("block_manager", BLOCK_MANAGERS, manager)
-    if manager in BLOCK_MANAGERS and not named and config.n == 1:
-        kind = without_names(kind, config)
     args = ready(config.block_manager_args, **given)
-    blocks: Tables = build(f"block_manager: {manager}", kind, args, **given)
+    blocks: BlockManager = build(f"block_manager: {manager}", kind, args, **given)
     return blocks
 
 
 def _offload(
-    config: RunConfig, model: Model, hardware: Hardware, blocks: Tables, draft: Scheduler
+    config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, draft: Scheduler
 ) -> Offload | Side:
     # Few runs have one.
     if role_of(config):
@@ -266,7 +255,7 @@ def _given_groups(config: RunConfig, model: Model, hardware: Hardware) -> dict[s
 def _notes_on_tables(
     model: Model,
     config: RunConfig,
-    blocks: Tables,
+    blocks: BlockManager,
     offload: Offload | Side | None,
     speculation: Speculative | None,
 ) -> tuple[str, ...]:
@@ -307,14 +296,13 @@ def _check_kind(config: RunConfig, engine: Engine) -> None:
     """Refuse a class of an outsider's that is no block manager, or one of another engine."""
     assert config.block_manager is not None
     kind = look_up("block_manager", BLOCK_MANAGERS, config.block_manager)
-    own: Any = BLOCK_MANAGERS[engine.block_manager or engine.prefix_manager]
-    wanted = own if issubclass(own, BlockManager) else Tables
+    wanted: Any = BLOCK_MANAGERS[engine.block_manager or engine.prefix_manager]
     if isinstance(kind, type) and issubclass(kind, wanted):
         return
     what = "is not a block manager"
-    if isinstance(kind, type) and issubclass(kind, Scheduler | CoreScheduler):
+    if isinstance(kind, type) and issubclass(kind, Scheduler):
         what = "is a scheduler, for --engine"
-    elif isinstance(kind, type) and issubclass(kind, Tables | BlockManager):
+    elif isinstance(kind, type) and issubclass(kind, BlockManager):
         what = f"is one of another engine than {config.engine}"
     raise ConfigError(
         f"block_manager: {config.block_manager} {what}; give a subclass of"

@@ -11,19 +11,18 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.blame import raised_here
-from kvsim.cores import request_class
-from kvsim.engine.future import Future
-from kvsim.engine.loop import Watcher
-from kvsim.engine.request import Stream
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Outcome, Result
+from kvsim.rules.future import Future
 from kvsim.serving import Serving
+from kvsim.watchers import Watcher
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.columns import column
 from kvsim.workload.keys import streams
 from kvsim.workload.requests import Requests
+from kvsim.workload.streams import Stream
 from kvsim.workload.trace import Row, Trace
 
 _LONGEST_NS = 1 << 63
@@ -43,16 +42,14 @@ class Attempt:
         rows: Sequence[Row],
         parts: Parts,
         refused: Mapping[str, str],
-        asked: str,
         watcher: Watcher | None,
         progress: Callable[[int], None] | None,
     ) -> None:
-        """`refused`: request id → why it is turned away; `asked`: why there are no short cuts."""
+        """`refused`: request id → why it is turned away."""
         self._requests = Requests(
             rows,
             streams(trace) if parts.blocks.needs_keys else None,
             n=parts.config.n,
-            make=request_class(parts.scheduler),
             ignore_eos=parts.config.ignore_eos,
         )
         lengths = array("q", column(rows, "output_length"))
@@ -68,7 +65,6 @@ class Attempt:
             Inbox(self._env, clients),
             lengths.__getitem__,
             refused=refused,
-            asked=asked,
             watcher=watcher,
             progress=progress,
         )

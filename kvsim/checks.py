@@ -9,8 +9,8 @@ import msgspec
 
 from kvsim.assumed import SCHEDULER_SETTINGS
 from kvsim.config import RunConfig
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import COUNTED, Tables
+from kvsim.core.blocks import BlockManager
+from kvsim.core.scheduler import Scheduler
 from kvsim.engines import BLOCK_MANAGERS, ENGINES, Engine
 from kvsim.engines.versions import release
 from kvsim.engines.vllm_v1.groups import Group, Layout, Mamba, Sliding
@@ -155,9 +155,7 @@ def check_sharing(config: RunConfig, manager: str, engine: Engine) -> None:
     """Refuse rules of sharing where nothing is shared."""
     if manager not in BLOCK_MANAGERS:
         return
-    # Those that serve both ways do not say it.
-    shares = getattr(BLOCK_MANAGERS[manager], "needs_keys", manager != engine.block_manager)
-    if not shares:
+    if manager != engine.prefix_manager:
         for key in ("eviction", "publish_at", "hits_save", "full_hit"):
             if key in config.block_manager_args:
                 raise ConfigError(
@@ -218,7 +216,7 @@ def fitting(config: RunConfig, room: Room) -> RunConfig:
     return msgspec.structs.replace(config, max_model_len=longest)
 
 
-def check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
+def check_manager(config: RunConfig, blocks: BlockManager, manager: str) -> None:
     """Refuse what a block manager cannot do."""
     if config.enable_prefix_caching and not blocks.needs_keys:
         raise ConfigError(
@@ -227,11 +225,9 @@ def check_manager(config: RunConfig, blocks: Tables, manager: str) -> None:
     may_swap = config.scheduling_policy == "priority" and config.n > 1
     if not blocks.swaps and (may_swap or config.preemption_mode in ("swap", "auto")):
         raise ConfigError(f"block_manager: {manager} cannot swap; use --preemption-mode recompute")
-    if config.n > 1 and blocks.lockstep == COUNTED:
-        raise ConfigError(f"block_manager: {manager} cannot share blocks of samples; use --n 1")
 
 
-def check_chunks(config: RunConfig, scheduler: Scheduler, blocks: Tables) -> None:
+def check_chunks(config: RunConfig, scheduler: Scheduler, blocks: BlockManager) -> None:
     """Refuse token budgets that the engine refuses, at start-up or at its first chunk."""
     tokens = scheduler.max_num_batched_tokens
     assert config.block_size is not None and isinstance(config.max_model_len, int)

@@ -266,15 +266,6 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = "stop"
 
-    exact_twin: Annotated[
-        bool,
-        _doc(
-            _ENGINE,
-            "Look at every request in every step, with physical block ids, as vllm-v1 always does:"
-            " same results, slowly.",
-        ),
-    ] = False
-
     # -- memory: how many blocks there are ------------------------------------------------------
     model: Annotated[
         str | None,

@@ -277,3 +277,15 @@ def checked(label: str, value: Any, hint: Any) -> Any:
 
 def _listed(words: Iterable[str]) -> str:
     return ", ".join(words)
+
+
+def overridden(built: object, known: type) -> set[str]:
+    """The names of the attributes that an object overrides, compared with `known`, a class of which
+    it is an instance."""
+    above = known.__mro__
+    own = {name for kind in type(built).__mro__ if kind not in above for name in vars(kind)}
+    shadowed = {name for name in vars(built) if callable(getattr(known, name, None))}
+    return ({name for name in own if hasattr(known, name)} | shadowed) - _SAYS_NOTHING
+
+
+_SAYS_NOTHING = {"__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"}

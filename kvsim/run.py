@@ -15,12 +15,12 @@ from kvsim.features.offload import role_of
 from kvsim.limits import check_run
 from kvsim.notes import one_of_several, unheeded_wishes
 from kvsim.workload import open_trace
-from kvsim.workload.columns import Rows, column
-from kvsim.workload.trace import Row, TokenContent, Trace
+from kvsim.workload.columns import column
+from kvsim.workload.trace import Row, Trace
 
 if TYPE_CHECKING:
-    from kvsim.engine.loop import Watcher
     from kvsim.result import Outcome, Result
+    from kvsim.watchers import Watcher
 
 Progress = Callable[[int], None]
 Settings = RunConfig | Mapping[str, Any] | str | Path | None
@@ -34,7 +34,7 @@ def simulate(
     progress: Progress | None = None,
     watcher: Watcher | None = None,
     command: str = "",
-    parts_of: Callable[[RunConfig, bool], Parts] = assemble,
+    parts_of: Callable[[RunConfig], Parts] = assemble,
 ) -> Result:
     """Replay a trace under a configuration.
 
@@ -60,14 +60,13 @@ def simulate(
     trace = opened(trace, config)
     rows = trace.rows[: config.num_prompts]
     errors: list[Outcome] = []
-    asked = "exact_twin" if config.exact_twin else "" if watcher is None else "a watcher looks on"
     from kvsim.attempt import Attempt  # With SimPy and numpy, which take the longest to import.
 
     with blaming(config):
         while True:
-            parts = assembled(config, rows, bool(asked), parts_of)
+            parts = assembled(config, rows, parts_of)
             refused = {error.request: error.kind for error in errors}
-            run = Attempt(trace, rows, parts, refused, asked, watcher, progress)
+            run = Attempt(trace, rows, parts, refused, watcher, progress)
             outcome = run.play()
             if config.on_engine_error == "stop" or outcome.request in ("", *refused):
                 break
@@ -98,15 +97,14 @@ def opened(trace: Trace | str | Path | None, config: RunConfig) -> Trace:
 def assembled(
     config: RunConfig,
     rows: Sequence[Row],
-    named: bool,
-    parts_of: Callable[[RunConfig, bool], Parts] = assemble,
+    parts_of: Callable[[RunConfig], Parts] = assemble,
 ) -> Parts:
-    """The objects that settings stand for, to serve these rows; `named` as for `assemble`.
+    """The objects that settings stand for, to serve these rows.
 
     Raises `ConfigError`, also for a run that would be too long.
     """
     given_up = column(rows, "abort_after_ns").count(None) < len(rows)
-    parts = parts_of(config, named)
+    parts = parts_of(config)
     goes_on = given_up and not parts.scheduler.ends_early
     unheeded = unheeded_wishes(column(rows, "lora"), config, goes_on)
     if unheeded:
@@ -115,12 +113,6 @@ def assembled(
         parts.speculation.learn(rows)
     check_run(len(rows), _least_steps(rows, parts))
     return parts
-
-
-def tokens_known(rows: Sequence[Row]) -> bool:
-    """Whether any request comes with real tokens."""
-    kept = isinstance(rows, Rows)
-    return not kept and any(isinstance(row.content, TokenContent) for row in rows)
 
 
 def _least_steps(rows: Sequence[Row], parts: Parts) -> int:

@@ -1,9 +1,9 @@
-"""One engine at work in simulated time: its batch, loop, short cuts, and what it recorded."""
+"""One engine at work in simulated time: its batch, its loop, and what it recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -11,26 +11,22 @@ import simpy
 from kvsim.archive import Archive
 from kvsim.assembly import Parts
 from kvsim.blame import blaming
-from kvsim.core.batch import Batch as CoreBatch
+from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
+from kvsim.core.loop import Loop
+from kvsim.core.request import Request
 from kvsim.core.rows import StepRows
-from kvsim.core.scheduler import Scheduler as CoreScheduler
-from kvsim.cores import batch_of, loop_class, request_class
-from kvsim.cost import checked_prices, declares_sums
+from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
-from kvsim.engine.batch import Endings
-from kvsim.engine.loop import Watcher
-from kvsim.engine.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.fast.shortcuts import Shortcuts
 from kvsim.ledger.account import account_prompts, account_times
-from kvsim.records.recorder import Recorder
 from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver
 from kvsim.replica.lockstep import Ranks, RankTime
 from kvsim.replica.patience import Patience
 from kvsim.replica.pipeline import PipelineTime
 from kvsim.result import Books, Outcome, Result, provenance
+from kvsim.watchers import Watcher
 from kvsim.workload.columns import column
 from kvsim.workload.requests import Requests
 from kvsim.workload.trace import Row, Trace
@@ -52,73 +48,42 @@ class Serving:
         output_length: Callable[[int], int],
         *,
         refused: Mapping[str, str],
-        asked: str = "",
-        stepwise: str = "",
         step_over: Callable[[], None] | None = None,
         watcher: Watcher | None = None,
         progress: Callable[[int], None] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """`output_length` tells how long the output of a request becomes, by its index. `refused`:
-        request id → why it is turned away; `asked`: why there are no short cuts; `stepwise`: why
-        no steps are repeated. `step_over` is called after every step; `ranks`: whose steps begin
-        and end with its own."""
+        request id → why it is turned away. `step_over` is called after every step; `ranks`: whose
+        steps begin and end with its own."""
         self.parts, self.inbox, self._requests = parts, inbox, requests
         self.archive = Archive(rows)
         self._host = host = self._host_of(env, ranks)
         self._departures = _patience(rows) if parts.scheduler.ends_early else None
-        self.batch = batch_of(parts.scheduler, parts.blocks, output_length)
-        self.shortcuts: Shortcuts | None = None
-        self._loop: Any
-        further: dict[str, Any] = {
-            "refused": refused,
-            "watcher": watcher,
-            "progress": progress,
+        scheduler = parts.scheduler
+        self.batch = Batch(parts.blocks, output_length, scheduler.longest_sequence)
+        self.rows = StepRows(scheduler.gauged + host.gauged)
+        self._loop = Loop(
+            host,
+            scheduler,
+            self.batch,
+            rows=self.rows,
+            step_over=step_over,
+            refused=refused,
+            watcher=watcher,
+            progress=progress,
             # A watcher looks at requests that are over.
-            "over": self._shelve if watcher is None else None,
-            "departures": self._departures,
-        }
-        gauged = parts.scheduler.gauged + host.gauged
-        if isinstance(parts.scheduler, CoreScheduler):
-            self.recorder: Any = StepRows(gauged)
-            further |= {"rows": self.recorder, "step_over": step_over}
-        else:
-            self.recorder = Recorder(parts.blocks.block_size, gauged)
-            further |= self._short_cuts(output_length, asked, stepwise, step_over)
-        self._loop = loop_class(parts.scheduler)(host, parts.scheduler, self.batch, **further)
-
-    def _short_cuts(
-        self,
-        output_length: Callable[[int], int],
-        asked: str,
-        stepwise: str,
-        step_over: Callable[[], None] | None,
-    ) -> dict[str, Any]:
-        """What a loop with short cuts is given."""
-        parts, inbox = self.parts, self.inbox
-        endings = Endings(output_length, parts.scheduler.longest_sequence)
-        self.shortcuts = Shortcuts(
-            self.batch, parts.scheduler, parts.cost, endings, asked, stepwise
+            over=self._shelve if watcher is None else None,
+            departures=self._departures,
         )
-        repetition = self.shortcuts.repetition(
-            self.recorder, self._arrive, self._upcoming(), inbox.listens
-        )
-        record = self.recorder.packed if step_over is None else self._recording(step_over)
-        return {"record": record, "repetition": repetition}
 
     def _host_of(self, env: simpy.Environment, ranks: Ranks | None) -> SimulatedTime:
         """What lets time pass: alone, with the ranks of one engine, or on stages of a pipeline."""
         cost, link = self.parts.cost, Link(env, self.parts.link)
         if isinstance(cost, StagedCost):
             return PipelineTime(env, cost, link, self.inbox)
-        full = not (isinstance(self.parts.scheduler, CoreScheduler) or declares_sums(cost))
-        time = env, checked_prices(cost).step_ns, link, self.inbox, full
+        time = env, checked_prices(cost).step_ns, link, self.inbox
         return SimulatedTime(*time) if ranks is None else RankTime(*time, ranks)
-
-    def own(self, request: Any) -> Any:
-        """Returns a request in the class that the engine serves."""
-        kind = request_class(self.parts.scheduler)
-        return request if isinstance(request, kind) else self._requests.remade(request, kind)
 
     def run(self) -> Process:
         """The engine's loop, for the event loop. Raises `EngineStopped`."""
@@ -132,10 +97,8 @@ class Serving:
 
     def outcome(self, now_ns: int, stop: EngineStopped | None = None) -> Outcome:
         """Returns how the engine ended, by a stop or because nothing more can happen."""
-        batch, steps = self.batch, len(self.recorder)
+        batch, steps = self.batch, len(self.rows)
         if stop is not None:
-            if self.shortcuts is not None:
-                batch.dissolve()
             return Outcome(
                 *(stop.kind, now_ns, steps, stop.request_id),
                 *(stop.explanation, stop.remedy, stop.rule),
@@ -157,17 +120,14 @@ class Serving:
         """
         parts, books = self.parts, self._record(outcome, indexes)
         meta = provenance(trace, len(self.indexes), parts, outcome, errors, command)
-        if self.shortcuts is not None:
-            meta["fast_path"] = self.shortcuts.describe(outcome.step)
         if parts.offload is not None:
             meta |= parts.offload.describe()
         return Result(parts.config, meta, books, self.batch.token_gaps_ns, self._log)
 
     def _record(self, outcome: Outcome, indexes: Sequence[int]) -> Books:
         """Returns the columns of steps and requests, and where time and tokens went."""
-        parts, requests, archive, recorder = self.parts, self._requests, self.archive, self.recorder
-        if isinstance(self.batch, CoreBatch):
-            self.batch.count_gaps()
+        parts, requests, archive, rows = self.parts, self._requests, self.archive, self.rows
+        self.batch.count_gaps()
         for index in indexes:
             request = requests[index]
             if request.finish_ns < 0 and not request.reason:
@@ -189,47 +149,21 @@ class Serving:
         # Neither refers to a part that leads to the rows of the trace.
         def noted() -> Columns:
             with blaming(config):  # Gauges of a scheduler are read.
-                steps = recorder.columns()
+                steps = rows.columns()
             if drafts is not None:
                 steps = drafts.added_to(steps)
             return steps, archive.columns() | {"index": np.arange(len(own))}
 
         def accounted(noted: Columns) -> Columns:
-            rows, columns = noted
+            made, columns = noted
             with blaming(config):  # A cost model explains its prices.
-                steps, times = account_times(cost, rows, columns, log, in_flight)
+                steps, times = account_times(cost, made, columns, log, in_flight)
             if prompts is None:
                 return steps, columns | times
             split = account_prompts(prompts, columns, log, size, withheld)
             return steps, columns | times | split
 
         return Books(noted, accounted)
-
-    def _arrive(self, now_ns: int) -> float:
-        """Takes in the requests sent until `now_ns`. Returns when the next one will be sent."""
-        self.inbox.collect(now_ns)
-        self._loop.take_in(self.inbox.take())
-        return self.inbox.next_ns
-
-    def _upcoming(self) -> Callable[[], tuple[float, float]]:
-        """Returns what tells when the next request with a fixed send time comes, and when the next
-        other event is due, which may be that a client gives up."""
-        upcoming, departures = self.inbox.upcoming, self._departures
-        if departures is None:
-            return upcoming
-
-        def or_given_up() -> tuple[float, float]:
-            next_ns, horizon_ns = upcoming()
-            return next_ns, min(horizon_ns, departures.next_ns)
-
-        return or_given_up
-
-    def _recording(self, step_over: Callable[[], None]) -> Callable[[bytes], None]:
-        def record(row: bytes) -> None:
-            self.recorder.packed(row)
-            step_over()
-
-        return record
 
     def _shelve(self, request: Request) -> None:
         """Keeps the results of a request that is over instead of the request, to save memory."""
@@ -243,7 +177,7 @@ def _patience(rows: Sequence[Row]) -> Patience | None:
     return Patience(rows) if given_up else None
 
 
-def _deadlock(batch: Any, now_ns: int, step: int) -> Outcome:
+def _deadlock(batch: Batch, now_ns: int, step: int) -> Outcome:
     """Returns the outcome when nothing can be scheduled or arrive, naming the blocking request."""
     queue = "swapped" if batch.swapped else "waiting"
     head = (batch.swapped or batch.holding or batch.waiting or batch.running)[0]

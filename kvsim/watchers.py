@@ -1,13 +1,31 @@
-"""Shows a run to several watchers at once."""
+"""Who looks on while a run lasts, alone or several at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.loop import Watcher
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+
+
+class Watcher(Protocol):
+    """An observer that sees every step in full. It must not change anything."""
+
+    def begin(self) -> None:
+        """Called when a run begins. Earlier calls belong to an attempt that was abandoned."""
+        ...
+
+    def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
+        """Called when a step was composed, before it runs. `arrived` requests joined the queue
+        before it."""
+        ...
+
+    def settled(self, batch: Batch, ended: list[Request]) -> None:
+        """Called when the step composed last is over. `ended` lists the requests that ended in it,
+        in order."""
+        ...
 
 
 class Watchers:

@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kvsim.engine.plan import Plan
+from kvsim.core.plan import Plan
 
 COUNTS = ("prompt_tokens", "sequences", "context_tokens")
 

@@ -3,8 +3,7 @@
     PYTHONPATH=docs/examples kvsim run --trace traces/chat.jsonl --engine vllm-v1 \
         --set cost.model=slow_tail:SlowTail
 
-The model is shown every step in full. Here the mean ITL is 17.1 ms. One that needs no more than
-sums may say so (`kvsim.cost.decodes.PricesDecodes`): engines that repeat steps then ask it once.
+The mean ITL is 17.1 ms.
 """
 
 from typing import Any

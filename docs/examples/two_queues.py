@@ -11,7 +11,7 @@ VLDB 1994, simplified: sizes are a quarter and a half of the pool.
 
 from collections import OrderedDict
 
-from kvsim.engine.order import Order
+from kvsim.rules.order import Order
 
 
 class TwoQueues(Order):

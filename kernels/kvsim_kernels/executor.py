@@ -5,7 +5,7 @@ out. What the plan says is done with real tokens: block tables are followed, swa
 the device and come back, shared blocks are copied before they are written. So a wrong block table
 would make wrong tokens.
 
-Plans, requests and sequences are kvsim's (`kvsim/engine/plan.py`, `request.py`); only their fields
+Plans, requests and sequences are kvsim's (`kvsim/core/plan.py`, `request.py`); only their fields
 are read, nothing is imported.
 """
 

@@ -18,7 +18,7 @@ _WORD = (1 << 64) - 1
 
 
 class Stream(Protocol):
-    """Identity of the blocks of one request (`kvsim/engine/request.py`)."""
+    """Identity of the blocks of one request (`kvsim/workload/streams.py`)."""
 
     def keys(self, first: int, last: int, block_size: int) -> Sequence[int]:
         """Keys of the full blocks `first .. last - 1`."""

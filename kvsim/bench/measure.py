@@ -55,8 +55,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     decode_step_us: float | None = None
     """CPU time of one more pure decode step of `decode-N`, without arrivals and ends."""
-    fast_path: dict[str, Any] | None = None
-    """What the simulator reports of its short cuts (`Result.meta`), if it does."""
 
     @property
     def pings(self) -> float:
@@ -97,7 +95,6 @@ def measure(case: Case, trace: str | None = None) -> Measurement:
         idle_rss_mb=before_mb,
         outcome=engines[0].meta["outcome"]["kind"],
         decode_step_us=_decode_step_us(workload.decoding, case),
-        fast_path=engines[0].meta.get("fast_path"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsim.bench.workloads import COUNTED, DEFAULT, RUNS, WORKLOADS, Checks, named
+from kvsim.bench.workloads import DEFAULT, SYNC, WORKLOADS, Checks, named
 from kvsim.config import nearest, read_toml
 from kvsim.errors import ConfigError
 
@@ -30,13 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "enable_prefix_caching": True,
         **_LONGEST_TOKENS,
     },
-    COUNTED: _SYNC,
-    RUNS: {
-        **_SYNC,
-        "enable_prefix_caching": True,
-        "block_manager": "prefix-runs",
-        **_LONGEST_TOKENS,
-    },
+    SYNC: _SYNC,
     "vllm-0.3.3": {"engine": "vllm-0.3.3"},
     "nano-vllm": {"engine": "nano-vllm"},
 }
@@ -50,8 +44,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "vllm-v1-table": ("W1", "W2x"),
     "vllm-0.6.3": ("W1", "W2x"),
     "vllm-0.6.3-cache": ("W1", "W4"),
-    COUNTED: ("W1", "W1lo", "W2", "W2x", "W3", "chunked-W1", "decode"),
-    RUNS: ("W4", "W4-300k"),
+    SYNC: ("W1", "W1lo", "W2", "W2x", "W3", "chunked-W1", "decode"),
     "vllm-0.3.3": ("W1",),
     "nano-vllm": ("W1",),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,9 +19,20 @@ from kvsim.blockmap.blockmap import (
     Counts,
     Ints,
 )
-from kvsim.engine.pool import BlockPool
-from kvsim.engine.request import Request, Sequence
-from kvsim.engine.tables import Tables, Tier
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import Request
+
+
+class Tier(Protocol):
+    """Memory below the pools, in equal places."""
+
+    capacity: int
+    """Number of places."""
+
+    def contents(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Returns the places in use, and for each of them how many loads read it, or -1 while it is
+        being written."""
+        ...
 
 
 class Held(NamedTuple):
@@ -39,9 +50,9 @@ class TableReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Sequence, tuple[list[int], Ints]] = {}
+        self._known: dict[Request, tuple[list[int], Ints]] = {}
 
-    def held_by(self, blocks: Tables, requests: Iterable[Request]) -> Held:
+    def held_by(self, blocks: BlockManager, requests: Iterable[Request]) -> Held:
         """The blocks in all tables of these requests."""
         known, self._known = self._known, {}
         arrays: list[Ints] = [np.zeros(0, dtype=np.int64)]
@@ -72,7 +83,7 @@ def _read(table: list[int], known: tuple[list[int], Ints] | None) -> tuple[list[
     return list(table), np.fromiter(table, np.int64, len(table))
 
 
-def owners(pool: BlockPool, held: Held) -> Ints:
+def owners(pool: Any, held: Held) -> Ints:
     """For each block of a pool, by position: the index of the request that owns it, or ~state."""
     all_cached = pool.cached == pool.free
     marks = np.full(pool.size, ~CACHED if all_cached else ~FREE, dtype=np.int64)

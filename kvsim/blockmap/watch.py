@@ -10,17 +10,15 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvsim.blockmap.blockmap import STATES, BlockMap, Counts, Groups, Ints, make_groups
 from kvsim.blockmap.snapshot import TableReader, count_up, kept_below, owners
-from kvsim.engine.batch import Batch
-from kvsim.engine.counted import CountPool
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
-from kvsim.errors import ConfigError
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 
 SAMPLES = 1200
 """Most samples that are kept."""
@@ -42,7 +40,7 @@ class Sample(NamedTuple):
 
 
 class BlockMapWatcher:
-    """A watcher of a replica (`kvsim.engine.loop.Watcher`); `block_map` returns what it saw."""
+    """A watcher of a replica (`kvsim.watchers.Watcher`); `block_map` returns what it saw."""
 
     def __init__(
         self, samples: int = SAMPLES, gpu_rows: int = GPU_ROWS, cpu_rows: int = CPU_ROWS
@@ -97,13 +95,8 @@ class BlockMapWatcher:
         )
 
     def _prepare(self, batch: Batch) -> None:
-        gpu, cpu = batch.blocks.gpu, batch.blocks.cpu
-        if isinstance(gpu, CountPool):
-            raise ConfigError(
-                "--block-map: this block manager only counts its blocks and gives them no ids; use"
-                " --block-manager naive or prefix-caching, or leave out --block-map"
-            )
-        tier = batch.blocks.tier
+        blocks: Any = batch.blocks
+        gpu, cpu, tier = blocks.gpu, blocks.cpu, blocks.tier
         below = cpu.size if tier is None else tier.capacity
         groups = self._groups = make_groups(gpu.size, below, *self._rows)
         self._group_of = np.repeat(np.arange(len(groups.blocks)), groups.blocks)
@@ -114,7 +107,7 @@ class BlockMapWatcher:
     def _sample(self, batch: Batch, now_ns: int, idle: bool) -> Sample:
         queued = chain(batch.running, batch.swapped, batch.holding, batch.waiting)
         requests = chain(queued, batch.aside, batch.lost)
-        blocks = batch.blocks
+        blocks: Any = batch.blocks
         held = self._tables.held_by(blocks, requests)
         below = owners(blocks.cpu, held) if blocks.tier is None else kept_below(blocks.tier)
         marks = np.concatenate([owners(blocks.gpu, held), below])

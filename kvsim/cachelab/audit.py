@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvsim.cachelab.optimum import next_uses, optimum_blocks
-from kvsim.engine.request import SpannedStream
 from kvsim.records import transitions as kinds
 from kvsim.workload.reuse import Chain, Counting, Found, Reuse, Walk
+from kvsim.workload.streams import SpannedStream
 
 _ENDS = (kinds.PREEMPTED, kinds.SWAPPED_OUT)
 _BEGINS = (kinds.SCHEDULED, kinds.SWAPPED_IN, kinds.READMITTED)

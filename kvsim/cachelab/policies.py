@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from kvsim.core.contents import Numbering
 from kvsim.core.vectors import EMPTY
-from kvsim.engine.order import MakeOrder
-from kvsim.engine.request import Span, SpannedStream
 from kvsim.engines.sglang.ranks import Rank
 from kvsim.engines.sglang.text import Text
 from kvsim.engines.sglang.tree import PagePool, RadixTree
+from kvsim.rules.order import MakeOrder
 from kvsim.rules.replacement.replacement import Replacement
 from kvsim.workload.reuse import Chain, Counting, bounded_chains
+from kvsim.workload.streams import Span, SpannedStream
 from kvsim.workload.trace import Row
 
 

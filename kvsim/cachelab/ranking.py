@@ -12,10 +12,10 @@ from kvsim.cachelab.optimum import next_uses, optimum_blocks
 from kvsim.cachelab.policies import Prompt, prompts, replay, replay_radix
 from kvsim.certainty.estimates import Estimate
 from kvsim.certainty.stretches import Figure, together
-from kvsim.engine.order import Order
 from kvsim.engines.sglang.ranks import RADIX_EVICTION, make_rank
 from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS, make_eviction
+from kvsim.rules.order import Order
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, find_reuse
 from kvsim.workload.trace import Trace

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 
 from kvsim.cachelab.curve import Curve
 from kvsim.cachelab.study import PLAIN, Asked, Point, Study, refuse_empty, sizes_of
-from kvsim.engine.request import Span
 from kvsim.errors import ConfigError
 from kvsim.workload import native
 from kvsim.workload.head import look
 from kvsim.workload.reuse import Chain, Counting, Walk
 from kvsim.workload.source import Source
+from kvsim.workload.streams import Span
 from kvsim.workload.trace import HashContent, Row, Trace
 
 _REGION = 1 << 65

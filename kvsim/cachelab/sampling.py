@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.cachelab.curve import Ints
-from kvsim.engine.request import SpannedStream
 from kvsim.errors import ConfigError
 from kvsim.workload.reuse import Chain, Counting, Walk, bounded_chains, chains
+from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import Row
 
 _HOT = 0.01

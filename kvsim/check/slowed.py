@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
-from kvsim.cost import Cost, PricesDecodes, PricesLongest, declares_sums, longest_asked
-from kvsim.cost.decodes import cut
+from kvsim.cost import Cost
 
 if TYPE_CHECKING:
-    from kvsim.engine.plan import Plan
+    from kvsim.core.plan import Plan
 
 
 class Change(NamedTuple):
@@ -28,7 +27,7 @@ class Change(NamedTuple):
 
 
 class Slowed:
-    """A cost model whose times are changed. It needs every plan in full."""
+    """A cost model whose times are changed."""
 
     def __init__(self, cost: Cost, change: Change) -> None:
         self._cost, self._change = cost, change
@@ -55,67 +54,11 @@ class Slowed:
         return {**self._cost.describe(), "source": self.source, "change": self._change._asdict()}
 
 
-class SlowedSums(Slowed):
-    """A changed cost model that prices steps from sums (`kvsim.cost.decodes`)."""
-
-    def __init__(self, cost: Cost, change: Change) -> None:
-        super().__init__(cost, change)
-        assert isinstance(cost, PricesDecodes)
-        self._sums: PricesDecodes = cost
-
-    def decode_ns(self, sequences: int, context_tokens: int) -> int:
-        """Nanoseconds of a pure decode step."""
-        return self._decode(self._sums.decode_ns(sequences, context_tokens))
-
-    def decode_run_ns(
-        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
-    ) -> list[int]:
-        """Nanoseconds of pure decode steps in a row."""
-        times = self._sums.decode_run_ns(sequences, context_tokens, steps)
-        return cut([self._decode(ns) for ns in times], within_ns)
-
-    def _decode(self, ns: int) -> int:
-        return round(ns * self._change.decodes + self._change.step_ns)
-
-
-class SlowedLongest(SlowedSums):
-    """A changed cost model that also prices the longest sequences."""
-
-    def __init__(self, cost: Cost, change: Change) -> None:
-        super().__init__(cost, change)
-        assert isinstance(cost, PricesLongest)
-        self._by_length: PricesLongest = cost
-
-    @property
-    def longest_decodes(self) -> int:
-        """The number of lengths that the changed cost model reads."""
-        return self._by_length.longest_decodes
-
-    def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
-        """Nanoseconds of a pure decode step."""
-        return self._decode(self._by_length.decode_ns(sequences, context_tokens, longest))
-
-    def decode_run_ns(
-        self,
-        sequences: int,
-        context_tokens: int,
-        steps: int,
-        within_ns: int | None = None,
-        longest: Sequence[int] = (),
-    ) -> list[int]:
-        """Nanoseconds of pure decode steps in a row."""
-        times = self._by_length.decode_run_ns(sequences, context_tokens, steps, longest=longest)
-        return cut([self._decode(ns) for ns in times], within_ns)
-
-
-def with_change(change: Change) -> Callable[[RunConfig, bool], Parts]:
+def with_change(change: Change) -> Callable[[RunConfig], Parts]:
     """Returns the factory of a run's objects, for `simulate`, with changed step times."""
 
-    def parts_of(config: RunConfig, named: bool) -> Parts:
-        parts = assemble(config, named)
-        kind = SlowedSums if declares_sums(parts.cost) else Slowed
-        if declares_sums(parts.cost) and longest_asked(parts.cost):
-            kind = SlowedLongest
-        return parts._replace(cost=kind(parts.cost, change))
+    def parts_of(config: RunConfig) -> Parts:
+        parts = assemble(config)
+        return parts._replace(cost=Slowed(parts.cost, change))
 
     return parts_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,7 +133,7 @@ def _show(bench: Bench, then: Bench | None) -> None:
     console.print(
         f"kvsim {bench.kvsim_version}, Python {bench.python}, {bench.machine}{load}", soft_wrap=True
     )
-    for rows, columns in (*_columns(bench), _sizes(bench), _short_cuts(bench)):
+    for rows, columns in (*_columns(bench), _sizes(bench)):
         if rows and columns:
             cells = ([*row.case, *(write(row) for _, write in columns)] for row in rows)
             console.print(_table([head for head, _ in columns], cells))
@@ -229,20 +228,6 @@ def _digest(row: Row) -> str:
 def _known(row: Row) -> str:
     checks = row.case.checks
     return "-" if checks is None else "yes" if row.runs[0].meets(checks) else "NO"
-
-
-def _short_cuts(bench: Bench) -> tuple[list[Row], list[Column]]:
-    """How often the simulator's short cuts applied, where it says so."""
-    keys = dict.fromkeys(key for row in bench.rows for key in row.runs[0].fast_path or ())
-    return bench.rows, [(key.replace("_", " "), partial(_applied, key)) for key in keys]
-
-
-def _applied(key: str, row: Row) -> str:
-    """What the run says of a short cut; of a table of counts, the word with the greatest."""
-    value: Any = (row.runs[0].fast_path or {}).get(key)
-    if isinstance(value, dict):
-        value = max(value, key=value.__getitem__, default="")
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _show_parts(cases: list[Case], trace: str | None) -> None:

@@ -9,13 +9,13 @@ from rich.table import Table
 
 from kvsim.config import RunConfig
 from kvsim.cost import COSTS
-from kvsim.engine.growth import GROWTH
-from kvsim.engine.idle import IDLE_ORDERS
-from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.report.screen import make_table
 from kvsim.rules.eviction import EVICTIONS
+from kvsim.rules.growth import GROWTH
+from kvsim.rules.idle import IDLE_ORDERS
 from kvsim.rules.requeue import REQUEUE
+from kvsim.rules.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.rules.victims import VICTIMS
 from kvsim.signatures import docstring, signature
 

@@ -8,7 +8,6 @@ from typing import Any
 from kvsim.conform import sglang, vllm_v1
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import replay
-from kvsim.engine.tables import Tables
 from kvsim.engines import ENGINES
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
@@ -20,7 +19,7 @@ from kvsim.engines.vllm_063_blocks import Naive, PrefixCaching
 Config = Mapping[str, Any]
 
 
-def vllm033(config: Config) -> tuple[Vllm033, Tables]:
+def vllm033(config: Config) -> tuple[Vllm033, Vllm033Tables]:
     """vLLM 0.3.3."""
     scheduler = Vllm033(
         num_gpu_blocks=config["num_gpu_blocks"],
@@ -40,7 +39,7 @@ def vllm033(config: Config) -> tuple[Vllm033, Tables]:
     return scheduler, blocks
 
 
-def vllm063(config: Config) -> tuple[Vllm063, Tables]:
+def vllm063(config: Config) -> tuple[Vllm063, Naive]:
     """vLLM 0.6.3.post1, synchronous or not."""
     caching = config.get("enable_prefix_caching", False)
     manager = PrefixCaching if caching else Naive

@@ -6,16 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import SWAP, Plan
-from kvsim.engine.request import RUNNING, Request
-from kvsim.engine.tables import Tables
+from kvsim.core.batch import Batch
+from kvsim.core.blocks import BlockManager
+from kvsim.core.plan import SWAP, Plan
+from kvsim.core.request import RUNNING, Request
 
 Record = dict[str, Any]
 
 
 def step_record(batch: Batch, plan: Plan, step: int, time: float, added: int) -> Record:
     """The record of a step just composed; `finish_record` completes it."""
+    blocks: Any = batch.blocks
     return {
         "step": step,
         "time": time,
@@ -32,21 +33,22 @@ def step_record(batch: Batch, plan: Plan, step: int, time: float, added: int) ->
         "waiting": len(batch.waiting),
         "running": len(batch.running),
         "swapped": len(batch.swapped),
-        "free_gpu_blocks": batch.blocks.gpu.free,
-        "free_cpu_blocks": batch.blocks.cpu.free,
+        "free_gpu_blocks": blocks.gpu.free,
+        "free_cpu_blocks": blocks.cpu.free,
         "batched_tokens": plan.batched_tokens,
         "blocks_to_copy": len(plan.copies),
         "blocks_to_swap_in": len(plan.swaps_in),
         "blocks_to_swap_out": len(plan.swaps_out),
         "q": [queue_digest(q) for q in (batch.waiting, batch.running, batch.swapped)],
-        "bt": _table_digest(batch.blocks, plan),
+        "bt": _table_digest(blocks, plan),
     }
 
 
 def finish_record(record: Record, batch: Batch, ended: Iterable[Request]) -> Record:
     """Add what output processing did."""
     record["finished"] = [request.id for request in ended if not request.reason]
-    record["free_gpu_blocks_end"] = batch.blocks.gpu.free
+    blocks: Any = batch.blocks
+    record["free_gpu_blocks_end"] = blocks.gpu.free
     return record
 
 
@@ -59,7 +61,7 @@ def queue_digest(queue: Iterable[Any]) -> int:
     return crc32(",".join(_ids(queue)).encode())
 
 
-def _table_digest(blocks: Tables, plan: Plan) -> int:
+def _table_digest(blocks: BlockManager, plan: Plan) -> int:
     digest = 0
     for request, _, _ in plan.entries:
         for sequence in request.sequences:

@@ -10,11 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from kvsim.conform.record import Record, finish_record, step_record
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
-from kvsim.engine.tables import COUNTED, Tables
-from kvsim.errors import ConfigError
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.writing import replacing
 
 
@@ -45,11 +43,6 @@ class StepLog:
 
     def composed(self, batch: Batch, plan: Plan, now_ns: int, arrived: int) -> None:
         """Take down a step that has just been composed."""
-        if isinstance(batch.blocks, Tables) and batch.blocks.lockstep == COUNTED:
-            raise ConfigError(
-                "--step-log: this block manager only counts its blocks and gives them no ids; use"
-                " --block-manager naive or prefix-caching"
-            )
         self._record = step_record(batch, plan, self._step, now_ns / 1e9, arrived)
 
     def settled(self, batch: Batch, ended: list[Request]) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 
 from kvsim.conform.record import Record, finish_record, step_record
 from kvsim.conform.tokens import RuleStream
-from kvsim.core.batch import Batch as CoreBatch
+from kvsim.core.batch import Batch
+from kvsim.core.blocks import BlockManager
 from kvsim.core.host import Host, Waiting
-from kvsim.core.loop import Loop as CoreLoop
-from kvsim.core.request import Request as CoreRequest
-from kvsim.core.scheduler import Scheduler as CoreScheduler
-from kvsim.engine.batch import Batch, Endings
-from kvsim.engine.loop import Loop
-from kvsim.engine.request import ABORTED, Request
+from kvsim.core.loop import Loop
+from kvsim.core.request import ABORTED, Request
+from kvsim.core.scheduler import Scheduler
 from kvsim.errors import EngineStopped
 
 STUCK_STEPS = 50
@@ -28,9 +26,7 @@ STUCK_STEPS = 50
 STEP_NS = 1_000_000_000
 
 
-def corpus_requests(
-    trace: list[dict[str, Any]], make: Callable[..., Any] = Request
-) -> list[tuple[float, Any]]:
+def corpus_requests(trace: list[dict[str, Any]]) -> list[tuple[float, Request]]:
     """(arrival, request) of a conformance trace, in order of arrival, ties in file order."""
     requests = []
     for index, row in enumerate(trace):
@@ -39,7 +35,7 @@ def corpus_requests(
         tokens = row["prompt_token_ids"]
         salt = "\n".join((row.get("lora", ""), row.get("cache_salt", "")))
         stream = RuleStream(row["id"], tokens, n - 1 if n > 1 else None, lengths, salt)
-        request = make(
+        request = Request(
             index,
             row["id"],
             len(tokens),
@@ -52,14 +48,6 @@ def corpus_requests(
         requests.append((row["arrival"], request))
     requests.sort(key=lambda entry: entry[0])
     return requests
-
-
-def corpus_endings(trace: list[dict[str, Any]], longest_sequence: int | None) -> Endings:
-    """The stop test of a conformance trace."""
-
-    lengths = [row.get("output_lens") for row in trace]
-    most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
-    return Endings(most.__getitem__, longest_sequence, lengths.__getitem__)
 
 
 def seconds(time_ns: int) -> float:
@@ -78,8 +66,8 @@ def idled(record: Record) -> bool:
 
 
 def replay(
-    scheduler: Any,
-    blocks: Any,
+    scheduler: Scheduler,
+    blocks: BlockManager,
     trace: list[dict[str, Any]],
     max_steps: int = 1_000_000,
     audit_every: int = 0,
@@ -88,17 +76,9 @@ def replay(
 
     `audit_every`: check the books after every so many steps and at the end, 0: never.
     """
-    batch: Any
-    loop: Any
-    if isinstance(scheduler, CoreScheduler):
-        lengths = [row.get("output_lens") for row in trace]
-        most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
-        longest = scheduler.longest_sequence
-        batch = CoreBatch(blocks, most.__getitem__, longest, lengths.__getitem__)
-        clock = UnitClock(batch, corpus_requests(trace, CoreRequest), max_steps, stalled)
-        loop = CoreLoop(clock, scheduler, batch, watcher=clock)
-        return played(clock, loop.run(), batch, audit_every)
-    batch = Batch(blocks, corpus_endings(trace, scheduler.longest_sequence))
+    lengths = [row.get("output_lens") for row in trace]
+    most = [max(row.get("output_lens") or [row["output_len"]]) for row in trace]
+    batch = Batch(blocks, most.__getitem__, scheduler.longest_sequence, lengths.__getitem__)
     clock = UnitClock(batch, corpus_requests(trace), max_steps, stalled)
     loop = Loop(clock, scheduler, batch, watcher=clock)
     return played(clock, loop.run(), batch, audit_every)

@@ -37,7 +37,7 @@ def replay(config: Config, trace: list[dict[str, Any]], audit_every: int = 0) ->
     """
     rows = [child for row in trace for child in _children(row)]
     scheduler, worker = _build(config)
-    arrivals = corpus_requests(rows, Request)
+    arrivals = corpus_requests(rows)
     for _, request in arrivals:
         request.options = _options(rows[request.index])
     lengths = [max(row.get("output_lens") or [row["output_len"]]) for row in rows]

@@ -55,7 +55,7 @@ class BlockManager:
         return 0
 
     def report(self, events: Any) -> bool:
-        """Reports to `events` (`kvsim.engine.cache_events.CacheEvents`) from now on what enters and
+        """Reports to `events` (`kvsim.core.cache_events.CacheEvents`) from now on what enters and
         leaves the prefix cache. Returns whether the engine publishes such events."""
         return False
 

@@ -120,17 +120,13 @@ class SimulatedTime(Host):
     _env: Any
     _price: Callable[[Any], int]
     _link: Any
-    _full_plans: bool
     _listens: bool
 
-    def __init__(
-        self, env: Any, price: Callable[[Any], int], link: Any, inbox: Any, full_plans: bool
-    ) -> None:
-        """`price` returns the nanoseconds of a plan. `full_plans` says whether plans list their
-        decoding requests before they are priced."""
+    def __init__(self, env: Any, price: Callable[[Any], int], link: Any, inbox: Any) -> None:
+        """`price` returns the nanoseconds of a plan."""
         super().__init__()
         self._env, self._price, self._link, self.inbox = env, price, link, inbox
-        self._full_plans, self._listens = full_plans, inbox.listens
+        self._listens = inbox.listens
 
     def next_event_ns(self) -> float:
         now_ns = self.now_ns
@@ -147,8 +143,6 @@ class SimulatedTime(Host):
         self.inbox.release(ended)
 
     def step_ns(self, plan: Any) -> int:
-        if self._full_plans:
-            plan.members()
         ns: int = self._price(plan)  # of any size, unlike the time
         if ns + int(self.now_ns) >= _END_NS:
             raise OverflowError("times do not fit into 64 bits")

@@ -51,10 +51,10 @@ class Pool:
     evictions: i64
     """Blocks whose content was lost to another use."""
     order: Any
-    """Which free block with content is reused first (`kvsim.engine.order.Order`); None: the one
+    """Which free block with content is reused first (`kvsim.rules.order.Order`); None: the one
     released first."""
     events: Any
-    """Where the cache reports what comes and goes (`kvsim.engine.cache_events.CacheEvents`); None
+    """Where the cache reports what comes and goes (`kvsim.core.cache_events.CacheEvents`); None
     if nobody asks."""
     keys: dict[int, int]
     """Content → its key in the stream, for the order and the events."""

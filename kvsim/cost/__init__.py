@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from kvsim.config import RunConfig
 from kvsim.cost.checked import Checked
 from kvsim.cost.constant import ConstantCost
-from kvsim.cost.decodes import PricesDecodes, PricesLongest
 from kvsim.cost.profile import refuse_special
 from kvsim.cost.roofline import RooflineCost
 from kvsim.cost.shipped import profile_for
@@ -24,14 +23,12 @@ from kvsim.link import LINKS
 from kvsim.models import Model
 
 if TYPE_CHECKING:
-    from kvsim.engine.plan import Plan
+    from kvsim.core.plan import Plan
 
 __all__ = [
     "COSTS",
     "ConstantCost",
     "Cost",
-    "PricesDecodes",
-    "PricesLongest",
     "RooflineCost",
     "TableCost",
     "make_cost",
@@ -40,10 +37,7 @@ __all__ = [
 
 @runtime_checkable
 class Cost(Protocol):
-    """The interface of a cost model. It only reads the plan.
-
-    A cost model may also have the methods of `PricesDecodes`, or those of `PricesLongest`.
-    """
+    """The interface of a cost model. It only reads the plan."""
 
     @property
     def kind(self) -> str:
@@ -100,31 +94,7 @@ def make_cost(config: RunConfig, model: Model, hardware: Hardware) -> Cost:
     return cost
 
 
-def declares_sums(cost: Cost) -> bool:
-    """Whether the methods of `PricesDecodes` price like `step_ns`.
-
-    A class declares that by defining them itself. Inherited ones may belong to another `step_ns`.
-    """
-    kind = type(cost)
-    if "step_ns" in getattr(cost, "__dict__", ()):
-        return False
-    return kind in COSTS.values() or {"decode_ns", "decode_run_ns"} <= vars(kind).keys()
-
-
 def checked_prices(cost: Cost) -> Cost | Checked:
     """What to ask for prices: the cost model, or a check of one that is a user's own."""
     ours = type(cost).__module__.startswith("kvsim.")
-    return cost if ours else Checked(cost, longest_asked(cost))
-
-
-def longest_asked(cost: object) -> int:
-    """How many lengths a model that declares sums wants beside them (`PricesLongest`).
-
-    A class of a user's own declares that by defining `longest_decodes` itself: methods that it
-    overrides need not know of lengths.
-    """
-    kind = type(cost)
-    if not isinstance(cost, PricesLongest):
-        return 0
-    declares = kind in COSTS.values() or "longest_decodes" in vars(kind)
-    return cost.longest_decodes if declares else 0
+    return cost if ours else Checked(cost)

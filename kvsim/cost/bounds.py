@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mypy_extensions import i64
 
 from kvsim.config import RunConfig
@@ -15,9 +13,6 @@ from kvsim.cost.experts import Routing, exchange
 from kvsim.hardware import Hardware
 from kvsim.memory import block_bytes, expert_parallel_size, kv_dtype
 from kvsim.models import DTYPE_BYTES, Model
-
-if TYPE_CHECKING:
-    from kvsim.engine.plan import Plan as EarlierPlan
 
 
 class Bounds:
@@ -74,7 +69,7 @@ class Bounds:
         self.reduces = AllReduces(hardware.all_reduce, tp, 2 * layers, model.hidden_size * element)
         self.exchange = exchange(hardware.all_reduce, model, config, element)
 
-    def step_ns(self, plan: Plan | EarlierPlan) -> int:
+    def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
         seqs: i64 = plan.decode_seqs
         copied: i64 = plan.copied_blocks
@@ -88,11 +83,6 @@ class Bounds:
         mean = plan.rank_tokens
         others_ns = self.others_ns(tokens, plan.samples, float(tokens) if mean is None else mean)
         return round(attention_ns + others_ns + float(copied) * self.copy_ns)
-
-    def decode_ns(self, sequences: i64, context_tokens: i64) -> int:
-        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
-        others_ns = self.others_ns(sequences, sequences, float(sequences))
-        return round(self.attention.decodes_ns(sequences, context_tokens) + others_ns)
 
     def others_ns(self, tokens: i64, samples: i64, mean: float) -> float:
         """Nanoseconds of a step without attention and copies; `mean` tokens are on each of the

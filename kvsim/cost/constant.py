@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cost.decodes import cut
-
 if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
     from kvsim.cost.explain import Work
-    from kvsim.engine.plan import Plan
 
 
 class ConstantCost:
@@ -53,23 +51,6 @@ class ConstantCost:
         for tokens, _ in plan.chunks:
             ns += tokens * self._prefill_token_ns
         return ns
-
-    def decode_ns(self, sequences: int, context_tokens: int) -> int:
-        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
-        return (
-            self._step_ns
-            + sequences * self._decode_seq_ns
-            + context_tokens * self._context_token_ns
-        )
-
-    def decode_run_ns(
-        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
-    ) -> list[int]:
-        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
-        first = self.decode_ns(sequences, context_tokens)
-        growth = sequences * self._context_token_ns
-        times = [first + growth * step for step in range(steps)]
-        return cut(times, within_ns)
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps (`kvsim.cost.explain`); prompt and decode tokens count as dense."""

@@ -25,8 +25,8 @@ from kvsim.cost.explain import Explains, Work
 from kvsim.cost.wrapped import Wrapped
 
 if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
     from kvsim.cost import Cost
-    from kvsim.engine.plan import Plan
 
 _KERNELS = ("dense", "attention_decode", "head")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """Counts of many steps, one entry each, as in their rows; see `kvsim.engine.plan.Plan`."""
+    """Counts of many steps, one entry each, as in their rows; see `kvsim.core.plan.Plan`."""
 
     prefill_tokens: Ints
     prefill_seqs: Ints

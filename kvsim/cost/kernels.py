@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from mypy_extensions import i64
 
@@ -14,9 +14,6 @@ from kvsim.cost.lines import Line, Lines
 from kvsim.cost.profile import DecodeGrid, Fit, MixedGrid, PrefillGrid
 from kvsim.cost.tail import Uneven
 from kvsim.sums import added
-
-if TYPE_CHECKING:
-    from kvsim.engine.plan import Plan as EarlierPlan
 
 MOST_KEPT = 4096
 """Most sizes of chunks longer than any measured one whose lines are kept."""
@@ -101,7 +98,7 @@ class Kernels:
         self.priced_steps = self.extrapolated_steps = self.priced_ns = self.extrapolated_ns = 0
         self._outside = False
 
-    def step_ns(self, plan: Plan | EarlierPlan, further_us: float = 0.0) -> int:
+    def step_ns(self, plan: Plan, further_us: float = 0.0) -> int:
         """Nanoseconds of a step whose kernels take `further_us` longer."""
         ns: i64 = self._step_ns(plan)
         if further_us:
@@ -111,7 +108,7 @@ class Kernels:
             ns += further_ns
         return ns
 
-    def _step_ns(self, plan: Plan | EarlierPlan) -> i64:
+    def _step_ns(self, plan: Plan) -> i64:
         seqs: i64 = plan.decode_seqs
         samples: i64 = plan.samples
         chunks: list[tuple[int, int]] = plan.chunks
@@ -122,7 +119,7 @@ class Kernels:
         ns: i64 = round(self._step_us(plan, chunks) * 1000)
         return self._counted(max(ns, self._floor_ns if chunks else self._decode_floor_ns))
 
-    def _step_us(self, plan: Plan | EarlierPlan, chunks: list[tuple[int, int]]) -> float:
+    def _step_us(self, plan: Plan, chunks: list[tuple[int, int]]) -> float:
         """Microseconds of a step before any floor."""
         entries: i64 = plan.decode_seqs
         samples: i64 = plan.samples
@@ -144,31 +141,9 @@ class Kernels:
         return host_us + self._a1 * us + self._a2 * float(entries)
 
     def decode_ns(self, sequences: i64, context_tokens: i64, longest: list[int]) -> int:
-        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
+        """Nanoseconds of a pure decode step: every sequence of the batch computes one token."""
         further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0
         return self._decode_ns(sequences, context_tokens, further_ns)
-
-    def decode_run_ns(
-        self,
-        sequences: i64,
-        context_tokens: i64,
-        steps: i64,
-        within_ns: int | None,
-        longest: list[int],
-    ) -> list[int]:
-        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
-        # Lengths grow alike, so their differences stay what they are.
-        further_ns = self._uneven_ns(sequences, context_tokens, longest) if longest else 0
-        times: list[int] = []
-        passed = 0
-        step: i64
-        for step in range(steps):
-            ns = self._decode_ns(sequences, context_tokens + step * sequences, further_ns)
-            times.append(ns)
-            passed += ns
-            if within_ns is not None and passed >= within_ns:
-                break
-        return times
 
     def decodes_us(self, sequences: i64, context_tokens: i64) -> float:
         """Microseconds of one layer's attention of decodes, as if they were even."""
@@ -198,7 +173,7 @@ class Kernels:
             self._outside = True
         return line.at(x)
 
-    def _attention_us(self, plan: Plan | EarlierPlan, chunks: list[tuple[int, int]]) -> float:
+    def _attention_us(self, plan: Plan, chunks: list[tuple[int, int]]) -> float:
         """One layer's attention."""
         us = 0.0
         seqs: i64 = plan.decode_seqs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvsim.config import RunConfig
+from kvsim.core.plan import Plan
 from kvsim.cost import Cost, make_cost
-from kvsim.engine.plan import Plan
 from kvsim.hardware import Hardware
 from kvsim.link import LinkTimes, make_link
 from kvsim.memory import block_bytes
@@ -29,8 +29,8 @@ class MeansPrices:
         """
         if tokens == 0:
             return 0
-        plan = Plan()
-        plan.chunks.append((tokens, 0))
+        plan = Plan(1)
+        plan.add_chunk(0, tokens, 0, 0)
         plan.samples = 1
         return self._cost.step_ns(plan)
 

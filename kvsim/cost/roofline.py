@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.config import RunConfig
 from kvsim.cost.bounds import Bounds
-from kvsim.cost.decodes import cut
 from kvsim.cost.explain import each
 from kvsim.hardware import Hardware
 from kvsim.models import Model
 
 if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
     from kvsim.cost.explain import Work
-    from kvsim.engine.plan import Plan
 
 
 class RooflineCost:
@@ -86,17 +85,6 @@ class RooflineCost:
     def step_ns(self, plan: Plan) -> int:
         """Nanoseconds of a step."""
         return self._bounds.step_ns(plan)
-
-    def decode_ns(self, sequences: int, context_tokens: int) -> int:
-        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
-        return self._bounds.decode_ns(sequences, context_tokens)
-
-    def decode_run_ns(
-        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
-    ) -> list[int]:
-        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
-        contexts = range(context_tokens, context_tokens + steps * sequences, sequences)
-        return cut([self.decode_ns(sequences, context) for context in contexts], within_ns)
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps (`kvsim.cost.explain`); floors and all-reduces of layers are dense."""

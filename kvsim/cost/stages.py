@@ -31,8 +31,8 @@ from kvsim.link import STAGE_LINK
 from kvsim.models import DTYPE_BYTES, Model
 
 if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
     from kvsim.cost import Cost
-    from kvsim.engine.plan import Plan
 
 SENT_TENSORS = 2
 """Hidden states and residual."""

@@ -15,7 +15,6 @@ that errs less than logarithmic axes or one fitted formula. Steps outside the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.config import RunConfig
@@ -31,8 +30,8 @@ from kvsim.hardware import AllReduce, Hardware
 from kvsim.models import DTYPE_BYTES, Model
 
 if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
     from kvsim.cost.explain import Work
-    from kvsim.engine.plan import Plan
 
 _KINDS = {
     "measured": "measured",
@@ -102,11 +101,6 @@ class TableCost:
         self._kernels = Kernels(fit, decode, self._layers, self._beside, self._uneven, eager)
 
     @property
-    def longest_decodes(self) -> int:
-        """How many lengths matter (`kvsim.cost.decodes.PricesLongest`)."""
-        return 0 if self._uneven is None else self._uneven.longest
-
-    @property
     def kind(self) -> str:
         """`measured`, `scaled`, `roofline`, or `estimated`: with other kernels or terms, or by a
         profile that its own checks do not bear out."""
@@ -151,22 +145,6 @@ class TableCost:
             return self._kernels.step_ns(plan)
         further_us = experts.us(plan.rank_tokens) - experts.us(plan.tokens)
         return self._kernels.step_ns(plan, further_us)
-
-    def decode_ns(self, sequences: int, context_tokens: int, longest: Sequence[int] = ()) -> int:
-        """Nanoseconds of a pure decode step (`kvsim.cost.decodes`)."""
-        return self._kernels.decode_ns(sequences, context_tokens, list(longest))
-
-    def decode_run_ns(
-        self,
-        sequences: int,
-        context_tokens: int,
-        steps: int,
-        within_ns: int | None = None,
-        longest: Sequence[int] = (),
-    ) -> list[int]:
-        """Nanoseconds of pure decode steps in a row (`kvsim.cost.decodes`)."""
-        lengths = list(longest)
-        return self._kernels.decode_run_ns(sequences, context_tokens, steps, within_ns, lengths)
 
     def explain(self, work: Work) -> dict[str, Any]:
         """The terms of steps in nanoseconds, before any floor (`kvsim.cost.explain`)."""

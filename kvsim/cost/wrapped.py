@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from kvsim.cost.explain import Explains
 
 if TYPE_CHECKING:
+    from kvsim.core.plan import Plan
     from kvsim.cost import Cost
-    from kvsim.engine.plan import Plan
 
 
 class Wrapped:

@@ -2,7 +2,7 @@
 
 A new engine is one class and one entry. Classes are named as `module:Class` of this package, and
 imported when they are asked for. Your own is `package.module:Class` on the command line: a
-subclass of `kvsim.engine.scheduler.Scheduler`, or of `kvsim.engine.tables.Tables` for
+subclass of `kvsim.core.scheduler.Scheduler`, or of `kvsim.core.blocks.BlockManager` for
 `--block-manager`. Its constructor names the settings that it wants to receive.
 """
 
@@ -16,8 +16,8 @@ from kvsim.defaults import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kvsim.config import RunConfig
-    from kvsim.engine.scheduler import Scheduler
-    from kvsim.engine.tables import Tables
+    from kvsim.core.blocks import BlockManager
+    from kvsim.core.scheduler import Scheduler
     from kvsim.hardware import Hardware
     from kvsim.memory import Formula
     from kvsim.models import Model
@@ -86,7 +86,7 @@ ENGINES: dict[str, Engine] = {
         ("vllm_063:Vllm063", "vllm_063:Vllm063Async"),
         "naive",
         "prefix-caching",
-        others=("contiguous", "prefix-runs"),
+        others=("contiguous",),
         switch="disable_async_output_proc",
         samples=True,
         vllm_version="0.6.3",
@@ -136,14 +136,14 @@ ENGINES: dict[str, Engine] = {
 """Values of `--engine`."""
 
 
-class _Classes(Mapping[str, "type[Tables]"]):
+class _Classes(Mapping[str, "type[BlockManager]"]):
     """Name → class, from name → `module:Class`."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = places
 
-    def __getitem__(self, name: str) -> type[Tables]:
-        kind: type[Tables] = _found(self.places[name])
+    def __getitem__(self, name: str) -> type[BlockManager]:
+        kind: type[BlockManager] = _found(self.places[name])
         return kind
 
     def __contains__(self, name: object) -> bool:
@@ -166,7 +166,6 @@ BLOCK_MANAGERS = _Classes(
         "naive": "vllm_063_blocks:Naive",
         "prefix-caching": "vllm_063_blocks:PrefixCaching",
         "contiguous": "contiguous:Contiguous",
-        "prefix-runs": "prefix_runs:PrefixRuns",
         "vllm-0.3.3": "vllm_033_blocks:Vllm033Tables",
         "vllm-v1": "vllm_v1.manager:KVCacheManager",
         "vllm-v1-prefix-caching": "vllm_v1.manager:KVCacheManager",

@@ -11,29 +11,38 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from kvsim.engine.pool import BlockPool
-from kvsim.engine.request import Request, Sequence
-from kvsim.engine.tables import Pairs, Tables, waiting_sequence
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.request import Request, Table
+from kvsim.core.vectors import numbers
+from kvsim.engines.vllm_063_blocks import Naive, Pairs, waiting_sequence
+from kvsim.engines.vllm_063_pool import BlockPool
 from kvsim.errors import ConfigError
 
 
-class Contiguous(Tables):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Contiguous(Naive):
     """One reservation of `max_model_len` tokens per sample, taken at admission.
 
     All reservations are equal, so the pool is a row of places, and the lowest free one is taken
     (first fit).
     """
 
-    grows = False
-    swaps = False
+    reserved_blocks: i64
+    """Number of blocks of one reservation."""
+    _places: list[int]
+    _total: i64
+    _spare: dict[Request, list[list[int]]]
+    """Reservations for samples that have not been forked yet."""
 
     def __init__(
         self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, max_model_len: int
     ) -> None:
         super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
+        self.grows = False
         self.reserved_blocks = -(-max_model_len // block_size)
-        """Number of blocks of one reservation."""
-        self._places = list(range(num_gpu_blocks // self.reserved_blocks))
+        self._places = list(range(num_gpu_blocks // int(self.reserved_blocks)))
         heapify(self._places)
         if not self._places:
             raise ConfigError(
@@ -42,11 +51,14 @@ class Contiguous(Tables):
                 " --max-model-len"
             )
         self._total = len(self._places) * self.reserved_blocks
-        self._spare: dict[Request, list[list[int]]] = {}
-        """Reservations for samples that have not been forked yet."""
+        self._spare = {}
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return _Places(size, first)
+
+    @property
+    def swaps(self) -> bool:
+        return False
 
     def admission_need(self, request: Request) -> int:
         if waiting_sequence(request).length > self.reserved_blocks * self.block_size:
@@ -65,27 +77,30 @@ class Contiguous(Tables):
     def stranded(self) -> int:
         return self.gpu.size - self._total
 
-    def growth_need(self, sequence: Sequence) -> int:
+    def growth_need(self, sequence: Request) -> int:
         return 0
 
-    def allocate(self, sequence: Sequence) -> None:
+    def allocate(self, sequence: Request) -> None:
         request = sequence.request
-        sequence.table = self._reserve()
+        self.give(sequence, numbers(self._reserve()))
         if request.n > 1:
             self._spare[request] = [self._reserve() for _ in range(request.n - 1)]
-        self._filled(sequence)
 
-    def fork(self, parent: Sequence, child: Sequence) -> Pairs:
-        child.table = self._spare[parent.request].pop()
+    def fork(self, parent: Request, child: Request) -> Pairs:
+        table: Table = Table()
+        table.blocks = numbers(self._spare[parent.request].pop())
+        child.tables = [table]
         child.filled = parent.filled
         self.empty_slots += self._empty(child)
-        used = -(-parent.filled // self.block_size)
+        used = self._blocks(parent.filled)
         return list(zip(parent.table[:used], child.table[:used], strict=True))
 
-    def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
-        for table in [sequence.table, *self._spare.pop(sequence.request, [])]:
-            pool.drop_table(table)
-            heappush(self._places, table[0] // self.reserved_blocks)
+    def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
+        blocks: vec[i64] = sequence.tables[0].blocks
+        for table in [list(blocks), *self._spare.pop(sequence.request, [])]:
+            for block in table:
+                del pool.references[block]
+            heappush(self._places, table[0] // int(self.reserved_blocks))
 
     def audit_references(self, counted: dict[int, int], held: dict[int, int]) -> None:
         for spare in self._spare.values():
@@ -96,16 +111,13 @@ class Contiguous(Tables):
     def _reserve(self) -> list[int]:
         start = heappop(self._places) * self.reserved_blocks
         table = list(range(start, start + self.reserved_blocks))
-        self.gpu.references.update(dict.fromkeys(table, 1))
+        for block in table:
+            self.gpu.references[block] = 1
         return table
 
 
 class _Places(BlockPool):
     """A pool whose blocks are given out in reservations."""
-
-    def drop_table(self, table: list[int]) -> None:
-        for block in table:
-            del self.references[block]
 
     def audit(self) -> None:
         assert all(0 <= block - self.first < self.size for block in self.references)

@@ -21,7 +21,8 @@ from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY
-from kvsim.engine.sharing import (
+from kvsim.rules.eviction import make_eviction
+from kvsim.rules.sharing import (
     FullHit,
     HitsSave,
     PublishAt,
@@ -29,7 +30,6 @@ from kvsim.engine.sharing import (
     make_hits_save,
     make_publish_at,
 )
-from kvsim.rules.eviction import make_eviction
 
 
 class NanoPool:
@@ -52,7 +52,7 @@ class NanoPool:
     while the block holds something else."""
     order: Any
     """Which free block with content is reused first, once no other is left
-    (`kvsim.engine.order.Order`); None: all free blocks wait in one queue."""
+    (`kvsim.rules.order.Order`); None: all free blocks wait in one queue."""
     keys: dict[int, int]
     """Content → its key in the stream, for the order."""
     _next: vec[i64]
@@ -252,7 +252,7 @@ class NanoTables(BlockManager):
     """Block tables of nano-vllm, commit bb823b3 (`nanovllm/engine/block_manager.py`).
 
     Blocks can be hit once they are computed, and the last block of a sequence never hits, unless
-    other rules of `kvsim.engine.sharing` are set.
+    other rules of `kvsim.rules.sharing` are set.
     """
 
     gpu: NanoPool

@@ -13,13 +13,19 @@ Idle blocks are a stack that starts at the highest id. What makes it different f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from kvsim.engine.idle import TopStack
-from kvsim.engine.pool import BlockPool
-from kvsim.engine.request import Request, Sequence
-from kvsim.engine.sharing import FULL_HITS, PUBLISH_AT
-from kvsim.engine.tables import Pairs, Tables, waiting_sequence
+from librt.vecs import append
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.contents import Numbering
+from kvsim.core.request import Request, Table
+from kvsim.core.vectors import numbers
+from kvsim.engines.vllm_063_blocks import Naive, Pairs, waiting_sequence
+from kvsim.engines.vllm_063_pool import BlockPool
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.rules.idle import TopStack
+from kvsim.rules.sharing import FULL_HITS, PUBLISH_AT
 
 
 class TopPool(BlockPool):
@@ -28,25 +34,32 @@ class TopPool(BlockPool):
     @property
     def free(self) -> int:
         # With wrong counts, a block may be free and in a table at once.
-        return self.idle
+        return self.blank
 
 
 class Prefix:
     """The leading prompt blocks that requests declare to share."""
 
+    table: list[int]
+    """Its blocks; empty until it is allocated."""
+    computed: bool
+
     def __init__(self) -> None:
-        self.table: list[int] = []
-        """Its blocks; empty until it is allocated."""
-        self.computed = False
+        self.table, self.computed = [], False
 
 
-class Vllm033Tables(Tables):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Vllm033Tables(Naive):
     """Block tables of vLLM 0.3.3. `sliding_window`: tokens that attention looks back, or None."""
 
-    swap_space_rule = "RuntimeError @ core/scheduler.py:492"
-    publish_at = PUBLISH_AT["computed"]
-    full_hit = FULL_HITS["nothing"]
-    """The rule for computing a declared prefix. Its blocks are shared at once."""
+    window: i64
+    """Number of blocks after which a table repeats itself; 0 for never."""
+    numbering: Numbering
+    _no_prefix: Prefix
+    _prefixes: dict[tuple[int, int], Prefix]
+    """(Blocks, content of the last) → prefix."""
+    _lookups: i64
+    _hits: i64
 
     def __init__(
         self,
@@ -63,12 +76,12 @@ class Vllm033Tables(Tables):
                 f" {block_size}; choose a --block-size that divides it"
             )
         self.window = window
-        """Number of blocks after which a table repeats itself; 0 for never."""
-        self._no_prefix = Prefix()
-        self._prefixes: dict[tuple[int, int], Prefix] = {}
-        """(blocks, key of the last) → prefix."""
-        self._lookups = 0
-        self._hits = 0
+        self.numbering = Numbering(block_size)
+        self._no_prefix, self._prefixes = Prefix(), {}
+        self._lookups = self._hits = 0
+        self.swap_space_rule = "RuntimeError @ core/scheduler.py:492"
+        # The rules for computing a declared prefix. Its blocks are shared at once.
+        self.publish_at, self.full_hit = PUBLISH_AT["computed"], FULL_HITS["nothing"]
 
     def make_pool(self, size: int, first: int) -> BlockPool:
         return TopPool(size, first, TopStack)
@@ -76,16 +89,15 @@ class Vllm033Tables(Tables):
     # -- questions ------------------------------------------------------------------------------
 
     def admission_need(self, request: Request) -> int:
-        sequence = waiting_sequence(request)
-        need = -(-sequence.length // self.block_size) - len(self._prefix(request).table)
+        need = self._blocks(waiting_sequence(request).length) - len(self._prefix(request).table)
         return min(need, self.window) if self.window else need
 
-    def growth_need(self, sequence: Sequence) -> int:
+    def growth_need(self, sequence: Request) -> int:
         """Always one block, even if the last block has room."""
         return 1
 
-    def swap_need(self, sequences: Iterable[Sequence], target: BlockPool) -> int:
-        """Returns the distinct blocks and, on the way back, one more per sequence to grow into."""
+    def swap_need(self, sequences: Iterable[Request], target: Any) -> int:
+        """The distinct blocks and, on the way back, one more per sequence to grow into."""
         moving = list(sequences)
         distinct = len({block for sequence in moving for block in sequence.table})
         return distinct + len(moving) if target is self.gpu else distinct
@@ -96,54 +108,57 @@ class Vllm033Tables(Tables):
 
     # -- moves ----------------------------------------------------------------------------------
 
-    def allocate(self, sequence: Sequence) -> None:
-        assert not sequence.table
-        size, window, references = self.block_size, self.window, self.gpu.references
+    def allocate(self, sequence: Request) -> None:
+        window, references = self.window, self.gpu.references
         request = sequence.request
         holders = len(request.sequences)
-        prefix = self._prefix(request)
+        prefix: Prefix = self._prefix(request)
         table = list(prefix.table)
         for block in table:
             self._share(self.gpu, block, holders)
-        for place in range(-(-sequence.length // size) - len(table)):
+        place: i64
+        for place in range(self._blocks(sequence.length) - len(table)):
             block = table[place % window] if 0 < window <= place else self.gpu.take()
             references[block] = holders
             table.append(block)
         if prefix is not self._no_prefix:
             self._pin(request, prefix, table)
-        sequence.table = table
-        self._filled(sequence)
+        self.give(sequence, numbers(table))
 
-    def append(self, sequence: Sequence) -> Pairs:
-        table = sequence.table
+    def append(self, sequence: Request) -> Pairs:
+        table: Table = sequence.tables[0]
         self.empty_slots -= self._empty(sequence)
-        opens = len(table) * self.block_size < sequence.length
-        if opens and 0 < self.window <= len(table):
-            table.append(table[len(table) % self.window])
-        elif opens:
-            table.append(self.gpu.take())
+        held: i64 = len(table.blocks)
+        if held * self.block_size < sequence.length:
+            turns: bool = 0 < self.window <= held
+            table.blocks = append(
+                table.blocks, table.blocks[held % self.window] if turns else self.gpu.take()
+            )
         self._fill(sequence, sequence.length)
-        block = table[-1]
+        last: i64 = len(table.blocks) - 1
+        block: int = table.blocks[last]
         if self.gpu.references.get(block) == 1:
             return []
-        table[-1] = self.gpu.take()
+        copy = self.gpu.take()
+        table.blocks[last] = copy
         self._drop(self.gpu, block, sequence)
-        return [(block, table[-1])]
+        return [(block, copy)]
 
-    def fork(self, parent: Sequence, child: Sequence) -> Pairs:
-        child.table = list(parent.table)
+    def fork(self, parent: Request, child: Request) -> Pairs:
+        self._put(child, parent.table)
         for block in child.table:
             self._share(self.gpu, block)
         self._fill(child, parent.filled)
         return []
 
-    def release(self, sequence: Sequence, pool: BlockPool, access_ns: int) -> None:
+    def release(self, sequence: Request, pool: BlockPool, access_ns: i64) -> None:
         """Drops every distinct block of a table once, first to last."""
         for block in dict.fromkeys(sequence.table):
             self._drop(pool, block, sequence)
 
-    def swap_out(self, sequences: Iterable[Sequence]) -> Pairs:
+    def swap_out(self, sequences: Iterable[Request]) -> Pairs:
         moved: dict[int, int] = {}
+        sequence: Request
         for sequence in sequences:
             pinned = self._prefix(sequence.request).table
             self.empty_slots -= self._empty(sequence)
@@ -152,12 +167,13 @@ class Vllm033Tables(Tables):
                 if block not in pinned:
                     table.append(self._move(block, moved, self.cpu))
                 self._drop(self.gpu, block, sequence)
-            sequence.table = table
+            self._put(sequence, table)
             sequence.filled = min(sequence.filled, len(table) * self.block_size)
         return list(moved.items())
 
-    def swap_in(self, sequences: Iterable[Sequence]) -> Pairs:
+    def swap_in(self, sequences: Iterable[Request]) -> Pairs:
         moved: dict[int, int] = {}
+        sequence: Request
         for sequence in sequences:
             table = list(self._prefix(sequence.request).table)
             for block in table:
@@ -165,17 +181,17 @@ class Vllm033Tables(Tables):
             for block in sequence.table:
                 table.append(self._move(block, moved, self.gpu))
                 self._drop(self.cpu, block, sequence)
-            sequence.table = table
+            self._put(sequence, table)
             # The newest token has no slot yet: the lack of one was why it was swapped out.
             self._fill(sequence, sequence.length - 1)
         return list(moved.items())
 
-    def scheduled(self, sequence: Sequence, now_ns: int) -> int:
+    def scheduled(self, sequence: Request, now_ns: i64) -> i64:
         sequence.access_ns = now_ns
-        prefix = self._prefix(sequence.request)
+        prefix: Prefix = self._prefix(sequence.request)
         return len(prefix.table) * self.block_size if prefix.computed else 0
 
-    def publish(self, sequence: Sequence, upto: int) -> None:
+    def publish(self, sequence: Request, upto: i64) -> None:
         self._prefix(sequence.request).computed = True
 
     def audit(self, requests: Iterable[Request]) -> None:
@@ -191,19 +207,19 @@ class Vllm033Tables(Tables):
     # -------------------------------------------------------------------------------------------
 
     def _prefix(self, request: Request) -> Prefix:
-        """Returns the prefix that a request declares, in whole blocks of its prompt."""
-        number = self._prefix_blocks(request)
+        """The prefix that a request declares, in whole blocks of its prompt."""
+        number: i64 = self._prefix_blocks(request)
         if not number:
             return self._no_prefix
-        key = request.sequences[0].block_keys(number, self.block_size)[-1]
-        return self._prefixes.setdefault((number, key), Prefix())
+        self.numbering.extend(request, number)
+        return self._prefixes.setdefault((number, request.contents[number - 1]), Prefix())
 
-    def _prefix_blocks(self, request: Request) -> int:
+    def _prefix_blocks(self, request: Request) -> i64:
         return min(request.prefix_pos, request.input_length) // self.block_size
 
     def _pin(self, request: Request, prefix: Prefix, table: list[int]) -> None:
         """Pins the blocks of a prefix if this request is the first to bring it."""
-        number = self._prefix_blocks(request)
+        number: i64 = self._prefix_blocks(request)
         self._lookups += number
         self._hits += len(prefix.table)
         if not prefix.table:
@@ -211,14 +227,20 @@ class Vllm033Tables(Tables):
             for block in prefix.table:
                 self._share(self.gpu, block)
 
-    def _fill(self, sequence: Sequence, tokens: int) -> None:
-        sequence.filled = min(tokens, len(sequence.table) * self.block_size)
+    def _put(self, sequence: Request, blocks: list[int]) -> None:
+        """Gives a sequence these blocks in place of those that it has."""
+        table: Table = Table()
+        table.blocks = numbers(blocks)
+        sequence.tables = [table]
+
+    def _fill(self, sequence: Request, tokens: i64) -> None:
+        sequence.filled = min(tokens, len(sequence.tables[0].blocks) * self.block_size)
         self.empty_slots += self._empty(sequence)
 
     def _move(self, block: int, moved: dict[int, int], target: BlockPool) -> int:
-        """Returns the copy of a block in `target`, one for all tables that move together."""
+        """The copy of a block in `target`, one for all tables that move together."""
         if block in moved:
-            self._share(target, moved[block])
+            self._share(target, moved[block], 1)
         else:
             moved[block] = target.take()
         return moved[block]
@@ -227,7 +249,7 @@ class Vllm033Tables(Tables):
         # With wrong counts even a free block may be shared: the engine looks at no list here.
         pool.references[block] = pool.references.get(block, 0) + holders
 
-    def _drop(self, pool: BlockPool, block: int, sequence: Sequence) -> None:
+    def _drop(self, pool: BlockPool, block: int, sequence: Request) -> None:
         if block not in pool.references:
             raise _double_free(sequence.request)
         pool.drop(block)

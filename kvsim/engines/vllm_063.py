@@ -10,23 +10,40 @@ budget nor the admission need.
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
+from typing import Any, Final
 
-from kvsim.engine.batch import Batch, GiveWay
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import RUNNING, SWAPPED, WAITING, Request
-from kvsim.engine.scheduler import Scheduler, compute
-from kvsim.engine.tables import Tables, waiting_sequence
+from mypy_extensions import i64, mypyc_attr
+
+from kvsim.core.batch import Batch
+from kvsim.core.plan import SWAP, Plan
+from kvsim.core.request import RUNNING, SWAPPED, WAITING, Request
+from kvsim.core.scheduler import Scheduler
 from kvsim.engines import vllm_063_deaths as deaths
-from kvsim.rules.groups import by_priority, count, width
-from kvsim.rules.means import Prices, make_means
+from kvsim.engines.vllm_063_blocks import Naive, waiting_sequence
+from kvsim.engines.vllm_063_moves import (
+    admit,
+    compute,
+    decode,
+    grow,
+    prefill,
+    publish,
+    recompute,
+    sample,
+    swap_in,
+    swap_out,
+    tables_of,
+    taken_on,
+)
+from kvsim.rules.means import make_means
 from kvsim.rules.requeue import make_requeue
-from kvsim.rules.victims import Victim, tail
+from kvsim.rules.victims import by_priority, tail
 from kvsim.schema import BLOCKED
 
-SLOTS, TOKENS, BLOCKS, WATERMARK, SWAPPED_OUT = map(
-    BLOCKED.index, ("slots", "tokens", "blocks", "watermark", "swapped")
-)
+SLOTS: Final = BLOCKED.index("slots")
+TOKENS: Final = BLOCKED.index("tokens")
+BLOCKS: Final = BLOCKED.index("blocks")
+WATERMARK: Final = BLOCKED.index("watermark")
+SWAPPED_OUT: Final = BLOCKED.index("swapped")
 
 Admissions = list[tuple[Request, int, int]]
 """A list of (request, tokens that it takes on, tokens charged to the budget)."""
@@ -35,8 +52,25 @@ Entries = list[tuple[Request, int]]
 """A list of (running or swapped request, tokens that it takes on)."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Vllm063(Scheduler):
     """vLLM 0.6.3.post1 with synchronous output processing."""
+
+    block_size: i64
+    max_model_len: i64
+    priority: bool
+    """Whether requests are served by priority."""
+    prompt_limit: i64
+    """Tokens of the longest prompt that is served."""
+    means: Any
+    victim: Any
+    requeue: Any
+    """Its policies: how a victim is preempted, who it is, and where it waits (`kvsim.rules`)."""
+    _whole: bool
+    _tokens: i64
+    """Tokens charged to the budget of the step so far, and sequences that count against
+    `max_num_seqs`."""
+    _seqs: i64
 
     def __init__(
         self,
@@ -51,19 +85,21 @@ class Vllm063(Scheduler):
         preemption_mode: str | None = None,
         scheduling_policy: str = "fcfs",
         watermark: float = 0.01,
-        victim: Victim | None = None,
-        requeue: str | None = None,
-        prices: Prices | None = None,
+        victim: Any = None,
+        requeue: Any = None,
+        prices: Any = None,
     ) -> None:
+        """`victim`: `kvsim.rules.victims.Victim`; `prices`: `kvsim.rules.means.Prices`. Raises
+        `ValueError` for what the engine refuses."""
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 512 if enable_chunked_prefill else max(max_model_len, 2048)
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.in_flight = 1
         self.chunked = enable_chunked_prefill
-        self.whole_blocks = enable_prefix_caching
-        """Whether chunks end on block boundaries."""
+        self._whole = enable_prefix_caching
         self.priority = scheduling_policy == "priority" and not enable_chunked_prefill
         self.means = make_means(preemption_mode, prices, self.priority)
         self.watermark_blocks = int(watermark * num_gpu_blocks)
@@ -72,14 +108,20 @@ class Vllm063(Scheduler):
         self.prompt_limit = (
             max_model_len if enable_chunked_prefill else min(max_model_len, max_num_batched_tokens)
         )
-        self.longest_sequence = max_model_len + 1
-        self._tokens = 0
-        self._seqs = 0
+        self._tokens = self._seqs = 0
         self._check()
         self._start()
 
     def _start(self) -> None:
         """Sets up the state of a variant of the engine."""
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return self.max_model_len + 1
+
+    @property
+    def whole_blocks(self) -> bool:
+        return self._whole
 
     def _check(self) -> None:
         """Refuses at start-up what the engine refuses (`config.py`, `SchedulerConfig`)."""
@@ -97,61 +139,68 @@ class Vllm063(Scheduler):
 
     # -- composing a step ------------------------------------------------------------------------
 
-    def compose(self, batch: Batch, now_ns: int) -> Plan:
+    def compose(self, batch: Batch, now_ns: int) -> Any:
         """Composes the next step."""
-        plan = batch.begin(now_ns)
+        plan: Plan = batch.begin(now_ns, self.max_num_seqs)
+        blocks: Naive = tables_of(batch)
         self._tokens = self._seqs = 0
         if self.chunked:
-            self._compose_chunked(batch)
+            self._compose_chunked(batch, blocks, plan)
         else:
-            self._compose_default(batch)
+            self._compose_default(batch, blocks, plan)
         plan.batched_tokens = self._tokens
-        return batch.composed()
+        blocks.composed()
+        return plan
 
-    def _compose_default(self, batch: Batch) -> None:
-        self._seqs = batch.num_together + sum(map(width, batch.others))
+    def _compose_default(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
+        request: Request
+        for request in batch.running:
+            self._seqs += request.width()
         prompts: Admissions = []
         if not batch.swapped:
-            prompts = self._prompts(batch)
+            prompts = self._prompts(batch, blocks, plan)
         elif batch.waiting:
-            batch.plan.blocked = SWAPPED_OUT
+            plan.blocked = SWAPPED_OUT
         swapped_out: list[Request] = []
         victims: list[Request] = []
         decodes: Entries = []
         back: Entries = []
         if not prompts:
             if self.priority:
-                self._preempt_by_priority(batch)
-            decodes = self._running(batch, victims, swapped_out)
+                self._preempt_by_priority(batch, blocks)
+            decodes = self._running(batch, blocks, plan, victims, swapped_out)
             if not (victims or swapped_out):
-                back = self._swap_in(batch)
+                back = self._swap_in(batch, blocks, plan)
         self._give_up(batch, victims, swapped_out)
-        for entries in (prompts, decodes, back):
-            if entries:
-                batch.others.extend([entry[0] for entry in entries])
-        self._run(batch, prompts, [], [*decodes, *back])
+        batch.running += [entry[0] for entry in prompts]
+        batch.running += [entry[0] for entry in decodes]
+        batch.running += [entry[0] for entry in back]
+        self._run(batch, blocks, plan, prompts, [], decodes + back)
 
-    def _compose_chunked(self, batch: Batch) -> None:
+    def _compose_chunked(self, batch: Batch, blocks: Naive, plan: Plan) -> None:
         swapped_out: list[Request] = []
         victims: list[Request] = []
-        running = self._running(batch, victims, swapped_out)
+        running = self._running(batch, blocks, plan, victims, swapped_out)
         back: Entries = []
         if not (victims or swapped_out):
-            back = self._swap_in(batch)
-        infeasible = batch.plan.ignored
-        batch.plan.ignored = []
-        prompts = self._prompts(batch)
-        batch.plan.ignored += infeasible
+            back = self._swap_in(batch, blocks, plan)
+        infeasible = plan.ignored
+        plan.ignored = []
+        prompts = self._prompts(batch, blocks, plan)
+        plan.ignored += infeasible
         self._give_up(batch, victims, swapped_out)
         running_prefills, running_decodes = by_stage(running)
         back_prefills, back_decodes = by_stage(back)
-        if back:
-            batch.lead(entry[0] for entry in (*back_decodes, *back_prefills))
-        for entries in (running_decodes, running_prefills, prompts):
-            if entries:
-                batch.others.extend([entry[0] for entry in entries])
+        batch.running = [
+            *[entry[0] for entry in back_decodes],
+            *[entry[0] for entry in back_prefills],
+            *batch.running,
+            *[entry[0] for entry in running_decodes],
+            *[entry[0] for entry in running_prefills],
+            *[entry[0] for entry in prompts],
+        ]
         prefills, decodes = running_prefills + back_prefills, running_decodes + back_decodes
-        self._run(batch, prompts, prefills, decodes)
+        self._run(batch, blocks, plan, prompts, prefills, decodes)
 
     def _give_up(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
         """Puts preempted requests into their queues, in this order."""
@@ -159,19 +208,20 @@ class Vllm063(Scheduler):
             self.requeue(batch.waiting, victim)
         batch.swapped.extend(swapped_out)
 
-    def _prompts(self, batch: Batch) -> Admissions:
+    def _prompts(self, batch: Batch, blocks: Naive, plan: Plan) -> Admissions:
         """Admits requests from the head of the waiting queue until one is refused.
 
         `core/scheduler.py`, `_schedule_prefills`.
         """
         admitted: Admissions = []
-        waiting, plan, blocks = batch.waiting, batch.plan, batch.blocks
-        hits_save = blocks.hits_save
+        waiting = batch.waiting
+        charged: bool = blocks.hits_save.charged
+        tested: bool = blocks.hits_save.tested
         while waiting:
-            request = waiting[0]
-            if count(request, WAITING) != 1:
+            request: Request = waiting[0]
+            if request.count(WAITING) != 1:
                 raise deaths.swapped_in_waiting(request)
-            saved = self._saved(batch, request) if hits_save.charged else 0
+            saved = self._saved(blocks, request) if charged else 0
             tokens = self._new_tokens(request, WAITING, self.chunked, saved)
             need = blocks.admission_need(request)
             reason = self.turns_away(blocks, saved + tokens, need)
@@ -179,85 +229,94 @@ class Vllm063(Scheduler):
                 waiting.popleft()
                 batch.ignore(request, reason)
                 continue
-            asked = tokens if hits_save.tested or self.chunked else saved + tokens
+            asked = tokens if tested or self.chunked else saved + tokens
             if saved + tokens == 0:
                 # Not even one token is left of the budget.
                 asked = self.max_num_batched_tokens + 1
-            plan.blocked = self._hindrance(batch, request, need, asked)
+            plan.blocked = self._hindrance(blocks, request, need, asked)
             if plan.blocked:
                 request.blocked_steps += 1
                 break
-            batch.admit(request)
+            admit(batch, request)
             admitted.append((request, saved + tokens, tokens))
             self._tokens += tokens
-            self._seqs += width(request)
+            self._seqs += request.width()
         return admitted
 
     def _running(
-        self, batch: Batch, victims: list[Request], swapped_out: list[Request]
-    ) -> list[tuple[Request, int]]:
+        self,
+        batch: Batch,
+        blocks: Naive,
+        plan: Plan,
+        victims: list[Request],
+        swapped_out: list[Request],
+    ) -> Entries:
         """Lets running requests grow; later ones are preempted if blocks run short."""
-        scheduled: list[tuple[Request, int]] = []
-        running = batch.others
-        self._begin_running(batch)
-        if not self.priority:
-            self._lead(batch, victims, swapped_out)
+        scheduled: Entries = []
+        running = deque(batch.running)
+        lingers: bool = self.lingers
+        if batch.aside:
+            raise deaths.stopped_but_not_ended(batch.aside[0])
         while running:
-            request = running[0]
+            request: Request = running[0]
             tokens = self._new_tokens(request, RUNNING, self.chunked)
             if tokens == 0:
                 break
             running.popleft()
-            if self._stopped(batch, request):
+            if lingers and request.length > self.max_model_len:
+                # It is about to end.
+                batch.aside.append(request)
                 continue
-            if not self._make_room(batch, request, victims, swapped_out):
+            if not self._make_room(batch, blocks, plan, request, running, victims, swapped_out):
                 continue
-            batch.grow(request)
+            grow(blocks, plan, request)
             scheduled.append((request, tokens))
             self._tokens += tokens
             if self.chunked:
-                self._seqs += width(request)
+                self._seqs += request.width()
+        batch.running = list(running)
         return scheduled
 
     def _make_room(
-        self, batch: Batch, request: Request, victims: list[Request], swapped_out: list[Request]
+        self,
+        batch: Batch,
+        blocks: Naive,
+        plan: Plan,
+        request: Request,
+        running: deque[Request],
+        victims: list[Request],
+        swapped_out: list[Request],
     ) -> bool:
-        """Preempts until `request` can grow. Returns False if it had to go itself."""
-        blocks = batch.blocks
+        """Preempts until `request` can grow; those in `running` come behind it. Returns False if it
+        had to go itself."""
         while True:
             need = 0
-            for sequence in request.sequences:
+            if request.state == RUNNING:
+                need = blocks.growth_need(request)
+            for sequence in request.forked:
                 if sequence.state == RUNNING:
                     need += blocks.growth_need(sequence)
             if need <= blocks.gpu.free:
                 return True
-            victim = request
-            if batch.others:
-                victim = self.victim(batch.others, blocks)
-                batch.others.remove(victim)
-            self._give_way(batch, victim, victims, swapped_out)
+            victim: Request = request
+            if running:
+                victim = self.victim(running, blocks)
+                running.remove(victim)
+            if not self._ended_meanwhile(batch, victim):
+                means = self._preempt(batch, victim, plan.swaps_out)
+                (swapped_out if means == SWAP else victims).append(victim)
             if victim is request:
                 return False
 
-    def _give_way(
-        self, batch: Batch, victim: Request, victims: list[Request], swapped_out: list[Request]
+    def _run(
+        self,
+        batch: Batch,
+        blocks: Naive,
+        plan: Plan,
+        prompts: Admissions,
+        prefills: Entries,
+        decodes: Entries,
     ) -> None:
-        """Frees or swaps the blocks of a victim, unless it turns out to have ended."""
-        if not self._ended_meanwhile(batch, victim):
-            means = self._preempt(batch, victim, batch.plan.swaps_out)
-            (swapped_out if means == "swap" else victims).append(victim)
-
-    def _lead(self, batch: Batch, victims: list[Request], swapped_out: list[Request]) -> None:
-        """Lets the leading requests that only decode grow, all at once."""
-        give_way: GiveWay | None = None
-        if self.victim is tail:
-            give_way = partial(self._give_way, batch, victims=victims, swapped_out=swapped_out)
-        number = batch.decode_together(give_way, batch.blocks.spare_block)
-        self._tokens += number
-        if self.chunked:
-            self._seqs += number
-
-    def _run(self, batch: Batch, prompts: Admissions, prefills: Entries, decodes: Entries) -> None:
         """Puts the requests of a step into the plan, in batch order.
 
         The first sequence decides whether a request counts as prefill or decode. So a request whose
@@ -265,26 +324,32 @@ class Vllm063(Scheduler):
         it was admitted with.
         """
         for request, tokens, charged in prompts:
-            if request.sequences[0].prompt_stage:
-                _prefill(batch, request, tokens, charged)
+            if request.prompt_stage:
+                self._prefill(batch, plan, request, tokens, charged)
             else:
-                batch.run_decode(request, tokens)
+                decode(batch, blocks, plan, request, tokens)
         for request, tokens in prefills:
-            _prefill(batch, request, tokens, tokens)
-        batch.run_together()
+            self._prefill(batch, plan, request, tokens, tokens)
         for request, tokens in decodes:
-            if request.sequences[0].prompt_stage:
-                _prefill(batch, request, tokens, tokens)
+            if request.prompt_stage:
+                self._prefill(batch, plan, request, tokens, tokens)
             else:
-                batch.run_decode(request)
+                decode(batch, blocks, plan, request)
 
-    def _swap_in(self, batch: Batch) -> list[tuple[Request, int]]:
+    def _prefill(
+        self, batch: Batch, plan: Plan, request: Request, tokens: int, charged: int
+    ) -> None:
+        if request.forked:
+            raise deaths.prefill_of_many(request)
+        prefill(batch, plan, request, tokens, charged)
+
+    def _swap_in(self, batch: Batch, blocks: Naive, plan: Plan) -> Entries:
         """Brings swapped requests back, in order, until one does not fit (`_schedule_swapped`)."""
-        back: list[tuple[Request, int]] = []
-        swapped, blocks = batch.swapped, batch.blocks
+        back: Entries = []
+        swapped = batch.swapped
         while swapped:
-            request = swapped[0]
-            moving = [s for s in request.sequences if s.state == SWAPPED]
+            request: Request = swapped[0]
+            moving = [each for each in request.sequences if each.state == SWAPPED]
             need = blocks.swap_need(moving, blocks.gpu)
             if blocks.gpu.size < need:
                 # Its CPU blocks stay taken for ever, as in the engine.
@@ -293,30 +358,30 @@ class Vllm063(Scheduler):
                 continue
             if blocks.gpu.free - need < self.watermark_blocks:
                 break
-            tokens = self._new_tokens(request, SWAPPED, chunking=False)
-            if tokens == 0 or not self._fits(tokens, width(request)):
+            tokens = self._new_tokens(request, SWAPPED, False)
+            if tokens == 0 or not self._fits(tokens, request.width()):
                 break
-            batch.swap_in(request)
-            batch.grow(request)
+            swap_in(batch, request)
+            grow(blocks, plan, request)
             back.append((request, tokens))
             self._tokens += tokens
-            self._seqs += width(request)
+            self._seqs += request.width()
         return back
 
-    def _preempt_by_priority(self, batch: Batch) -> None:
+    def _preempt_by_priority(self, batch: Batch, blocks: Naive) -> None:
         """Preempts the worst running requests for a waiting head of better priority."""
-        running = deque(sorted(batch.running, key=by_priority))
+        running = sorted(batch.running, key=by_priority)
         waiting = batch.waiting
         if waiting:
-            head = waiting.popleft()
-            tokens = self._new_tokens(head, WAITING, chunking=False)
+            head: Request = waiting.popleft()
+            tokens = self._new_tokens(head, WAITING, False)
             while running and by_priority(running[-1]) > by_priority(head):
-                need = batch.blocks.admission_need(head)
-                never = self._never(batch.blocks, need)
-                if not never and not self._hindrance(batch, head, need, tokens):
+                need = blocks.admission_need(head)
+                never = self._never(blocks, need)
+                if not never and not self._hindrance(blocks, head, need, tokens):
                     break
                 victim = running.pop()
-                self._seqs -= width(victim)
+                self._seqs -= victim.width()
                 # The engine drops the block pairs of a victim swapped out here.
                 self._preempt(batch, victim, [])
                 waiting.appendleft(victim)
@@ -324,103 +389,104 @@ class Vllm063(Scheduler):
             batch.waiting = deque(sorted(waiting, key=by_priority))
         batch.running = running
 
-    # -- what asynchronous output processing does otherwise --------------------------------------
-
-    def _begin_running(self, batch: Batch) -> None:
-        """Called before the running requests are handled."""
-
-    def _stopped(self, batch: Batch, request: Request) -> bool:
-        """Whether a running request is left out because it is about to end."""
-        return False
-
-    def _ended_meanwhile(self, batch: Batch, victim: Request) -> bool:
-        """Whether a victim turns out to have ended already."""
-        return False
-
     # -- rules -----------------------------------------------------------------------------------
 
-    def _new_tokens(self, request: Request, state: int, chunking: bool, saved: int = 0) -> int:
+    def _new_tokens(self, request: Request, state: i64, chunking: bool, saved: int = 0) -> int:
         """Returns the tokens that the sequences of a request in `state` would be charged for in
         this step."""
         number = 0
-        tokens = -saved
-        for sequence in request.sequences:
+        tokens: i64 = -saved
+        if request.state == state:
+            number = 1
+            tokens += request.length - request.computed if request.prompt_stage else 1
+        for sequence in request.forked:
             if sequence.state == state:
                 number += 1
                 tokens += sequence.length - sequence.computed if sequence.prompt_stage else 1
         if chunking and number == 1:
-            if self.whole_blocks and self.max_num_batched_tokens % self.block_size:
+            if self._whole and self.max_num_batched_tokens % self.block_size:
                 raise deaths.chunk_of_part_blocks(request)
-            left = self.max_num_batched_tokens - self._tokens
+            left: i64 = self.max_num_batched_tokens - self._tokens
             if tokens > left:
-                tokens = left - left % self.block_size if self.whole_blocks else left
+                tokens = left - left % self.block_size if self._whole else left
         return tokens
 
-    def _saved(self, batch: Batch, request: Request) -> int:
+    def _saved(self, blocks: Naive, request: Request) -> int:
         """Returns the tokens of a waiting request that hits save from being charged."""
         left = self.max_num_batched_tokens - self._tokens
-        if self.chunked and left < (self.block_size if self.whole_blocks else 1):
+        if self.chunked and left < (self.block_size if self._whole else 1):
             return 0
         sequence = waiting_sequence(request)
-        return batch.blocks.hit_tokens(sequence, batch.blocks.match(sequence))
+        return blocks.hit_tokens(sequence, blocks.match(sequence))
 
-    def _fits(self, tokens: int, seqs: int) -> bool:
+    def _fits(self, tokens: i64, seqs: i64) -> bool:
         return (
             self._tokens + tokens <= self.max_num_batched_tokens
             and self._seqs + seqs <= self.max_num_seqs
         )
 
-    def turns_away(self, blocks: Tables, tokens: int, need: int) -> str:
+    def turns_away(self, blocks: Naive, tokens: int, need: int) -> str:
         """Returns why a waiting request that needs these tokens and blocks is given up;
         empty if it is not (`core/block_manager.py:108`)."""
         if tokens > self.prompt_limit:
             return "too-long"
         return "never-fits" if self._never(blocks, need) else ""
 
-    def _never(self, blocks: Tables, need: int) -> bool:
+    def _never(self, blocks: Naive, need: int) -> bool:
         """Whether an admission that needs `need` blocks can never succeed."""
         return blocks.admission_total - need < self._watermark(blocks)
 
-    def _hindrance(self, batch: Batch, request: Request, need: int, asked: int) -> int:
+    def _hindrance(self, blocks: Naive, request: Request, need: int, asked: int) -> int:
         """Returns why a waiting request has to wait, as an index into `BLOCKED`; 0 if it need not.
 
         `need` is the number of blocks that it takes; `asked` is the number of tokens that must fit
         the budget.
         """
-        blocks, seqs = batch.blocks, self._seqs + width(request) - 1
-        return self.refusal(blocks, blocks.admission_free, need, asked, self._tokens, seqs)
-
-    def refusal(
-        self, blocks: Tables, free: int, need: int, asked: int, tokens: int, seqs: int
-    ) -> int:
-        """Returns why the head of the waiting queue is not admitted, as an index into
-        `schema.BLOCKED`; 0 if it is.
-
-        It needs `need` of `free` blocks and asks for `asked` tokens; the step has `tokens` tokens
-        and the engine `seqs` running sequences without it.
-        """
-        left = free - need
-        if left < self.watermark_blocks and left < self._watermark(blocks):
+        left = blocks.admission_free - need
+        if left < self._watermark(blocks):
             return WATERMARK if left >= 0 else BLOCKS
-        if tokens + asked > self.max_num_batched_tokens:
+        if self._tokens + asked > self.max_num_batched_tokens:
             return TOKENS
-        return SLOTS if seqs >= self.max_num_seqs else 0
+        return SLOTS if self._seqs + request.width() > self.max_num_seqs else 0
 
-    def _watermark(self, blocks: Tables) -> int:
+    def _watermark(self, blocks: Naive) -> int:
         return self.watermark_blocks if blocks.grows else 0
 
     def _preempt(self, batch: Batch, victim: Request, pairs: list[tuple[int, int]]) -> str:
         """Preempts a victim and returns how, `recompute` or `swap` (`core/scheduler.py:1454`)."""
-        means = self.means(victim, batch)
-        if means == "swap":
-            pairs.extend(batch.swap_out(victim))
-            return means
-        if count(victim, RUNNING) != 1:
+        means: str = self.means(victim, batch)
+        if means == SWAP:
+            pairs += swap_out(batch, victim)
+        elif victim.count(RUNNING) != 1:
             raise deaths.recompute_of_many(victim)
-        batch.preempt(victim)
+        else:
+            recompute(batch, victim)
         return means
 
+    def _ended_meanwhile(self, batch: Batch, victim: Request) -> bool:
+        """Whether a victim turns out to have ended already."""
+        return False
 
+    # -- after the step --------------------------------------------------------------------------
+
+    def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
+        """Settles a step once its time has passed: tokens exist, samples fork, requests end."""
+        batch.now_ns = now_ns
+        blocks: Naive = tables_of(batch)
+        taken = taken_on(plan)
+        publish(blocks, plan, taken)
+        before = len(batch.ended)
+        k: i64
+        for k in range(len(taken)):
+            request: Request = plan.requests[k]
+            compute(request, taken[k])
+            if plan.yields[k]:
+                sample(batch, blocks, request)
+        if len(batch.ended) > before:
+            batch.remove_ended()
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Vllm063Async(Vllm063):
     """vLLM 0.6.3.post1 with asynchronous output processing, its default on CUDA (n = 1 only).
 
@@ -429,12 +495,16 @@ class Vllm063Async(Vllm063):
     `_process_model_outputs`).
     """
 
-    lingers = True
+    _pending: dict[Request, None]
+    """Requests that got a token in the last step and have not had the stop test yet, in batch
+    order."""
+
+    @property
+    def lingers(self) -> bool:
+        return True
 
     def _start(self) -> None:
-        self._pending: dict[Request, None] = {}
-        """Requests that got a token in the last step and have not had the stop test yet, in batch
-        order."""
+        self._pending = {}
 
     def overlap(self, batch: Batch, now_ns: int) -> None:
         batch.now_ns = now_ns
@@ -442,30 +512,25 @@ class Vllm063Async(Vllm063):
 
     def settle(self, batch: Batch, plan: Plan, now_ns: int) -> None:
         batch.now_ns = now_ns
-        batch.publish(plan)
-        for request, tokens, samples in batch.to_book(plan):
+        taken = taken_on(plan)
+        publish(tables_of(batch), plan, taken)
+        k: i64
+        for k in range(len(taken)):
+            request: Request = plan.requests[k]
             if request.finish_ns < 0:
-                compute(request, tokens)
-                if samples:
-                    batch.token(request.sequences[0])
+                compute(request, taken[k])
+                if plan.yields[k]:
+                    batch.token(request)
                     self._pending[request] = None
         if not len(batch):
             self._process_pending(batch)
 
-    def skip_stop_test(self) -> None:
-        """Skips the stop test of the last step, because none of its requests has ended."""
-        self._pending.clear()
-
-    def last_tokens(self, batch: Batch, requests: list[Request]) -> None:
-        self._pending.update(dict.fromkeys(requests))
-        if any(request.sequences[0].length > self.max_model_len for request in requests):
-            # They are left out of the next step; see `_stopped`.
-            batch.dissolve()
-
     def _process_pending(self, batch: Batch) -> None:
         pending, self._pending = self._pending, {}
-        ended = [self._process(batch, request) for request in pending]
-        if any(ended):
+        ended = False
+        for request in pending:
+            ended = self._process(batch, request) or ended
+        if ended:
             batch.remove_ended()
             for request in batch.aside:
                 if request.finish_ns < 0:
@@ -474,20 +539,10 @@ class Vllm063Async(Vllm063):
 
     def _process(self, batch: Batch, request: Request) -> bool:
         """Runs the stop test of one request. Returns whether it ended."""
-        sequence = request.sequences[0]
-        if sequence.state > SWAPPED or not batch.stopped(sequence):
+        if request.state > SWAPPED or not batch.stopped(request):
             return False
+        tables_of(batch).free(request)
         batch.complete(request)
-        return True
-
-    def _begin_running(self, batch: Batch) -> None:
-        if batch.aside:
-            raise deaths.stopped_but_not_ended(batch.aside[0])
-
-    def _stopped(self, batch: Batch, request: Request) -> bool:
-        if request.sequences[0].length <= self.max_model_len:
-            return False
-        batch.aside.append(request)
         return True
 
     def _ended_meanwhile(self, batch: Batch, victim: Request) -> bool:
@@ -499,12 +554,6 @@ class Vllm063Async(Vllm063):
 
 def by_stage(entries: Entries) -> tuple[Entries, Entries]:
     """Returns prefills and decodes, each in order."""
-    prefills = [entry for entry in entries if entry[0].sequences[0].prompt_stage]
-    decodes = [entry for entry in entries if not entry[0].sequences[0].prompt_stage]
+    prefills = [entry for entry in entries if entry[0].prompt_stage]
+    decodes = [entry for entry in entries if not entry[0].prompt_stage]
     return prefills, decodes
-
-
-def _prefill(batch: Batch, request: Request, tokens: int, charged: int) -> None:
-    if len(request.sequences) > 1:
-        raise deaths.prefill_of_many(request)
-    batch.run_prefill(request, tokens, charged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.errors import EngineStopped
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from kvsim.config import RunConfig
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
+from kvsim.core.blocks import BlockManager
+from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.connector import Connector
 from kvsim.engines.vllm_v1.cpu_tier import CpuTier
 from kvsim.engines.vllm_v1.manager import KVCacheManager
@@ -73,7 +73,7 @@ class Offload(NamedTuple):
 
 
 def offload_of(
-    config: RunConfig, model: Model, hardware: Hardware, blocks: Tables, engine: Scheduler
+    config: RunConfig, model: Model, hardware: Hardware, blocks: BlockManager, engine: Scheduler
 ) -> Offload:
     """The connector and the copies that the settings ask for. Raises `ConfigError`."""
     wanted = asked(config)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from kvsim.checks import check_features
 from kvsim.config import RunConfig
-from kvsim.engine.request import DECODE, PREFILL
+from kvsim.core.request import DECODE, PREFILL
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.groups import Group, Mamba
 from kvsim.errors import ConfigError

@@ -16,10 +16,10 @@ from msgspec import Meta, Struct
 
 from kvsim.checks import check_features
 from kvsim.config import Positive, RunConfig
+from kvsim.core.plan import Plan
 from kvsim.cost import Cost, make_cost
 from kvsim.cost.drafting import DraftedCost, Fixed, Passes
 from kvsim.cost.explain import Explains
-from kvsim.engine.plan import Plan
 from kvsim.engines import Engine
 from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1.drafts import METHODS, Drafts, Speculation, Verifier

@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import simpy
 
 from kvsim.attempt import play
 from kvsim.blame import blaming
 from kvsim.config import RunConfig
-from kvsim.cores import request_class
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.errors import EngineStopped
-from kvsim.fast.known import overridden
 from kvsim.fleet.content import asked_of
+from kvsim.library import overridden
 from kvsim.replica.inbox import Inbox
 from kvsim.result import Result
 from kvsim.routers.router import Router
@@ -64,8 +63,8 @@ class Load:
         """What each row of the trace says."""
         return streams(self.trace)
 
-    def requests(self, keyed: bool, make: Callable[..., Any], kv_transfer: str = "") -> Requests:
-        """New requests; `keyed`: with block identities. `make`, `kv_transfer`: as in `Requests`."""
+    def requests(self, keyed: bool, kv_transfer: str = "") -> Requests:
+        """New requests; `keyed`: with block identities. `kv_transfer`: as in `Requests`."""
         known, samples = self.streams if keyed else None, self.samples
         return Requests(
             self.rows,
@@ -73,7 +72,6 @@ class Load:
             n=samples,
             ignore_eos=self.ignore_eos,
             kv_transfer=kv_transfer,
-            make=make,
         )
 
 
@@ -170,11 +168,11 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
     """Runs one replica. None if its engine stops, or if it has an oracle."""
     config = share.config
     rows = [load.rows[index] for index in share.indexes]
-    parts = assembled(config, rows, config.exact_twin)
+    parts = assembled(config, rows)
     if parts.future.oracles:
         return None
     env = simpy.Environment()
-    requests = load.requests(parts.blocks.needs_keys, request_class(parts.scheduler))
+    requests = load.requests(parts.blocks.needs_keys)
     serving = Serving(
         env,
         parts,
@@ -183,7 +181,6 @@ def _served(load: Load, share: Share, command: str) -> Result | None:
         Inbox(env, _Sender(requests, load.release_ns, share.indexes)),
         column(load.rows, "output_length").__getitem__,
         refused={},
-        asked="exact_twin" if config.exact_twin else "",
     )
     env.process(serving.run())
     try:

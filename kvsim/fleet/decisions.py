@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvsim.core.request import Request as CoreRequest
-from kvsim.engine.request import Request
-from kvsim.engine.request import Sequence as Tokens
-from kvsim.engine.tables import Tables
-from kvsim.engines.vllm_v1.manager import KVCacheManager
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import Request
 from kvsim.routers.router import Asked, Choice, Router
 from kvsim.schema import CAUSES, ROUTING
 from kvsim.workload.keys import SpanStream, TokenStream
@@ -27,7 +24,7 @@ class Decisions:
     def __init__(
         self,
         router: Router,
-        blocks: Sequence[Tables | KVCacheManager],
+        blocks: Sequence[BlockManager],
         prompts: Sequence[SpanStream | TokenStream] | None,
         requests: int,
     ) -> None:
@@ -77,18 +74,11 @@ class Decisions:
         if self._prompts is None:
             return dict.fromkeys(alive, 0)
         prompt = self._prompts[request.index]
-        # A sequence remembers its keys in one block size, a core's request its numbers in one pool.
-        asking: dict[int, Tokens] = {}
         cached = {}
         for replica in alive:
-            blocks = self._blocks[replica]
-            if isinstance(blocks, Tables):
-                size = blocks.block_size
-                asked = asking.get(size) or asking.setdefault(size, Tokens(request, prompt))
-                cached[replica] = blocks.cached_tokens(asked)
-            else:
-                own = CoreRequest(request.index, request.id, request.input_length, prompt)
-                cached[replica] = blocks.cached_tokens(own)
+            # It keeps the numbers that one pool gave its contents.
+            own = Request(request.index, request.id, request.input_length, prompt)
+            cached[replica] = self._blocks[replica].cached_tokens(own)
         return cached
 
 

@@ -16,12 +16,12 @@ from math import inf
 
 import simpy
 
-from kvsim.engine.request import Request
-from kvsim.fast.known import overridden
+from kvsim.core.request import Request
 from kvsim.fleet.content import asked_of
 from kvsim.fleet.decisions import Decisions
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.fleet.news import News
+from kvsim.library import overridden
 from kvsim.replica.events import Process
 from kvsim.replica.inbox import Senders
 from kvsim.routers.router import Router
@@ -109,7 +109,7 @@ class Dispatch:
         if self._tells_tokens:
             self._prefilling[request.id] = request
         self.chosen[request.index] = worker
-        self.mailboxes[worker].put(self.servings[worker].own(request))
+        self.mailboxes[worker].put(request)
 
     def _ended(self, replica: int, requests: Iterable[Request]) -> None:
         now_ns = int(self._env.now)

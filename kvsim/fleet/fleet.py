@@ -15,7 +15,6 @@ from kvsim.attempt import show_future
 from kvsim.blame import blaming
 from kvsim.collector import collector_paused
 from kvsim.config import RunConfig
-from kvsim.cores import request_class
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load, clients_wait, heeds_replicas, routed, serve_apart
 from kvsim.fleet.news import News, looks
@@ -24,15 +23,15 @@ from kvsim.fleet.replicas import Replicas, Sent
 from kvsim.fleet.result import FleetResult
 from kvsim.fleet.settings import load_settings
 from kvsim.fleet.split import Split
-from kvsim.routers import ROUTERS, make_router
+from kvsim.routers import make_router
 from kvsim.routers.router import Router
-from kvsim.run import Settings, assembled, opened, read_config, tokens_known
+from kvsim.run import Settings, assembled, opened, read_config
 from kvsim.workload.arrivals import release_times
 from kvsim.workload.clients import Clients
 from kvsim.workload.columns import column
 from kvsim.workload.trace import Trace
 
-PartsOf = Callable[[RunConfig, bool], Parts]
+PartsOf = Callable[[RunConfig], Parts]
 """Turns settings into the objects of a run, as `kvsim.assembly.assemble` does."""
 
 
@@ -78,14 +77,14 @@ def simulate_fleet(
     everyone = range(len(known))
     coupled = first.data_parallel_size > 1 or clients_wait(rows, first)
     with blaming(*known, router=router):
-        size = assembled(first, rows, named=False).blocks.block_size
+        size = assembled(first, rows).blocks.block_size
 
         def new_router(numbers: Sequence[int]) -> Router:
             names = [f"replica-{number}" for number in numbers]
             return make_router(router, args, names, seed=first.seed, block_size=size)
 
         if roles := split_roles(known, rows):
-            parts = [assembled(config, rows, True, parts_of) for config in known]
+            parts = [assembled(config, rows, parts_of) for config in known]
             split = Split(load, parts, roles, new_router, progress)
             return split.played(router, args, command, explain)
         chooser = new_router(everyone)
@@ -128,14 +127,7 @@ def _together(
     parts_of: PartsOf,
 ) -> Replicas:
     """Returns the replicas in one event loop. `name`: the router's. Raises `ConfigError`."""
-    # What a cache without block ids reports leaves out blocks that no other request can hit.
-    told = "an outsider's router hears of every block" if _tells_all(router) else ""
-    asked = ["exact_twin" if config.exact_twin else told for config in configs]
-    keyed = router.heeds_events and tokens_known(load.rows)
-    parts = [
-        assembled(config, load.rows, bool(why) or keyed, parts_of)
-        for config, why in zip(configs, asked, strict=True)
-    ]
+    parts = [assembled(config, load.rows, parts_of) for config in configs]
     sizes = {each.blocks.block_size for each in parts}
     if router.heeds_events and len(sizes) > 1:
         raise ConfigError(
@@ -143,18 +135,13 @@ def _together(
             f" here are {', '.join(map(str, sorted(sizes)))}"
         )
     keyed = any(each.blocks.needs_keys for each in parts)
-    env, requests = simpy.Environment(), load.requests(keyed, request_class(parts[0].scheduler))
+    env, requests = simpy.Environment(), load.requests(keyed)
     clients = Clients(requests, load.rows, load.release_ns, parts[0].config)
     sent = Sent(requests, clients, array("q", column(load.rows, "output_length")))
     for each in parts:
         show_future(each.future, sent.lengths, load.trace, requests, clients)
     everyone: list[News] = []
     env.process(looks(env, everyone, clients))
-    fleet = Replicas(env, load, sent, parts, asked, router, progress)
+    fleet = Replicas(env, load, sent, parts, router, progress)
     everyone.append(fleet.dispatch.news)
     return fleet
-
-
-def _tells_all(router: Router) -> bool:
-    """Whether a router is somebody's own, and hears of blocks."""
-    return router.heeds_events and type(router) not in ROUTERS.values()

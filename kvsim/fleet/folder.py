@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import ValidationError
 
-from kvsim.engine.request import DECODE, PREFILL
+from kvsim.core.request import DECODE, PREFILL
 from kvsim.errors import OutputError
 from kvsim.fleet.figures import fleet_figures
 from kvsim.fleet.handovers import sides_of, together

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.request import DECODE, PREFILL
+from kvsim.core.request import DECODE, PREFILL
 from kvsim.ledger.account import check_sums
 from kvsim.ledger.parts import TIME_PARTS
 from kvsim.replica.rdma import Handover

@@ -7,7 +7,7 @@ from math import inf
 
 import simpy
 
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.replica.events import Later, Process, woken
 from kvsim.replica.inbox import arrival_order
 

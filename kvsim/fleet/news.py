@@ -17,7 +17,7 @@ from math import inf
 import simpy
 
 from kvsim.assembly import Parts
-from kvsim.engine.cache_events import CacheEvents, Stored
+from kvsim.core.cache_events import CacheEvents, Stored
 from kvsim.errors import ConfigError
 from kvsim.fleet.mailbox import Mailbox
 from kvsim.replica.events import Process
@@ -126,12 +126,12 @@ class News:
     @property
     def steps(self) -> int:
         """Steps of all replicas so far."""
-        return sum(len(each.recorder) for each in self._servings)
+        return sum(each.rows.num_steps for each in self._servings)
 
     def _measure(self) -> None:
         loads = []
         for serving, mailbox in zip(self._servings, self._mailboxes, strict=True):
-            batch, gpu = serving.batch, serving.batch.blocks.gpu
+            batch, gpu = serving.batch, serving.parts.blocks.gpu
             usage = 1 - gpu.free / gpu.size
             loads.append((len(batch.waiting) + len(mailbox), batch.num_running, usage))
         self._send(self._router.scrape_delay_ns, lambda: self._router.snapshot(loads))

@@ -19,7 +19,7 @@ import simpy
 
 from kvsim.assembly import Parts
 from kvsim.config import RunConfig
-from kvsim.engine.request import DECODE, PREFILL, Request
+from kvsim.core.request import DECODE, PREFILL, Request
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError
 from kvsim.features.disaggregation import Side

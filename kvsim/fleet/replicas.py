@@ -43,18 +43,15 @@ class Replicas:
         load: Load,
         sent: Sent,
         parts: Sequence[Parts],
-        asked: Sequence[str],
         router: Router,
         progress: Callable[[int], None] | None,
     ) -> None:
-        """`asked`: why a replica has no short cuts."""
         self._env, self._requests, self._router = env, sent.requests, router
         self._trace = load.trace
         self.dispatch = Dispatch(env, sent.clients, router, load.rows, load.streams)
         self._stops: list[Outcome | None] = [None] * len(parts)
         self._ranks = _in_lock_step(env, parts, [each.wake for each in self.dispatch.mailboxes])
         news = self.dispatch.news
-        hears = router.heeds_events or router.scrape_ns is not None
         for number, each in enumerate(parts):
             serving = Serving(
                 env,
@@ -64,8 +61,6 @@ class Replicas:
                 self.dispatch.mailboxes[number],
                 sent.lengths.__getitem__,
                 refused={},
-                asked=asked[number] or ("ranks step together" if self._ranks else ""),
-                stepwise="the router hears of each step" if hears else "",
                 step_over=news.subscribe(number, each) if router.heeds_events else None,
                 progress=progress,
                 ranks=self._ranks,

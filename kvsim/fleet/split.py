@@ -12,7 +12,6 @@ import simpy
 from kvsim.assembly import Parts
 from kvsim.attempt import play, show_future
 from kvsim.core.request import DECODE, PREFILL
-from kvsim.core.request import Request as CoreRequest
 from kvsim.errors import ConfigError
 from kvsim.fleet.apart import Load
 from kvsim.fleet.handovers import Ways
@@ -41,8 +40,8 @@ class Split:
         self._env = env = simpy.Environment()
         self._roles = roles
         lengths = array("q", column(load.rows, "output_length"))
-        prompts = load.requests(True, CoreRequest, PREFILL)
-        outputs = load.requests(True, CoreRequest, DECODE)
+        prompts = load.requests(True, PREFILL)
+        outputs = load.requests(True, DECODE)
         clients = Clients(prompts, load.rows, load.release_ns, parts[0].config)
         for number, each in enumerate(parts):
             requests = prompts if roles[number] == PREFILL else outputs
@@ -53,7 +52,6 @@ class Split:
         def side(role: str, sent: Sent, told: Callable[[int], None] | None) -> Replicas:
             numbers = self._numbers(role)
             own = [parts[number] for number in numbers]
-            asked = ["exact_twin" if each.config.exact_twin else "" for each in own]
             router = router_of(numbers)
             if router.heeds_events:
                 raise ConfigError(
@@ -61,7 +59,7 @@ class Split:
                     " simulated; choose another one; dynamo-kv does without if use_kv_events is"
                     " false"
                 )
-            return Replicas(env, load, sent, own, asked, router, told)
+            return Replicas(env, load, sent, own, router, told)
 
         everyone: list[News] = []
         env.process(looks(env, everyone, clients))

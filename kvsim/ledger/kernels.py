@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.core.rows import PIECE_STEPS
 from kvsim.cost.explain import Explains, Work
 from kvsim.ledger.parts import KERNELS
 from kvsim.records.packed import part_of, rows_in
-from kvsim.records.recorder import PIECE_STEPS
 from kvsim.records.transitions import RESUMED
 from kvsim.schema import STAGE_COLUMNS
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.request import Piece, SpannedStream
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.records import transitions as kinds
 from kvsim.workload.keys import Streams
+from kvsim.workload.streams import Piece, SpannedStream
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

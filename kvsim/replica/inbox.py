@@ -18,7 +18,7 @@ from typing import Protocol, cast
 
 import simpy
 
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.replica.events import Later, Process, woken
 from kvsim.workload.clients import Released
 

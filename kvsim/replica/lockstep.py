@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
+from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
+from kvsim.core.plan import Plan
 from kvsim.replica.events import Link, Process
 from kvsim.replica.host import Receiver
 
@@ -93,11 +93,10 @@ class RankTime(SimulatedTime):
         price: Callable[[Plan], int],
         link: Link,
         inbox: Receiver,
-        full_plans: bool,
         ranks: Ranks,
     ) -> None:
         """See `SimulatedTime`; `ranks` are all ranks of the engine."""
-        super().__init__(env, price, link, inbox, full_plans)
+        super().__init__(env, price, link, inbox)
         self.meets = True
         self._ranks = ranks
         self._alone_ns = 0

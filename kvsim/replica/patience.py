@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from math import inf
 
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.workload.columns import column
 from kvsim.workload.trace import Row
 

@@ -18,11 +18,11 @@ from collections import deque
 
 import simpy
 
+from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
+from kvsim.core.plan import Plan
 from kvsim.cost import checked_prices
 from kvsim.cost.stages import StagedCost
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
 from kvsim.replica.events import Link
 from kvsim.replica.host import Receiver
 from kvsim.schema import STAGE_COLUMNS
@@ -34,7 +34,7 @@ class PipelineTime(SimulatedTime):
     def __init__(
         self, env: simpy.Environment, cost: StagedCost, link: Link, inbox: Receiver
     ) -> None:
-        super().__init__(env, checked_prices(cost).step_ns, link, inbox, False)
+        super().__init__(env, checked_prices(cost).step_ns, link, inbox)
         self.gauged, self.records_empty = STAGE_COLUMNS, False
         self._cost = cost
         self._free_ns = [0] * cost.number

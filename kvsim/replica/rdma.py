@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import simpy
 
-from kvsim.engine.plan import NOTHING_MOVED, Moved
-from kvsim.engine.request import Request
+from kvsim.core.plan import NOTHING_MOVED, Moved
+from kvsim.core.request import Request
 from kvsim.engines.vllm_v1.connector import NOTHING, Done, Job, Transfers, Worker
 from kvsim.link import TransferTimes
 from kvsim.replica.events import Process

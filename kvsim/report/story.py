@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.engine.request import ABORTED
+from kvsim.core.request import ABORTED
 from kvsim.errors import OutputError, nearest
 from kvsim.ledger import standings
 from kvsim.ledger.parts import KERNELS, PROMPT_PARTS, TIME_LABELS, TIME_PARTS, WAITING_FOR

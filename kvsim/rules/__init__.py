@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvsim.engine.growth import make_growth
-from kvsim.engine.idle import make_idle_order
-from kvsim.engine.sharing import make_full_hit, make_hits_save, make_publish_at
 from kvsim.rules.eviction import make_eviction
+from kvsim.rules.growth import make_growth
+from kvsim.rules.idle import make_idle_order
 from kvsim.rules.requeue import find_requeue
+from kvsim.rules.sharing import make_full_hit, make_hits_save, make_publish_at
 
 RULES: dict[str, Callable[..., Any]] = {
     "growth": make_growth,

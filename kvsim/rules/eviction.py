@@ -8,8 +8,8 @@ from functools import partial
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
 
-from kvsim.engine.idle import Queue
-from kvsim.engine.order import Order, make_order
+from kvsim.rules.idle import Queue
+from kvsim.rules.order import Order, make_order
 from kvsim.rules.replacement.arc import AdaptiveReplacement
 from kvsim.rules.replacement.belady import Belady
 from kvsim.rules.replacement.counted import (
@@ -266,4 +266,4 @@ EVICTIONS: dict[str, type[Order]] = {
 """Values of the argument `eviction` of managers with a prefix cache."""
 
 make_eviction = partial(make_order, "eviction", EVICTIONS)
-"""Returns the factory of an eviction order by name (`kvsim.engine.order.make_order`)."""
+"""Returns the factory of an eviction order by name (`kvsim.rules.order.make_order`)."""

@@ -12,12 +12,11 @@ A rule decides nothing else, and never reads a cost model: prices come from outs
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import RECOMPUTE, SWAP
-from kvsim.engine.request import RUNNING, Request
-from kvsim.rules.groups import width
+from kvsim.core.batch import Batch
+from kvsim.core.plan import RECOMPUTE, SWAP
+from kvsim.core.request import RUNNING, Request
 
 Means = Callable[[Request, Batch], str]
 """Returns `recompute` or `swap` for a victim of a batch; nothing is changed."""
@@ -49,7 +48,7 @@ def swap(victim: Request, batch: Batch) -> str:
 
 def by_width(victim: Request, batch: Batch) -> str:
     """The engine's own rule: recompute one sequence; swap several, as they share blocks."""
-    return RECOMPUTE if width(victim) == 1 else SWAP
+    return RECOMPUTE if victim.width() == 1 else SWAP
 
 
 class Cheapest:
@@ -65,12 +64,13 @@ class Cheapest:
 
     def __call__(self, victim: Request, batch: Batch) -> str:
         """Returns `recompute` or `swap` for a victim."""
-        blocks = batch.blocks
+        blocks: Any = batch.blocks
+        assert batch.plan is not None
         moving = [s for s in victim.sequences if s.state == RUNNING]
         full = blocks.swap_need(moving, blocks.cpu) > blocks.cpu.free
         if full and len(moving) == 1:
             return RECOMPUTE
-        if width(victim) > 1:
+        if victim.width() > 1:
             return SWAP
         (sequence,) = moving
         swap_ns = self._prices.swap_ns(len(sequence.table), len(batch.plan.swaps_out))

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.engine.named import callable_with, find_rule
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.errors import ConfigError
+from kvsim.rules.named import callable_with, find_rule
 
 Requeue = Callable[[deque[Request], Request], None]
 """Puts a victim into the waiting queue. Called once per victim, in order of preemption."""

@@ -22,39 +22,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvsim.engine.future import Future
-from kvsim.engine.named import callable_with, find_rule
-from kvsim.engine.request import RUNNING, Request
-from kvsim.engine.tables import Tables
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import RUNNING, Request
 from kvsim.errors import ConfigError
-from kvsim.rules.groups import by_priority
+from kvsim.rules.future import Future
+from kvsim.rules.named import callable_with, find_rule
 from kvsim.workload.arrivals import random_stream
 
-Victim = Callable[[Sequence[Request], Tables], Request]
+Victim = Callable[[Sequence[Request], BlockManager], Request]
 """Returns one of the candidates; there is at least one. It must not change the block tables."""
 
 
-def tail(candidates: Sequence[Request], blocks: Tables) -> Request:
+def tail(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """The last running request: the one admitted last, unless the engine reorders them."""
     return candidates[-1]
 
 
-def head(candidates: Sequence[Request], blocks: Tables) -> Request:
+def head(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """The first request of the running queue."""
     return candidates[0]
 
 
-def least_computed(candidates: Sequence[Request], blocks: Tables) -> Request:
+def least_computed(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """The request with the fewest computed tokens: least work is lost (vLLM PR #53723)."""
     return min(candidates, key=_computed)
 
 
-def most_computed(candidates: Sequence[Request], blocks: Tables) -> Request:
+def most_computed(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """The request with the most computed tokens: a bad choice, as a bound for the others."""
     return max(candidates, key=_computed)
 
 
-def priority(candidates: Sequence[Request], blocks: Tables) -> Request:
+def priority(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """The worst request by (priority, arrival): vLLM V1's own rule under its priority policy."""
     return max(candidates, key=by_priority)
 
@@ -65,7 +64,7 @@ class RandomVictim:
     def __init__(self, *, seed: int) -> None:
         self._random = random_stream(seed, "victim")
 
-    def __call__(self, candidates: Sequence[Request], blocks: Tables) -> Request:
+    def __call__(self, candidates: Sequence[Request], blocks: BlockManager) -> Request:
         return candidates[int(self._random.integers(len(candidates)))]
 
 
@@ -84,15 +83,15 @@ class CostAware:
     def __init__(self, *, max_model_len: int) -> None:
         self._max_model_len = max_model_len
 
-    def __call__(self, candidates: Sequence[Request], blocks: Tables) -> Request:
+    def __call__(self, candidates: Sequence[Request], blocks: BlockManager) -> Request:
         return max(candidates, key=lambda request: self._score(request, blocks))
 
-    def _score(self, request: Request, blocks: Tables) -> float:
+    def _score(self, request: Request, blocks: BlockManager) -> float:
         running = [s for s in request.sequences if s.state == RUNNING]
         own = sum(map(blocks.own_blocks, running))
-        tokens = sum(s.length for s in running)
-        generated = max(s.length for s in running) - request.input_length
-        most = max(1, self._max_model_len - request.input_length)
+        tokens = sum(int(s.length) for s in running)
+        generated = max(int(s.length) for s in running) - int(request.input_length)
+        most = max(1, self._max_model_len - int(request.input_length))
         return own / max(1, tokens) * (1 - generated / most)
 
 
@@ -128,7 +127,7 @@ def _guarded(label: str, policy: Victim) -> Victim:
     """Wraps a user's policy and checks its choices."""
     callable_with(label, policy, "candidates", "blocks")
 
-    def choose(candidates: Sequence[Request], blocks: Tables) -> Request:
+    def choose(candidates: Sequence[Request], blocks: BlockManager) -> Request:
         victim = policy(candidates, blocks)
         if victim not in candidates:
             raise ConfigError(
@@ -138,6 +137,11 @@ def _guarded(label: str, policy: Victim) -> Victim:
         return victim
 
     return choose
+
+
+def by_priority(request: Request) -> tuple[int, int]:
+    """Sort key of the priority policies: smaller keys are served first."""
+    return request.priority, request.arrival_ns
 
 
 def _computed(request: Request) -> int:

@@ -1,7 +1,7 @@
 """Declares every column of a result once: for memory, Parquet files and the reference.
 
 ```
-step_row ──► STEPS            requests, trace ──► REQUESTS      + in files: seconds, made of the
+StepRows ──► STEPS            requests, trace ──► REQUESTS      + in files: seconds, made of the
  ledger  ──► its kernels               ledger ──► its parts       nanoseconds of the same name
 ```
 
@@ -19,14 +19,6 @@ from kvsim.schema.steps import (
     STAGE_COLUMNS,
     STEP_COLUMNS,
     STEPS,
-    Census,
-    completed_row,
-    decode_row,
-    finished_row,
-    gauge_row,
-    pack,
-    prompt_row,
-    step_row,
 )
 
 TABLES = (REQUESTS, STEPS, TRANSITIONS, BLOCK_MAP, ROUTING, HANDOVERS)
@@ -50,15 +42,7 @@ __all__ = [
     "TABLES",
     "TEXT",
     "TRANSITIONS",
-    "Census",
     "Column",
     "Source",
     "Table",
-    "completed_row",
-    "decode_row",
-    "finished_row",
-    "gauge_row",
-    "pack",
-    "prompt_row",
-    "step_row",
 ]

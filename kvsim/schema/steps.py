@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable
 from functools import partial
-from struct import Struct
 
 from kvsim.schema.column import Column, Source, Table, part, seconds
 
@@ -110,104 +107,3 @@ STAGE_COLUMNS = STEPS.names(Source.STAGES)
 
 SGLANG_COLUMNS = STEPS.names(Source.SGLANG)
 """Columns that a row of SGLang has after these (`Scheduler.gauges`)."""
-
-Census = tuple[int, int, int, int, int, int]
-"""How many blocks are in which state: GPU blocks used, idle with content, and blank; CPU blocks
-used; empty token slots in used GPU blocks; free GPU blocks that no admission can use."""
-
-CENSUS = STEP_COLUMNS[STEP_COLUMNS.index("used_blocks") : STEP_COLUMNS.index("blocked")]
-"""The columns of a `Census`."""
-
-
-def packer(*columns: str) -> Callable[..., bytes]:
-    """Returns a function that makes a row as bytes from the values of these columns, in the order
-    of `STEP_COLUMNS`. All others are 0."""
-    return Struct("".join("q" if name in columns else "8x" for name in STEP_COLUMNS)).pack
-
-
-pack = packer(*STEP_COLUMNS)
-"""A row as bytes, from the values of `STEP_COLUMNS`."""
-
-_STATE = "waiting", "running", *CENSUS, "blocked", "finished"
-
-decode_row = packer(
-    *("start_ns", "end_ns", "decode_seqs", "context_tokens", "batched_tokens"),
-    *("preempted_recompute", "ignored", *_STATE),
-)
-"""The row of a step of decodes alone, from these values in order."""
-
-prompt_row = packer(
-    *("start_ns", "end_ns", "prefill_seqs", "prefill_tokens", "cached_tokens", "decode_seqs"),
-    *("context_tokens", "batched_tokens", "ignored", *_STATE),
-)
-"""The row of a step with prompts, without preemptions, from these values in order."""
-
-
-def step_row(
-    *,
-    start_ns: int = 0,
-    end_ns: int = 0,
-    transfer_ns: int = 0,
-    link_wait_ns: int = 0,
-    flush_ns: int = 0,
-    rank_wait_ns: int = 0,
-    prefill_seqs: int = 0,
-    prefill_tokens: int = 0,
-    cached_tokens: int = 0,
-    decode_seqs: int = 0,
-    context_tokens: int = 0,
-    batched_tokens: int = 0,
-    preempted_recompute: int = 0,
-    preempted_swap: int = 0,
-    swapped_in: int = 0,
-    swap_out_blocks: int = 0,
-    swap_in_blocks: int = 0,
-    copied_blocks: int = 0,
-    ignored: int = 0,
-    waiting: int = 0,
-    running: int = 0,
-    swapped: int = 0,
-    census: Census = (0, 0, 0, 0, 0, 0),
-    blocked: int = 0,
-    finished: int = 0,
-) -> bytes:
-    """A step as bytes, for `Recorder.packed`; what is not given is 0.
-
-    `census`: the columns from `used_blocks` to `stranded_blocks`, as `Tables.census` returns them.
-    """
-    return pack(
-        start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, rank_wait_ns, prefill_seqs,
-        prefill_tokens, cached_tokens, decode_seqs, context_tokens, batched_tokens,
-        preempted_recompute, preempted_swap, swapped_in, swap_out_blocks, swap_in_blocks,
-        copied_blocks, ignored, waiting, running, swapped, *census, blocked, finished,
-    )  # fmt: skip
-
-
-def completed_row(
-    row: bytes,
-    start_ns: int,
-    end_ns: int,
-    transfer_ns: int = 0,
-    link_wait_ns: int = 0,
-    flush_ns: int = 0,
-    rank_wait_ns: int = 0,
-    finished: int = 0,
-) -> bytes:
-    """A row that was made when its step was composed, with what is known when it is over."""
-    times = _TIMES.pack(start_ns, end_ns, transfer_ns, link_wait_ns, flush_ns, rank_wait_ns)
-    return times + row[_TIMES.size : _FINISHED_AT] + _FINISHED.pack(finished) + row[_FINISHED_END:]
-
-
-def finished_row(row: bytes, finished: int) -> bytes:
-    """A row that was complete, but for who finishes with the step."""
-    return row[:_FINISHED_AT] + _FINISHED.pack(finished) + row[_FINISHED_END:]
-
-
-def gauge_row(values: Iterable[int]) -> bytes:
-    """The end of a row: the values of columns that one engine has beyond `STEP_COLUMNS`."""
-    return array("q", values).tobytes()
-
-
-_TIMES, _FINISHED = Struct("6q"), Struct("q")
-_FINISHED_AT = STEP_COLUMNS.index("finished") * _FINISHED.size
-_FINISHED_END = _FINISHED_AT + _FINISHED.size

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim import schema
-from kvsim.records.recorder import PIECE_STEPS
+from kvsim.core.rows import PIECE_STEPS
 from kvsim.report.timeline import States
 from kvsim.schema import BLOCKED, Source
 from kvsim.tracks.events import FIRST_TRACK, Track, counter, process, span, thread

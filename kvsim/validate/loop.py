@@ -7,14 +7,16 @@ as soon as the step is composed. For engines with one step in flight.
 from __future__ import annotations
 
 import heapq
-from typing import Any, Protocol
+from typing import Protocol
 
+from kvsim.core.batch import Batch
 from kvsim.core.host import Host, Waiting
-from kvsim.cores import loop_class
-from kvsim.engine.loop import Watcher
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
+from kvsim.core.loop import Loop
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.core.scheduler import Scheduler
 from kvsim.errors import EngineStopped
+from kvsim.watchers import Watcher
 from kvsim.workload.clients import Clients
 
 Pairs = list[tuple[int, int]]
@@ -37,8 +39,8 @@ class Times(Protocol):
 
 
 def serve(
-    scheduler: Any,
-    batch: Any,
+    scheduler: Scheduler,
+    batch: Batch,
     times: Times,
     clients: Clients,
     watcher: Watcher | None = None,
@@ -49,7 +51,7 @@ def serve(
     if requests are left that it can never schedule.
     """
     device = Device(times, clients)
-    for _ in loop_class(scheduler)(device, scheduler, batch, watcher=watcher).run():
+    for _ in Loop(device, scheduler, batch, watcher=watcher).run():
         pass
     batch.audit()
     if len(batch):

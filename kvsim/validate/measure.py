@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from kvsim.cores import batch_of, request_class
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.validate.loop import Pairs, Times, serve
 from kvsim.validate.recording import MARKS, RUNS, SCHEMA, digest
@@ -133,9 +133,9 @@ def serve_policy(
     rows = trace.rows[: config.num_prompts]
     blocks = build(policy["block_manager"])
     scheduler = build_scheduler(policy["scheduler"], policy["config"], blocks)
-    requests = make_requests(trace, rows, n=config.n, make=request_class(scheduler))
+    requests = make_requests(trace, rows, n=config.n)
     clients = Clients(requests, rows, release_times(rows, config), config)
-    batch = batch_of(scheduler, blocks, lambda index: rows[index].output_length)
+    batch = Batch(blocks, lambda index: rows[index].output_length, scheduler.longest_sequence)
     try:
         return serve(scheduler, batch, times, clients), requests
     except EngineStopped as stop:

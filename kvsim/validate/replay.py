@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
-from kvsim.engine.plan import Plan
+from kvsim.core.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.run import simulate
 from kvsim.validate.recording import MARKS, digest
@@ -79,8 +79,8 @@ def replayed(policy: Mapping[str, Any], name: str, trace: Trace, config: RunConf
     """
     run, used = policy[name], []
 
-    def parts_of(settings: RunConfig, named: bool) -> Parts:
-        parts = assemble(settings, named)
+    def parts_of(settings: RunConfig) -> Parts:
+        parts = assemble(settings)
         used.append(Replay(run, parts))
         return parts._replace(cost=used[-1], link=cast("Any", used[-1]))
 

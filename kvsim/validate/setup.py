@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.config import named_code
 from kvsim.core.blocks import BlockManager
-from kvsim.core.scheduler import Scheduler as CoreScheduler
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
+from kvsim.core.scheduler import Scheduler
 from kvsim.engines.vllm_v1.manager import KVCacheManager, full_attention
 from kvsim.errors import ConfigError, check_choice
 from kvsim.signatures import signature
@@ -125,8 +123,7 @@ def _is_ours(name: str) -> bool:
     except ImportError:
         return False
     return kind is full_attention or (
-        isinstance(kind, type)
-        and issubclass(kind, Scheduler | Tables | CoreScheduler | BlockManager)
+        isinstance(kind, type) and issubclass(kind, Scheduler | BlockManager)
     )
 
 

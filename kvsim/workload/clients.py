@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.engine.request import ABORTED, Request
+from kvsim.core.request import ABORTED, Request
 from kvsim.workload.arrivals import think_times, waits_for
 from kvsim.workload.columns import column
 from kvsim.workload.source import MAX_NS

@@ -12,11 +12,11 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
-from kvsim.engine.request import SpannedStream
 from kvsim.errors import ConfigError
 from kvsim.workload.formats import mooncake
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import ceiling_tokens
+from kvsim.workload.streams import SpannedStream
 from kvsim.workload.trace import HashContent, Trace
 from kvsim.writing import write_lines
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from kvsim.cachelab.curve import lru_tokens
 from kvsim.cachelab.optimum import optimum_tokens
-from kvsim.engine.request import Stream
 from kvsim.workload.keys import streams
 from kvsim.workload.reuse import Counting, ceiling_tokens, find_reuse
 from kvsim.workload.runs import total
+from kvsim.workload.streams import Stream
 from kvsim.workload.trace import HashContent, Row, Trace
 
 _NS_PER_S = 1_000_000_000

@@ -32,10 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
-from kvsim.engine.request import Piece, Span
 from kvsim.workload.chain import Chains
 from kvsim.workload.columns import Rows, column, hash_runs
 from kvsim.workload.pieces import block_spans, joined, span_pieces
+from kvsim.workload.streams import Piece, Span
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from sys import maxsize
 
-from kvsim.engine.request import Piece, Span
+from kvsim.workload.streams import Piece, Span
 
 
 def span_pieces(first: int, last: int, stops: Sequence[int], offsets: Sequence[int]) -> list[Piece]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
-from kvsim.engine.request import PLAIN, PREFILL, Options, Request
+from kvsim.core.request import PLAIN, PREFILL, Options, Request
 from kvsim.workload.columns import bare
 from kvsim.workload.keys import Streams, streams
 from kvsim.workload.trace import Row, Trace
@@ -23,19 +23,16 @@ class Requests(Sequence[Request]):
         n: int = 1,
         ignore_eos: bool = False,
         kv_transfer: str = "",
-        make: Callable[..., Any] = Request,
     ) -> None:
         """`streams`: block identities of each row of the trace, if anybody needs them; `n`: samples
         of each request; `ignore_eos`: clients announce how long outputs become, as benchmarks
-        do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token. `make`: the
-        class of the requests."""
-        self._make = make
+        do; `kv_transfer`: as in `Options`. A prefill engine is asked for one token."""
         self._ignore_eos = ignore_eos
         self._kv_transfer = kv_transfer
         self._row = bare(rows)
         self._samples = n
         self.streams = streams
-        self._held: list[Any] = [None] * len(rows)
+        self._held: list[Request | None] = [None] * len(rows)
         self._over = bytearray(len(rows))
         """1 for a request that was dropped."""
 
@@ -43,10 +40,10 @@ class Requests(Sequence[Request]):
         return len(self._over)
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> Request: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: slice) -> list[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | list[Request]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         held = self._held[index]
@@ -56,7 +53,7 @@ class Requests(Sequence[Request]):
         stream = None if self.streams is None else self.streams[row.index]
         announced = row.output_length if self._ignore_eos else row.max_new_tokens
         plain = not (row.lora or self._kv_transfer)
-        request = self._make(
+        request = Request(
             row.index,
             row.id,
             row.input_length,
@@ -72,39 +69,18 @@ class Requests(Sequence[Request]):
         self._held[index] = request
         return request
 
-    def remade(self, request: Any, make: Callable[..., Any]) -> Any:
-        """Makes a request that was just sent again, in another class."""
-        kept, self._make = self._make, make
-        self._held[request.index] = None
-        other = self[request.index]
-        self._make = kept
-        other.released_ns, other.arrival_ns = request.released_ns, request.arrival_ns
-        other.client_queue_ns = request.client_queue_ns
-        return other
-
     def admitted(self, index: int) -> bool:
         """Whether a request has been given blocks, or is over."""
         held = self._held[index]
         return bool(self._over[index]) if held is None else held.first_scheduled_ns >= 0
 
     def let_go(self, request: Request) -> None:
-        """Drop a request that is over; also its sequences, unless they still hold blocks."""
+        """Drop a request that is over."""
         self._held[request.index] = None
         self._over[request.index] = 1
-        if not isinstance(request, Request):
-            return
-        sequences = request.sequences
-        if len(sequences) > 1 and any(sequence.table for sequence in sequences):
-            return
-        if not sequences[0].table:
-            # A reference cycle would keep them in memory.
-            sequences.clear()
 
     def let_all_go(self) -> None:
         """Drop all requests and their rows, which nothing looks up any more."""
-        for request in self._held:
-            if isinstance(request, Request):
-                request.sequences.clear()
         self._held, self._row = [], ().__getitem__
 
 
@@ -122,7 +98,6 @@ def make_requests(
     *,
     n: int = 1,
     keyed: bool = True,
-    make: Callable[..., Any] = Request,
-) -> list[Any]:
+) -> list[Request]:
     """All requests of `Requests` in a list."""
-    return list(Requests(rows, streams(trace) if keyed else None, n=n, make=make))
+    return list(Requests(rows, streams(trace) if keyed else None, n=n))

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvsim.collector import collector_paused
-from kvsim.engine.request import Span, SpannedStream
 from kvsim.limits import BLOCKS, REFERENCES, check_size
+from kvsim.workload.streams import Span, SpannedStream
 from kvsim.workload.trace import Row
 
 

@@ -14,12 +14,12 @@ from small_engines import make_trace
 from worlds import MS, config
 
 import kvsim
-from kvsim.engine.batch import Batch
-from kvsim.engine.growth import GROWTH
-from kvsim.engine.idle import IDLE_ORDERS
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.rules.eviction import EVICTIONS
+from kvsim.rules.growth import GROWTH
+from kvsim.rules.idle import IDLE_ORDERS
 from kvsim.workload import open_trace
 from kvsim.workload.trace import Trace
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine.order import Order
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.result import Result
+from kvsim.rules.order import Order
 from kvsim.run import simulate
 from kvsim.workload.trace import ParentContent, Row, Trace
 

@@ -9,13 +9,9 @@ from typing import Any
 from fuzz import outsiders
 from fuzz.draw import (
     TICK_NS,
-    draw_clients,
     draw_configuration,
-    draw_cost,
     draw_features,
     draw_heirs,
-    draw_pressure,
-    draw_room,
     draw_settings,
     draw_trace,
 )
@@ -67,46 +63,9 @@ def check_policy(seed: int, limit_s: float = LIMIT_S) -> str:
         may_crash=variant == "other",
         balanced=variant != "other",
         limit_s=limit_s,
-        # A cost model that declares sums is shown no more than sums.
-        notes=None if "decode_run_ns" in overridden else getattr(policy, "notes", None),
+        notes=getattr(policy, "notes", None),
     ).kind
     return f"{variant}: {end}"
-
-
-def check_scratch(seed: int, limit_s: float = LIMIT_S) -> str:
-    """A scheduler from scratch, sometimes with a manager from scratch."""
-    rng = random.Random(f"scratch {seed}")
-    trace = draw_trace(rng)
-    settings = draw_room(rng) | draw_clients(rng)
-    settings["cost"] = draw_cost(rng)
-    settings["engine"] = "fuzz.outsiders:Scratch"
-    settings["scheduler_args"] = {
-        "mixed": rng.random() < 0.5,
-        "order": rng.choice(("fcfs", "shortest", "priority")),
-        "place": rng.choice((-1, 0, 1)),
-    }
-    manager = rng.choice((None, "naive", "prefix-caching", "contiguous", "fuzz.outsiders:Generous"))
-    if manager is not None:
-        settings["block_manager"] = manager
-    if manager == "fuzz.outsiders:Generous":
-        settings["block_manager_args"] = {"extra": rng.randrange(3)}
-    settings["max_num_batched_tokens"] = settings["max_model_len"] + rng.choice((0, 30))
-    where = f"scratch {seed}"
-    return assert_equal_runs(trace, settings, where, may_crash=True, limit_s=limit_s).kind
-
-
-def check_runs(seed: int, limit_s: float = LIMIT_S) -> str:
-    """An engine whose prefix cache is kept in runs, against the same cache block by block."""
-    rng = random.Random(f"runs {seed}")
-    trace = draw_trace(rng) if rng.random() < 0.5 else draw_heirs(rng)
-    engine, manager = rng.choice(_IN_RUNS)
-    settings = draw_settings(rng, engine, manager)
-    settings.pop("n", None)
-    if settings.get("preemption_mode") in ("swap", "auto"):
-        del settings["preemption_mode"]
-    if rng.random() < 0.5:
-        settings = draw_pressure(rng, settings)
-    return assert_equal_runs(trace, settings, f"runs {seed}", limit_s=limit_s).kind
 
 
 def check_features(seed: int, limit_s: float = LIMIT_S) -> str:
@@ -134,22 +93,11 @@ def check_features(seed: int, limit_s: float = LIMIT_S) -> str:
     return assert_equal_runs(trace, settings, f"features {seed}", limit_s=limit_s).kind
 
 
-_IN_RUNS = (
-    ("vllm-v1", "vllm-v1-prefix-caching"),
-    ("vllm-v1", "vllm-v1-prefix-caching"),
-    ("vllm-0.6.3", "prefix-caching"),
-    ("vllm-0.6.3", "prefix-caching"),
-)
-"""Engines, as often as they are drawn, and the managers that name what they keep in runs."""
-
-
 KINDS: dict[str, Callable[..., str]] = {
     "configurations": check_configuration,
     "features": check_features,
     "fleets": check_fleet,
     "policies": check_policy,
-    "runs": check_runs,
-    "scratch": check_scratch,
     "sglang": check_sglang,
 }
 """Kind of cases -> what checks the case of a seed."""

@@ -39,7 +39,7 @@ ENGINES = (
 """As often as there is something in them to be found."""
 MANAGERS = {
     "vllm-0.3.3": (None,),
-    "vllm-0.6.3": (None, "naive", "prefix-caching", "prefix-runs", "contiguous"),
+    "vllm-0.6.3": (None, "naive", "prefix-caching", "contiguous"),
     "vllm-v1": (None, "vllm-v1", "vllm-v1-prefix-caching", "naive"),
     "nano-vllm": (None,),
     "nano-vllm-2025-08": (None,),
@@ -59,7 +59,6 @@ _SHARING = ("publish_at", "hits_save", "full_hit")
 RULES_OF = {
     "naive": ("growth", "idle_order"),
     "prefix-caching": ("growth", "idle_order", "eviction", *_SHARING),
-    "prefix-runs": ("growth",),
     "vllm-v1-prefix-caching": ("eviction", *_SHARING),
     "nano-vllm": _SHARING,
     "nano-vllm-2025-08": _SHARING,
@@ -313,8 +312,8 @@ def _draw_vllm063(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any
         drawn["max_num_batched_tokens"] = max(seqs, settings["max_model_len"])
     if rng.random() < 0.2:
         drawn["scheduling_policy"] = "priority"
-    swaps = manager not in ("contiguous", "prefix-runs")
-    if rng.random() < 0.2 and manager != "prefix-runs":
+    swaps = manager != "contiguous"
+    if rng.random() < 0.2:
         drawn["n"] = rng.randrange(2, 4)
     elif rng.random() < 0.4:
         drawn["disable_async_output_proc"] = True

@@ -1,4 +1,4 @@
-"""The rule of every run: as it is, and with `exact_twin`, it decides and measures the same."""
+"""The rule of every run: it ends, its books balance, and done again it is the same."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ LIMIT_S = 10.0
 """CPU seconds after which a run counts as one that never ends; these runs take milliseconds."""
 NO_PROGRESS_STEPS = 2_000
 """Steps without progress that are a livelock here, so that one is found soon."""
-_MAY_DIFFER = frozenset({"config", "fast_path", "command"})
-"""Of `Result.meta`: `exact_twin` itself, and how much was taken in one go."""
 
 
 class NeverEndsError(Exception):
@@ -55,7 +53,7 @@ def assert_equal_runs(
     limit_s: float = LIMIT_S,
     notes: list[Any] | None = None,
 ) -> Run:
-    """Both runs of `settings` are equal, row by row; returns the first.
+    """A run of `settings` and the same done again are equal, row by row; returns the first.
 
     `where` opens every message. `may_crash`: an exception counts as equal to one of the same class,
     as a policy that breaks promises may raise it; `balanced`: the books must balance, as they do
@@ -64,26 +62,26 @@ def assert_equal_runs(
     """
     notes = [] if notes is None else notes
     notes.clear()
-    fast = run(trace, settings, limit_s)
+    first = run(trace, settings, limit_s)
     seen = tuple(notes)
     notes.clear()
-    dull = run(trace, {**settings, "exact_twin": True}, limit_s)
+    second = run(trace, settings, limit_s)
     where = f"{where}\nsettings: {dict(settings)}"
-    for name, each in (("fast run", fast), ("twin", dull)):
+    for name, each in (("run", first), ("run done again", second)):
         crashed = each.error is not None and each.kind != "refused"
         if crashed and (not may_crash or isinstance(each.error, NeverEndsError)):
             raise AssertionError(f"{name} raises {_shown(each)}; {where}") from each.error
-    if fast.result is None or dull.result is None:
-        told = _told(fast) == _told(dull)
-        assert told, f"fast run: {_shown(fast)}; twin: {_shown(dull)}; {where}"
-        return fast
-    found = difference(fast.result, dull.result) or _notes_differ(seen, notes)
+    if first.result is None or second.result is None:
+        told = _told(first) == _told(second)
+        assert told, f"run: {_shown(first)}; done again: {_shown(second)}; {where}"
+        return first
+    found = difference(first.result, second.result) or _notes_differ(seen, notes)
     assert not found, f"{found}; {where}"
     if balanced:
-        for result in (fast.result, dull.result):
+        for result in (first.result, second.result):
             found = imbalance(result)
             assert not found, f"{found}; {where}"
-    return fast
+    return first
 
 
 def run(trace: Trace | str, settings: Mapping[str, Any], limit_s: float = LIMIT_S) -> Run:
@@ -100,26 +98,26 @@ def run(trace: Trace | str, settings: Mapping[str, Any], limit_s: float = LIMIT_
     return Run(result)
 
 
-def difference(fast: Result, dull: Result) -> str:
+def difference(first: Result, second: Result) -> str:
     """The first thing in which two runs differ, the most telling ones first; empty: nothing."""
     tables = {
-        "steps": (fast.steps, dull.steps),
-        "transitions": (fast.transitions, dull.transitions),
-        "requests": (fast.requests, dull.requests),
+        "steps": (first.steps, second.steps),
+        "transitions": (first.transitions, second.transitions),
+        "requests": (first.requests, second.requests),
     }
     for name, (ours, theirs) in tables.items():
         found = columns_differ(ours, theirs)
         if found:
             return f"{name}: {found}"
-    for key in sorted((fast.meta.keys() | dull.meta.keys()) - _MAY_DIFFER):
-        if fast.meta.get(key) != dull.meta.get(key):
-            return f"meta: {key}: {fast.meta.get(key)}, in the twin {dull.meta.get(key)}"
-    if dict(fast.token_gaps_ns) != dict(dull.token_gaps_ns):
+    for key in sorted(first.meta.keys() | second.meta.keys()):
+        if first.meta.get(key) != second.meta.get(key):
+            return f"meta: {key}: {first.meta.get(key)}, done again {second.meta.get(key)}"
+    if dict(first.token_gaps_ns) != dict(second.token_gaps_ns):
         return "token gaps"
-    for key in sorted((fast.summary.keys() | dull.summary.keys()) - {"meta"}):
-        ours, theirs = fast.summary.get(key), dull.summary.get(key)
+    for key in sorted((first.summary.keys() | second.summary.keys()) - {"meta"}):
+        ours, theirs = first.summary.get(key), second.summary.get(key)
         if ours != theirs and not (ours != ours and theirs != theirs):
-            return f"summary: {key}: {ours}, in the twin {theirs}"
+            return f"summary: {key}: {ours}, done again {theirs}"
     return ""
 
 
@@ -157,7 +155,7 @@ def imbalance(result: Result) -> str:
 
 def columns_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     if list(ours) != list(theirs):
-        return f"columns {list(ours)}, in the twin {list(theirs)}"
+        return f"columns {list(ours)}, done again {list(theirs)}"
     first: tuple[int, str] | None = None
     for name in ours:
         left, right = list(ours[name]), list(theirs[name])
@@ -166,16 +164,16 @@ def columns_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         places = (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
         place = next(places, min(len(left), len(right)))
         if first is None or place < first[0]:
-            first = place, f"{name}[{place}]: {_at(left, place)}, in the twin {_at(right, place)}"
+            first = place, f"{name}[{place}]: {_at(left, place)}, done again {_at(right, place)}"
     return "" if first is None else first[1]
 
 
 def _notes_differ(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     for place, (left, right) in enumerate(zip(ours, theirs, strict=False)):
         if left != right:
-            return f"the policy sees: {left}, in the twin {right}, note {place}"
+            return f"the policy sees: {left}, done again {right}, note {place}"
     if len(ours) != len(theirs):
-        return f"the policy is asked {len(ours)} times, in the twin {len(theirs)}"
+        return f"the policy is asked {len(ours)} times, done again {len(theirs)}"
     return ""
 
 

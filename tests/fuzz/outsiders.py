@@ -1,4 +1,4 @@
-"""Policies of outsiders: subclasses made from a seed, and some written from scratch.
+"""Policies of outsiders: subclasses made from a seed.
 
 `fuzz.outsiders:Scheduler7` names the class that seed 7 makes: a random built-in scheduler of which
 some methods are overridden, with an equivalent body or with another one. Likewise `Manager7`,
@@ -16,13 +16,11 @@ from collections.abc import Sequence as Seq
 from types import FunctionType
 from typing import Any
 
+from kvsim.core.batch import Batch
+from kvsim.core.blocks import BlockManager
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.cost import ConstantCost
-from kvsim.cost.decodes import cut
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Sequence
-from kvsim.engine.scheduler import Scheduler
-from kvsim.engine.tables import Tables
 from kvsim.engines import BLOCK_MANAGERS, ENGINES
 from kvsim.schema import BLOCKED
 
@@ -68,12 +66,11 @@ def _look_at(thing: object) -> Any:
         return entries, decodes, thing.decode_seqs, thing.context_tokens, thing.samples
     if isinstance(thing, Request):
         done = thing.output_tokens, thing.num_preemptions, thing.first_token_ns
-        return thing.id, done, tuple(map(_look_at, thing.sequences))
-    if isinstance(thing, Sequence):
-        known = thing.length, thing.computed, thing.filled, thing.placeholders
-        return thing.state, known, len(thing.table)
-    if isinstance(thing, Tables):
-        return thing.gpu.free, thing.gpu.used, thing.cpu.used, thing.admission_free
+        known = [(e.state, e.length, e.computed, e.filled, len(e.table)) for e in thing.sequences]
+        return thing.id, done, tuple(known)
+    if isinstance(thing, BlockManager):
+        pools: Any = thing
+        return pools.gpu.free, pools.gpu.used, pools.cpu.used
     if isinstance(thing, (list, tuple, deque)):
         return tuple(map(_look_at, thing))
     return thing if isinstance(thing, int | str) else None
@@ -114,7 +111,7 @@ def victim(seed: int) -> Callable[..., Request]:
     rng = random.Random(f"victim {seed}")
     way = rng.randrange(4)
 
-    def choose(candidates: Any, blocks: Tables) -> Request:
+    def choose(candidates: Any, blocks: BlockManager) -> Request:
         seen = look(candidates, blocks)
         if way == 0:
             return max(candidates, key=_length)
@@ -372,7 +369,7 @@ def _more(rng: random.Random) -> Body:
 
 
 def _fewer_hits(rng: random.Random) -> Body:
-    def match(self: Any, usual: Body, sequence: Sequence) -> list[int]:
+    def match(self: Any, usual: Body, sequence: Request) -> list[int]:
         return list(usual(sequence))[:-1]
 
     return match
@@ -381,7 +378,7 @@ def _fewer_hits(rng: random.Random) -> Body:
 def _spare_room(rng: random.Random) -> Body:
     """Leaves the last free block alone."""
 
-    def extend(self: Any, usual: Body, sequence: Sequence, upto: int) -> bool:
+    def extend(self: Any, usual: Body, sequence: Request, upto: int) -> bool:
         opens = upto > len(sequence.table) * self.block_size
         return not (opens and self.gpu.free < 2) and bool(usual(sequence, upto))
 
@@ -389,7 +386,7 @@ def _spare_room(rng: random.Random) -> Body:
 
 
 def _publishing_late(rng: random.Random) -> Body:
-    def publish(self: Any, usual: Body, sequence: Sequence, upto: int) -> None:
+    def publish(self: Any, usual: Body, sequence: Request, upto: int) -> None:
         usual(sequence, upto - self.block_size)
 
     return publish
@@ -444,137 +441,15 @@ class BareCost:
         return {"kind": self.kind, "source": self.source}
 
 
-# -- from scratch ------------------------------------------------------------------------------
-
-
-class Scratch(Scheduler):
-    """A small scheduler: prompts first or mixed with decodes, in a choice of orders."""
-
-    def __init__(
-        self,
-        *,
-        max_model_len: int,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 2048,
-        mixed: bool = False,
-        order: str = "fcfs",
-        place: int = -1,
-    ) -> None:
-        self.max_model_len = self.longest_sequence = max_model_len
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.mixed = mixed
-        self.order = order
-        self.place = place
-        """Where in the running queue the victim is taken from."""
-
-    def compose(self, batch: Batch, now_ns: int) -> Plan:
-        plan = batch.begin(now_ns)
-        orders: dict[str, Callable[[Request], int]] = {
-            "shortest": _length,
-            "priority": lambda request: request.priority,
-        }
-        if self.order in orders:
-            batch.waiting = deque(sorted(batch.waiting, key=orders[self.order]))
-        if self.mixed:
-            self._decode(batch)
-        prompts = [] if plan.preempted else self._prompts(batch)
-        if not (self.mixed or prompts):
-            self._decode(batch)
-        for request in prompts:
-            batch.running.append(request)
-        return batch.composed()
-
-    def _prompts(self, batch: Batch) -> list[Request]:
-        admitted: list[Request] = []
-        left, blocks = self.max_num_batched_tokens, batch.blocks
-        while batch.waiting and batch.num_running + len(admitted) < self.max_num_seqs:
-            request = batch.waiting[0]
-            length = _length(request)
-            need = blocks.admission_need(request)
-            if length >= self.max_model_len or need > blocks.admission_total:
-                batch.waiting.popleft()
-                batch.ignore(request, "too-long")
-                continue
-            if length > left or need > blocks.admission_free:
-                break
-            batch.admit(request)
-            batch.run_prefill(request, length)
-            admitted.append(request)
-            left -= length
-        batch.plan.batched_tokens += self.max_num_batched_tokens - left
-        return admitted
-
-    def _decode(self, batch: Batch) -> None:
-        running, blocks = batch.running, batch.blocks
-        for request in tuple(running):
-            if request not in running:
-                continue
-            while request in running and blocks.growth_need(request.sequences[0]) > blocks.gpu.free:
-                listed = {each for each, *_ in batch.plan.entries}
-                candidates = [each for each in running if each not in listed]
-                found = candidates[self.place % len(candidates)]
-                running.remove(found)
-                batch.preempt(found)
-                batch.waiting.appendleft(found)
-            if request in running:
-                batch.grow(request)
-                batch.run_decode(request)
-                batch.plan.batched_tokens += 1
-
-
-class Generous(Tables):
-    """A block manager that gives tables `extra` blocks more than an admission needs."""
-
-    swaps = False
-
-    def __init__(
-        self, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, extra: int = 1
-    ) -> None:
-        super().__init__(block_size, num_gpu_blocks, num_cpu_blocks)
-        self.extra = extra
-
-    def admission_need(self, request: Request) -> int:
-        return super().admission_need(request) + self.extra
-
-    def growth_need(self, sequence: Sequence) -> int:
-        return int(sequence.length > len(sequence.table) * self.block_size)
-
-    def allocate(self, sequence: Sequence) -> None:
-        number = -(-sequence.length // self.block_size) + self.extra
-        sequence.table = self.gpu.take_many(number)
-        self._filled(sequence)
-
-
 class Longest:
     """A cost model that prices sums and the three longest decoding sequences."""
 
     kind, source = "constant", "an outsider's"
-    longest_decodes = 3
 
     def step_ns(self, plan: Plan) -> int:
         prompts = sum(7_000 * new + before for new, before in plan.chunks)
         decodes = self._ns(plan.decode_seqs, plan.context_tokens, plan.longest(3))
         return decodes + prompts + 100 * plan.samples
-
-    def decode_ns(self, sequences: int, context_tokens: int, longest: Seq[int] = ()) -> int:
-        return self._ns(sequences, context_tokens, longest) + 100 * sequences
-
-    def decode_run_ns(
-        self,
-        sequences: int,
-        context_tokens: int,
-        steps: int,
-        within_ns: int | None = None,
-        longest: Seq[int] = (),
-    ) -> list[int]:
-        times = [
-            self.decode_ns(
-                sequences, context_tokens + sequences * step, [each + step for each in longest]
-            )
-            for step in range(steps)
-        ]
-        return cut(times, within_ns)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, "source": self.source}

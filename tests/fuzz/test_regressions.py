@@ -1,4 +1,4 @@
-"""Small runs in which the fast path and its twin once parted, or died."""
+"""Small runs that once went wrong, and the same done again."""
 
 import json
 from pathlib import Path
@@ -57,27 +57,6 @@ CASES = {
         [row(0, 1, 50), row(0, 1, 50), row(0.14781312, 1, 15)],
         TINY | {"block_size": 7, "num_gpu_blocks_override": 14, "max_model_len": 98},
     ),
-    "runs with a salt": Case(
-        [row(0, 13, 1, salt="s", hash_ids=[0, 7]), row(1, 13, 1, hash_ids=[0, 7])],
-        TINY
-        | {"block_manager": "prefix-runs", "block_size": 4, "max_model_len": 60}
-        | {"num_gpu_blocks_override": 30},
-        header={"block_size": 8, "hash_kind": "prefix", "partial_hash": True},
-    ),
-    "runs in chunks of whole blocks": Case(
-        [row(0, 1, 2), row(0.001, 60, 1)],
-        TINY
-        | CHUNKED
-        | {"block_manager": "prefix-runs", "block_size": 4, "max_model_len": 80}
-        | {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 32, "max_num_seqs": 8},
-    ),
-    "runs hit in a later chunk": Case(
-        [row(0, 1, 1), row(1, 40, 1), row(2, 60, 1, parent=1)],
-        TINY
-        | CHUNKED
-        | {"block_manager": "prefix-runs", "block_size": 4, "max_model_len": 80}
-        | {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 32, "max_num_seqs": 8},
-    ),
     "a prompt is too long while another is in chunks": Case(
         [row(0, 1, 90), row(0.1, 60, 1), row(0.102, 200, 1), row(0.103, 80, 20)],
         TINY
@@ -115,9 +94,6 @@ RECORDED = {
         {"num_gpu_blocks_override": 4, "max_model_len": 50},
         "finished",
     ),
-    "prefix-runs-salt/t.jsonl": ({"block_manager": "prefix-runs"}, "finished"),
-    "twin-prefix-runs-chunk-rounding/trace.jsonl": (None, "finished"),
-    "twin-prefix-runs-continued-chunk/trace.jsonl": (None, "finished"),
     "twin-chunked-overlong-prompt/trace.jsonl": (None, "finished"),
     "twin-transition-order/trace.jsonl": (None, "finished"),
     "contiguous-overlong/t.jsonl": (

@@ -331,7 +331,6 @@ def test_the_memory_of_a_run_is_foreseen(
 
 def test_the_steps_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsim.limits.STEPS", 4_000)
-    monkeypatch.setattr("kvsim.records.recorder.PIECE_STEPS", 1_000)
     for engine in ("vllm-0.6.3", "vllm-v1"):
         with pytest.raises(ConfigError, match=r"steps: \d+,\d+ is above .* 4,000; .*--limits"):
             assert simulate(CHAT, {"engine": engine, "cost": {"model": "constant"}}).steps

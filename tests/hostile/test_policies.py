@@ -14,11 +14,11 @@ from places import ROOT
 
 from kvsim.core.batch import Batch
 from kvsim.core.plan import Plan
-from kvsim.engine.order import Order
 from kvsim.engines import Naive, VllmV1Async
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.errors import PolicyError
 from kvsim.routers.router import Choice, Router
+from kvsim.rules.order import Order
 from kvsim.run import simulate
 
 SHORT = ["--trace", "chat", "--num-prompts", "30", "--max-model-len", "2048"]
@@ -118,17 +118,6 @@ def cost(step_ns: Callable[..., Any], **more: Any) -> type:
     return type("Cost", (), {**figures, "step_ns": step_ns, "__module__": __name__, **more})
 
 
-def sums(prices: Callable[..., Any]) -> type:
-    return cost(returning(10**7), decode_ns=returning(10**7), decode_run_ns=prices)
-
-
-class Many:
-    """Prices more steps than asked for."""
-
-    def __call__(self, sequences: int, context_tokens: int, steps: int, *more: Any) -> list[int]:
-        return [10**7] * (steps + 1)
-
-
 COSTS = {
     **{
         name: (cost(returning(ns)), f"priced a step at {ns!r}; return whole nanoseconds")
@@ -137,9 +126,6 @@ COSTS = {
     "Fails": (cost(raising(KeyError("x"))), "KeyError: 'x' (test_policies.py:"),
     "Silent": (cost(returning(5), describe=returning(None)), "may have broken a rule"),
     "Strange": (cost(returning(5), describe=returning({"x": object()})), "not JSON serializable"),
-    "ManyRuns": (sums(Many()), "steps where"),
-    "BelowRuns": (sums(returning([-1])), "priced a step at -1"),
-    "FloatRuns": (sums(returning([1e6])), "priced a step at 1000000.0"),
 }
 globals().update({name: kind for name, (kind, _) in COSTS.items()})
 
@@ -247,9 +233,7 @@ def test_a_setting_that_a_constructor_does_not_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_cost_model(name: str, tmp_path: Path) -> None:
-    # Prices of many steps at once are asked by engines that repeat steps.
-    engine = "vllm-0.6.3" if name.endswith("Runs") else "vllm-v1"
-    words = ["run", *SHORT, "--engine", engine, "--set", "cost.model="]
+    words = ["run", *SHORT, "--engine", "vllm-v1", "--set", "cost.model="]
     assert_one_line(words, name, COSTS[name][1], tmp_path)
 
 

@@ -23,12 +23,12 @@ LAYERS = [
     {"records"},
     {"core"},
     {"blame", "library", "server"},
-    {"engine", "hardware", "models", "routers"},
-    {"blockmap", "cores", "link", "notes", "watchers", "workload"},
+    {"hardware", "models", "routers"},
+    {"blockmap", "link", "notes", "watchers", "workload"},
     {"memory"},
     {"archive", "cost", "rules"},
     {"calibrate", "engines", "ledger"},
-    {"assumed", "conform", "fast", "replica", "report"},
+    {"assumed", "conform", "replica", "report"},
     {"cachelab", "pages.figures"},
     {"checks", "pages.distribution", "pages.html", "pages.over_time", "told", "workload.info"},
     {"features"},
@@ -192,29 +192,17 @@ def test_only_the_command_line_prints_and_exits() -> None:
 
 def test_policies_never_read_the_true_output_length() -> None:
     """Only the stop test, and what is kept for oracles, may know how long an output becomes."""
-    for folder in ("engine", "engines", "fast", "rules", "cost"):
+    for folder in ("core", "engines", "rules", "cost"):
         for path in (PACKAGE / folder).rglob("*.py"):
             for node in ast.walk(parsed(path)):
-                if isinstance(node, ast.ClassDef) and node.name in ("Endings", "Future"):
+                if isinstance(node, ast.ClassDef) and node.name in ("Batch", "Future"):
                     for inner in ast.walk(node):
                         inner.oracle = True  # type: ignore[attr-defined]
                 if isinstance(node, ast.Attribute) and not hasattr(node, "oracle"):
                     assert "output_length" not in node.attr, f"{path}:{node.lineno}"
 
 
-def test_short_cuts_hold_a_batch_and_are_none() -> None:
-    """No class of `fast` continues one of another file, but for what it stands in for."""
-    for path in (PACKAGE / "fast").rglob("*.py"):
-        tree = parsed(path)
-        own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name != "MemberSequence":
-                bases = {ast.unparse(base) for base in node.bases} - {"NamedTuple", "Protocol"}
-                twins = path.name == "counted.py"
-                assert twins or bases <= own, f"{path}:{node.lineno} {node.name}"
-
-
-@pytest.mark.parametrize("folder", ["engine", "engines", "replica", "rules"])
+@pytest.mark.parametrize("folder", ["engines", "replica", "rules"])
 def test_what_a_policy_may_have_is_declared_in_its_base_class(folder: str) -> None:
     """Nobody asks an object by `getattr` whether it has something."""
     for path in (PACKAGE / folder).rglob("*.py"):

@@ -14,10 +14,9 @@ from kvsim_kernels.forward import Decoder  # noqa: E402
 from kvsim_kernels.texts import Texts  # noqa: E402
 from worlds import batch_of  # noqa: E402
 
-from kvsim.cores import request_class  # noqa: E402
-from kvsim.engine.batch import Batch  # noqa: E402
-from kvsim.engine.plan import Plan  # noqa: E402
-from kvsim.engine.request import Request  # noqa: E402
+from kvsim.core.batch import Batch  # noqa: E402
+from kvsim.core.plan import Plan  # noqa: E402
+from kvsim.core.request import Request  # noqa: E402
 from kvsim.validate.loop import serve  # noqa: E402
 from kvsim.validate.setup import build, build_scheduler  # noqa: E402
 from kvsim.workload.arrivals import release_times  # noqa: E402
@@ -141,7 +140,7 @@ def run(
     )  # fmt: skip
     batch = batch_of(tables, engine, [row.output_length for row in trace.rows])
     executor = executing(decoder, batch)
-    requests = make_requests(trace, trace.rows, n=n, make=request_class(engine))
+    requests = make_requests(trace, trace.rows, n=n)
     clients = Clients(requests, trace.rows, release_times(trace.rows, LOAD), LOAD)
     serve(engine, batch, executor, clients)
     return [executor.said(request) for request in requests], requests, executor

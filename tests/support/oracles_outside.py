@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvsim.engine.future import Future
-from kvsim.engine.order import Order
 from kvsim.engines.vllm_063 import Vllm063
+from kvsim.rules.future import Future
+from kvsim.rules.order import Order
 
 seen: list[Any] = []
 """What they were told of the future."""

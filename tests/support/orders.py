@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from kvsim.engine.future import Future
-from kvsim.engine.order import Order
-from kvsim.engine.pool import BlockPool
-from kvsim.engine.request import Sequence
-from kvsim.engine.sharing import FullHit, HitsSave, PublishAt
+from kvsim.core.request import Request
+from kvsim.rules.future import Future
+from kvsim.rules.order import Order
+from kvsim.rules.sharing import FullHit, HitsSave, PublishAt
 
 
 class AnyOrder(Order):
@@ -134,7 +134,7 @@ class NoOrder:
     """Lacks everything."""
 
 
-def cautious(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+def cautious(sequence: Request, block_size: int, pool: Any) -> int:
     """Two blocks for every sequence that grows."""
     return 2
 
@@ -146,16 +146,16 @@ class Patient:
         self._random = random.Random(seed)
         self._size = block_size
 
-    def __call__(self, sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+    def __call__(self, sequence: Request, block_size: int, pool: Any) -> int:
         assert block_size == self._size
         return max(0, -(-sequence.length // block_size) - len(sequence.table))
 
 
-def owing(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+def owing(sequence: Request, block_size: int, pool: Any) -> int:
     return -1
 
 
-def unasked(sequence: Sequence) -> int:
+def unasked(sequence: Request) -> int:
     return 1
 
 

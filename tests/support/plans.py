@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from kvsim.core.plan import Plan as CorePlan
-from kvsim.engine.plan import Plan
+from kvsim.core.plan import Plan
 
 
 def plan(
@@ -15,8 +14,9 @@ def plan(
     samples: int = 0,
     copied_blocks: int = 0,
 ) -> Plan:
-    made = Plan()
-    made.chunks = list(chunks)
+    made = Plan(len(chunks) + 4)
+    for place, (new, context) in enumerate(chunks):
+        made.add_chunk(place, new, context, 0)
     made.decode_seqs = decode_seqs
     made.context_tokens = context_tokens
     made.samples = samples
@@ -24,9 +24,9 @@ def plan(
     return made
 
 
-def core_plan(chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> CorePlan:
-    """A step of the core: chunks that yield a token each, and decodes of these lengths."""
-    made = CorePlan(len(chunks) + len(lengths))
+def lengths_plan(chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Plan:
+    """Chunks that yield a token each, and decodes of these lengths."""
+    made = Plan(len(chunks) + len(lengths))
     for place, (new, context) in enumerate(chunks):
         made.add_chunk(place, new, context, 0)
     for length in lengths:

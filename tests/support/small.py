@@ -8,8 +8,8 @@ from typing import Any
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.core.plan import Plan
 from kvsim.cost import Cost
-from kvsim.engine.plan import Plan
 from kvsim.link import LinkTimes
 from kvsim.validate.compare import with_profile
 from kvsim.validate.loop import Pairs, Times

@@ -4,10 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvsim.core.batch import Batch as CoreBatch
-from kvsim.core.scheduler import Scheduler as CoreScheduler
-from kvsim.cores import request_class
-from kvsim.engine.batch import Batch, Endings
+from kvsim.core.batch import Batch
 from kvsim.engines.vllm_v1.groups import Full
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.engines.vllm_v1.scheduler import VllmV1
@@ -75,23 +72,15 @@ def config(**settings: Any) -> dict[str, Any]:
     return {**table, **settings}
 
 
-def batch_of(tables: Any, scheduler: Any, lengths: Mapping[int, int] | Sequence[int]) -> Any:
+def batch_of(tables: Any, scheduler: Any, lengths: Mapping[int, int] | Sequence[int]) -> Batch:
     """A batch for a scheduler; `lengths`: the output length of each request, by its index."""
-    if isinstance(scheduler, CoreScheduler):
-        return CoreBatch(tables, lengths.__getitem__, scheduler.longest_sequence)
-    return Batch(tables, Endings(lengths.__getitem__, scheduler.longest_sequence))
+    return Batch(tables, lengths.__getitem__, scheduler.longest_sequence)
 
 
 def arrive(scheduler: Any, batch: Any, request: Any) -> None:
     """A request arrives, as from a loop."""
-    if isinstance(batch, CoreBatch):
-        batch.enter(request)
+    batch.enter(request)
     scheduler.arrive(batch, request)
-
-
-def request_of(scheduler: Any, *given: Any, **more: Any) -> Any:
-    """A request of the class that a scheduler serves."""
-    return request_class(scheduler)(*given, **more)
 
 
 def manager(
@@ -129,12 +118,10 @@ class Steps:
     def compose(self, now_ns: int) -> Any:
         """The next step, which is in flight if it computes something or nothing else can be."""
         plan = self.scheduler.compose(self.batch, now_ns)
-        if not isinstance(self.scheduler, CoreScheduler):
-            self.scheduler.overlap(self.batch, now_ns)
+        self.scheduler.overlap(self.batch, now_ns)
         if plan.computes or self.scheduler.in_flight == 1:
             self.flying.append(plan)
-            if isinstance(self.scheduler, CoreScheduler):
-                plan.flying = True
+            plan.flying = True
         return plan
 
     def late(self, plan: Any) -> bool:
@@ -146,5 +133,4 @@ class Steps:
         """Settles the oldest step in flight."""
         oldest = self.flying.popleft()
         self.scheduler.settle(self.batch, oldest, now_ns)
-        if isinstance(self.scheduler, CoreScheduler):
-            oldest.flying = False
+        oldest.flying = False

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import RECOMPUTE, Plan
-from kvsim.engine.request import Request
+from kvsim.core.batch import Batch
+from kvsim.core.plan import RECOMPUTE, Plan
+from kvsim.core.request import Request
 from kvsim.schema import BLOCKED
 from kvsim.workload.trace import Trace
 

@@ -3,7 +3,7 @@
 import random
 
 from kvsim.archive import Archive
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.workload.trace import Row
 
 

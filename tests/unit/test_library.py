@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvsim import library
-from kvsim.engine.future import Future
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.library import build, find, names
+from kvsim.rules.future import Future
 
 
 class Base:

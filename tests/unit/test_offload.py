@@ -50,11 +50,6 @@ def test_a_request_that_arrives_during_a_load_is_served_at_once() -> None:
     assert ttft_ms(result) == [1.0, 1.0, 1401.0, 1.0]
 
 
-def test_results_do_not_depend_on_the_mode_of_the_simulator() -> None:
-    results = [run(AGAIN, exact_twin=twin) for twin in (False, True)]
-    assert ttft_ms(results[0]) == ttft_ms(results[1])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -18,11 +18,11 @@ from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig, make_config
 from kvsim.conform.record import finish_record, step_record
 from kvsim.conform.vllm_v1 import replay
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.stages import Passage, StagedCost
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.ledger.parts import KERNELS, TIME_PARTS
@@ -107,9 +107,9 @@ def test_three_steps_on_two_stages() -> None:
     parts = assemble(make_config(SMALL))
     env = simpy.Environment()
     time = PipelineTime(env, staged(Three), Link(env, parts.link), Inbox(env, _nobody()))
-    plan, after_ns, found = Plan(), 0, []
-    plan.single_decodes, plan.samples = [None], 1  # type: ignore[list-item]
-    plan.singles = [(None, 1, True)]  # type: ignore[list-item]
+    plan, after_ns, found = Plan(8), 0, []
+    plan.add(Request(0, "r0", 1), 1, 0)
+    plan.samples = 1
     for _ in range(3):
         begin_ns, after_ns, free_ns = time.runs(plan, 0, after_ns, 11)
         found.append((begin_ns, free_ns, after_ns, time.gauges()))
@@ -153,8 +153,9 @@ def test_the_last_stage_makes_the_logits_and_layers_share_the_rest() -> None:
     config = make_config({**keys, "hardware": "h100", "cost": {"model": "roofline"}})
     cost = assemble(config).cost
     assert isinstance(cost, StagedCost)
-    plan = Plan()
-    plan.chunks, plan.samples = [(4096, 0)], 1
+    plan = Plan(8)
+    plan.add_chunk(0, 4096, 0, 0)
+    plan.samples = 1
     with_logits = cost.passage(plan, cost.step_ns(plan))
     assert sum(with_logits.stages_ns) + with_logits.host_ns == cost.step_ns(plan)
     plan.samples = 0
@@ -180,18 +181,16 @@ def test_activations_take_the_links_of_a_group() -> None:
     assert of_gpu.describe()["stages"]["layers"] == [16, 16]
 
 
-def one_stage(config: RunConfig, named: bool) -> Parts:
+def one_stage(config: RunConfig) -> Parts:
     """A run without a pipeline, on a pipeline of one stage."""
-    parts = assemble(config, named)
+    parts = assemble(config)
     return parts._replace(cost=StagedCost(parts.cost, parts.model, parts.hardware, config))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_one_stage_is_no_pipeline(seed: int) -> None:
     trace, keys = random_run(seed)
-    config = make_config(
-        {**SMALL, **keys, "pipeline_parallel_size": 1, "enable_lora": True, "exact_twin": True}
-    )
+    config = make_config({**SMALL, **keys, "pipeline_parallel_size": 1, "enable_lora": True})
     plain, staged = simulate(trace, config), simulate(trace, config, parts_of=one_stage)
     for name, column in plain.requests.items():
         assert np.array_equal(column, staged.requests[name]), (seed, name)

@@ -97,7 +97,7 @@ def test_what_a_seed_changes_is_said() -> None:
     )
     assert words(request_rate=None, trace=True, victim="kvsim.rules.victims:head") == ()
     assert words(request_rate=None, trace=True, engine="kvsim.engines:VllmV1Async") == ()
-    eviction = {"eviction": "kvsim.engine.order:Order"}
+    eviction = {"eviction": "kvsim.rules.order:Order"}
     assert words(request_rate=None, trace=True, block_manager_args=eviction) == ()
     drawing_eviction = {"eviction": drawing}
     assert words(request_rate=None, trace=True, block_manager_args=drawing_eviction) != ()

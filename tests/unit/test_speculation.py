@@ -16,10 +16,10 @@ from made import make_trace
 
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.cost.constant import ConstantCost
 from kvsim.cost.drafting import Passes
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request, Sequence
 from kvsim.engines.vllm_v1.acceptance import Rates, Recorded
 from kvsim.engines.vllm_v1.drafts import Drafts
 from kvsim.errors import ConfigError
@@ -161,12 +161,10 @@ def test_every_nanosecond_is_accounted_for(
     whole = sum(steps[name] for name in (*KERNELS, "transfer_ns", "link_wait_ns"))
     assert (whole == steps["end_ns"] - steps["start_ns"]).all()
     assert (steps["accepted_tokens"] <= steps["draft_tokens"]).all()
-    twin = run(sent, draft_token_us=3, speculative=speculative, exact_twin=True, **tight)
-    assert list(twin.requests["finish_ns"]) == list(table["finish_ns"])
 
 
-def sequence(id: str, length: int, prompt: int = 10) -> Sequence:
-    made = Request(0, id, prompt).sequences[0]
+def sequence(id: str, length: int, prompt: int = 10) -> Request:
+    made = Request(0, id, prompt)
     made.length = length
     return made
 
@@ -225,14 +223,14 @@ def test_ways_to_say_what_is_accepted(keys: dict[str, Any], rates: tuple[float, 
 class EverySecond:
     """A user's own verifier: the whole draft or nothing, in turn."""
 
-    def accepted(self, sequence: Sequence, drafts: int) -> int:
+    def accepted(self, sequence: Request, drafts: int) -> int:
         return drafts * (sequence.length % 2)
 
 
 class Short(Drafts):
     """A user's own drafter: one draft a step, whatever was asked for, and 1 ms for it."""
 
-    def propose(self, sequence: Sequence) -> int:
+    def propose(self, sequence: Request) -> int:
         return 1
 
     def drafter_ns(self, plan: Plan) -> int:
@@ -254,11 +252,11 @@ def test_passes_of_a_drafter_are_priced_by_what_the_cost_model_explains() -> Non
     """10 us a prompt or draft token, 20 us a sequence, 1 ns a token of context; two sequences with
     three drafts each and 100 tokens: 2 x 20 + 6 x 10 + 0.1 us in the first pass of all layers."""
     cost = ConstantCost(1000, 10, 20, 1)
-    plan = Plan()
+    plan = Plan(8)
     plan.decode_seqs, plan.draft_tokens, plan.context_tokens = 2, 6, 100
     assert Passes(cost, 1.0, 1)(plan) == 100_100
     assert Passes(cost, 0.5, 3)(plan) == (100_100 + 2 * 40_100) / 2
-    assert Passes(cost, 1.0, 3)(Plan()) == 0
+    assert Passes(cost, 1.0, 3)(Plan(8)) == 0
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_does_not() -> None:
@@ -347,6 +345,7 @@ def test_without_speculation_there_are_no_columns_of_it() -> None:
 
 def test_drafts_are_tokens_of_a_step() -> None:
     """Ranks that share experts are padded to the tokens of the largest step."""
-    plan = Plan()
-    plan.decode_seqs, plan.draft_tokens, plan.chunks = 2, 6, [(5, 0)]
+    plan = Plan(8)
+    plan.decode_seqs, plan.draft_tokens = 2, 6
+    plan.add_chunk(0, 5, 0, 0)
     assert plan.tokens == 2 + 6 + 5

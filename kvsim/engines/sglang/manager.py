@@ -25,12 +25,12 @@ from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.vectors import EMPTY
-from kvsim.engine.sharing import FULL_HITS, FullHit
 from kvsim.engines.sglang.node import Node
 from kvsim.engines.sglang.ranks import LeastRecent, Rank, make_rank
 from kvsim.engines.sglang.standing import Standing
 from kvsim.engines.sglang.text import Text
 from kvsim.engines.sglang.tree import PagePool, RadixTree, Span
+from kvsim.rules.sharing import FULL_HITS, FullHit
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -17,11 +17,11 @@ from typing import Any, Final
 from mypy_extensions import i64
 
 from kvsim.core.request import Request
-from kvsim.engine.request import Span
 from kvsim.engines.sglang.manager import SglangTables
 from kvsim.engines.sglang.node import Node
 from kvsim.engines.sglang.ratio import Environment
 from kvsim.engines.sglang.standing import Group, Standing
+from kvsim.workload.streams import Span
 
 MANY: Final = 128
 """Number of waiting requests above which `lpm` and `hrrn` fall back to `fcfs`, and of which `fcfs`

@@ -7,9 +7,9 @@ from typing import Any
 
 from mypy_extensions import i64
 
-from kvsim.engine.named import callable_with, find_rule
 from kvsim.engines.sglang.node import Node
 from kvsim.errors import ConfigError
+from kvsim.rules.named import callable_with, find_rule
 
 
 class Rank:

@@ -198,7 +198,7 @@ class RadixTree:
     locked_pages: i64
     """Pages in nodes that requests hold."""
     events: Any
-    """Where it reports what comes and goes (`kvsim.engine.cache_events.CacheEvents`); None if
+    """Where it reports what comes and goes (`kvsim.core.cache_events.CacheEvents`); None if
     nobody asks."""
 
     def __init__(self, pool: PagePool, rank: Rank) -> None:

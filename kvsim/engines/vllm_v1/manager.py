@@ -20,10 +20,10 @@ from kvsim.core.plan import Plan
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request, Table
 from kvsim.core.vectors import EMPTY, zeros
-from kvsim.engine.sharing import FULL_HITS, FullHit
 from kvsim.engines.vllm_v1.groups import AlignedMamba, Ask, Full, Group, Layout, Prompt
 from kvsim.engines.vllm_v1.releases import LATEST, Release
 from kvsim.rules.eviction import LeastRecentlyUsed, make_eviction
+from kvsim.rules.sharing import FULL_HITS, FullHit
 
 
 class Hits(NamedTuple):

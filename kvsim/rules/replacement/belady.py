@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from kvsim.engine.future import Future
+from kvsim.rules.future import Future
 from kvsim.rules.replacement.replacement import Ranked
 
 _NEXT_ONES = 64

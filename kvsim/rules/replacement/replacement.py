@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from kvsim.engine.order import Order
+from kvsim.rules.order import Order
 from kvsim.rules.replacement.line import Aside, Line
 
 

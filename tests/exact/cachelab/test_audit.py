@@ -79,8 +79,6 @@ def test_every_eviction_serves_all_requests_within_the_bounds(eviction: str) -> 
         found, (pinned, optimum), run = audited(trace, table)
         assert found.hit <= pinned <= optimum <= found.ceiling, f"seed {seed}"
         assert set(run.requests["status"]) == {"completed"}, f"seed {seed}"
-        again = kvsim.simulate(trace, {**table, "exact_twin": True})
-        assert list(again.requests["finish_ns"]) == list(run.requests["finish_ns"]), f"seed {seed}"
         oracles = ["eviction: belady"] if eviction == "belady" else []
         assert run.meta["oracles"] == oracles
 

@@ -14,7 +14,6 @@ from worlds import batch_of, v1
 from kvsim.conform.record import Record
 from kvsim.conform.virtual import UnitClock, corpus_requests, idled, played, replay
 from kvsim.core.loop import Loop
-from kvsim.core.request import Request
 from kvsim.engines import PrefixCaching
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
@@ -105,7 +104,7 @@ def play(made: Made, trace: list[Record]) -> Iterator[Record]:
     if not isinstance(scheduler, VllmV1):
         return replay(scheduler, tables, trace, 3000, audit_every=1)
     batch = batch_of(tables, scheduler, [row["output_len"] for row in trace])
-    clock = UnitClock(batch, corpus_requests(trace, Request), 3000, idled)
+    clock = UnitClock(batch, corpus_requests(trace), 3000, idled)
     return played(clock, Loop(clock, scheduler, batch, watcher=clock).run(), batch, 1)
 
 

@@ -7,31 +7,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.conform.tokens import RuleStream
-from kvsim.engine.idle import TopStack
-from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
+from kvsim.core.request import RUNNING, SWAPPED, Request
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
 from kvsim.errors import ConfigError, EngineStopped
+from kvsim.rules.idle import TopStack
 
 
 def admitted(
     tables: Vllm033Tables, prompt: Seq[int], *, n: int = 1, prefix_pos: int = 0
-) -> Sequence:
+) -> Request:
     stream = RuleStream("r", prompt)
     request = Request(0, "r", len(prompt), stream, n=n, prefix_pos=prefix_pos)
-    (each,) = request.sequences
-    tables.allocate(each)
-    each.state = RUNNING
-    return each
+    tables.allocate(request)
+    request.state = RUNNING
+    return request
 
 
-def forked(tables: Vllm033Tables, parent: Sequence) -> Sequence:
+def forked(tables: Vllm033Tables, parent: Request) -> Request:
     child = parent.child(0)
-    parent.request.sequences.append(child)
+    parent.forked.append(child)
     tables.fork(parent, child)
     return child
 
 
-def grow(tables: Vllm033Tables, each: Sequence, tokens: int = 1) -> list[tuple[int, int]]:
+def grow(tables: Vllm033Tables, each: Request, tokens: int = 1) -> list[tuple[int, int]]:
     copies = []
     for _ in range(tokens):
         each.length += 1

@@ -57,16 +57,12 @@ def explained(router: str, replicas: int = 3, **settings: Any) -> FleetResult:
 
 
 @pytest.mark.parametrize("number", mostly_long(12, quick=1))
-def test_asking_changes_nothing_and_short_cuts_answer_alike(number: int) -> None:
+def test_asking_changes_nothing(number: int) -> None:
     router, way = ROUTED[number * 11 % len(ROUTED)]
-    fast = explained(router, **WAYS[way], seed=number)
-    exact = explained(router, **WAYS[way], seed=number, exact_twin=True)
+    asked = explained(router, **WAYS[way], seed=number)
     unasked = simulate_fleet(CHAT, [{**BASE, **WAYS[way], "seed": number}] * 3, router)
-    assert fast.decisions is not None and exact.decisions is not None
-    for name, column in fast.decisions.items():
-        assert np.array_equal(column, exact.decisions[name]), f"{router}, {way}: {name}"
-    assert unasked.decisions is None
-    for one, other in zip(fast.replicas, unasked.replicas, strict=True):
+    assert asked.decisions is not None and unasked.decisions is None
+    for one, other in zip(asked.replicas, unasked.replicas, strict=True):
         for name, column in one.requests.items():
             assert np.array_equal(column, other.requests[name]), f"{router}, {way}: {name}"
 

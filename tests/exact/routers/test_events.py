@@ -9,8 +9,8 @@ from places import ROOT
 
 from kvsim.assembly import Parts, assemble
 from kvsim.config import RunConfig
+from kvsim.core.cache_events import CacheEvents, Stored
 from kvsim.core.pool import Pool
-from kvsim.engine.cache_events import CacheEvents, Stored
 from kvsim.fleet.fleet import simulate_fleet
 from kvsim.routers.router import Asked, Choice, Router
 from kvsim.run import simulate
@@ -41,12 +41,12 @@ def held(blocks: Any) -> Counter[int]:
 def test_events_add_up_to_what_is_cached(settings: dict[str, Any]) -> None:
     events, made = CacheEvents(), list[Parts]()
 
-    def watched(config: RunConfig, named: bool) -> Parts:
-        made.append(assemble(config, named))
+    def watched(config: RunConfig) -> Parts:
+        made.append(assemble(config))
         assert made[-1].blocks.report(events)
         return made[-1]
 
-    simulate(CHAT, {**BASE, **settings, "exact_twin": "engine" in settings}, parts_of=watched)
+    simulate(CHAT, {**BASE, **settings}, parts_of=watched)
     told: Counter[int] = Counter()
     lost = 0
     for event in events.take():

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from command import run_here
 from made import make_trace
-from marks import mostly_long
 from places import ROOT
 
 from kvsim.core.batch import Batch
@@ -67,8 +66,6 @@ def test_one_replica_is_a_run(way: str) -> None:
     assert not differences(alone.requests, fleet.requests)
     assert not differences(alone.steps, replica.steps)
     assert not differences(alone.transitions, replica.transitions)
-    for result in (alone, replica):
-        result.meta.pop("fast_path", None)
     assert alone.summary == replica.summary
     figures = summarise_fleet(fleet)
     for key in figures.keys() & alone.summary.keys() - {"meta"}:
@@ -84,23 +81,6 @@ def test_one_replica_is_a_run_behind_any_router() -> None:
         for name in ("requests", "steps", "transitions"):
             assert not differences(getattr(alone, name), getattr(replica, name)), router
         assert alone.meta["outcome"] == replica.meta["outcome"], router
-
-
-@pytest.mark.parametrize("number", mostly_long(10, quick=2))
-def test_short_cuts_change_nothing(number: int) -> None:
-    every = [
-        (router, way)
-        for router, way in product(ROUTED, ("vllm-0.6.3", "nano-vllm", "sglang"))
-        if router not in EVENTS or way in PUBLISHING
-    ]
-    router, way = every[number * 7 % len(every)]
-    config = {**BASE, **WAYS[way], "seed": number}
-    fast, exact = (
-        simulate_fleet(CHAT, [{**config, "exact_twin": twin}] * 3, router) for twin in (False, True)
-    )
-    for one, other in zip(fast.replicas, exact.replicas, strict=True):
-        assert not differences(one.requests, other.requests), f"{router}, {way}"
-        assert not differences(one.steps, other.steps), f"{router}, {way}"
 
 
 @pytest.mark.parametrize("router", ["least-loaded", "sglang-cache_aware"])
@@ -150,10 +130,9 @@ def test_each_engine_is_built_for_the_samples_that_clients_ask_for() -> None:
     settings = [{**one, "n": 2}, {**one, "n": 2, "max_num_seqs": 1}]
     alone = simulate(trace, settings[1])
     assert alone.meta["outcome"]["kind"] == "deadlock"  # No step has room for two sequences.
-    for exact in (False, True):
-        fleet = simulate_fleet(trace, [{**each, "exact_twin": exact} for each in settings])
-        ends = [each.meta["outcome"]["kind"] for each in fleet.replicas]
-        assert ends == ["finished", "deadlock"]
+    fleet = simulate_fleet(trace, settings)
+    ends = [each.meta["outcome"]["kind"] for each in fleet.replicas]
+    assert ends == ["finished", "deadlock"]
     with pytest.raises(ConfigError, match="n: vllm-v1 runs with one sample"):
         simulate_fleet(trace, [settings[0], {"model": "tiny", "engine": "vllm-v1", "n": 2}])
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from places import ROOT
 from worlds import MS, trace
 
-from kvsim.engine.request import DECODE, PREFILL
+from kvsim.core.request import DECODE, PREFILL
 from kvsim.errors import ConfigError
 from kvsim.fleet.difference import explain_fleets
 from kvsim.fleet.figures import summarise_fleet

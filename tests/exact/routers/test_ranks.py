@@ -12,9 +12,9 @@ import pytest
 from command import run_here
 from places import ROOT
 
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
 from kvsim.cost.constant import ConstantCost
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
 from kvsim.engines.vllm_v1.scheduler import VllmV1
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.fleet.figures import summarise_fleet

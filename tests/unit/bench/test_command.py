@@ -9,13 +9,13 @@ import pytest
 from marks import long
 
 from kvsim.bench import repeat
-from kvsim.bench.workloads import COUNTED, WORKLOADS, Checks
+from kvsim.bench.workloads import SYNC, WORKLOADS, Checks
 from kvsim.cli import main
 from kvsim.cli.bench import _columns
 from kvsim.errors import ConfigError
 
 NAME = "decode-1"
-CASE = "--workload", NAME, "--settings", COUNTED
+CASE = "--workload", NAME, "--settings", SYNC
 
 
 def kvsim(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -31,8 +31,8 @@ def test_a_stored_run_can_be_compared_with(
     code, out, _ = kvsim(capsys, *CASE, "--repeats", "2", "--json")
     assert code == 0
     row, *others = json.loads(out)["rows"]
-    assert (row["workload"], row["settings"], len(row["runs"]), others) == (NAME, COUNTED, 2, [])
-    digest = WORKLOADS[NAME].checks[COUNTED].digest
+    assert (row["workload"], row["settings"], len(row["runs"]), others) == (NAME, SYNC, 2, [])
+    digest = WORKLOADS[NAME].checks[SYNC].digest
     assert {each["digest"] for each in row["runs"]} == {digest}
     path = tmp_path / "then.json"
     path.write_text(out)
@@ -46,12 +46,12 @@ def test_a_stored_run_can_be_compared_with(
 def test_a_run_that_comes_to_something_else_is_marked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = WORKLOADS[NAME]._replace(checks={COUNTED: Checks(1, 2, 3, 4, "5")})
+    other = WORKLOADS[NAME]._replace(checks={SYNC: Checks(1, 2, 3, 4, "5")})
     monkeypatch.setitem(WORKLOADS, NAME, other)
     code, out, errors = kvsim(capsys, *CASE, "--repeats", "1")
     assert code == 1
     assert "NO" in out
-    assert errors == f"kvsim: wrong results: {NAME} {COUNTED}\n"
+    assert errors == f"kvsim: wrong results: {NAME} {SYNC}\n"
 
 
 @long
@@ -60,21 +60,6 @@ def test_the_parts_around_a_run_are_listed(capsys: pytest.CaptureFixture[str]) -
     assert code == 0
     for part in ("kvsim --help", "trace", "imports", "summary", "files", "page"):
         assert part in out
-
-
-def test_what_the_simulator_counts_of_its_short_cuts_is_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from msgspec.structs import replace
-
-    from kvsim.bench.measure import measure
-    from kvsim.bench.settings import Case
-
-    counted = replace(measure(Case(NAME, COUNTED)), fast_path={"some_steps": 12345, "why": "none"})
-    monkeypatch.setattr(repeat, "in_fresh_process", lambda *_: counted)
-    code, out, _ = kvsim(capsys, "--workload", NAME, "--repeats", "1")
-    assert code == 0
-    assert "some steps" in out and "12,345" in out and "none" in out
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def bench(*measured: Measurement, settings: str = CASE.settings) -> repeat.Bench
 
 def test_a_stored_run_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    path.write_text(repeat.to_json(bench(ONE, replace(ONE, fast_path={"steps": 3}))))
-    assert repeat.load(str(path)) == bench(ONE, replace(ONE, fast_path={"steps": 3}))
+    path.write_text(repeat.to_json(bench(ONE, replace(ONE, steps=3))))
+    assert repeat.load(str(path)) == bench(ONE, replace(ONE, steps=3))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kvsim_version": 1}'])

@@ -8,18 +8,13 @@ import pytest
 from marks import long
 from shared import SHARED
 
-from kvsim import simulate
-from kvsim.bench.measure import digest, measure
+from kvsim.bench.measure import measure
 from kvsim.bench.settings import SETTINGS, USUAL, Case, choose
 from kvsim.bench.workloads import (
-    COUNTED,
     DEFAULT,
-    RUNS,
     WORKLOADS,
-    Lengths,
     decode,
     named,
-    poisson,
 )
 from kvsim.errors import ConfigError
 from kvsim.workload.trace import Trace
@@ -63,9 +58,7 @@ def test_a_word_means_a_workload_or_a_family() -> None:
 
 def test_without_names_every_engine_is_measured_the_default_first() -> None:
     cases = choose([], [], None)
-    assert [*dict.fromkeys(case.settings for case in cases)] == [
-        name for name in SETTINGS if name != RUNS
-    ]
+    assert [*dict.fromkeys(case.settings for case in cases)] == list(SETTINGS)
     assert cases[:2] == [Case("W1", DEFAULT), Case("W2", DEFAULT)]
     assert set(choose([], [], "x")) - set(cases) == {
         Case(name, settings)
@@ -113,35 +106,3 @@ def test_a_run_comes_to_what_is_known(case: Case) -> None:
         pytest.skip("public data ../shared/traces is not here")
     measured = measure(case, None if own else str(CONVERSATION))
     assert case.checks is not None and measured.meets(case.checks), measured
-
-
-TWINS = ["W1", "W2s", *(pytest.param(name, marks=long) for name in ("W2", "W2x", "W2xs"))]
-TWINS += ["chunked-W1", pytest.param("chunked-W2", marks=long)]
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_scaled_down_the_engine_equals_its_twin(name: str) -> None:
-    """A fortieth of the requests and of the blocks, at two rates."""
-    settings = dict(Case(name, COUNTED).table)
-    settings["num_gpu_blocks_override"] //= 40
-    settings |= {"max_num_seqs": 16, "max_model_len": 1024, "max_num_batched_tokens": 1024}
-    if "num_cpu_blocks_override" in settings:
-        settings["num_cpu_blocks_override"] //= 4
-    lengths = Lengths(64, 0.5, 400), Lengths(60, 0.8, 300)
-    for rate in (2, 20):
-        trace = poisson(250, rate, *lengths)
-        mine, twin = (simulate(trace, settings | {"exact_twin": dull}) for dull in (False, True))
-        assert mine.meta["outcome"] == twin.meta["outcome"]
-        assert digest(mine) == digest(twin)
-
-
-@pytest.mark.skipif(not CONVERSATION.exists(), reason="public data ../shared/traces is not here")
-@long
-@pytest.mark.parametrize("blocks", [10_000, 40_000])
-def test_the_conversation_comes_out_the_same_with_an_entry_per_block(blocks: int) -> None:
-    settings = Case("W4", RUNS).table | {"num_gpu_blocks_override": blocks, "num_prompts": 400}
-    trace = WORKLOADS["W4"].make(str(CONVERSATION))
-    twin = settings | {"block_manager": "twins.prompt_cache:PromptCaching"}
-    runs, entries = simulate(trace, settings), simulate(trace, twin)
-    assert runs.meta["cache"] == entries.meta["cache"]
-    assert digest(runs) == digest(entries)

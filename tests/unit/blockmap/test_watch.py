@@ -11,7 +11,6 @@ from small_engines import ENGINES, engine, make_trace, rows
 import kvsim
 from kvsim.blockmap.blockmap import CPU, GPU, KEPT, OWNED, SHARED, STATES, make_groups
 from kvsim.blockmap.watch import FIRST_CELL_NS, BlockMapWatcher
-from kvsim.errors import ConfigError
 from kvsim.watchers import Watchers
 
 CROWD = [(7 * (i % 3), 1 + 5 * i % 40, 1 + 3 * i % 19, i % 4) for i in range(25)]
@@ -190,12 +189,6 @@ def test_an_attempt_that_was_given_up_leaves_nothing():
     assert (np.diff(block_map.time_ns) > 0).all()
     refused = [i for i, status in enumerate(result.requests["status"]) if status == "rejected"]
     assert not np.isin(block_map.owner, refused).any()
-
-
-def test_blocks_without_names_have_no_map():
-    settings = engine("0.6.3", block_manager="prefix-runs")
-    with pytest.raises(ConfigError, match="--block-map: this block manager only counts"):
-        kvsim.simulate(make_trace(CROWD), settings, watcher=BlockMapWatcher())
 
 
 @given(

@@ -15,7 +15,7 @@ from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile
 from kvsim.check.beside import beside
 from kvsim.check.check import check
-from kvsim.check.slowed import Change, with_change
+from kvsim.check.slowed import Change
 from kvsim.config import make_config
 from kvsim.errors import ConfigError, TraceError
 from kvsim.report.files import write_results
@@ -158,22 +158,6 @@ def test_the_requests_of_a_run_are_a_measured_run(tmp_path: Path) -> None:
         measured, predicted = pairs.pairs(kind)
         assert len(measured) == 120
         assert measured == pytest.approx(predicted, abs=1e-9)
-
-
-@pytest.mark.parametrize("change", [Change(1.1, 1.1), Change(0.7, 1.3, 1e5)])
-def test_a_changed_cost_model_prices_repeated_steps_as_single_ones(change: Change) -> None:
-    trace = open_trace("burst")
-    runs = [
-        simulate(
-            trace,
-            {**SETTINGS, "engine": "vllm-0.6.3", "async_scheduling": None, "exact_twin": exact},
-            parts_of=with_change(change),
-        )
-        for exact in (False, True)
-    ]
-    assert runs[0].meta["fast_path"]["repeated_steps"] > 0
-    fast, exact = (run.requests["finish_ns"].tolist() for run in runs)
-    assert fast == exact
 
 
 def test_equal_inputs_give_equal_records(unchanged: dict[str, Any], tmp_path: Path) -> None:

@@ -29,18 +29,6 @@ CASES = [
     (["run", "--trace", CHAT, "--engine", "vllm-0.6.4"], ["vllm-0.6.4", "vllm-0.6.3"]),
     (["run", "--trace", CHAT, "--block-manager", "naiv"], ["naiv", "naive"]),
     (["run", "--trace", CHAT, "--engine", "no.such:Thing"], ["no.such"]),
-    (
-        ["run", *OLD, "--block-manager", "prefix-runs", "--n", "2"],
-        ["prefix-runs", "--n"],
-    ),
-    (
-        ["run", *OLD, "--block-manager", "prefix-runs", "--preemption-mode", "swap"],
-        ["prefix-runs", "swap"],
-    ),
-    (
-        ["run", *OLD, "--block-manager", "prefix-runs", "--step-log", "log.jsonl"],
-        ["--step-log", "naive"],
-    ),
     (["run", "--trace", CHAT, "--cost-model", "rooflin"], ["rooflin", "roofline"]),
     (["run", "--trace", CHAT, "--model", "llama-3-9b"], ["llama-3-9b", "llama-3-8b"]),
     (["run", "--trace", CHAT, "--hardware", "h300"], ["h300"]),

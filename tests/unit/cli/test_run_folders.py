@@ -60,7 +60,7 @@ FEATURES = {
     "arc": f"--kv-offloading-size 0.1 {ARC}",
     "simple": SIMPLE,
     "offload and drafts": f"--kv-offloading-size 0.1 {DRAFTS}",
-    "offload, steps one by one": "--kv-offloading-size 0.1 --no-async-scheduling --exact-twin",
+    "offload, steps one by one": "--kv-offloading-size 0.1 --no-async-scheduling",
     "split and drafts": f"--prefill-replicas 2 --decode-replicas 2 {DRAFTS}",
     "ranks": "--data-parallel-size 2",
     "ranks of experts": "--data-parallel-size 2 --model qwen3-30b-a3b --enable-expert-parallel",

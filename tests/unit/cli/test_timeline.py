@@ -95,22 +95,8 @@ def test_a_map_changes_nothing_else(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "block_map.parquet").read_bytes() == (run / "block_map.parquet").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "--block-map: needs --out DIR"),
-        (
-            ["--out", "runs", "--engine", "vllm-0.6.3", "--block-manager", "prefix-runs"],
-            "only counts",
-        ),
-    ],
-)
-def test_a_map_that_cannot_be_made_is_one_line(
-    arguments: list[str], words: str, tmp_path: Path
-) -> None:
-    given = [str(tmp_path / "runs") if each == "runs" else each for each in arguments]
-    told = kvsim("run", *SHORT, "--block-map", *given)
+def test_a_map_that_cannot_be_made_is_one_line() -> None:
+    told = kvsim("run", *SHORT, "--block-map")
     assert told.returncode == 2
     assert told.stderr.count("\n") == 1
-    assert words in told.stderr
-    assert not (tmp_path / "runs").exists()
+    assert "--block-map: needs --out DIR" in told.stderr

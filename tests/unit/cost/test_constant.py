@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from plans import decode, plan, plans
 
+from kvsim.core.plan import Plan
 from kvsim.cost import ConstantCost
-from kvsim.engine.plan import Plan
 
 
 def test_defaults() -> None:

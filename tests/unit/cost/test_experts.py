@@ -23,11 +23,11 @@ from unit.calibrate.tables import (
 from kvsim.calibrate.document import to_json
 from kvsim.calibrate.llmservingsim import import_profile
 from kvsim.config import make_config
+from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
 from kvsim.cost.experts import Routing
 from kvsim.cost.layer import Peaks, experts_us, layer_us, layers_us, mlp_us
 from kvsim.cost.profile import ExpertGrid
-from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.fit.constants import with_constants
 from kvsim.hardware import load_hardware
@@ -146,8 +146,7 @@ def test_an_imported_profile_prices_ranks_that_share_experts(
 def test_pure_decodes_pay_for_experts_as_other_steps_do(folder: Path, config_json: str) -> None:
     cost = table(folder, config_json, data_parallel_size=2)
     step = plan(decode_seqs=8, context_tokens=800, samples=8)
-    alone = cost.decode_ns(8, 800)
-    assert alone == cost.step_ns(step) == cost.decode_run_ns(8, 800, 1)[0]
+    alone = cost.step_ns(step)
     copying = plan(decode_seqs=8, context_tokens=800, samples=8, copied_blocks=1)
     assert alone == pytest.approx(cost.step_ns(copying), abs=1)
     assert alone > 1000 * LAYERS * measured_us(8, 0)

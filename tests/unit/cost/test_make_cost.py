@@ -142,8 +142,8 @@ def test_cost_models_describe_themselves(name: str) -> None:
         ({"model": "kvsim.cost:Nothing"}, r"cost: module 'kvsim.cost' has no 'Nothing'"),
         ({"model": "kvsim.cost:"}, r"cost: module 'kvsim.cost' has no ''"),
         (
-            {"model": "kvsim.engine.plan:Plan"},
-            r"cost: kvsim.engine.plan:Plan is not a cost model; give it step_ns",
+            {"model": "kvsim.core.plan:Moved"},
+            r"cost: kvsim.core.plan:Moved is not a cost model; give it step_ns",
         ),
     ],
 )

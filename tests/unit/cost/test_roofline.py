@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from plans import decode, plan, plans
 
 from kvsim.config import make_config
+from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost
-from kvsim.engine.plan import Plan
 from kvsim.hardware import Hardware, load_hardware
 from kvsim.models import Model, load_model
 

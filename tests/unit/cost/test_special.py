@@ -1,6 +1,5 @@
 """Roofline of experts, windows, latent and linear attention, counted one by one."""
 
-import copy
 from random import Random
 from typing import Any
 
@@ -12,11 +11,11 @@ from msgspec.structs import replace
 from plans import decode, plan, plans
 
 from kvsim.config import make_config
+from kvsim.core.plan import Plan
 from kvsim.cost import RooflineCost, TableCost, make_cost
 from kvsim.cost.attention import Attention
 from kvsim.cost.explain import Work
 from kvsim.cost.shipped import profile_for
-from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.models import Experts, Latent, Linear, Model, load_model
@@ -139,9 +138,8 @@ def test_experts_cost_their_arithmetic_in_large_steps() -> None:
 def test_more_work_takes_no_less_time(model: Model, step: Plan, more: int) -> None:
     cost = roofline(model)
     before = cost.step_ns(step)
-    step = copy.deepcopy(step)
     for grow in (
-        lambda: step.chunks.append((more, 0)),
+        lambda: step.add_chunk(0, more, 0, 0),
         lambda: setattr(step, "context_tokens", step.context_tokens + more),
         lambda: setattr(step, "decode_seqs", step.decode_seqs + 1),
         lambda: setattr(step, "samples", step.samples + 1),
@@ -153,27 +151,16 @@ def test_more_work_takes_no_less_time(model: Model, step: Plan, more: int) -> No
 
 
 @pytest.mark.parametrize("model", SPECIAL, ids=IDS)
-@given(seqs=st.integers(1, 300), length=st.integers(1, 300), steps=st.integers(1, 60))
-def test_a_run_of_decodes_is_its_steps_to_the_bit(
-    model: Model, seqs: int, length: int, steps: int
-) -> None:
-    cost = roofline(model)
-    wanted = [
-        cost.step_ns(plan(decode_seqs=seqs, context_tokens=seqs * (length + step), samples=seqs))
-        for step in range(steps)
-    ]
-    assert cost.decode_run_ns(seqs, seqs * length, steps) == wanted
-    assert cost.decode_ns(seqs, seqs * length) == wanted[0]
-
-
-@pytest.mark.parametrize("model", SPECIAL, ids=IDS)
 def test_the_terms_of_a_step_add_up(model: Model) -> None:
     cost = roofline(model)
     seqs = np.array([1, 7, 200])
     context, none = seqs * 150, np.zeros(3, int)
     terms = cost.explain(Work(none, none, seqs, context, seqs, none))
     whole = sum(np.broadcast_to(each, 3) for each in terms.values())
-    wanted = [cost.decode_ns(int(n), int(c)) for n, c in zip(seqs, context, strict=True)]
+    wanted = [
+        cost.step_ns(plan(decode_seqs=int(n), context_tokens=int(c), samples=int(n)))
+        for n, c in zip(seqs, context, strict=True)
+    ]
     assert whole == pytest.approx(wanted, abs=1)
 
 

@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
-from plans import plan
+from plans import lengths_plan
 
 from kvsim.calibrate.document import to_json
 from kvsim.config import make_config
-from kvsim.cost import TableCost, declares_sums
-from kvsim.cost.decodes import PricesLongest, cut
+from kvsim.cost import TableCost
 from kvsim.cost.profile import Tail, load_profile
 from kvsim.cost.tail import Uneven
-from kvsim.engine.plan import Plan
 from kvsim.errors import ConfigError
 from kvsim.hardware import load_hardware
 from kvsim.models import load_model
@@ -96,24 +94,15 @@ def public(**args: Any) -> TableCost:
 
 
 def with_lengths(lengths: list[int], chunks: Sequence[tuple[int, int]] = ()) -> Any:
-    made = plan(chunks, len(lengths), sum(lengths), samples=len(lengths))
-    made.single_lengths = lengths
+    made = lengths_plan(chunks, lengths)
+    made.samples = len(lengths)
     return made
-
-
-@given(st.lists(st.integers(16, 4000), min_size=1, max_size=100), st.integers(1, 40))
-def test_a_series_of_steps_costs_what_its_steps_cost(lengths: list[int], steps: int) -> None:
-    cost = public()
-    first = sorted(lengths, reverse=True)[: cost.longest_decodes]
-    series = cost.decode_run_ns(len(lengths), sum(lengths), steps, longest=first)
-    grown = [[length + step for length in lengths] for step in range(steps)]
-    assert series == [cost.step_ns(with_lengths(each)) for each in grown]
 
 
 def test_uneven_batches_take_longer_by_the_launch_of_each_layer() -> None:
     cost, tail = public(), Tail(21.846, 2.668, 38, 64, True)
     lengths = [4000, 3000, *[500] * 62]
-    longest = sorted(lengths, reverse=True)[: cost.longest_decodes]
+    longest = sorted(lengths, reverse=True)[: Uneven(tail).longest]
     further = Uneven(tail).decode_us(64, sum(lengths), longest)
     even = public(uneven=False).step_ns(with_lengths(lengths))
     assert cost.step_ns(with_lengths(lengths)) == even + round(32 * further * 1000)
@@ -122,37 +111,9 @@ def test_uneven_batches_take_longer_by_the_launch_of_each_layer() -> None:
 
 def test_it_is_declared_labelled_and_switched_off() -> None:
     cost, without = public(), public(uneven=False)
-    assert isinstance(cost, PricesLongest)
-    assert declares_sums(cost)
-    assert (cost.longest_decodes, without.longest_decodes) == (9, 0)
     assert "uneven batches: derived from the tables of even ones" in cost.source
     assert "uneven batches" not in without.source
     assert (cost.describe()["uneven"], without.describe()["uneven"]) == (True, False)
-
-
-def test_a_class_that_knows_no_lengths_is_given_none(trace: Path) -> None:
-    """What a user overrides decides: here, steps of sums alone."""
-    cost = {"model": f"{Sums.__module__}:Sums", "profile": PUBLIC}
-    fast, twin = (
-        simulate(trace, {**REPEATING, "cost": cost, "exact_twin": exact}) for exact in (False, True)
-    )
-    assert fast.meta["fast_path"]["repeated_steps"] > 100
-    assert (fast.steps["end_ns"] == twin.steps["end_ns"]).all()
-
-
-class Sums(TableCost):
-    """A decode step of 10 ms, whatever the lengths."""
-
-    def step_ns(self, plan: Plan) -> int:
-        return 10_000_000 + 1000 * plan.decode_seqs
-
-    def decode_ns(self, sequences: int, context_tokens: int) -> int:  # type: ignore[override]
-        return 10_000_000 + 1000 * sequences
-
-    def decode_run_ns(  # type: ignore[override]
-        self, sequences: int, context_tokens: int, steps: int, within_ns: int | None = None
-    ) -> list[int]:
-        return cut([self.decode_ns(sequences, context_tokens)] * steps, within_ns)
 
 
 def test_a_profile_without_the_term_is_not_asked_for_it() -> None:
@@ -183,21 +144,16 @@ SETTINGS = {
 }
 
 
-REPEATING = {**SETTINGS, "engine": "vllm-0.6.3"}
-"""An engine whose steps are repeated without being composed."""
+OLD = {**SETTINGS, "engine": "vllm-0.6.3"}
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_short_cuts_change_nothing(trace: Path, asynchronous: bool) -> None:
-    settings = {**REPEATING, "disable_async_output_proc": not asynchronous}
-    fast, twin = (simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True))
-    assert fast.meta["fast_path"]["repeated_steps"] > 100
-    assert fast.meta["cost"]["uneven"]
-    for column in ("start_ns", "end_ns", "context_tokens"):
-        assert (fast.steps[column] == twin.steps[column]).all()
-    assert (fast.requests["finish_ns"] == twin.requests["finish_ns"]).all()
+def test_uneven_batches_take_a_run_longer(trace: Path, asynchronous: bool) -> None:
+    settings = {**OLD, "disable_async_output_proc": not asynchronous}
+    run = simulate(trace, settings)
+    assert run.meta["cost"]["uneven"]
     even = simulate(trace, {**settings, "cost": {"profile": PUBLIC, "uneven": False}})
-    assert even.steps["end_ns"][-1] < fast.steps["end_ns"][-1]
+    assert even.steps["end_ns"][-1] < run.steps["end_ns"][-1]
 
 
 def test_decodes_beside_prompts_are_priced_by_their_lengths_in_any_launch(
@@ -206,15 +162,12 @@ def test_decodes_beside_prompts_are_priced_by_their_lengths_in_any_launch(
     """Kernels that serve prompts and decodes one by one, as those of a calibration do."""
     path, profile = tmp_path / "apart.json", load_profile(PUBLIC)
     path.write_text(to_json(replace(profile, fit=replace(profile.fit, mixed=UNSET))))
-    settings = {**REPEATING, "cost": {"profile": str(path), "uneven": True}}
-    fast, twin = (simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True))
+    settings = {**OLD, "cost": {"profile": str(path), "uneven": True}}
+    run = simulate(trace, settings)
     even = simulate(trace, {**SETTINGS, "cost": {"profile": str(path), "uneven": False}})
-    assert fast.meta["fast_path"]["repeated_steps"] > 100
-    assert (fast.steps["end_ns"] == twin.steps["end_ns"]).all()
     assert isinstance(profile.fit.tail, Tail)
     uneven = Uneven(profile.fit.tail)
-    step = plan([(100, 0)], 60, 60 * 200, samples=61)
-    step.single_lengths = [6100, *[100] * 59]
+    step = lengths_plan([(100, 0)], [6100, *[100] * 59])
     model, gpu = load_model("llama-3.1-8b"), load_hardware("rtx pro 6000")
     one, other = (
         TableCost(model, gpu, make_config(SETTINGS), str(path), uneven=priced).step_ns(step)
@@ -223,7 +176,7 @@ def test_decodes_beside_prompts_are_priced_by_their_lengths_in_any_launch(
     longer_us = 32 * uneven.decode_us(60, 60 * 200, [6100, *[100] * 20])
     assert longer_us > 100
     assert one - other == pytest.approx(1000 * longer_us * profile.fit.step[1], abs=2)
-    assert even.steps["end_ns"][-1] < fast.steps["end_ns"][-1]
+    assert even.steps["end_ns"][-1] < run.steps["end_ns"][-1]
 
 
 def test_the_time_is_booked_as_attention_of_decodes(trace: Path) -> None:

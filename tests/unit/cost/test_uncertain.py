@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from plans import plan
 
 from kvsim.config import RunConfig, make_config
 from kvsim.cost import make_cost
@@ -16,6 +17,7 @@ from kvsim.models import load_model
 
 NAME = "h200-sxm-llama-3-8b-public"
 PROFILE = load_profile(NAME)
+STEP = plan(decode_seqs=32, context_tokens=32 * 700, samples=32)
 
 
 def priced(seed: int, **cost: object) -> RunConfig:
@@ -55,10 +57,10 @@ def test_tables_are_multiplied_and_nothing_else_is() -> None:
 
 
 def test_the_cost_model_prices_with_the_drawn_tables() -> None:
-    times = {seed: cost_of(priced(seed)).decode_ns(32, 32 * 700) for seed in range(5)}
+    times = {seed: cost_of(priced(seed)).step_ns(STEP) for seed in range(5)}
     assert len(set(times.values())) == 5
-    assert times[2] == cost_of(priced(2)).decode_ns(32, 32 * 700)
-    table = cost_of(priced(0, model="table")).decode_ns(32, 32 * 700)
+    assert times[2] == cost_of(priced(2)).step_ns(STEP)
+    table = cost_of(priced(0, model="table")).step_ns(STEP)
     assert all(0.7 < ns / table < 1.4 for ns in times.values())
     described = cost_of(priced(2)).describe()
     assert described["error_factors"] == draw_factors(PROFILE, 2)

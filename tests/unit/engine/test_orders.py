@@ -16,10 +16,10 @@ from orders import Uses
 import kvsim
 from kvsim.core.pool import Pool
 from kvsim.core.vectors import EMPTY, numbers
-from kvsim.engine.idle import IDLE_ORDERS
 from kvsim.engines.nano_blocks import NanoTables
 from kvsim.errors import ConfigError
 from kvsim.rules.eviction import EVICTIONS, make_eviction
+from kvsim.rules.idle import IDLE_ORDERS
 
 OWN = "orders:AnyOrder"
 WITHOUT_ORACLES = [name for name in EVICTIONS if name != "belady"]
@@ -56,31 +56,6 @@ def test_any_order_keeps_the_books_and_every_request_ends() -> None:
         evicted += pool.cached > blocks // 2
         hits += sum(each[2] > 0 for step in log for each in step.get("prefill", ()))
     assert min(evicted, hits) > 60
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_an_order_is_told_the_same_however_steps_are_looked_at(seed: int) -> None:
-    """Requests that only decode are looked at together, or one by one."""
-    rng = Random(seed)
-    trace = worlds.hashed(
-        4,
-        *(
-            (number * 10.0, 4 * full + rng.randint(0, 3), rng.randint(1, 20), [*range(full)])
-            for number in range(25)
-            if (full := rng.randint(1, 6))
-        ),
-    )
-    settings = worlds.config(
-        disable_async_output_proc=(None, True)[seed % 2],
-        enable_prefix_caching=True,
-        num_gpu_blocks_override=18,
-        block_manager_args={"eviction": EVERY[seed % len(EVERY)]},
-    )
-    one, other = (
-        kvsim.simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True)
-    )
-    for columns, expected in ((one.steps, other.steps), (one.requests, other.requests)):
-        assert {k: list(v) for k, v in columns.items()} == {k: list(v) for k, v in expected.items()}
 
 
 # -- what can be written ---------------------------------------------------------------------------

@@ -13,11 +13,10 @@ from exact.engines.mixes import CHUNKED, ENGINES, SIZE, VARIANTS, make, play, pr
 
 import kvsim
 from kvsim.conform.virtual import corpus_requests
-from kvsim.cores import request_class
-from kvsim.engine import sharing
-from kvsim.engine.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 from kvsim.engines import BLOCK_MANAGERS
 from kvsim.errors import ConfigError
+from kvsim.rules import sharing
+from kvsim.rules.sharing import FULL_HITS, HITS_SAVE, PUBLISH_AT
 
 RESEARCHED = [name for name in VARIANTS if not name.startswith("v1")]
 """Engines whose rules of sharing can be changed."""
@@ -143,7 +142,7 @@ def test_under_computed_nobody_skips_what_no_step_has_computed() -> None:
 def watched_run(scheduler: Any, tables: Any, trace: list[dict[str, Any]]) -> Witness:
     """Run all requests."""
     batch = worlds.batch_of(tables, scheduler, [row["output_len"] for row in trace])
-    arrivals = corpus_requests(trace, request_class(scheduler))
+    arrivals = corpus_requests(trace)
     witness, steps, now = Witness(), worlds.Steps(scheduler, batch), 0
     while arrivals or len(batch) or steps.flying:
         while arrivals and arrivals[0][0] <= now:
@@ -257,38 +256,6 @@ def test_rules_can_be_set_for_a_run(engine: str) -> None:
         rule: cached_tokens(engine, full_hit=rule, publish_at="computed") for rule in FULL_HITS
     }
     assert 0 < by_rule["last-block"] < by_rule["last-token"] < by_rule["nothing"]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_any_mix_of_rules_is_the_same_however_steps_are_looked_at(seed: int) -> None:
-    """Requests that only decode are looked at together, or one by one."""
-    rng = Random(seed)
-    trace = worlds.hashed(
-        4,
-        *(
-            (number * 10.0, 4 * full + rng.randint(0, 3), rng.randint(1, 20), [*range(full)])
-            for number in range(25)
-            if (full := rng.randint(1, 6))
-        ),
-    )
-    rules = {
-        "publish_at": rng.choice(sorted(PUBLISH_AT)),
-        "hits_save": rng.choice(sorted(HITS_SAVE)),
-        "full_hit": rng.choice(sorted(FULL_HITS)),
-    }
-    settings = worlds.config(
-        engine="vllm-0.6.3",
-        disable_async_output_proc=(None, True)[seed % 2],
-        enable_prefix_caching=True,
-        num_gpu_blocks_override=18,
-        scheduler_args={"requeue": rng.choice(["head", "tail", "arrival"])},
-        block_manager_args=rules,
-    )
-    one, other = (
-        kvsim.simulate(trace, {**settings, "exact_twin": exact}) for exact in (False, True)
-    )
-    for columns, expected in ((one.steps, other.steps), (one.requests, other.requests)):
-        assert {k: list(v) for k, v in columns.items()} == {k: list(v) for k, v in expected.items()}
 
 
 @pytest.mark.parametrize(

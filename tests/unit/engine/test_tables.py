@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine.request import RUNNING, SWAPPED, Request, Sequence
-from kvsim.engine.tables import Tables
+from kvsim.core.request import RUNNING, SWAPPED, Request
 from kvsim.engines import Contiguous, Naive, PrefixCaching
 from kvsim.errors import ConfigError, EngineStopped
 
@@ -25,12 +24,11 @@ class Words:
         return Words(self.prompt, chr(ord("A") + index))
 
 
-def sequence(prompt: str, n: int = 1, index: int = 0) -> Sequence:
-    request = Request(index, str(index), len(prompt), Words(prompt, f"<{index}>"), n=n)
-    return request.sequences[0]
+def sequence(prompt: str, n: int = 1, index: int = 0) -> Request:
+    return Request(index, str(index), len(prompt), Words(prompt, f"<{index}>"), n=n)
 
 
-def token(tables: Tables, each: Sequence) -> list[tuple[int, int]]:
+def token(tables: Naive, each: Request) -> list[tuple[int, int]]:
     each.state = RUNNING
     each.length += 1
     return tables.append(each)
@@ -111,7 +109,7 @@ def test_a_shared_last_block_is_copied_before_it_is_written() -> None:
     tables.allocate(parent)
     child = parent.child(0)
     tables.fork(parent, child)
-    parent.request.sequences.append(child)
+    parent.forked.append(child)
     assert child.table == [0, 1]
     assert token(tables, parent) == [(1, 2)]
     assert parent.table == [0, 2]
@@ -222,7 +220,7 @@ def test_before_paging_every_sample_reserves_at_admission() -> None:
     assert tables.admission_need(parent.request) == 12
     tables.allocate(parent)
     child = parent.child(0)
-    parent.request.sequences.append(child)
+    parent.forked.append(child)
     assert tables.fork(parent, child) == [(0, 8), (1, 9)]
     tables.audit([parent.request])
     tables.free(parent)
@@ -253,7 +251,7 @@ PROMPTS = ("", "aaaa", "aaaabbbb", "aaaabbbbcccc", "aaaabbbbccccdddd", "xyz")
     ),
 )
 def test_books_balance_whatever_happens(
-    kind: type[Tables], moves: list[tuple[str, int, str, str]]
+    kind: type[Naive], moves: list[tuple[str, int, str, str]]
 ) -> None:
     tables = kind(4, 12, 6)
     live: list[Request] = []
@@ -281,7 +279,7 @@ def test_books_balance_whatever_happens(
     assert tables.gpu.free == 12
 
 
-def _move(tables: Tables, live: list[Request], request: Request, move: str) -> None:
+def _move(tables: Naive, live: list[Request], request: Request, move: str) -> None:
     running = [s for s in request.sequences if s.state == RUNNING]
     swapped = [s for s in request.sequences if s.state == SWAPPED]
     if move == "token" and running:
@@ -294,9 +292,9 @@ def _move(tables: Tables, live: list[Request], request: Request, move: str) -> N
         for each in running:
             tables.append(each)
     elif move == "fork" and len(request.sequences) == 1 and running:
-        child = request.sequences[0].child(0)
-        tables.fork(request.sequences[0], child)
-        request.sequences.append(child)
+        child = request.child(0)
+        tables.fork(request, child)
+        request.forked.append(child)
     elif move == "free" and not swapped:
         for each in running:
             tables.free(each)

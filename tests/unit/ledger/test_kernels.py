@@ -10,10 +10,10 @@ from worlds import MS, config, trace
 import kvsim
 from kvsim.assembly import assemble
 from kvsim.config import make_config
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
 from kvsim.cost.explain import Work
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Request
 from kvsim.ledger.kernels import alone_ns, samples_of, split_piece
 from kvsim.ledger.parts import KERNELS
 
@@ -97,7 +97,7 @@ def test_what_decodes_take_alone_is_the_price_of_the_step_without_prompts(cost: 
     mixed = Work(np.array([64, 500, 1, 9]), none + 1, seqs, contexts, seqs + 1, none)
     found = []
     for place in range(4):
-        plan = Plan()
+        plan = Plan(8)
         plan.decode_seqs = plan.samples = int(seqs[place])
         plan.context_tokens = int(contexts[place])
         found.append(model.step_ns(plan))

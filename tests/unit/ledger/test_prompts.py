@@ -14,14 +14,15 @@ from small_engines import engine, make_trace, rows
 from worlds import config, hashed
 
 import kvsim
-from kvsim.core.pool import Pool
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import Plan
-from kvsim.engine.request import Piece, Request
+from kvsim.core.batch import Batch
+from kvsim.core.plan import Plan
+from kvsim.core.request import Request
+from kvsim.engines.vllm_063_pool import PrefixPool
 from kvsim.engines.vllm_v1.manager import KVCacheManager
 from kvsim.ledger.parts import PROMPT_PARTS
 from kvsim.ledger.prompts import Known, Rules, classify, cut_off
 from kvsim.workload.keys import streams
+from kvsim.workload.streams import Piece
 from kvsim.workload.trace import (
     HashContent,
     ParentContent,
@@ -185,13 +186,13 @@ def prompt_keys(blocks: Any, request: Any) -> list[int]:
     number = request.input_length // 4
     if isinstance(blocks, KVCacheManager):
         return blocks.keys(request)[:number]
-    keys: list[int] = request.sequences[0].block_keys(number, 4)
-    return keys
+    blocks.numbering.extend(request, number)
+    return list(request.contents)[:number]
 
 
 def held(pool: Any) -> set[int]:
     """The keys of the blocks that have content."""
-    return {*pool.content} - {0} if isinstance(pool, Pool) else {*pool.block_of}
+    return {*pool.content_of.values()} if isinstance(pool, PrefixPool) else {*pool.content} - {0}
 
 
 class Seen:

@@ -47,19 +47,6 @@ def test_every_moment_of_every_request_is_where_the_twin_puts_it(
     assert_same(result, sent, twin.hand_out(result, in_flight, PRICES))
 
 
-@pytest.mark.parametrize("name", ["0.6.3 async", "v1 async", "nano"])
-@settings(max_examples=10)
-@given(drawn=rows)
-def test_the_ledger_of_a_cohort_is_that_of_its_members(
-    name: str, drawn: list[tuple[int, int, int, int]]
-) -> None:
-    """Requests that are looked at together, and the same one by one."""
-    sent = make_trace(drawn)
-    fast, slow = (kvsim.simulate(sent, engine(name, exact_twin=dull)) for dull in (False, True))
-    for column in TIME_PARTS:
-        assert (fast.requests[column] == slow.requests[column]).all()
-
-
 def test_a_request_that_comes_during_a_step_waits_for_its_end() -> None:
     """r1 comes at 1, r0's prompt ends at 15. r1's prompt, 20 ms, delays r0's second token."""
     result = kvsim.simulate(trace((0, 5, 2), (1, 10, 1)), config())

@@ -13,11 +13,11 @@ from unit.rules.test_victims import SIZE, Clock
 
 import kvsim
 from kvsim.config import make_config
+from kvsim.core.batch import Batch
+from kvsim.core.plan import RECOMPUTE, SWAP
+from kvsim.core.request import RUNNING, Request
 from kvsim.cost import ConstantCost, TableCost
 from kvsim.cost.prices import MeansPrices, make_prices
-from kvsim.engine.batch import Batch
-from kvsim.engine.plan import RECOMPUTE, SWAP
-from kvsim.engine.request import RUNNING, Request
 from kvsim.engines import Naive
 from kvsim.engines.vllm_033 import Vllm033
 from kvsim.engines.vllm_033_blocks import Vllm033Tables
@@ -53,7 +53,7 @@ def running(length: int, n: int = 1, cpu_blocks: int = 20, steps: int = 1) -> tu
     clock.send(0, length, 9, n=n)
     for _ in range(steps):
         clock.step()
-    clock.batch.begin(clock.now)
+    clock.batch.begin(clock.now, engine.max_num_seqs)
     return clock.batch.running[0], clock.batch
 
 
@@ -261,12 +261,3 @@ def test_whole_runs_balance_and_no_single_sequence_overfills_the_cpu_pool(
     flow.check(result, trace)
     if chosen["n"] == 1:
         assert result.meta["outcome"]["kind"] != "swap-space-exhausted"
-
-
-@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[1], ENGINES[4]], ids=str)
-def test_prices_are_asked_with_the_same_figures_however_steps_are_looked_at(
-    engine: dict[str, Any],
-) -> None:
-    """Tables without names, and requests that are stepped together, know what they hold."""
-    found = outcome("auto", 3_400, exact_twin=False, **engine)
-    assert found == outcome("auto", 3_400, exact_twin=True, **engine)

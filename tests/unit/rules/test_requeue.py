@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.engine.request import Request
-from kvsim.engine.tables import Tables
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import Request
 from kvsim.engines import Naive
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
@@ -29,8 +29,8 @@ from kvsim.workload.keys import TokenStream
 SIZE, BLOCKS = 4, 9
 
 
-def vllm0(scheduler: Any, tables: Any, **knobs: Any) -> Callable[..., tuple[Any, Tables]]:
-    def make(**more: Any) -> tuple[Any, Tables]:
+def vllm0(scheduler: Any, tables: Any, **knobs: Any) -> Callable[..., tuple[Any, BlockManager]]:
+    def make(**more: Any) -> tuple[Any, BlockManager]:
         engine = scheduler(
             num_gpu_blocks=BLOCKS, max_model_len=64, max_num_seqs=8, watermark=0.0, **knobs, **more
         )
@@ -46,8 +46,8 @@ def v1(scheduler: Any) -> Callable[..., tuple[Any, Any]]:
     return make
 
 
-def nano(scheduler: Any, tables: Any) -> Callable[..., tuple[Any, Tables]]:
-    def make(**more: Any) -> tuple[Any, Tables]:
+def nano(scheduler: Any, tables: Any) -> Callable[..., tuple[Any, BlockManager]]:
+    def make(**more: Any) -> tuple[Any, BlockManager]:
         return scheduler(block_size=SIZE, **more), tables(SIZE, BLOCKS)
 
     return make
@@ -64,7 +64,7 @@ ENGINES = {
 }
 
 
-def r2_else_tail(candidates: Sequence[Request], blocks: Tables) -> Request:
+def r2_else_tail(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """So that an older request gives way before a younger one."""
     return next((each for each in candidates if each.id == "r2"), candidates[-1])
 
@@ -78,7 +78,7 @@ def after_two_victims(engine: str, rule: str | None) -> list[str]:
     batch = worlds.batch_of(tables, scheduler, [9] * 6)
     for index, length in enumerate((8, 8, 8, 8, 16, 16)):
         stream = TokenStream([index] * length, row=index, rows=9)
-        request = worlds.request_of(scheduler, index, f"r{index}", length, stream)
+        request = Request(index, f"r{index}", length, stream)
         request.arrival_ns = index
         worlds.arrive(scheduler, batch, request)
     preempted, steps = 0, worlds.Steps(scheduler, batch)

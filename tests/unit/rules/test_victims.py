@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.engine.request import Request
-from kvsim.engine.tables import Tables
+from kvsim.core.blocks import BlockManager
+from kvsim.core.request import RUNNING, Request
+from kvsim.core.vectors import numbers
 from kvsim.engines import Naive
 from kvsim.engines.nano import Nano, Nano2025
 from kvsim.engines.nano_blocks import NanoTables, NanoTables2025
@@ -106,7 +107,7 @@ class Clock:
     def send(self, index: int, length: int, output: int, **more: Any) -> None:
         self.lengths[index] = output
         stream = TokenStream([index] * length, row=index, rows=100)
-        request = worlds.request_of(self.scheduler, index, f"r{index}", length, stream, **more)
+        request = Request(index, f"r{index}", length, stream, **more)
         worlds.arrive(self.scheduler, self.batch, request)
 
     def step(self) -> Any:
@@ -169,7 +170,7 @@ def test_without_a_policy_the_tail_gives_way(engine: str) -> None:
 
 
 def test_with_nobody_behind_it_a_request_gives_way_itself() -> None:
-    def never(candidates: Sequence[Request], blocks: Tables) -> Request:
+    def never(candidates: Sequence[Request], blocks: BlockManager) -> Request:
         assert len(candidates) == 1
         return candidates[0]
 
@@ -183,14 +184,14 @@ def test_with_nobody_behind_it_a_request_gives_way_itself() -> None:
 
 
 def test_shared_blocks_and_progress_count_against_a_cost_aware_victim() -> None:
+    blocks = Naive(4, 20, 0)
+
     def request(index: int, length: int, known: int, table: list[int]) -> Request:
         made = Request(index, f"r{index}", length)
-        made.sequences[0].state = 1
-        made.sequences[0].length = known
-        made.sequences[0].table = table
+        made.state, made.length = RUNNING, known
+        blocks.give(made, numbers(table))
         return made
 
-    blocks = Tables(4, 20, 0)
     tables = [blocks.gpu.take_many(2) for _ in range(3)]
     choose = make_victim("cost-aware", seed=0, max_model_len=16)
     assert choose is not None
@@ -280,7 +281,7 @@ def test_a_seed_decides_the_random_victims() -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def oldest(candidates: Sequence[Request], blocks: Tables) -> Request:
+def oldest(candidates: Sequence[Request], blocks: BlockManager) -> Request:
     """A policy from outside."""
     return candidates[0]
 
@@ -291,7 +292,7 @@ class Fussy:
     def __init__(self, *, seed: int) -> None:
         self.seed = seed
 
-    def __call__(self, candidates: Sequence[Request], blocks: Tables) -> Any:
+    def __call__(self, candidates: Sequence[Request], blocks: BlockManager) -> Any:
         return self.seed
 
 
@@ -318,5 +319,5 @@ def test_draws_are_even() -> None:
     choose = policy("random", 5)
     assert choose is not None
     candidates = [Request(index, str(index), 1) for index in range(4)]
-    drawn = [choose(candidates, Tables(4, 4, 0)).index for _ in range(4000)]
+    drawn = [choose(candidates, Naive(4, 4, 0)).index for _ in range(4000)]
     assert np.bincount(drawn, minlength=4) == pytest.approx(1000, abs=120)

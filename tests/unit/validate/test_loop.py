@@ -13,11 +13,10 @@ from kvsim.archive import Archive
 from kvsim.assembly import Parts, assemble
 from kvsim.config import make_config
 from kvsim.conform.record import Record, finish_record, step_record
+from kvsim.core.batch import Batch
 from kvsim.core.host import SimulatedTime
-from kvsim.core.scheduler import Scheduler as CoreScheduler
-from kvsim.cores import loop_class, request_class
-from kvsim.engine.batch import Batch
-from kvsim.engine.request import Request
+from kvsim.core.loop import Loop
+from kvsim.core.request import Request
 from kvsim.errors import ConfigError, EngineStopped
 from kvsim.replica.events import Link
 from kvsim.replica.inbox import Inbox
@@ -54,7 +53,6 @@ def prepared(trace: Trace, table: dict[str, Any]) -> tuple[Parts, list[Request],
         trace.rows,
         n=parts.config.n,
         keyed=parts.blocks.needs_keys,
-        make=request_class(parts.scheduler),
     )
     release_ns = release_times(trace.rows, parts.config)
     return parts, requests, Clients(requests, trace.rows, release_ns, parts.config)
@@ -73,9 +71,8 @@ def by_replica(trace: Trace, table: dict[str, Any]) -> tuple[Any, ...]:
         parts.cost.step_ns,
         Link(env, parts.link),
         Inbox(env, clients),
-        not isinstance(parts.scheduler, CoreScheduler),
     )
-    env.process(loop_class(parts.scheduler)(host, parts.scheduler, batch, watcher=log).run())
+    env.process(Loop(host, parts.scheduler, batch, watcher=log).run())
     stopped = ""
     try:
         env.run()

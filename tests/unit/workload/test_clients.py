@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made import make_trace
 
 from kvsim.config import make_config
-from kvsim.engine.request import Request
+from kvsim.core.request import Request
 from kvsim.workload.clients import SKIPPED, Clients
 from kvsim.workload.trace import Row
 

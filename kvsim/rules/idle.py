@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from kvsim.engine.order import Order, make_order
+from kvsim.rules.order import Order, make_order
 
 
 class Stack(Order):
@@ -173,4 +173,4 @@ IDLE_ORDERS: dict[str, type[Order]] = {
 """Values of the block managers' argument `idle_order`."""
 
 make_idle_order = partial(make_order, "idle_order", IDLE_ORDERS)
-"""Returns the factory of an idle order by name (`kvsim.engine.order.make_order`)."""
+"""Returns the factory of an idle order by name (`kvsim.rules.order.make_order`)."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvsim.engine.named import callable_with, find_rule
-from kvsim.engine.pool import BlockPool
-from kvsim.engine.request import Sequence
+from kvsim.core.request import Request
 from kvsim.errors import ConfigError
+from kvsim.rules.named import callable_with, find_rule
 
-Growth = Callable[[Sequence, int, BlockPool], int]
+Growth = Callable[[Request, int, Any], int]
 """A rule that returns the number of free blocks that the next tokens of a sequence count as
 needing. Its arguments are the sequence, the block size in tokens, and the pool of its table."""
 
 
-def one_each(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+def one_each(sequence: Request, block_size: int, pool: Any) -> int:
     """Counts one free block for every running sequence, even if its last block has room.
 
     The engine counts the block that is written to (vLLM 0.6.3.post1 `core/block_manager.py:202`,
@@ -32,7 +31,7 @@ def one_each(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
     return 1 - (-beyond // block_size)
 
 
-def when_needed(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+def when_needed(sequence: Request, block_size: int, pool: Any) -> int:
     """Counts the blocks that the new tokens open, plus one if a shared block must be copied first.
 
     vLLM V1 (`v1/core/kv_cache_manager.py`, `allocate_slots`) and nano-vllm ask this way.
@@ -65,7 +64,7 @@ def _guarded(label: str, growth: Growth) -> Growth:
     """Wraps a user's rule and checks the numbers that it returns."""
     callable_with(label, growth, "sequence", "block_size", "pool")
 
-    def need(sequence: Sequence, block_size: int, pool: BlockPool) -> int:
+    def need(sequence: Request, block_size: int, pool: Any) -> int:
         blocks = growth(sequence, block_size, pool)
         if type(blocks) is not int or blocks < 0:
             raise ConfigError(

@@ -20,8 +20,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from kvsim.engine.named import find_rule
 from kvsim.errors import ConfigError
+from kvsim.rules.named import find_rule
 
 T = TypeVar("T", bound=tuple[Any, ...])
 

@@ -1,0 +1,78 @@
+"""What identifies the tokens of a request: keys of its blocks, one by one or in spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+Span = tuple[int, int, int]
+"""Consecutive full blocks `first .. last - 1` of a stream. The key of block d is d * block_size +
+`offset`. Neighbouring blocks have another offset."""
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a stream, without the cache salt.
+
+    Pieces of two streams with equal keys begin with the same token after the same tokens. They
+    agree up to the end of the shorter one.
+    """
+
+    key: int
+    """Key of the first token, computed as for a block of one token."""
+    first: int
+    """Position of the first token in the stream."""
+    last: int
+    """Position after the last token."""
+
+
+class Stream(Protocol):
+    """Identity of the blocks of one token stream (prompt, then output)."""
+
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether `contents` may tell more than `keys`."""
+        ...
+
+    def keys(self, first: int, last: int, block_size: int) -> Seq[int]:
+        """Keys of the full blocks `first .. last - 1` of `block_size` tokens.
+
+        Equal keys mean: the same tokens in this block *and* in everything before it.
+        """
+        ...
+
+    def contents(self, first: int, last: int, block_size: int) -> Seq[int]:
+        """Contents of the same blocks. Equal contents mean the same tokens, whatever precedes them.
+
+        Where tokens are known only by their prefix, these are the keys.
+        """
+        ...
+
+    def sample(self, index: int) -> Stream:
+        """A stream (`index` > 0) with the same prompt and another output, for `n > 1`."""
+        ...
+
+
+class SpannedStream(Stream, Protocol):
+    """A stream in which most keys follow from the key before."""
+
+    salt: int
+    """Offset of every key; 0 without a salt."""
+
+    def spans(self, block_size: int) -> list[Span]:
+        """Returns all full blocks as spans, including those of tokens that do not exist yet. The
+        keys may differ from those of `keys`, but they are equal in the same places."""
+        ...
+
+    @property
+    def shared_tokens(self) -> int:
+        """Returns a token count beyond which no block of this stream occurs in another stream."""
+        ...
+
+    @property
+    def named_tokens(self) -> int:
+        """Returns a token count beyond which nothing is said about the tokens of this stream."""
+        ...
+
+    def pieces(self, length: int) -> list[Piece]:
+        """Returns the first `length` tokens in order, without the salt."""
+        ...
