@@ -30,9 +30,13 @@ def load_model(name_or_path: str) -> Model:
         path /= "config.json"
     if is_at(Path.is_file, path):
         if path.suffix == ".json":
+            from kvsim.models.checkpoint import of_side_car
             from kvsim.models.hugging_face import from_hugging_face
 
-            return from_hugging_face(read_json(path), str(path))
+            beside, side_car = path.with_name("hf_quant_config.json"), None
+            if path.name == "config.json" and is_at(Path.is_file, beside):
+                side_car = of_side_car(read_json(beside), str(beside))
+            return from_hugging_face(read_json(path, infinities=True), str(path), side_car)
         return _read(path)
     return _shipped(name_or_path)
 

@@ -81,6 +81,11 @@ def nearest_names(spelling: str, shipped: Iterable[str]) -> list[str]:
     return [compact[each] for each in found]
 
 
+def method_of(spelling: str) -> str | None:
+    """The method by which a name says that weights are stored."""
+    return _method(_words(spelling))
+
+
 def _words(spelling: str) -> list[str]:
     last = spelling.rstrip("/").split("/")[-1].lower()
     return [word for word in re.split(r"[-_ :]|(?<=quantized)\.", last) if word]
