@@ -124,12 +124,14 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through: those of its own experts and all others."""
+        """Parameters that one token of a text passes through: those of its own experts and all
+        others, but for towers and tables beside the embeddings."""
         whole = self.shard(1)
+        count = whole.parameters - self.vision_parameters - self.lookup_parameters
         if self.experts is None:
-            return whole.parameters
+            return count
         idle = 1 - self.experts.num_experts_per_tok / self.experts.num_experts
-        return whole.parameters - round(idle * whole.expert_parameters)
+        return count - round(idle * whole.expert_parameters)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -27,7 +27,12 @@ from kvsim.models.geometry import Model
 from kvsim.models.layouts import LAYER_TYPES, NONE, layouts
 from kvsim.models.names import method_of
 from kvsim.models.parts import Compressed, Heads, Indexer, Linear, Natural, Positive
-from kvsim.models.vision import VisionConfig, vision_parameters
+from kvsim.models.vision import (
+    AudioConfig,
+    VisionConfig,
+    audio_parameters,
+    vision_parameters,
+)
 
 T = TypeVar("T")
 
@@ -107,6 +112,7 @@ class _Document(Struct, frozen=True, kw_only=True):
     llm_config: dict[str, Any] | None = None
     language_config: dict[str, Any] | None = None
     vision_config: VisionConfig | None = None
+    audio_config: AudioConfig | None = None
     quantization_config: QuantizationConfig | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
@@ -328,6 +334,10 @@ def _around(
         )
     elif document.text_config is not None:
         remarks.append("only the weights under text_config are counted")
+    if document.audio_config is not None:
+        tower, remark = audio_parameters(document.audio_config)
+        found["vision_parameters"] = found.get("vision_parameters", 0) + tower
+        remarks.append(remark)
     if dtype is None:
         # Quantised checkpoints without a type were made from 16-bit ones.
         dtype = "float32" if said is None else "bfloat16"

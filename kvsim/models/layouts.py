@@ -2,7 +2,7 @@
 
 | key | family |
 |---|---|
-| `hybrid_override_pattern`, `layers_block_type` | Nemotron-H and 3: a layer is Mamba 2, attention or MLP |
+| `hybrid_override_pattern`, `layers_block_type` | Nemotron-H and 3: Mamba 2, attention or MLP |
 | `mamba_n_heads` | Granite 4, Bamba: Mamba 2 or attention, and an MLP |
 | `linear_attn_config` | Kimi Linear, K3 |
 | `conv_L_cache` | LFM2 |
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kvsim.library import converted
 from kvsim.models.families import CHUNKED, FULL, LINEAR, SLIDING
@@ -134,7 +134,7 @@ class _ShortConv(_Kind, frozen=True, kw_only=True):
     """Source: transformers 5.24, models/lfm2, `Lfm2MLP` and `Lfm2ShortConv`."""
 
     keys = ("conv_L_cache",)
-    conv_L_cache: Positive
+    conv_cache: Positive = field(name="conv_L_cache")
     hidden_size: Positive
     intermediate_size: Positive
     num_hidden_layers: Positive
@@ -158,7 +158,7 @@ class _ShortConv(_Kind, frozen=True, kw_only=True):
                 "linear_num_value_heads": 1,
                 "linear_key_head_dim": 0,
                 "linear_value_head_dim": self.hidden_size,
-                "linear_conv_kernel_dim": self.conv_L_cache,
+                "linear_conv_kernel_dim": self.conv_cache,
             },
         }
         if self.full_attn_idxs is not None:
@@ -414,9 +414,9 @@ class _MoeLayers(_Kind, frozen=True, kw_only=True):
         if self.moe_layers_enum is not None:
             listed = self.moe_layers_enum
             numbers = listed.split(",") if isinstance(listed, str) else listed
-            sparse = {int(each) for each in numbers}
+            named = {int(each) for each in numbers}
             places = range(self.num_hidden_layers)
-            found["mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in places]
+            found["mlp_layer_types"] = ["sparse" if i in named else "dense" for i in places]
         return found
 
 
@@ -443,4 +443,4 @@ def layouts(table: Mapping[str, Any], where: str) -> Iterator[tuple[dict[str, An
     """
     for kind in _KINDS:
         if any(table.get(key) for key in kind.keys):
-            yield converted(table, kind, where).usual(), set(kind.__struct_fields__)
+            yield converted(table, kind, where).usual(), set(kind.__struct_encode_fields__)

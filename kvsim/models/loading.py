@@ -11,6 +11,7 @@ from kvsim.errors import ConfigError
 from kvsim.library import convert, find, is_at, names, read_by, read_json
 from kvsim.models.geometry import Model
 from kvsim.models.names import meaning, nearest_names
+from kvsim.models.weights import quantization
 
 
 def model_of(config: RunConfig) -> Model:
@@ -53,7 +54,7 @@ def _shipped(spelling: str) -> Model:
     model = read_by(_read, "models", find("models", found.name))
     if spelling == found.name:
         return model
-    if found.quantization is not None and model.quantization is None:
+    if found.quantization is not None and not _stored_alike(model, found.quantization):
         stored = model.quantized(found.quantization)
         assert stored.quantization is not None
         source = (
@@ -65,6 +66,15 @@ def _shipped(spelling: str) -> Model:
         return model
     remark = f"{' '.join(spelling.split())} is read as {_words(model)}"
     return replace(model, remarks=(*model.remarks, remark))
+
+
+def _stored_alike(model: Model, method: str) -> bool:
+    """Whether the shipped weights have about as many bits as a name says."""
+    own = model.quantization
+    if own is None:
+        return False
+    bits = own.part_bits.get("experts", own.bits)
+    return round(bits) == round(quantization(method).bits)
 
 
 def _words(model: Model) -> str:

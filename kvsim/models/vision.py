@@ -1,4 +1,4 @@
-"""Estimates how many parameters a vision tower and its projector have.
+"""Estimates how many parameters towers for images and sounds, and their projectors, have.
 
 They take memory on the GPU and, in a text-only run, nothing else. A tower is a stack of encoder
 layers of four square projections and an MLP; its projector maps `hidden_size` to that of the text.
@@ -66,6 +66,21 @@ _WIDE = _Tower(27, 4304, projector="wide")
 STEP_TOWER = 1_980_000_000
 """Parameters of Step-3.7's tower, which files may leave out (transformers 5.24,
 models/step3p7/configuration_step3p7.py, defaults)."""
+
+
+class AudioConfig(Struct, frozen=True, kw_only=True):
+    """The keys of an `audio_config` that matter here."""
+
+    hidden_size: Positive | None = None
+    num_hidden_layers: Positive | None = None
+
+
+def audio_parameters(config: AudioConfig) -> tuple[int, str]:
+    """Estimated parameters of a tower of Conformers: two MLPs, attention and a convolution."""
+    if config.hidden_size is None or config.num_hidden_layers is None:
+        return 0, "audio_config does not give the size of its tower: its weights are not counted"
+    found = config.num_hidden_layers * 49 * config.hidden_size**2 // 2
+    return found, f"{found / 1e6:,.0f} M parameters of its audio tower are an estimate"
 
 
 def vision_parameters(config: VisionConfig, text_hidden_size: int) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from shared import SHARED, needs_shared
 
+from kvsim.errors import ConfigError
 from kvsim.models import load_model
 
 FOLDER = SHARED / "models"
@@ -136,6 +137,21 @@ def test_published_configs_have_the_parameters_of_transformers() -> None:
     for path in sorted(PUBLISHED.glob("*/config.json")):
         parameters, name = load_model(str(path)).parameters, path.parent.name
         assert parameters == pytest.approx(counts.get(name, parameters), rel=1e-3), name
+
+
+@needs_shared("models/published")
+def test_shipped_models_keep_what_their_published_config_says() -> None:
+    compared = 0
+    for path in sorted(PUBLISHED.glob("*/config.json")):
+        read = load_model(str(path))
+        try:
+            shipped = load_model(path.parent.name.partition("--")[2])
+        except ConfigError:
+            continue
+        compared += 1
+        assert read.shard(1).kv_groups == shipped.shard(1).kv_groups, path
+        assert read.parameters == pytest.approx(shipped.parameters, rel=1e-3), path
+    assert compared >= 40
 
 
 @needs_shared("models/published")
