@@ -73,6 +73,24 @@ def _check_hardware(whole: Settings, start: Start) -> None:
             f"{start.path}:{start.not_hopper.line}: hardware: the GPU is not {assumed} nor of its"
             " generation; give --hardware"
         )
+    filled = start.free
+    if start.weights and start.available and config.kv_cache_memory_bytes is None:
+        cache = min(start.available, key=lambda fact: fact.value)
+        weights = min(fact.value for fact in start.weights)
+        assert config.gpu_memory_utilization is not None
+        filled = cache._replace(value=(weights + cache.value) / config.gpu_memory_utilization)
+    total = hardware.memory_bytes / GIB
+    if filled is not None and not _LEAST_FILLED * total <= filled.value <= total:
+        raise ConfigError(
+            f"{start.path}:{filled.line}: hardware: the GPU has about {filled.value:.0f} GiB,"
+            f" {assumed} {total:.0f} GiB; give --hardware"
+        )
+    _check_limits(whole, start, assumed)
+
+
+def _check_limits(whole: Settings, start: Start, assumed: str) -> None:
+    """Refuse an assumed GPU on which vLLM would have chosen other limits of a step."""
+    hardware, config = whole.hardware, whole.config
     tokens = start.max_num_batched_tokens
     given = {argument.name for argument in start.arguments}
     version = config.vllm_version
@@ -86,20 +104,6 @@ def _check_hardware(whole: Settings, start: Start) -> None:
                 f"{start.path}:{tokens.line}: hardware: vLLM {version} chose {tokens.value:,}"
                 f" tokens a step, on {assumed} it chooses {default.value:,}; give --hardware"
             )
-    filled = start.free
-    if start.weights and start.available and config.kv_cache_memory_bytes is None:
-        cache = min(start.available, key=lambda fact: fact.value)
-        weights = min(fact.value for fact in start.weights)
-        assert config.gpu_memory_utilization is not None
-        filled = cache._replace(value=(weights + cache.value) / config.gpu_memory_utilization)
-    if filled is None:
-        return
-    total = hardware.memory_bytes / GIB
-    if not _LEAST_FILLED * total <= filled.value <= total:
-        raise ConfigError(
-            f"{start.path}:{filled.line}: hardware: the GPU has about {filled.value:.0f} GiB,"
-            f" {assumed} {total:.0f} GiB; give --hardware"
-        )
 
 
 def _doubtful_weights(whole: Settings, start: Start) -> list[str]:
