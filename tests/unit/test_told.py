@@ -181,8 +181,8 @@ PUBLIC: list[tuple[str, dict[str, Any], int | str]] = [
     ("L3-vllm0.13.0-Qwen3-VL-30B-A3B-H100NVL", {}, "no model named 'model-files'"),
     (
         "L3-vllm0.13.0-Qwen3-VL-30B-A3B-H100NVL",
-        {"model": "qwen3-30b-a3b"},
-        "no hardware named 'NVIDIA H100 NVL'",
+        {"model": "Qwen/Qwen3-VL-30B-A3B-Instruct"},
+        13_246,
     ),
     ("L4-vllm0.13.0-Qwen3-Next-W4A16-2xL40S", {}, "no model named 'models'"),
     (
