@@ -6,7 +6,6 @@ A layer has attention and an MLP. Attention keeps keys and values of all tokens,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from kvsim.errors import ConfigError
+from kvsim.models.compressed import compressed_attention, compressed_groups
 from kvsim.models.parts import (
     Compressed,
     Experts,
@@ -387,7 +387,9 @@ class Shard(Struct, frozen=True):
         """The groups of these layers alone, e.g. of a pipeline stage."""
         model = self.model
         if model.compressed is not None:
-            return tuple(_compressed_groups(model.compressed, model, layers))
+            heads = (model.head_dim, self.heads)
+            window, indexer = model.sliding_window, model.indexer
+            return tuple(compressed_groups(model.compressed, layers, *heads, window, indexer))
         keeping = range(layers.start, min(layers.stop, model.keeping_layers))
         kinds = [model.layer_type(index) for index in keeping]
         found = [self._group(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
@@ -456,7 +458,8 @@ class Shard(Struct, frozen=True):
         model, kind = self.model, self.model.layer_type(index)
         vectors = model.norms_per_layer * model.hidden_size
         if model.compressed is not None:
-            attention, small = self._compressed_attention(model.compressed, index)
+            sizes = (model.hidden_size, model.head_dim, self.heads, self.tensor_parallel_size)
+            attention, small = compressed_attention(model.compressed, index, *sizes, model.indexer)
         elif kind == "linear_attention":
             assert model.linear is not None
             tp = self.tensor_parallel_size
@@ -516,29 +519,6 @@ class Shard(Struct, frozen=True):
         products = hidden * query if rank is None else rank * (hidden + query)
         products += into + out_of + (1 + latent.output_gate) * value * hidden
         return products, latent.kv_lora_rank + (rank or 0)
-
-    def _compressed_attention(self, parts: Compressed, index: int) -> tuple[int, int]:
-        """Weights of the products of such a layer with its hyper-connections, and its vectors.
-
-        Source: vLLM 0.33.0, models/deepseek_v4/attention.py and compressor.py.
-        """
-        model, hidden, tp = self.model, self.model.hidden_size, self.tensor_parallel_size
-        width, outputs = model.head_dim, parts.o_groups * parts.o_lora_rank
-        queries = self.heads * width
-        products = hidden * (parts.q_lora_rank + width) + parts.q_lora_rank * queries
-        products += queries * parts.o_lora_rank + outputs // tp * hidden
-        streams = parts.hc_mult
-        vectors = parts.q_lora_rank + width + self.heads
-        vectors += 2 * (2 + streams) * streams * streams * hidden if streams > 1 else 0
-        ratio = parts.compress_ratios[index]
-        if ratio > 1:
-            overlap = 2 if ratio == 4 else 1
-            products += 2 * hidden * overlap * width
-            vectors += ratio * overlap * width
-        if ratio == 4 and model.indexer is not None:
-            products += model.indexer.parameters(hidden, parts.q_lora_rank)
-            products += 3 * hidden * model.indexer.index_head_dim  # it compresses, too
-        return products, vectors
 
     def _experts(self) -> tuple[int, int, int, int]:
         """Weights of shared experts, of routed experts and of the router; biases."""
@@ -617,23 +597,3 @@ class Shard(Struct, frozen=True):
         columns, width = self.expert_columns, experts.moe_latent_size or self.model.hidden_size
         padded = -(-columns // 128) * 128 * -(-width // 256) * 256
         return padded / (columns * width)
-
-
-def _compressed_groups(parts: Compressed, model: Model, layers: range) -> Iterator[KvGroup]:
-    """What layers of compressed attention keep; vectors are stored in 8 bits with a scale for every
-    64 elements, those of the position in 16 (vLLM 0.33.0, models/deepseek_v4/attention.py,
-    `head_bytes`)."""
-    plain = model.head_dim - parts.qk_rope_head_dim
-    entry = plain + 2 * parts.qk_rope_head_dim + plain // 64 + 1
-    pair = 2 * model.num_attention_heads * model.head_dim
-    ratios = [parts.compress_ratios[index] for index in layers]
-    group = KvGroup("sliding_attention", len(ratios), 0, 1, model.sliding_window)
-    yield group._replace(further_bytes=entry, pair_elements=pair)
-    for ratio in sorted({ratio for ratio in ratios if ratio > 1}):
-        number, indexer = ratios.count(ratio), model.indexer if ratio == 4 else None
-        group = KvGroup("compressed_attention", number, 0, 1, every=ratio, further_bytes=entry)
-        chosen = None if indexer is None else indexer.index_topk * ratio
-        yield group._replace(pair_elements=pair // ratio, attended=chosen)
-        if indexer is not None:
-            group = indexer.group(number)
-            yield group._replace(pair_elements=group.pair_elements // ratio, every=ratio)

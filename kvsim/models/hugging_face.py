@@ -133,25 +133,8 @@ def from_hugging_face(
     """
     document = converted(config, _Document, where)
     inner = document.text_config or document.llm_config or document.language_config
-    outer = {"model_type": config.get("model_type")}
-    text = usual_names(config if inner is None else {**outer, **inner})
+    text = _usual(config, inner, where)
     kind = text.get("model_type")
-    if kind is not None and not isinstance(kind, str):
-        raise ConfigError(f"{where}: model_type: expected `str`, got {kind!r:.80}")
-    if words := not_a_decoder(text) or not_a_decoder(config):
-        raise ConfigError(f"{where}: model_type {kind!r:.40} is {words}; choose a decoder")
-    read = set(_Decoder.__struct_fields__)
-    try:
-        for usual, keys in layouts(text, where):
-            text, read = {**text, **usual}, read | keys
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}; choose another model") from None
-    if unread := unread_shapes(text, read):
-        raise ConfigError(
-            f"{where}: model_type {kind!r:.40}: these keys shape its layers and are not read:"
-            f" {shortened(', '.join(unread))}; choose another model, or give its geometry as a TOML"
-            " like those of configs/models"
-        )
     family = family_of(kind)
     missing = {key: value for key, value in family.defaults.items() if key not in text}
     if "sliding_window" in (config if inner is None else inner):  # null says that there is none
@@ -185,6 +168,33 @@ def from_hugging_face(
     return convert(
         {**table, "remarks": tuple(f"{where}: {each}" for each in remarks)}, Model, where
     )
+
+
+def _usual(
+    config: Mapping[str, Any], inner: Mapping[str, Any] | None, where: str
+) -> dict[str, Any]:
+    """The decoder's configuration under usual keys. Raises `ConfigError` for models that are no
+    decoders, and for keys that shape layers in a way that is not read."""
+    outer = {"model_type": config.get("model_type")}
+    text = usual_names(config if inner is None else {**outer, **inner})
+    kind = text.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise ConfigError(f"{where}: model_type: expected `str`, got {kind!r:.80}")
+    if words := not_a_decoder(text) or not_a_decoder(config):
+        raise ConfigError(f"{where}: model_type {kind!r:.40} is {words}; choose a decoder")
+    read = set(_Decoder.__struct_fields__)
+    try:
+        for usual, keys in layouts(text, where):
+            text, read = {**text, **usual}, read | keys
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; choose another model") from None
+    if unread := unread_shapes(text, read):
+        raise ConfigError(
+            f"{where}: model_type {kind!r:.40}: these keys shape its layers and are not read:"
+            f" {shortened(', '.join(unread))}; choose another model, or give its geometry as a TOML"
+            " like those of configs/models"
+        )
+    return text
 
 
 _GATED = ("silu", "swish", "gelu_pytorch_tanh", "swigluoai", "situ")
